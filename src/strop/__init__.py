@@ -1,0 +1,1 @@
+"""Strop trains the model behind any agent."""

@@ -1,0 +1,11 @@
+"""How rewards become a loss: one file per algorithm, each under 120 lines, none of which knows torch.
+
+    credit(batch)                              fills entries.advantage, .ret and .weight before anything is packed
+    loss(logp, entropy, value, entries)        one number per entry; the batch loss is the sum of weight x loss
+
+A new algorithm is a new file with a `make(config, learner)`; nothing else in this room or in the learner changes.
+"""
+
+from strop.algorithms.base import Algorithm, View, make
+
+__all__ = ["Algorithm", "View", "make"]

@@ -1,0 +1,68 @@
+"""The seam between algorithms and the learner: neither knows the other."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from strop.config import AlgorithmConfig, LearnerConfig
+from strop.trajectory import Batch
+
+Tensor = Any
+"""A torch tensor, known here only by its methods: this room runs without torch."""
+
+
+@dataclass(frozen=True)
+class View:
+    """The entries of one piece as tensors, given to `loss`; columns as in `strop.trajectory.Entries`.
+
+    A turn is never cut, so all its entries are here: an algorithm over sequences groups them by `turn`.
+    """
+
+    turn: Tensor
+    index: Tensor
+    target: Tensor
+    behaviour: Tensor
+    proximal: Tensor
+    ref: Tensor
+    value: Tensor
+    advantage: Tensor
+    ret: Tensor
+    weight: Tensor
+    temperature: Tensor
+    rollout: Tensor
+    agent: Tensor
+    group: Tensor
+
+
+class Algorithm(ABC):
+    """What a learner asks of an algorithm. `needs` says which columns `score` fills: proximal, ref, value."""
+
+    needs: frozenset[str] = frozenset()
+
+    @abstractmethod
+    def credit(self, batch: Batch) -> dict[str, float]:
+        """Fill advantage, ret and weight of the batch's entries and return metrics.
+
+        Every normaliser is folded into weight over the whole batch here, so that neither packing nor the number of
+        ranks can change a result. Weight stays 0 where an entry is not trainable or its rollout is dropped.
+        """
+
+    @abstractmethod
+    def loss(
+        self, logp: Tensor, entropy: Tensor, value: Tensor | None, entries: View
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One loss per entry, and per-entry metrics that the learner averages by weight under the names given.
+
+        `logp` and `entropy` are the policy's now, `value` the critic's now (None without a critic); gradients flow
+        through all three. Use methods of the tensors only: `(logp - entries.proximal).exp()`.
+        """
+
+
+def make(config: AlgorithmConfig, learner: LearnerConfig) -> Algorithm:
+    """The algorithm called `config.name`: strop/algorithms/<name>.py has a function `make`."""
+    algorithm = import_module(f"strop.algorithms.{config.name}").make(config, learner)
+    assert isinstance(algorithm, Algorithm)
+    return algorithm

@@ -1,0 +1,272 @@
+"""Every setting of a run, one line of explanation each. TOML, `--set a.b=c` and Python all make the same `Config`.
+
+    config = load(toml="run.toml", sets=["loop.steps=50", "algorithm.lr=1e-4"])
+
+Unknown keys are refused with the nearest valid name. A run keeps the full configuration it ran with as config.json.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import types as pytypes
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from strop.errors import ConfigError
+from strop.types import Sampling
+
+
+def _doc(text: str) -> Meta:
+    return Meta(description=text)
+
+
+class SamplingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a trained policy samples; these win over what the agent asks for."""
+
+    temperature: Annotated[float, _doc("softmax temperature; 0 is greedy"), Meta(ge=0)] = 1.0
+    max_tokens: Annotated[int, _doc("most tokens one turn may sample; a request may ask for fewer"), Meta(ge=1)] = 256
+
+    def sampling(self) -> Sampling:
+        return Sampling(temperature=self.temperature, max_tokens=self.max_tokens)
+
+
+class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The policy being trained."""
+
+    model: Annotated[str, _doc("strop/nano or a local folder in Hugging Face format")] = "strop/nano"
+    agents: Annotated[tuple[str, ...], _doc("names of the agents whose turns are trained")] = ("main",)
+    context: Annotated[int | None, _doc("longest prompt + answer in tokens; default: what the model allows")] = None
+    train: Annotated[SamplingConfig, _doc("sampling while training")] = SamplingConfig()
+    eval: Annotated[SamplingConfig, _doc("sampling while evaluating; greedy evaluation sets temperature 0")] = (
+        SamplingConfig()
+    )
+
+
+class AlgorithmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How rewards become a loss. Names follow the papers."""
+
+    name: Annotated[Literal["grpo"], _doc("which algorithm")] = "grpo"
+    rewards: Annotated[dict[str, float], _doc("weight of each named reward in a rollout's total")] = field(
+        default_factory=lambda: {"reward": 1.0}
+    )
+    clip: Annotated[float, _doc("ratios are clipped to 1 - clip ... 1 + clip"), Meta(gt=0)] = 0.2
+    clip_high: Annotated[float | None, _doc("upper clip; default: the same as clip")] = None
+    normalize_std: Annotated[bool, _doc("divide advantages by the group's standard deviation")] = True
+
+
+class OptimConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """AdamW."""
+
+    lr: Annotated[float, _doc("learning rate after warm-up"), Meta(gt=0)] = 1e-6
+    warmup: Annotated[int, _doc("optimizer steps over which the rate rises from 0"), Meta(ge=0)] = 0
+    betas: Annotated[tuple[float, float], _doc("AdamW's decay rates")] = (0.9, 0.999)
+    weight_decay: Annotated[float, _doc("AdamW's decoupled weight decay"), Meta(ge=0)] = 0.0
+    grad_clip: Annotated[float, _doc("gradients are scaled to at most this norm"), Meta(gt=0)] = 1.0
+
+
+class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a batch becomes an update."""
+
+    optim: Annotated[OptimConfig, _doc("the optimizer")] = OptimConfig()
+    updates: Annotated[int, _doc("optimizer steps per step, each over an equal share of the groups"), Meta(ge=1)] = 1
+    token_budget: Annotated[int, _doc("most tree tokens in one micro-batch"), Meta(ge=1)] = 4096
+    logprob_limit: Annotated[float, _doc("engine and learner logprobs may differ by this before the run warns")] = 1e-4
+
+
+class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What makes tokens."""
+
+    rows: Annotated[int, _doc("sequences decoded at once"), Meta(ge=1)] = 32
+    prefill_chunk: Annotated[int, _doc("prompt tokens run through the model at once"), Meta(ge=1)] = 128
+    deterministic: Annotated[
+        bool, _doc("same tokens whatever shares the batch: fixed shapes, prompts prefilled alone, seeds per request")
+    ] = False
+    threads: Annotated[int | None, _doc("CPU threads of the process that holds the weights; default: all cores")] = None
+
+
+class RunnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What runs agents."""
+
+    workers: Annotated[int, _doc("agents at work at once, each in a process of its own"), Meta(ge=1)] = 16
+    timeout: Annotated[float, _doc("seconds an agent may take for one rollout"), Meta(gt=0)] = 300.0
+    lease: Annotated[float, _doc("seconds without a sign of life after which a runner counts as lost"), Meta(gt=0)] = (
+        30.0
+    )
+    max_attempts: Annotated[int, _doc("attempts a rollout gets before it has failed"), Meta(ge=1)] = 3
+
+
+class LoopConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long, how much, how often."""
+
+    steps: Annotated[int, _doc("steps to train"), Meta(ge=0)] = 100
+    groups: Annotated[int, _doc("tasks per step"), Meta(ge=1)] = 16
+    members: Annotated[int, _doc("rollouts per task"), Meta(ge=1)] = 8
+    eval_every: Annotated[int, _doc("steps between evaluations; 0: only before the first and after the last")] = 0
+    eval_splits: Annotated[tuple[str, ...], _doc("splits of the tasks that are evaluated")] = ("test",)
+    eval_greedy: Annotated[bool, _doc("evaluate greedily as well as sampled")] = True
+    checkpoint_every: Annotated[int, _doc("steps between checkpoints; the last step always has one"), Meta(ge=1)] = 10
+    keep_checkpoints: Annotated[int, _doc("checkpoints kept, newest first"), Meta(ge=1)] = 2
+    stop_at: Annotated[float | None, _doc("end early once the mean training reward of 3 steps reaches this")] = None
+    group_deadline: Annotated[float, _doc("seconds after which a group is closed with what it has"), Meta(gt=0)] = (
+        1800.0
+    )
+
+
+class StoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where everything is kept."""
+
+    synchronous: Annotated[
+        Literal["NORMAL", "FULL"], _doc("NORMAL survives kill -9 of any process, FULL also power loss")
+    ] = "NORMAL"
+
+
+class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where agents reach the model."""
+
+    host: Annotated[str, _doc("address to listen on")] = "127.0.0.1"
+    port: Annotated[int, _doc("port to listen on; 0 picks a free one"), Meta(ge=0, le=65535)] = 0
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A run."""
+
+    agent: Annotated[str, _doc("the agent: FILE.py:function or package.module:function")] = ""
+    tasks: Annotated[str, _doc("where tasks come from: a .jsonl file, or FILE.py:function")] = ""
+    tasks_args: Annotated[dict[str, Any], _doc("keyword arguments for a tasks function")] = {}
+    folder: Annotated[str, _doc("the run's folder: store, metrics, checkpoints, summary")] = "runs/run"
+    seed: Annotated[int, _doc("fixes the order of tasks and, in deterministic mode, every sampled token")] = 0
+    policy: Annotated[PolicyConfig, _doc("the policy being trained")] = PolicyConfig()
+    algorithm: Annotated[AlgorithmConfig, _doc("how rewards become a loss")] = AlgorithmConfig()
+    learner: Annotated[LearnerConfig, _doc("how a batch becomes an update")] = LearnerConfig()
+    engine: Annotated[EngineConfig, _doc("what makes tokens")] = EngineConfig()
+    runner: Annotated[RunnerConfig, _doc("what runs agents")] = RunnerConfig()
+    loop: Annotated[LoopConfig, _doc("how long, how much, how often")] = LoopConfig()
+    store: Annotated[StoreConfig, _doc("where everything is kept")] = StoreConfig()
+    gateway: Annotated[GatewayConfig, _doc("where agents reach the model")] = GatewayConfig()
+
+
+def load(
+    *, toml: str | Path | None = None, sets: Sequence[str] = (), base: Config | None = None, **fields: Any
+) -> Config:
+    """Make a Config from defaults, then a TOML file, then keyword fields, then `a.b=c` settings; the last one wins."""
+    raw: dict[str, Any] = msgspec.to_builtins(base or Config())
+    if toml is not None:
+        _merge(raw, _read_toml(Path(toml)))
+    _merge(raw, msgspec.to_builtins({k: v for k, v in fields.items() if v is not None}))
+    for item in sets:
+        key, eq, value = item.partition("=")
+        if not eq:
+            raise ConfigError(f"--set {item!r} has no '=': write it as section.name=value")
+        _merge(raw, _nest(key.strip().split("."), _literal(value.strip())))
+    return from_builtins(raw)
+
+
+def from_builtins(raw: dict[str, Any]) -> Config:
+    """Check and convert plain data; what is wrong is named with its path and the nearest valid name."""
+    _refuse_unknown(raw, Config, "")
+    try:
+        return msgspec.convert(raw, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"a setting does not fit: {error}; `strop config` lists every setting") from None
+
+
+def to_json(config: Config) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(config), indent=2)
+
+
+def from_json(data: bytes) -> Config:
+    return from_builtins(msgspec.json.decode(data))
+
+
+class Setting(Struct, frozen=True):
+    """One line of `strop config`: where it is, what it is, what it means."""
+
+    key: str
+    value: Any
+    doc: str
+
+
+def settings(config: Config | None = None) -> Iterator[Setting]:
+    """Every setting with its value and its line of explanation, in the order of the file."""
+    yield from _walk(config or Config(), "")
+
+
+def _walk(struct: Struct, prefix: str) -> Iterator[Setting]:
+    for name, hint in _hints(type(struct)).items():
+        value = getattr(struct, name)
+        if isinstance(value, Struct):
+            yield from _walk(value, f"{prefix}{name}.")
+        else:
+            yield Setting(prefix + name, value, _description(hint))
+
+
+def _hints(struct: type[Struct]) -> dict[str, Any]:
+    hints = get_type_hints(struct, include_extras=True)
+    return {name: hints[name] for name in struct.__struct_fields__}
+
+
+def _description(hint: Any) -> str:
+    return next((m.description for m in get_args(hint)[1:] if isinstance(m, Meta) and m.description), "")
+
+
+def _struct_of(hint: Any) -> type[Struct] | None:
+    inner = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    if get_origin(inner) in (Union, pytypes.UnionType):
+        return None
+    return inner if isinstance(inner, type) and issubclass(inner, Struct) else None
+
+
+def _refuse_unknown(raw: dict[str, Any], struct: type[Struct], path: str) -> None:
+    hints = _hints(struct)
+    for key, value in raw.items():
+        if key not in hints:
+            near = difflib.get_close_matches(key, hints, 1) or _elsewhere(key)
+            hint = f"did you mean {near[0]!r}?" if near else f"valid names there: {', '.join(hints)}."
+            raise ConfigError(f"there is no setting {path + key!r}; {hint}")
+        inner = _struct_of(hints[key])
+        if inner is not None:
+            if not isinstance(value, dict):
+                raise ConfigError(f"{path + key!r} is a section, not a value: set {path}{key}.<name> instead")
+            _refuse_unknown(value, inner, f"{path}{key}.")
+
+
+def _elsewhere(key: str) -> list[str]:
+    """A name that exists in another section, by its whole path."""
+    return [s.key for s in settings() if s.key.rpartition(".")[2] == key]
+
+
+def _merge(into: dict[str, Any], new: dict[str, Any]) -> None:
+    for key, value in new.items():
+        here = into.get(key)
+        if isinstance(value, dict) and isinstance(here, dict) and key not in ("rewards", "tasks_args"):
+            _merge(here, value)
+        else:
+            into[key] = value
+
+
+def _nest(path: list[str], value: Any) -> dict[str, Any]:
+    return {path[0]: _nest(path[1:], value)} if len(path) > 1 else {path[0]: value}
+
+
+def _literal(text: str) -> Any:
+    """TOML's reading of a value, or the text itself: lr=1e-4, name=grpo, eval_splits=["test"] all work."""
+    if text in ("none", "None", "null"):
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; check the path") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None

@@ -1,0 +1,58 @@
+"""What an engine is: it makes tokens from tokens. Text, messages and agents are the gateway's business."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from strop.types import Sampling
+
+
+class Chunk(Struct, frozen=True, kw_only=True):
+    """Some sampled tokens with their logprobs, all from one version. The last chunk of an answer has `finish`.
+
+    >>> Chunk(ids=[7, 8], logprobs=[-0.1, -0.7], version="1.4").finish is None
+    True
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    version: str
+    finish: Literal["stop", "length"] | None = None
+
+
+class Engine(ABC):
+    """Streams tokens for many requests at once.
+
+    `context` is the most tokens (prompt and answer together) a sequence may have.
+    """
+
+    context: int
+
+    @abstractmethod
+    def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
+    ) -> AsyncIterator[Chunk]:
+        """Sample until one of `stop_ids` was drawn (it is part of the answer), `max_tokens` or the context is reached.
+
+        Closing the iterator early cancels the work. Raises `ContextOverflow` if the prompt leaves no room for a single
+        token, `EngineError` if the engine cannot go on.
+        """
+
+    @abstractmethod
+    async def pause(self) -> None:
+        """Hold new requests back, without failing them, and return when none is in flight."""
+
+    @abstractmethod
+    async def resume(self) -> None: ...
+
+    @abstractmethod
+    async def load(self, version: str) -> None:
+        """Serve `version` from now on; its weights have been put in place by weights/."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of processes and memory."""

@@ -1,0 +1,81 @@
+"""The embedded engine as the gateway sees it: requests go to the process that holds the weights, tokens come back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from strop.engines.base import Chunk, Engine
+from strop.errors import StropError
+from strop.types import Sampling
+
+Arrival = Chunk | StropError
+
+
+class Link(Protocol):
+    """What this engine needs of the process that holds the weights."""
+
+    def generate(
+        self,
+        id: int,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        stop_ids: Sequence[int],
+        to: asyncio.Queue[Arrival],
+    ) -> None:
+        """Begin a request; its chunks, or the error that ended it, are put on `to`."""
+
+    def cancel(self, id: int) -> None: ...
+
+    async def load(self, version: str) -> None: ...
+
+
+class Embedded(Engine):
+    """Batched decoding beside the learner, on its very parameters."""
+
+    def __init__(self, link: Link, context: int) -> None:
+        self.context = context
+        self._link = link
+        self._ids = itertools.count()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._flying = 0
+        self._landed = asyncio.Condition()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
+    ) -> AsyncIterator[Chunk]:
+        await self._open.wait()
+        id, arrivals = next(self._ids), asyncio.Queue[Arrival]()
+        self._flying += 1
+        done = False
+        try:
+            self._link.generate(id, prompt_ids, sampling, stop_ids, arrivals)
+            while not done:
+                arrival = await arrivals.get()
+                done = isinstance(arrival, StropError) or arrival.finish is not None
+                if isinstance(arrival, StropError):
+                    raise arrival
+                yield arrival
+        finally:
+            if not done:
+                self._link.cancel(id)
+            self._flying -= 1
+            async with self._landed:
+                self._landed.notify_all()
+
+    async def pause(self) -> None:
+        self._open.clear()
+        async with self._landed:
+            await self._landed.wait_for(lambda: self._flying == 0)
+
+    async def resume(self) -> None:
+        self._open.set()
+
+    async def load(self, version: str) -> None:
+        await self._link.load(version)
+
+    async def close(self) -> None:
+        """The process belongs to the learner and ends with it."""

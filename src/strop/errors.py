@@ -1,0 +1,82 @@
+"""One error tree. What a user did wrong reads as one sentence with the fix in it; the command line prints just that.
+
+Broken invariants of our own are `assert`s and crash with a traceback: they are not in this tree.
+"""
+
+
+class StropError(Exception):
+    """Base of every error that is meant for people. `code` is the exit code of the command line."""
+
+    code = 1
+
+
+class ConfigError(StropError):
+    """A setting that cannot be: unknown key, wrong type, impossible combination."""
+
+    code = 2
+
+
+class TaskError(StropError):
+    """Tasks that cannot be read, or none at all."""
+
+    code = 2
+
+
+class AgentError(StropError):
+    """The agent cannot be found or loaded. What it raises while it runs is recorded on the rollout instead."""
+
+    code = 2
+
+
+class ModelError(StropError):
+    """A model name that cannot be had, or weights that do not fit."""
+
+    code = 2
+
+
+class PlaceError(StropError):
+    """A folder, port or file that cannot be used."""
+
+    code = 2
+
+
+class BadReward(StropError):
+    """A reward that is not a finite number."""
+
+
+class StoreError(StropError):
+    """The store refused: unknown id, illegal transition, a foreign or expired attempt."""
+
+
+class UnknownId(StoreError):
+    """No such rollout, attempt, turn or step."""
+
+
+class IllegalTransition(StoreError):
+    """A status may not follow another; both are named."""
+
+
+class Fenced(StoreError):
+    """A write by an attempt that has ended or was replaced. It is refused and never trained."""
+
+
+class NewerStore(StoreError):
+    """The database was written by a newer strop."""
+
+
+class EngineError(StropError):
+    """The engine cannot make tokens: it died, or the request cannot be served."""
+
+
+class ContextOverflow(EngineError):
+    """The prompt does not fit the model's context."""
+
+
+class LearnerError(StropError):
+    """Training cannot go on: no signal, NaN weights, the process died."""
+
+
+class Interrupted(StropError):
+    """The user stopped the run; everything so far is in the store."""
+
+    code = 130

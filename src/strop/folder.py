@@ -1,0 +1,118 @@
+"""A run's folder: where everything of it lies, held by one process at a time.
+
+runs/demo/
+  config.json     the full configuration it ran with
+  store.sqlite    every rollout, turn, event and step
+  metrics.jsonl   one line per step and evaluation
+  checkpoints/    step-000010/ ...: each a plain Hugging Face folder with the optimizer's state beside it
+  learner.log, agents.log
+  summary.json, curve.png
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import IO
+
+from strop import config as configs
+from strop.config import Config
+from strop.errors import ConfigError, PlaceError
+
+
+class RunFolder:
+    def __init__(self, path: Path, lock: IO[bytes]) -> None:
+        self.path = path
+        self._lock = lock  # held as long as this object lives; the kernel lets go of it when the process dies
+
+    @classmethod
+    def create(cls, config: Config) -> RunFolder:
+        """Make the folder of a new run and write down its configuration."""
+        path = Path(config.folder)
+        if (path / "config.json").exists():
+            raise PlaceError(
+                f"{path} already holds a run: go on with it by `strop train --resume {path}`, "
+                "or choose another place with --folder"
+            )
+        folder = cls._locked(path)
+        write_whole(path / "config.json", configs.to_json(config))
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> tuple[RunFolder, Config]:
+        """Open the folder of a run that was begun, with the configuration it ran with."""
+        path = Path(path)
+        config = cls.config(path)
+        return cls._locked(path), config
+
+    @staticmethod
+    def config(path: Path) -> Config:
+        """The configuration of the run in `path`, wherever the folder lies now."""
+        try:
+            stored = configs.from_json((path / "config.json").read_bytes())
+        except OSError:
+            raise PlaceError(f"{path} holds no run (no config.json in it): check the path, or start one") from None
+        except (ValueError, ConfigError) as error:
+            raise PlaceError(f"{path}/config.json cannot be read: {error}; was it written by another strop?") from None
+        return configs.load(base=stored, folder=str(path))
+
+    @classmethod
+    def _locked(cls, path: Path) -> RunFolder:
+        try:
+            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            lock = (path / "lock").open("wb")
+        except OSError as error:
+            raise PlaceError(
+                f"cannot write to {path} ({error.strerror}): make it writable, or choose another place with --folder"
+            ) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise PlaceError(f"another process is at work in {path}: wait for it, or choose another --folder") from None
+        return cls(path, lock)
+
+    @property
+    def store(self) -> Path:
+        return self.path / "store.sqlite"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def learner_log(self) -> Path:
+        return self.path / "learner.log"
+
+    @property
+    def agents_log(self) -> Path:
+        return self.path / "agents.log"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def curve(self) -> Path:
+        return self.path / "curve.png"
+
+    def checkpoint(self, name: str) -> Path:
+        return self.path / "checkpoints" / name
+
+    def prune(self, keep: Collection[str]) -> None:
+        """Delete checkpoints not in `keep`: old ones, and those of a step that was never committed."""
+        for folder in (self.path / "checkpoints").iterdir():
+            if folder.name not in keep:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that a reader finds all of it or what was there before."""
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

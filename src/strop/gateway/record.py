@@ -1,0 +1,96 @@
+"""Turns and errors on their way into the store. An answer's last byte is sent after `turns` has returned."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from typing import Any
+
+from strop.errors import Fenced
+from strop.gateway.dialects.base import Refused
+from strop.gateway.sample import Call, Choice
+from strop.gateway.session import Session, extends
+from strop.store.base import Store
+from strop.types import Event, Finish, Turn
+
+
+class Recorder:
+    """Writes what happened, and counts it: turns, malformed_calls, abandoned, error, refused, branch/<why>."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.counts: Counter[str] = Counter()
+
+    async def turns(self, call: Call, finish: Finish | None = None) -> None:
+        """Make a call's turns durable, one per choice, and known to its session. `finish` overrules that of the
+        choices, for a call that was not delivered. Raises `Fenced`."""
+        ended = time.time()
+        turns = [_turn(call, choice, finish or choice.finish or "abandoned", ended) for choice in call.choices]
+        await self._store.add_turns(turns)
+        for turn in turns:
+            call.session.add(turn, call.place)
+            self.counts["turns"] += 1
+            if turn.abandoned:
+                self.counts[turn.finish] += 1
+            if turn.branch:
+                self.counts[f"branch/{turn.branch}"] += 1
+        self.counts["malformed_calls"] += sum(choice.malformed for choice in call.choices)
+
+    async def undelivered(self, call: Call, finish: Finish) -> None:
+        """The same for a call nobody waits for any more; it may have been ended by the attempt's own end."""
+        with contextlib.suppress(Fenced):
+            await self.turns(call, finish)
+
+    async def refused(self, session: Session, agent: str, refused: Refused) -> None:
+        """An agent that gets an error may swallow it; whoever looks at the rollout finds it here."""
+        self.counts["refused"] += 1
+        data = {"source": "gateway", "agent": agent, "status": refused.status, "message": refused.message}
+        data |= {"code": refused.code, "param": refused.param}
+        event = Event(
+            rollout=session.rollout.id, attempt=session.attempt.number, kind="error", data=data, time=time.time()
+        )
+        with contextlib.suppress(Fenced):
+            await self._store.add_events([event])
+
+
+def _turn(call: Call, choice: Choice, finish: Finish, ended: float) -> Turn:
+    prompt, requested = call.prompt, call.request.requested
+    if call.request.tools and not extends(prompt):
+        requested = requested | {"tools": call.request.tools}
+    return Turn(
+        id=choice.turn,
+        rollout=call.session.rollout.id,
+        attempt=call.session.attempt.number,
+        agent=call.agent,
+        policy=call.route.policy,
+        prompt_ids=prompt.ids,
+        response_ids=choice.ids,
+        logprobs=choice.logprobs,
+        versions=choice.versions,
+        sampling=choice.sampling,
+        requested=requested,
+        finish=finish,
+        parent=prompt.parent,
+        shared=prompt.shared,
+        branch=prompt.branch,
+        choice=choice.index,
+        choices=len(call.choices),
+        messages=call.request.messages,
+        answer=_answer(choice),
+        started=call.started,
+        ended=ended,
+    )
+
+
+def _answer(choice: Choice) -> dict[str, Any]:
+    """The assistant's message as delivered, in the plain form of `Request.messages`."""
+    answer: dict[str, Any] = {"role": "assistant", "content": choice.text}
+    if choice.calls:
+        answer["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in choice.calls
+        ]
+    if choice.malformed:
+        answer["malformed_calls"] = choice.malformed
+    return answer

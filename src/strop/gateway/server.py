@@ -1,0 +1,95 @@
+"""Serves an ASGI app inside the running event loop, on a socket that is bound before anything else starts."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from strop.errors import PlaceError
+
+
+class Server:
+    """`url` is where it answers. Signals are left to whoever owns the process."""
+
+    def __init__(self, url: str, server: uvicorn.Server, task: asyncio.Task[None]) -> None:
+        self.url = url
+        self._server = server
+        self._task = task
+
+    async def close(self) -> None:
+        """Stop taking requests, give those in flight a few seconds, then end them."""
+        self._server.should_exit = True
+        await self._task
+        # uvicorn cancels what is left but does not wait for it; its last act is to record what it sampled.
+        if left := self._server.server_state.tasks:
+            await asyncio.wait(left, timeout=5)
+
+
+async def serve(app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0) -> Server:
+    """Start serving and return once requests are answered. Raises `PlaceError` if the address cannot be had."""
+    sock = bind(host, port)
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=5,
+    )
+    server = _Quiet(config)
+    task = asyncio.create_task(server.serve(sockets=[sock]), name="strop-gateway")
+    ready = asyncio.create_task(server.ready.wait())
+    await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        ready.cancel()
+        await task
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return Server(f"http://{f'[{shown}]' if ':' in shown else shown}:{sock.getsockname()[1]}", server, task)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise PlaceError(
+            f"cannot listen on {host!r}: {error.strerror}; set gateway.host to an address of this machine"
+        ) from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            message = f"port {port} on {host} is in use; gateway.port=0 picks a free one"
+        elif error.errno == errno.EACCES:
+            message = f"port {port} may not be used by this user; gateway.port=0 picks a free one"
+        else:
+            message = f"cannot listen on {host}: {error.strerror}; set gateway.host to an address of this machine"
+        raise PlaceError(message) from None
+    return sock
+
+
+class _Quiet(uvicorn.Server):
+    """Says when it is ready, and leaves signals alone."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield

@@ -1,0 +1,123 @@
+"""One model call over one HTTP exchange: sample, watch for a client that goes away, record, answer.
+
+    sampling ──deltas──▶ client        (streams only; headers wait for the first delta, so early errors have a status)
+    sampling done ──▶ turns durable ──▶ finish reason, [DONE]   or   the whole body
+
+A client that leaves before sampling is done ends the engine's work; its turn is recorded as `abandoned` with what was
+sampled. One that leaves later cannot be told from one that read everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import Receive, Send
+
+from strop.errors import ContextOverflow, EngineError, Fenced
+from strop.gateway.dialects.base import Delta, Dialect, Refused
+from strop.gateway.record import Recorder
+from strop.gateway.sample import Call
+
+JSON = b"application/json"
+EVENTS = b"text/event-stream; charset=utf-8"
+
+
+class Exchange:
+    def __init__(self, call: Call, dialect: Dialect, recorder: Recorder, receive: Receive, send: Send) -> None:
+        self._call, self._dialect, self._recorder = call, dialect, recorder
+        self._receive, self._send = receive, send
+        self._begun = False
+
+    async def run(self) -> None:
+        """Raises `Refused` while nothing has been sent; later errors go into the stream."""
+        try:
+            if not await self._sample():
+                return
+            await self._record()
+        except Refused as refused:
+            if not self._begun:
+                raise
+            await self._recorder.refused(self._call.session, self._call.agent, refused)
+            await self._body(self._dialect.stream_error(refused), more=False)
+            return
+        call = self._call
+        done = [choice.done for choice in call.choices]
+        if call.request.stream:
+            await self._begin()
+            await self._body(b"".join(self._dialect.closing(call.answer, done, call.request)), more=False)
+        else:
+            body = self._dialect.whole(call.answer, done, call.request)
+            await send_start(self._send, 200, JSON, self._headers())
+            await self._body(body, more=False)
+
+    async def _sample(self) -> bool:
+        """Draw every choice to its end. False: the client has gone, and what was sampled is recorded."""
+        call = self._call
+        work = asyncio.create_task(call.run(self._emit if call.request.stream else _quiet))
+        gone = asyncio.create_task(self._until_gone())
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:  # also when the server is being stopped
+            gone.cancel()
+            if not work.done():
+                work.cancel()
+                await asyncio.wait({work})
+                await self._recorder.undelivered(call, "abandoned")
+        if work.cancelled():
+            return False
+        error = work.exception()
+        if isinstance(error, ContextOverflow):
+            raise overflow(error)
+        if error is not None:
+            await self._recorder.undelivered(call, "error")
+            if isinstance(error, EngineError):
+                raise Refused(str(error), status=503, kind="server_error", code="engine_error")
+            raise error
+        return True
+
+    async def _record(self) -> None:
+        try:
+            await self._recorder.turns(self._call)
+        except Fenced as error:
+            raise fenced(error) from None
+
+    async def _emit(self, delta: Delta) -> None:
+        await self._begin()
+        await self._body(self._dialect.delta(self._call.answer, delta, self._call.request), more=True)
+
+    async def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            await send_start(self._send, 200, EVENTS, [*self._headers(), (b"cache-control", b"no-cache")])
+            await self._body(self._dialect.opening(self._call.answer, self._call.request), more=True)
+
+    async def _body(self, data: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        """`x-strop-turn` is the first choice's turn; with n > 1 `x-strop-turns` has them all, in order."""
+        turns = [choice.turn for choice in self._call.choices]
+        headers = [(b"x-strop-turn", turns[0].encode())]
+        return [*headers, (b"x-strop-turns", ",".join(turns).encode())] if len(turns) > 1 else headers
+
+    async def _until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+async def _quiet(delta: Delta) -> None:
+    """Answers that are not streamed are sent once they are whole."""
+
+
+def overflow(error: ContextOverflow) -> Refused:
+    return Refused(str(error), param="messages", code="context_length_exceeded")
+
+
+def fenced(error: Fenced) -> Refused:
+    return Refused(str(error), status=409, kind="conflict_error", code="attempt_over")
+
+
+async def send_start(send: Send, status: int, content_type: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    await send(
+        {"type": "http.response.start", "status": status, "headers": [(b"content-type", content_type), *headers]}
+    )

@@ -1,0 +1,93 @@
+"""`FILE.py:name` and `package.module:name`: how agents and tasks functions are named and found."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from strop.errors import AgentError, StropError, TaskError
+
+
+def resolve(spec: str, what: str) -> object:
+    """The object that `spec` names. `what` is "agent" or "tasks" and picks the error: `AgentError` or `TaskError`.
+
+    >>> resolve("strop.demo:agent", "agent").__name__
+    'agent'
+    """
+    place, colon, name = spec.rpartition(":")
+    if not colon or not place or not name:
+        raise _error(what, f"{spec!r} names no function: write FILE.py:function or package.module:function")
+    module = _file(place, what) if place.endswith(".py") else _module(place, what)
+    if not hasattr(module, name):
+        near = difflib.get_close_matches(name, [n for n in vars(module) if not n.startswith("_")], 1)
+        hint = f"did you mean {place}:{near[0]}?" if near else "check the name after the colon"
+        raise _error(what, f"{place} has no {name!r}; {hint}")
+    return getattr(module, name)
+
+
+def _file(place: str, what: str) -> ModuleType:
+    path = Path(place).absolute()
+    if not path.is_file():
+        raise _error(what, f"there is no file {path}: check the path before the colon")
+    _add_path(str(path.parent))
+    # The name its neighbours import it by, so that it is not loaded twice and pickle finds its functions; unless
+    # another module of that name is loaded already, which the file must not stand in for.
+    loaded = sys.modules.get(path.stem)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
+        return loaded
+    name = path.stem if loaded is None else f"strop_file_{path.stem}"
+    if (again := sys.modules.get(name)) is not None and getattr(again, "__file__", None) == str(path):
+        return again
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[name] = module
+    try:
+        module_spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _broken(what, place, error) from error
+    return module
+
+
+def _module(place: str, what: str) -> ModuleType:
+    _add_path(str(Path.cwd()))  # console scripts do not look in the current folder by themselves
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        # Only if the module itself is missing: a missing import inside it is another matter.
+        if error.name is not None and (place == error.name or place.startswith(error.name + ".")):
+            raise _error(
+                what, f"there is no module {error.name!r}: install it, or give FILE.py:function for a file"
+            ) from error
+        raise _broken(what, place, error) from error
+    except (Exception, SystemExit) as error:
+        raise _broken(what, place, error) from error
+
+
+def _add_path(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def _broken(what: str, place: str, error: BaseException) -> StropError:
+    return _error(what, f"importing {place} failed: {one_line(error)}")
+
+
+def one_line(error: BaseException) -> str:
+    """`<Type>: <message>` with line breaks folded.
+
+    >>> one_line(ValueError("a\\nb"))
+    'ValueError: a b'
+    """
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def _error(what: str, sentence: str) -> StropError:
+    return (AgentError if what == "agent" else TaskError)(f"{what}: {sentence}")

@@ -1,0 +1,80 @@
+"""A Hugging Face causal language model from a folder, ready to be laid out as a token tree.
+
+Left out: sliding-window layers, mixture-of-experts (until routing can be replayed), anything that is not text.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
+
+from strop.errors import ModelError
+from strop.learner.attention import NAME, plan
+from strop.learner.logprobs import head_of, hidden_states
+
+
+def load(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The model in `folder`, without dropout, with attention that understands token trees (and plain masks).
+
+    Raises `ModelError` with a sentence if it cannot be had or cannot be trained.
+    """
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} holds no model: give a folder in Hugging Face format, with config.json in it")
+    logging.disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        _refuse(config, folder)
+        for name in [n for n in vars(config) if n.endswith(("dropout", "pdrop"))]:
+            setattr(config, name, 0.0)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=NAME,
+            local_files_only=True,
+            output_loading_info=True,
+        )  # pyright: ignore[reportGeneralTypeIssues]
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"the model in {folder} cannot be loaded: {str(error).splitlines()[0]}") from error
+    if info["missing_keys"] or info["mismatched_keys"]:
+        name = sorted(str(key) for key in [*info["missing_keys"], *info["mismatched_keys"]])[0]
+        raise ModelError(f"the weights in {folder} do not fit its config.json: {name} is missing or has another shape")
+    model.eval()  # nothing random is left, and nothing may come back through a module's own default
+    _probe(model, folder)
+    return model
+
+
+def _refuse(config: Any, folder: Path) -> None:
+    experts = max((getattr(config, n, None) or 0) for n in ("num_experts", "num_local_experts", "n_routed_experts"))
+    if experts > 1:
+        raise ModelError(f"the model in {folder} is a mixture of experts, which cannot be trained yet: use a dense one")
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    if kinds != {"full_attention"} or (sliding and getattr(config, "layer_types", None) is None):
+        raise ModelError(f"the model in {folder} has layers that are not full attention: use one where all of them are")
+
+
+@torch.no_grad()
+def _probe(model: PreTrainedModel, folder: Path) -> None:
+    """Compare a small tree with stock rows: catches models that do more in attention or after the head than we know."""
+    rows = torch.tensor([[1, 2, 3, 4], [1, 2, 5, 6]]) % model.config.vocab_size
+    model.set_attn_implementation("eager")
+    try:
+        stock = model(input_ids=rows, use_cache=False).logits
+    finally:
+        model.set_attn_implementation(NAME)
+    ids, pos, end = np.append(rows[0], rows[1, 2:]), np.array([0, 1, 2, 3, 2, 3]), np.array([6, 6, 4, 4, 6, 6])
+    tree = head_of(model)(hidden_states(model, ids, pos, plan(end, model.dtype, model.device)))
+    ours = torch.stack([tree[[0, 1, 2, 3]], tree[[0, 1, 4, 5]]])
+    limit = 1e-4 if torch.finfo(model.dtype).bits >= 32 else 5e-2
+    if not (ours - stock).abs().max() <= limit * stock.abs().max():
+        kind = type(model).__name__
+        raise ModelError(
+            f"{kind} in {folder} gives other logits when laid out as a tree: this architecture is not known"
+        )

@@ -1,0 +1,260 @@
+"""The process that holds the weights: the learner, and beside it the embedded engine on the same parameters.
+
+    LearnerProcess (in the run)  ──generate, cancel, call──▶  child: one thread, one loop
+                                 ◀──chunks, results, errors──   while busy: engine step, then look for messages
+
+The child is a fresh Python that imports nothing of the user's script and dies with its parent. A call such as `update`
+runs between decode steps, never beside one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strop.config import Config
+from strop.engines.embedded.engine import Arrival
+from strop.errors import LearnerError, StropError
+from strop.trajectory import Batch, Entries
+from strop.types import Sampling
+
+if TYPE_CHECKING:  # heavy: only the child imports them
+    from strop.engines.embedded.core import Core
+    from strop.learner.step import Learner
+
+
+class LearnerProcess:
+    """The run's handle on the child. Its coroutines are the learner's verbs; it is also the embedded engine's link."""
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: Connection, log: Path) -> None:
+        self.context = 0
+        self._process = process
+        self._connection = connection
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._ids = itertools.count()
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._streams: dict[int, asyncio.Queue[Arrival]] = {}
+        self._died: asyncio.Future[None] = self._loop.create_future()
+        self._closing = False
+
+    @classmethod
+    async def start(cls, config: Config, folder: Path, *, log: Path) -> LearnerProcess:
+        """Start the child and have it load the model in `folder`; returns once it can serve."""
+        process, connection = _spawn(log)
+        self = cls(process, connection, log)
+        threading.Thread(target=self._read, name="learner-reader", daemon=True).start()
+        try:
+            self.context = await self.call("start", config, folder)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def call(self, verb: str, *args: Any) -> Any:
+        """Run one of the learner's verbs in the child and wait for its result."""
+        id = next(self._ids)
+        future = self._calls[id] = self._loop.create_future()
+        self._send(("call", id, verb, args))
+        return await future
+
+    def generate(
+        self,
+        id: int,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        stop_ids: Sequence[int],
+        to: asyncio.Queue[Arrival],
+    ) -> None:
+        self._streams[id] = to
+        self._send(("generate", id, list(prompt_ids), sampling, list(stop_ids)))
+
+    def cancel(self, id: int) -> None:
+        if self._streams.pop(id, None) is not None and not self._closing:
+            with contextlib.suppress(LearnerError):
+                self._send(("cancel", id))
+
+    async def load(self, version: str) -> None:
+        await self.call("load", version)
+
+    async def watch(self) -> None:
+        """Wait until the child dies, and raise that. Its death ends the run: requests in flight are left waiting rather
+        than failed, so that no agent is blamed for it, and their attempts are taken up again on resume."""
+        await asyncio.shield(self._died)
+
+    async def close(self) -> None:
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._connection.close()
+        self._process.terminate()
+        try:
+            await asyncio.to_thread(self._process.wait, 10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+
+    def _send(self, message: tuple[Any, ...]) -> None:
+        try:
+            self._connection.send(message)
+        except OSError:
+            raise self._dead() from None
+
+    def _dead(self) -> LearnerError:
+        code = self._process.poll()
+        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
+        return LearnerError(
+            f"the process that holds the weights {how}; its log is {self._log}; resume the run to go on"
+        )
+
+    def _read(self) -> None:
+        while True:
+            try:
+                message = self._connection.recv()
+            except (EOFError, OSError):
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    self._loop.call_soon_threadsafe(self._fail_all)
+                return
+            self._loop.call_soon_threadsafe(self._arrive, message)
+
+    def _arrive(self, message: tuple[Any, ...]) -> None:
+        match message:
+            case ("chunks", chunks):
+                for id, chunk in chunks:
+                    if queue := self._streams.get(id):
+                        queue.put_nowait(chunk)
+                        if isinstance(chunk, StropError) or chunk.finish:
+                            del self._streams[id]
+            case ("result", id, value):
+                if not (future := self._calls.pop(id)).done():
+                    future.set_result(value)
+            case ("error", id, error):
+                if not (future := self._calls.pop(id)).done():
+                    future.set_exception(error)
+            case _:
+                raise AssertionError(f"unknown message from the learner process: {message[0]}")
+
+    def _fail_all(self) -> None:
+        if not self._closing:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1)
+        for future in (*self._calls.values(), self._died):
+            if not future.done():
+                future.set_exception(self._dead())
+        self._died.exception()  # nobody need be watching
+        self._calls.clear()
+
+
+def _spawn(log: Path) -> tuple[subprocess.Popen[bytes], Connection]:
+    ours, theirs = socket.socketpair()
+    with log.open("ab") as out, theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", f"from strop.learner.process import serve; serve({theirs.fileno()})"],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            # Threads that wait must not spin: agents and gateway run on the same cores.
+            env={"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false", **os.environ},
+            start_new_session=True,  # Ctrl-C in the terminal is the run's to handle
+        )
+    return process, Connection(ours.detach())
+
+
+# -- the child ---------------------------------------------------------------------------------------------------------
+
+
+class Child:
+    core: Core
+    learner: Learner
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.started = False
+
+    def run(self) -> None:
+        self.handle(self.connection.recv())
+        while self.started:
+            # Waiting costs nothing when idle; when busy, only what has already arrived is looked at.
+            while self.connection.poll(0 if self.core.busy else None):
+                self.handle(self.connection.recv())
+            if self.core.busy:
+                self.connection.send(("chunks", self.core.step()))
+
+    def handle(self, message: tuple[Any, ...]) -> None:
+        match message:
+            case ("generate", id, prompt_ids, sampling, stop_ids):
+                try:
+                    self.core.add(id, prompt_ids, sampling, stop_ids)
+                except StropError as error:
+                    self.connection.send(("chunks", [(id, error)]))
+            case ("cancel", id):
+                self.core.cancel(id)
+            case ("call", id, verb, args):
+                try:
+                    self.connection.send(("result", id, getattr(self, verb)(*args)))
+                except StropError as error:
+                    self.connection.send(("error", id, error))
+            case _:
+                raise AssertionError(f"unknown message: {message[0]}")
+
+    # The verbs of `call`.
+
+    def start(self, config: Config, folder: Path) -> int:
+        """Load the model and return the context it serves."""
+        import torch
+
+        from strop.algorithms import make
+        from strop.engines.embedded.core import Core
+        from strop.learner.step import Learner
+
+        torch.set_num_threads(config.engine.threads or os.cpu_count() or 1)
+        torch.use_deterministic_algorithms(config.engine.deterministic)
+        self.learner = Learner(folder, config.learner, make(config.algorithm, config.learner), seed=config.seed)
+        longest = int(self.learner.model.config.max_position_embeddings)
+        self.core = Core(self.learner.model, config.engine, context=min(config.policy.context or longest, longest))
+        self.started = True
+        return self.core.context
+
+    def load(self, version: str) -> None:
+        self.core.version = version
+
+    def score(self, batch: Batch) -> Entries:
+        self.learner.score(batch)
+        return batch.entries
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        return self.learner.update(batch)
+
+    def save(self, folder: Path, meta: dict[str, Any]) -> None:
+        self.learner.save(folder, meta)
+
+    def restore(self, folder: Path) -> dict[str, Any]:
+        return self.learner.restore(folder)
+
+    def digest(self) -> str:
+        return self.learner.digest()
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent ends, however it ends; elsewhere the closed connection does it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
+
+
+def serve(fd: int) -> None:
+    """The child's life: until its parent goes."""
+    die_with_parent()
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        Child(Connection(fd)).run()

@@ -1,0 +1,237 @@
+"""The learner: score a batch, then update the policy from it. It is blind to which algorithm it runs.
+
+    score(batch)    one pass without gradients fills what the algorithm needs: proximal, ref, value
+    credit(batch)   the algorithm's: advantages and weights (the loop calls it)
+    update(batch)   optimizer steps over equal shares of the groups; checks every logprob of the batch on the way
+
+The same inputs give the same bits on a CPU with the same number of threads.
+Left out: several ranks, compute in another dtype than the weights, a mismatch report for stale rollouts (it compares
+with the weights the step began with, which at staleness 0 are those that sampled).
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from strop.algorithms import Algorithm, View
+from strop.config import LearnerConfig, OptimConfig
+from strop.errors import LearnerError
+from strop.learner import checkpoint
+from strop.learner.logprobs import logprobs
+from strop.learner.model import load
+from strop.learner.optim import Optim
+from strop.trajectory import Batch, Piece, check, pack
+from strop.trajectory.entries import Floats, Ints
+
+
+class Learner:
+    """Holds the trained weights. `model`'s parameters stay in place for life: an embedded engine may share them.
+
+    A `critic` is any module called as critic(piece) that gives a value per entry of the piece, [entries]; it is trained
+    by the same loss with an optimizer of its own, and needed when the algorithm asks for `value`.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        config: LearnerConfig,
+        algorithm: Algorithm,
+        *,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        critic: nn.Module | None = None,
+        critic_optim: OptimConfig | None = None,
+    ) -> None:
+        if "value" in algorithm.needs and critic is None:
+            raise LearnerError(f"{type(algorithm).__name__} needs a critic: give the learner one")
+        torch.manual_seed(seed)
+        self.folder = Path(folder)
+        self.config = config
+        self.algorithm = algorithm
+        self.model = load(folder, dtype)
+        self.ref = copy.deepcopy(self.model).requires_grad_(False) if "ref" in algorithm.needs else None
+        self.critic = critic
+        self.optim = Optim(self.model, config.optim)
+        self.critic_optim = Optim(critic, critic_optim or config.optim) if critic is not None else None
+
+    # -- score ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def score(self, batch: Batch, pieces: Sequence[Piece] | None = None) -> None:
+        """Fill proximal, ref and value of every entry, as far as the algorithm asks for them."""
+        needs = self.algorithm.needs
+        if not needs:
+            return
+        entries = batch.entries
+        for piece in self._pack(batch, None) if pieces is None else pieces:
+            if "proximal" in needs:
+                entries.proximal[piece.entry] = _array(logprobs(self.model, piece, entries)[0])
+            if self.ref is not None:
+                entries.ref[piece.entry] = _array(logprobs(self.ref, piece, entries)[0])
+            if "value" in needs and self.critic is not None:
+                entries.value[piece.entry] = _array(self.critic(piece))
+
+    # -- update --------------------------------------------------------------------------------------------------
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        """Train on the batch and return metrics. With no weight anywhere nothing is done, and `actor/skipped` is 1."""
+        began = time.perf_counter()
+        shares = _shares(batch, self.config.updates)
+        meter = _Meter()
+        # The learner's logprobs under the weights that sampled. If score did not bring them, the first optimizer step's
+        # forward pass does for its own turns; the others are read before any weight changes.
+        now = batch.entries.proximal.copy()
+        if np.isnan(now).any():
+            first = shares[0] if shares else np.empty(0, np.int64)
+            self._read(batch, np.setdiff1d(np.arange(len(batch.turns)), first), now, meter)
+        for turns in shares:
+            self._optimizer_step(batch, turns, len(shares), now, meter)
+        metrics = meter.metrics() | _mismatch(batch, now) | {"actor/skipped": float(not shares)}
+        metrics["timing_s/update_actor"] = time.perf_counter() - began
+        return metrics
+
+    @torch.no_grad()
+    def _read(self, batch: Batch, turns: Ints, now: Floats, meter: _Meter) -> None:
+        for piece in self._pack(batch, turns, meter):
+            now[piece.entry] = _array(logprobs(self.model, piece, batch.entries)[0])
+
+    def _optimizer_step(self, batch: Batch, turns: Ints, shares: int, now: Floats, meter: _Meter) -> None:
+        """One optimizer step over some turns. The weights of a share sum to about 1 / shares: scaling them back keeps
+        the gradient's norm, and so its clipping, the same whatever the number of shares."""
+        for piece in self._pack(batch, turns, meter):
+            logp, entropy = logprobs(self.model, piece, batch.entries)
+            value = self.critic(piece) if self.critic is not None else None
+            view = _view(batch, piece, logp)
+            loss, per_entry = self.algorithm.loss(logp, entropy, value, view)
+            piece_loss = (view.weight * loss).sum()
+            if not math.isfinite(piece_loss.item()):
+                self._clear()
+                raise LearnerError(f"the loss is {piece_loss.item()}: the weights are as they were before this update")
+            (shares * piece_loss).backward()
+            meter.add({"actor/entropy": entropy.detach(), **per_entry}, view.weight)
+            fresh = np.isnan(now[piece.entry])
+            now[piece.entry[fresh]] = _array(logp)[fresh]
+        meter.last("actor/lr", self.optim.lr)
+        meter.most("actor/grad_norm", self.optim.step())
+        if self.critic_optim is not None:
+            meter.last("critic/lr", self.critic_optim.lr)
+            meter.most("critic/grad_norm", self.critic_optim.step())
+
+    def _pack(self, batch: Batch, turns: Ints | None, meter: _Meter | None = None) -> list[Piece]:
+        pieces = pack(batch, self.config.token_budget, turns)
+        check(pieces, batch, turns)
+        if meter is not None:
+            meter.laid_out(sum(len(batch.paths[t]) for t in (turns if turns is not None else ())), pieces)
+        return pieces
+
+    def _clear(self) -> None:
+        self.optim.clear()
+        if self.critic_optim is not None:
+            self.critic_optim.clear()
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path, meta: dict[str, Any] | None = None) -> None:
+        """Write a checkpoint folder, whole or not at all; it is also a plain Hugging Face folder."""
+        state: dict[str, Any] = {"optim": self.optim.state()}
+        if self.critic is not None and self.critic_optim is not None:
+            state |= {"critic": self.critic.state_dict(), "critic_optim": self.critic_optim.state()}
+        checkpoint.save(folder, model=self.model, state=state, meta=meta or {}, source=self.folder)
+
+    def restore(self, folder: str | Path) -> dict[str, Any]:
+        """Take weights and optimizer state from a checkpoint, in place, and return the meta it was saved with."""
+        state, meta = checkpoint.restore(folder, model=self.model)
+        self.optim.load(state["optim"])
+        if self.critic is not None and self.critic_optim is not None:
+            self.critic.load_state_dict(state["critic"])
+            self.critic_optim.load(state["critic_optim"])
+        return meta
+
+    def digest(self) -> str:
+        """A fingerprint of every parameter of the policy, bit for bit."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name, parameter in self.model.named_parameters():
+            digest.update(name.encode())
+            digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+
+class _Meter:
+    """What an update measured: weighted sums over entries as they pass, the last or largest of the rest."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = {}
+        self.weight = 0.0
+        self.values: dict[str, float] = {}
+        self.tokens = self.unique = 0
+
+    def add(self, per_entry: dict[str, Tensor], weight: Tensor) -> None:
+        self.weight += weight.sum().item()
+        for name, column in per_entry.items():
+            self.sums[name] = self.sums.get(name, 0.0) + (weight * column).sum().item()
+
+    def last(self, name: str, value: float) -> None:
+        self.values[name] = value
+
+    def most(self, name: str, value: float) -> None:
+        self.values[name] = max(value, self.values.get(name, value))
+
+    def laid_out(self, tokens: int, pieces: list[Piece]) -> None:
+        self.tokens += tokens
+        self.unique += sum(len(piece.ids) for piece in pieces)
+
+    def metrics(self) -> dict[str, float]:
+        means = {name: total / self.weight for name, total in self.sums.items()}
+        tokens = {"perf/total_num_tokens": self.tokens, "tree/tokens": self.tokens, "tree/unique_tokens": self.unique}
+        return means | self.values | {name: float(n) for name, n in tokens.items()}
+
+
+def _shares(batch: Batch, updates: int) -> list[Ints]:
+    """The turns of each optimizer step: equal shares of the groups that carry weight, in order."""
+    entries = batch.entries
+    weighted = entries.weight > 0
+    groups = np.unique(entries.group[weighted])
+    if not len(groups):
+        return []
+    parts = np.array_split(groups, min(updates, len(groups)))
+    return [np.unique(entries.turn[weighted & np.isin(entries.group, part)]) for part in parts]
+
+
+def _view(batch: Batch, piece: Piece, like: Tensor) -> View:
+    rows = batch.entries.take(piece.entry)
+    columns: dict[str, Tensor] = {}
+    for field in fields(View):
+        column = torch.from_numpy(getattr(rows, field.name)).to(like.device)
+        columns[field.name] = column.to(like.dtype) if column.is_floating_point() else column
+    return View(**columns)
+
+
+def _mismatch(batch: Batch, now: Floats) -> dict[str, float]:
+    """How far engine and learner are apart on every token whose recorded logprob is exact."""
+    exact = batch.entries.exact
+    ours, theirs = now[exact], batch.entries.behaviour[exact]
+    if not len(ours):
+        return {}
+    logs, probs = np.abs(ours - theirs), np.abs(np.exp(ours) - np.exp(theirs))
+    return {
+        "training/rollout_logprobs_diff_mean": float(logs.mean()),
+        "training/rollout_logprobs_diff_max": float(logs.max()),
+        "training/rollout_probs_diff_mean": float(probs.mean()),
+        "training/rollout_probs_diff_max": float(probs.max()),
+        "training/rollout_logprobs_checked": float(len(ours)),
+    }
+
+
+def _array(column: Tensor) -> Floats:
+    return column.detach().cpu().double().numpy()

@@ -1,0 +1,100 @@
+"""Metrics: names and reductions declared once, and the jsonl file anyone can read.
+
+Names are those of the field's dashboards. A metric that is not declared here is refused by `check`, so that a typing
+error does not become a new curve.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from strop.types import Step
+
+Scores = dict[tuple[int, str], dict[str, float]]
+"""Evaluations: (step, split, with `-greedy` if it was) -> mean of each named reward."""
+
+NAMES: dict[str, str] = {
+    "actor/pg_loss": "the batch loss",
+    "actor/entropy": "mean entropy of the policy where it sampled",
+    "actor/ppo_kl": "how far this step's updates moved the policy on its own samples",
+    "actor/pg_clipfrac": "share of sampled tokens whose ratio was clipped",
+    "actor/grad_norm": "gradient norm before clipping",
+    "actor/lr": "learning rate",
+    "actor/skipped": "1 if nothing carried loss and the weights stayed",
+    "critic/rewards/{mean,max,min}": "total reward of rollouts",
+    "critic/advantages/{mean,max,min}": "advantages of sampled tokens",
+    "response_length/{mean,max,min,clip_ratio}": "sampled tokens per turn; the share that ended by length",
+    "prompt_length/{mean,max,min}": "prompt tokens per turn",
+    "num_turns/{mean,max,min}": "turns per rollout",
+    "reward/*": "mean of each named reward",
+    "filter/*": "rollouts that carried no loss, by reason",
+    "filter_tokens/*": "sampled tokens of turns that carried no loss, by reason",
+    "filter_rewards/*": "rewards given under a name that algorithm.rewards has no weight for",
+    "failed/*": "rollouts that failed, by cause",
+    "session/*": "turns that extended a served context exactly, and branches by reason",
+    "tree/*": "tokens in turns, tokens laid out once, micro-batches",
+    "training/rollout_{logprobs,probs}_diff_{mean,max}": "engine against learner, under the weights that sampled",
+    "training/rollout_logprobs_checked": "sampled tokens that were compared",
+    "training/staleness/{mean,max}": "steps between sampling and training",
+    "timing_s/*": "seconds by phase",
+    "perf/*": "tokens and rollouts per second",
+    "val-core/*": "evaluation: val-core/<split>/<reward>/mean@1, greedy splits as <split>-greedy",
+}
+
+
+def _pattern(name: str) -> str:
+    choices = re.sub(r"\{([^}]*)\}", lambda m: "(" + m[1].replace(",", "|") + ")", name)
+    return choices.replace("*", ".+")
+
+
+_KNOWN = re.compile("|".join(f"(?:{_pattern(name)})" for name in NAMES))
+
+
+def check(metrics: Iterable[str]) -> None:
+    """Crash on a metric nobody declared."""
+    for name in metrics:
+        assert _KNOWN.fullmatch(name), f"metric {name!r} is not declared in strop.monitor.metrics.NAMES"
+
+
+def spread(values: list[float], name: str) -> dict[str, float]:
+    """mean, max and min under one name; nothing for no values.
+
+    >>> spread([1.0, 3.0], "num_turns")
+    {'num_turns/mean': 2.0, 'num_turns/max': 3.0, 'num_turns/min': 1.0}
+    """
+    if not values:
+        return {}
+    return {f"{name}/mean": sum(values) / len(values), f"{name}/max": max(values), f"{name}/min": min(values)}
+
+
+class MetricsFile:
+    """metrics.jsonl: one object per step and per evaluation. It is made from the store, which is the truth: a resumed
+    run writes it anew, so its numbers go on without a seam."""
+
+    def __init__(self, path: Path, steps: Iterable[Step], scores: Scores) -> None:
+        self._path = path
+        lines = [(step.number, 0, step.metrics) for step in steps]
+        lines += [(step, 1, flat(split, means)) for (step, split), means in scores.items()]
+        path.write_bytes(b"".join(_line(step, metrics) for step, _, metrics in sorted(lines, key=lambda at: at[:2])))
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        with self._path.open("ab") as file:
+            file.write(_line(step, metrics))
+
+
+def _line(step: int, metrics: Mapping[str, float]) -> bytes:
+    check(metrics)
+    return msgspec.json.encode({"step": step, **metrics}) + b"\n"
+
+
+def flat(split: str, means: Mapping[str, float]) -> dict[str, float]:
+    """An evaluation as metrics.
+
+    >>> flat("test", {"reward": 0.5})
+    {'val-core/test/reward/mean@1': 0.5}
+    """
+    return {f"val-core/{split}/{name}/mean@1": value for name, value in means.items()}

@@ -1,0 +1,207 @@
+"""What a user sees while a run goes on: a live panel on a terminal, plain lines elsewhere, nothing for machines."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+BARS = "▁▂▃▄▅▆▇█"
+SHOWN = {
+    "actor/entropy": "entropy",
+    "actor/grad_norm": "grad norm",
+    "actor/pg_clipfrac": "clipped",
+    "training/rollout_logprobs_diff_max": "logprob gap",
+    "response_length/mean": "tokens/turn",
+    "perf/rollouts": "rollouts/s",
+    "timing_s/step": "s/step",
+}
+
+
+class View(ABC):
+    """Told of everything, in this order: title, then phases, steps, evaluations and notes as they happen."""
+
+    @abstractmethod
+    def title(self, text: str, steps: int) -> None: ...
+
+    @abstractmethod
+    def phase(self, name: str, done: int = 0, total: int = 0) -> None: ...
+
+    @abstractmethod
+    def step(self, number: int, metrics: Mapping[str, float]) -> None: ...
+
+    @abstractmethod
+    def evaluation(self, step: int, scores: Mapping[str, float]) -> None: ...
+
+    @abstractmethod
+    def note(self, text: str) -> None: ...
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+class Silent(View):
+    """For machines: `--json` prints the summary and nothing else."""
+
+    def title(self, text: str, steps: int) -> None: ...
+
+    def phase(self, name: str, done: int = 0, total: int = 0) -> None: ...
+
+    def step(self, number: int, metrics: Mapping[str, float]) -> None: ...
+
+    def evaluation(self, step: int, scores: Mapping[str, float]) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+class Lines(View):
+    """A line per step and per evaluation."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._steps = 0
+
+    def title(self, text: str, steps: int) -> None:
+        self._steps = steps
+        self._print(text)
+
+    def phase(self, name: str, done: int = 0, total: int = 0) -> None: ...
+
+    def step(self, number: int, metrics: Mapping[str, float]) -> None:
+        facts = "  ".join(f"{label} {figure(metrics[name])}" for name, label in SHOWN.items() if name in metrics)
+        reward = figure(metrics.get("critic/rewards/mean", float("nan")))
+        self._print(f"step {number}/{self._steps}  reward {reward}  {facts}")
+
+    def evaluation(self, step: int, scores: Mapping[str, float]) -> None:
+        self._print(f"evaluation after step {step}  " + "  ".join(f"{k} {figure(v)}" for k, v in scores.items()))
+
+    def note(self, text: str) -> None:
+        self._print(f"note: {text}")
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
+
+
+class Panelled(View):
+    """A live panel: where the run is, the reward's curve, the figures worth watching."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=8, transient=False)
+        self._title, self._steps, self._number = "", 0, 0
+        self._phase, self._done, self._total = "starting", 0, 0
+        self._rewards: list[float] = []
+        self._metrics: Mapping[str, float] = {}
+        self._scores: dict[str, list[tuple[int, float]]] = {}
+        self._notes: list[str] = []
+        self._began, self._first = time.monotonic(), 0
+
+    def __enter__(self) -> View:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._phase, self._total = "done", 0
+        self._live.stop()
+
+    def title(self, text: str, steps: int) -> None:
+        self._title, self._steps = text, steps
+        self._began = time.monotonic()
+
+    def phase(self, name: str, done: int = 0, total: int = 0) -> None:
+        self._phase, self._done, self._total = name, done, total
+
+    def step(self, number: int, metrics: Mapping[str, float]) -> None:
+        self._first = min(self._first, number - 1) if self._metrics else number - 1
+        self._number, self._metrics = number, metrics
+        self._rewards.append(metrics.get("critic/rewards/mean", 0.0))
+
+    def evaluation(self, step: int, scores: Mapping[str, float]) -> None:
+        for name, value in scores.items():
+            self._scores.setdefault(name, []).append((step, value))
+
+    def note(self, text: str) -> None:
+        self._notes = [*self._notes, text][-4:]
+
+    def _draw(self) -> Panel:
+        spent = time.monotonic() - self._began
+        clock = f"step {self._number}/{self._steps} · {minutes(spent)}"
+        if self._steps > self._number > self._first:
+            left = spent / (self._number - self._first) * (self._steps - self._number)
+            clock += f" · about {minutes(left)} left"
+        head = Table.grid(expand=True)
+        head.add_column()
+        head.add_column(justify="right")
+        head.add_row(Text(self._title, style="bold"), Text(clock, style="dim"))
+        body: list[Table | Text] = [head, self._bar()]
+        if self._rewards:
+            line = Text("reward  ")
+            line.append(figure(self._rewards[0]), style="dim")
+            line.append(f" {curve(self._rewards)} ", style="green")
+            line.append(figure(self._rewards[-1]), style="bold green")
+            body.append(line)
+        for name, points in self._scores.items():
+            line = Text(f"{name:<24}", style="dim")
+            line.append(" → ".join(f"{value:.0%}" for _, value in points), style="cyan")
+            body.append(line)
+        if self._metrics:
+            facts = [f"{label} {figure(self._metrics[name])}" for name, label in SHOWN.items() if name in self._metrics]
+            body.append(Text("   ".join(facts), style="dim"))
+        body += [Text(f"! {note}", style="yellow") for note in self._notes]
+        return Panel(Group(*body), border_style="blue", padding=(0, 1))
+
+    def _bar(self) -> Table:
+        row = Table.grid(padding=(0, 1))
+        bar = ProgressBar(total=self._total, completed=self._done, width=40) if self._total else Text("")
+        row.add_row(Text(f"{self._phase:<12}"), bar, Text(f"{self._done}/{self._total}" if self._total else ""))
+        return row
+
+
+def curve(values: Sequence[float], width: int = 60) -> str:
+    """A line of bars between the lowest and the highest value, the last `width` of them.
+
+    >>> curve([0.0, 0.5, 1.0])
+    '▁▅█'
+    """
+    values = values[-width:]
+    low, high = min(values), max(values)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * scale)] for value in values)
+
+
+def figure(value: float) -> str:
+    """Three digits that mean something.
+
+    >>> figure(0.12345), figure(1234.5), figure(2e-6)
+    ('0.123', '1234', '2.0e-06')
+    """
+    if value != 0 and abs(value) < 1e-3:
+        return f"{value:.1e}"
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 100 else f"{value:.0f}"
+
+
+def minutes(seconds: float) -> str:
+    """
+    >>> minutes(75)
+    '1:15'
+    """
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def choose(*, json: bool, out: TextIO) -> View:
+    """The view that fits: silent for machines, a panel on a terminal, lines otherwise."""
+    if json:
+        return Silent()
+    console = Console(file=out)
+    return Panelled(console) if console.is_terminal else Lines(out)

@@ -1,0 +1,185 @@
+"""The process that workers are forked from: it has imported what they all need, so a new worker costs milliseconds and
+shares that memory.
+
+    pool ──one byte and a socket──▶ zygote ──fork──▶ worker (owns the socket)
+         ◀──"forked PID" / "ended PID CODE"──
+
+It ends when its connection to the pool closes, and takes all workers and their folder with it. `multiprocessing`'s
+forkserver is the same idea, but imports the program's main script into every worker, which runs it again where it is
+not guarded, and lives until the program ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from strop.errors import AgentError
+
+
+class Zygote:
+    """The pool's side: fork workers, hear of their ends. The process starts with the first fork, anew if it died."""
+
+    def __init__(self, log: Path, folder: str, environment: dict[str, str]) -> None:
+        self._folder = folder
+        self._log = log
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._forking = asyncio.Lock()
+        self._forked: asyncio.Future[int] | None = None
+        self._ends: dict[int, asyncio.Future[int | None]] = {}
+
+    async def fork(self) -> tuple[int, socket.socket]:
+        """A new worker: its process id and the socket to talk to it."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                async with self._forking:
+                    if self._process is None or self._process.poll() is not None:
+                        await self._launch()
+                    self._forked = asyncio.get_running_loop().create_future()
+                    socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+                    return await self._forked, ours
+        except BaseException as error:
+            ours.close()
+            if isinstance(error, OSError):
+                raise AgentError(f"the process that starts agents died: look into {self._log}") from error
+            raise
+
+    async def ended(self, pid: int) -> int | None:
+        """How a worker that is gone went: its exit code, or minus the signal that killed it; None if nobody knows."""
+        future = self._ends[pid]
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(asyncio.shield(future), 5.0)
+        return None
+
+    async def close(self) -> None:
+        """End every worker and the process itself."""
+        if self._process is None:
+            return
+        self._writer.close()
+        self._listening.cancel()
+        await asyncio.gather(self._listening, return_exceptions=True)
+        await asyncio.to_thread(self._process.wait)
+        self._process = None
+
+    async def _launch(self) -> None:
+        if self._process is not None:
+            self._writer.close()
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._process = self._popen(theirs.fileno())
+        reader, self._writer = await asyncio.open_connection(sock=self._control)
+        self._listening = asyncio.create_task(self._listen(reader))
+
+    def _popen(self, control: int) -> subprocess.Popen[bytes]:
+        code = f"import sys; sys.path[:] = {sys.path!r}; from strop.runners.zygote import main; main(*sys.argv[1:])"
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-c", code, str(control), self._folder],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[control],
+                env=self._environment,
+            )
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        mine: set[int] = set()
+        while line := await reader.readline():
+            what, pid, *code = line.split()
+            if what == b"forked":
+                mine.add(int(pid))
+                self._ends[int(pid)] = asyncio.get_running_loop().create_future()
+                if self._forked is not None and not self._forked.done():
+                    self._forked.set_result(int(pid))
+            else:
+                mine.discard(int(pid))
+                self._ends[int(pid)].set_result(int(code[0]))
+        for pid in mine:
+            self._ends[pid].set_result(None)
+        if self._forked is not None and not self._forked.done():
+            self._forked.set_exception(ConnectionResetError())
+
+
+def main(control_fd: str, folder: str) -> None:
+    """The zygote's own life. `folder` goes when it goes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool decides when to end
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    from strop.runners import llm, worker
+
+    llm.preload()
+    gc.collect()
+    gc.freeze()  # what is shared stays shared: the collector no longer writes to it
+    control = socket.socket(fileno=int(control_fd))
+    control.set_inheritable(False)
+    workers: set[int] = set()
+
+    def reap(*_: object) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = found
+                workers.discard(pid)
+                _kill_group(pid)  # what the agent started must not outlive its worker
+                with contextlib.suppress(OSError):
+                    control.sendall(b"ended %d %d\n" % (pid, os.waitstatus_to_exitcode(status)))
+
+    signal.signal(signal.SIGCHLD, reap)
+    while True:
+        try:
+            message, fds, _, _ = socket.recv_fds(control, 1, 1)
+        except ConnectionError:
+            message, fds = b"", []
+        if not message:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for pid in workers:
+                _kill_group(pid)
+            shutil.rmtree(folder, ignore_errors=True)
+            os._exit(0)
+        (fd,) = fds
+        os.set_inheritable(fd, False)  # an agent's subprocesses must not hold it open
+        # No news of an end between a fork and the news of it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            _become_worker(fd, worker.serve)
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)  # both sides do it, so that it is done whoever comes first
+        workers.add(pid)
+        os.close(fd)
+        with contextlib.suppress(OSError):
+            control.sendall(b"forked %d\n" % pid)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+
+
+def _become_worker(fd: int, serve: Callable[[socket.socket], None]) -> NoReturn:
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        serve(socket.socket(fileno=fd))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

@@ -1,0 +1,132 @@
+"""The store's interface: the only state rooms share. Every verb returns once what it did is durable.
+
+Verbs are coroutines so that one process can hold a gateway, runners and a loop around one store. Every backend gives
+the same answers; `tests/unit/store` runs against each of them.
+
+Left out on purpose: the store knows nothing of tokens' meaning, of algorithms or of agents.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal
+
+from strop.types import Attempt, Cause, Event, Lease, Mode, Policy, Reward, Rollout, Status, Step, Turn
+
+RETRIED: frozenset[Cause] = frozenset({"lost_runner", "engine_error"})
+"""Causes that were not the agent's doing: the rollout is queued again while it has attempts left."""
+
+
+class Store(ABC):
+    """Rollouts in, leases out, turns and events recorded, steps committed."""
+
+    # -- rollouts ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
+        """Queue rollouts. An id that is already there is left as it is, so enqueueing again after a crash is safe."""
+
+    @abstractmethod
+    async def lease(self, runner: str, *, seconds: float, wait: float = 0.0) -> Lease | None:
+        """Take the oldest queued rollout and open an attempt on it with a fresh key; wait up to `wait` for one."""
+
+    @abstractmethod
+    async def heartbeat(self, rollout: str, attempt: int, *, seconds: float) -> None:
+        """Prolong a lease by `seconds` from now. `Fenced` if the attempt is over."""
+
+    @abstractmethod
+    async def finish(
+        self,
+        rollout: str,
+        attempt: int,
+        *,
+        rewards: Sequence[Reward] = (),
+        cause: Cause | None = None,
+        detail: str | None = None,
+    ) -> Rollout:
+        """End an attempt. No cause: succeeded, with these rewards and those its events reported (same target: these
+        win). With a cause: failed, or queued again if the cause is in RETRIED and attempts are left."""
+
+    @abstractmethod
+    async def cancel(
+        self, rollouts: Sequence[str], *, detail: str, cause: Literal["cancelled", "late"] = "cancelled"
+    ) -> None:
+        """End rollouts that are not wanted any more, or for which time ran out. Those already ended stay as they are."""
+
+    @abstractmethod
+    async def reclaim(self, *, everything: bool = False) -> list[str]:
+        """End attempts whose lease has run out as `lost_runner` (`everything`: all that are running, for when a run is
+        opened again and no runner of it can be alive). Returns the rollouts concerned."""
+
+    # -- what happened in them -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def add_turns(self, turns: Sequence[Turn]) -> None:
+        """Record turns of running attempts. `Fenced` if an attempt is over, and then none of them is recorded."""
+
+    @abstractmethod
+    async def add_events(self, events: Sequence[Event]) -> None:
+        """Record events of running attempts; rewards that are not finite numbers are refused (`BadReward`)."""
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def get(self, rollout: str) -> Rollout: ...
+
+    @abstractmethod
+    async def attempts(self, rollout: str) -> list[Attempt]: ...
+
+    @abstractmethod
+    async def turns(self, rollout: str, *, attempt: int | None = None) -> list[Turn]:
+        """Turns of an attempt (default: the last) in the order their requests began."""
+
+    @abstractmethod
+    async def events(self, rollout: str, *, attempt: int | None = None) -> list[Event]:
+        """Events of an attempt (default: the last) in the order they were recorded."""
+
+    @abstractmethod
+    async def list(
+        self,
+        *,
+        group: str | None = None,
+        status: Status | None = None,
+        mode: Mode | None = None,
+        after: str | None = None,
+        limit: int = 1000,
+    ) -> list[Rollout]:
+        """Rollouts in the order they were enqueued; `after` is the id of the last one of the page before."""
+
+    @abstractmethod
+    async def wait(self, cursor: int, *, timeout: float) -> tuple[int, list[Rollout]]:
+        """Rollouts whose status changed after `cursor` (0: from the beginning), and the new cursor. Waits up to
+        `timeout` for the first one; an empty list says that the time ran out."""
+
+    @abstractmethod
+    async def stats(self) -> dict[str, int]:
+        """Counts: one per status, and `turns`, `events`, `steps`."""
+
+    # -- policies and steps ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def put_policy(self, policy: Policy) -> None: ...
+
+    @abstractmethod
+    async def policies(self) -> list[Policy]: ...
+
+    @abstractmethod
+    async def commit_step(self, step: Step, *, policy: str) -> None:
+        """One transaction: the step, what it consumed, its metrics, and the policy's new version. Refused if a step
+        that is not superseded already has the number or consumed one of the rollouts."""
+
+    @abstractmethod
+    async def steps(self, *, superseded: bool = False) -> list[Step]:
+        """The steps of the present line in order, or all that ever were."""
+
+    @abstractmethod
+    async def open_lineage(self, policy: str, *, after: int) -> int:
+        """Begin a new line after step number `after`, in one transaction: later steps become superseded, and the
+        policy goes back to the version at that step. Returns the new lineage's number (the first is 1)."""
+
+    @abstractmethod
+    async def close(self) -> None: ...

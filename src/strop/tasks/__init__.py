@@ -1,0 +1,1 @@
+"""Where tasks come from (`load`) and which one is next (`sampling`)."""

@@ -1,0 +1,14 @@
+"""Turns become a token tree with entries: pure functions of records, numpy only.
+
+    samples ──assemble──▶ Batch (entries, what was left out and why) ──pack──▶ pieces of the token tree
+                                                                       check: every branch reads back as its turn
+
+Left out for now: several policies in one batch (call `assemble` once per policy, with that policy's agents).
+"""
+
+from strop.trajectory.assemble import ON_FAILURE, assemble
+from strop.trajectory.entries import Batch, Entries, Sample
+from strop.trajectory.report import Exactness, exactness
+from strop.trajectory.tree import Piece, check, pack
+
+__all__ = ["ON_FAILURE", "Batch", "Entries", "Exactness", "Piece", "Sample", "assemble", "check", "exactness", "pack"]

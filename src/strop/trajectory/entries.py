@@ -1,0 +1,107 @@
+"""What a batch is made of: samples (whole rollouts) and entries (sampled tokens that may carry loss)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strop.types import Rollout, Turn
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One rollout that ended, with every turn of its last attempt."""
+
+    rollout: Rollout
+    turns: list[Turn]
+
+
+@dataclass
+class Entries:
+    """Columns, one row per sampled token of a trained agent, in the order sample, turn, index.
+
+    A rollout that sampled [7, 8] and then, its context grown, [9], in a batch of its own:
+
+        turn       0    0    1      index into Batch.turns
+        index      0    1    0      place within the turn's response
+        target     7    8    9      the token that was sampled
+        behaviour -.1  -.7  -.2     the engine's logprob of it
+        weight    1/3  1/3  1/3     after credit: token mean over the batch
+
+    `proximal` (the learner's logprob when the step began), `ref` (the reference model's) and `value` (the critic's) are
+    NaN until `score` fills them. `advantage`, `ret` (the return a critic learns) and `weight` are filled by the
+    algorithm's `credit`; the batch loss is the sum of weight x loss. `rollout` and `group` index Batch.samples and
+    Batch.groups, `agent` indexes Batch.agents. Where `trainable` is False the weight must stay 0; where `exact` is
+    False the recorded logprob is not log_softmax(logits / temperature) and cannot be compared with the learner's.
+    """
+
+    turn: Ints
+    index: Ints
+    target: Ints
+    behaviour: Floats
+    proximal: Floats
+    ref: Floats
+    value: Floats
+    advantage: Floats
+    ret: Floats
+    weight: Floats
+    temperature: Floats
+    rollout: Ints
+    agent: Ints
+    group: Ints
+    trainable: Bools
+    exact: Bools
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    def take(self, rows: Ints) -> Entries:
+        """The same columns with these rows only."""
+        return Entries(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+
+@dataclass
+class Batch:
+    """The complete groups of one step.
+
+    `samples` are all rollouts, dropped ones too, in sampling order (group, member). `counted[s]` says whether sample s
+    takes part in its group's baseline, `zeroed[s]` that it failed in a way that makes its total 0. `paths[t]` are the
+    ids of turn t, prompt and response; its entries are rows `starts[t]` to `starts[t + 1]`. `skipped[t]` is the reason turn t
+    may not carry loss, or None. `dropped` maps the rollouts that carry no loss at all to the reason.
+    """
+
+    samples: list[Sample]
+    groups: list[str]
+    agents: list[str]
+    group: Ints
+    counted: Bools
+    zeroed: Bools
+    turns: list[Turn]
+    paths: list[Ints]
+    starts: Ints
+    skipped: list[str | None]
+    entries: Entries
+    dropped: dict[str, str]
+
+    def rows(self, turn: int) -> Ints:
+        """The rows of Entries that a turn's sampled tokens have."""
+        return np.arange(int(self.starts[turn]), int(self.starts[turn + 1]), dtype=np.int64)
+
+    def drop(self, sample: int, reason: str) -> None:
+        """Leave a rollout out of the loss. The first reason stays: it is the one that was true first."""
+        self.dropped.setdefault(self.samples[sample].rollout.id, reason)
+
+    def counts(self) -> dict[str, float]:
+        """What was left out, as metrics: rollouts by reason, and sampled tokens of turns by reason."""
+        counts = Counter({f"filter/{reason}": n for reason, n in Counter(self.dropped.values()).items()})
+        for t, reason in enumerate(self.skipped):
+            if reason is not None:
+                counts[f"filter_tokens/{reason}"] += int(self.starts[t + 1] - self.starts[t])
+        return {name: float(n) for name, n in sorted(counts.items())}

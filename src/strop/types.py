@@ -1,0 +1,295 @@
+"""The records every room speaks. Each has a worked example; read them in order and you have read the data flow.
+
+    Task ──enqueue──▶ Rollout ──lease──▶ Attempt ──model calls──▶ Turn ─┐
+                                            └──reports──────────▶ Event ├─▶ Step (one commit) ─▶ Policy version
+                                                                 Reward ┘
+
+All records are frozen msgspec Structs: comparable, hashable where their fields are, and encoded as JSON by
+`msgspec.json`. Times are seconds since the epoch (UTC). Ids are strings that sort in the order things were made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+Status = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+Mode = Literal["train", "eval", "greedy"]
+"""How a rollout samples: the policy's settings for training, for evaluation, or for evaluation at temperature 0."""
+Finish = Literal["stop", "length", "tool_calls", "abandoned", "error"]
+Cause = Literal["agent_error", "timeout", "lost_runner", "engine_error", "bad_reward", "cancelled", "late"]
+EventKind = Literal["reward", "message", "span", "error"]
+
+TERMINAL: frozenset[Status] = frozenset({"succeeded", "failed", "cancelled"})
+
+TRANSITIONS: dict[Status, frozenset[Status]] = {
+    "queued": frozenset({"running", "cancelled"}),
+    "running": frozenset({"succeeded", "failed", "cancelled", "queued"}),  # back to queued: another attempt is left
+    "succeeded": frozenset(),
+    "failed": frozenset(),
+    "cancelled": frozenset(),
+}
+"""Which status a rollout may take next. Anything else is refused by name."""
+
+
+class Task(Struct, frozen=True, kw_only=True):
+    """One problem. `agent` picks an agent by name where a recipe brings several.
+
+    >>> Task(id="calc-17", split="test", data={"question": "What is 3 * 4?", "answer": 12})
+    Task(id='calc-17', split='test', data={'question': 'What is 3 * 4?', 'answer': 12}, agent=None)
+    """
+
+    id: str
+    split: str = "train"
+    data: Any = None
+    agent: str | None = None
+
+
+class Sampling(Struct, frozen=True, kw_only=True):
+    """How tokens are drawn. The recorded logprob is log_softmax(logits / temperature) of the drawn token.
+
+    A turn drawn with anything that cuts the distribution (`top_p`, `top_k`, `min_p`) or shifts it by penalties cannot
+    be reproduced from that logprob alone; `exact` says whether it can. Greedy turns (temperature 0) carry no loss.
+
+    >>> Sampling().exact, Sampling(top_p=0.9).exact, Sampling(temperature=0.0).exact
+    (True, False, False)
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+    @property
+    def truncated(self) -> bool:
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+    @property
+    def exact(self) -> bool:
+        return self.temperature > 0.0 and not self.truncated
+
+
+class Reward(Struct, frozen=True, kw_only=True):
+    """A number with a name, for the whole rollout, for one agent in it, or for one turn (never both).
+
+    The same name and target given twice: the last one wins. NaN and infinity are refused where they enter
+    (`strop.errors.BadReward`).
+
+    >>> Reward(name="reward", value=1.0).target
+    ('reward', None, None)
+    """
+
+    name: str = "reward"
+    value: float
+    turn: str | None = None
+    agent: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.turn is not None and self.agent is not None:
+            raise ValueError(f"reward {self.name!r} names a turn and an agent: give one of them")
+
+    @property
+    def target(self) -> tuple[str, str | None, str | None]:
+        return self.name, self.turn, self.agent
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.value)
+
+
+class Rollout(Struct, frozen=True, kw_only=True):
+    """One run of an agent on one task. Rollouts with the same `group` are compared with each other.
+
+    `seed` fixes every token the rollout samples in deterministic mode; it depends on the run's seed, the group and the
+    member, never on attempt or time. `cause` and `detail` say why it failed. `rewards` are those of its last attempt.
+
+    >>> r = Rollout(id="g000003.1", group="g000003", member=1, task=Task(id="calc-17"), seed=99, created=0.0)
+    >>> r.status, r.ended
+    ('queued', None)
+    """
+
+    id: str
+    group: str
+    member: int
+    task: Task
+    mode: Mode = "train"
+    seed: int = 0
+    status: Status = "queued"
+    attempts: int = 0
+    max_attempts: int = 2
+    created: float
+    ended: float | None = None
+    cause: Cause | None = None
+    detail: str | None = None
+    rewards: tuple[Reward, ...] = ()
+
+    def reward(self, name: str = "reward") -> float | None:
+        """The rollout-wide reward called `name`, or None if nobody gave one."""
+        for reward in self.rewards:
+            if reward.target == (name, None, None):
+                return reward.value
+        return None
+
+
+class Attempt(Struct, frozen=True, kw_only=True):
+    """One lease of a rollout by a runner. Only the last attempt of a rollout counts.
+
+    `key` is the attempt's secret: it opens this attempt at the gateway and nothing else. Writes after `lease_until`
+    passed and another attempt began are refused.
+
+    >>> Attempt(rollout="g000003.1", number=1, runner="w0", key="k", started=0.0, lease_until=30.0).ended is None
+    True
+    """
+
+    rollout: str
+    number: int
+    runner: str
+    key: str
+    started: float
+    lease_until: float
+    ended: float | None = None
+    cause: Cause | None = None
+    detail: str | None = None
+
+
+class Lease(Struct, frozen=True, kw_only=True):
+    """What a runner gets: the rollout to run and the attempt it runs it under."""
+
+    rollout: Rollout
+    attempt: Attempt
+
+
+class Turn(Struct, frozen=True, kw_only=True):
+    """One model call, token for token.
+
+    `prompt_ids` are the ids the engine saw, `response_ids` the ids it sampled, `logprobs` one per sampled id.
+    `versions` is run-length: [(first index, version)]. `parent` is the turn whose context this one extends exactly;
+    `shared` counts the leading prompt ids taken over from it unchanged. Where a request could not extend any served
+    context, `branch` says why. `requested` is what the agent asked for, `sampling` what was really used.
+
+    A weather agent's second call, three prompt tokens longer than the first call's whole text:
+
+    >>> first = Turn(id="g1.0/1/0", rollout="g1.0", attempt=1, agent="main", policy="main", prompt_ids=[1, 5, 2],
+    ...     response_ids=[7, 8], logprobs=[-0.1, -0.7], versions=[(0, "1.4")], finish="tool_calls", started=0, ended=1)
+    >>> second = Turn(id="g1.0/1/1", rollout="g1.0", attempt=1, agent="main", policy="main", parent=first.id, shared=5,
+    ...     prompt_ids=[1, 5, 2, 7, 8, 4, 6, 2], response_ids=[9], logprobs=[-0.2], versions=[(0, "1.4")],
+    ...     finish="stop", started=2, ended=3)
+    >>> second.prompt_ids[: second.shared] == first.ids
+    True
+    """
+
+    id: str
+    rollout: str
+    attempt: int
+    agent: str = "main"
+    policy: str = "main"
+    prompt_ids: list[int]
+    response_ids: list[int]
+    logprobs: list[float]
+    versions: list[tuple[int, str]]
+    sampling: Sampling = Sampling()
+    requested: dict[str, Any] = {}
+    finish: Finish
+    parent: str | None = None
+    shared: int = 0
+    branch: str | None = None
+    choice: int = 0
+    choices: int = 1
+    messages: list[dict[str, Any]] = []
+    answer: dict[str, Any] = {}
+    started: float
+    ended: float
+
+    @property
+    def ids(self) -> list[int]:
+        """The whole path: what the engine saw and then sampled."""
+        return self.prompt_ids + self.response_ids
+
+    @property
+    def abandoned(self) -> bool:
+        """Not delivered whole to the agent: recorded and counted, but trained with weight 0."""
+        return self.finish in ("abandoned", "error")
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """Anything else an agent says while it runs.
+
+    >>> Event(rollout="g1.0", attempt=1, kind="reward", data={"name": "format", "value": 0.5}, time=1.0).kind
+    'reward'
+    """
+
+    rollout: str
+    attempt: int
+    kind: EventKind
+    data: dict[str, Any]
+    time: float
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One pass of the loop, committed at once: what was consumed, what was left out and why, what came of it.
+
+    `number` counts from 1; step 0 is the model as it was before training. `dropped` maps rollout ids to the reason
+    they carried no loss; they are consumed all the same. `digest` fingerprints the weights in deterministic mode.
+
+    >>> Step(lineage=2, number=7, rollouts=["g000003.0"], metrics={}, time=0.0).version
+    '2.7'
+    """
+
+    lineage: int
+    number: int
+    rollouts: list[str]
+    dropped: dict[str, str] = {}
+    metrics: dict[str, float]
+    checkpoint: str | None = None
+    digest: str | None = None
+    superseded: bool = False
+    time: float
+
+    @property
+    def version(self) -> str:
+        return version(self.lineage, self.number)
+
+
+class Policy(Struct, frozen=True, kw_only=True):
+    """The thing being improved. `version` is the one that engines serve now.
+
+    >>> Policy(name="main", version="1.0", model="strop/nano").kind
+    'weights'
+    """
+
+    name: str
+    version: str
+    model: str
+    kind: Literal["weights", "prompt"] = "weights"
+
+
+def version(lineage: int, step: int) -> str:
+    """The name of the weights that step `step` of lineage `lineage` made: '1.0' is where a run begins."""
+    return f"{lineage}.{step}"
+
+
+def version_step(version: str) -> int:
+    """The step number in a version, which staleness is measured in.
+
+    >>> version_step("2.7")
+    7
+    """
+    return int(version.rpartition(".")[2])
+
+
+def stable_hash(*parts: str | int | Sequence[int]) -> int:
+    """A 63-bit hash that is the same in every process and on every machine; seeds are made from it.
+
+    >>> stable_hash("run", 1) == stable_hash("run", 1) != stable_hash("run", "1")
+    True
+    """
+    digest = hashlib.blake2b(msgspec.json.encode(parts), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,73 @@
+"""Everything between an agent and its engine, and ways to look behind the counter."""
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+import openai
+
+from strop.engines.scripted import Answer, Scripted
+from strop.gateway.app import Gateway, agent_url, events_url
+from strop.gateway.server import Server
+from strop.store.sqlite import SqliteStore
+from strop.types import Attempt, Rollout, Task, Turn
+
+
+class Stand:
+    def __init__(self, store: SqliteStore, engine: Scripted, gateway: Gateway, server: Server) -> None:
+        self.store, self.engine, self.gateway, self.server = store, engine, gateway, server
+        self.clients: list[openai.AsyncOpenAI] = []
+
+    def script(self, *answers: Answer) -> None:
+        self.engine._script = answers
+        self.engine.calls.clear()
+
+    async def attempt(self, id: str, *, mode: Any = "train", seed: int = 1) -> Attempt:
+        rollout = Rollout(id=id, group=id, member=0, task=Task(id="t"), mode=mode, seed=seed, created=0.0)
+        await self.store.enqueue([rollout])
+        lease = await self.store.lease("w0", seconds=600)
+        assert lease is not None
+        assert lease.rollout.id == id
+        return lease.attempt
+
+    def url(self, attempt: Attempt, agent: str = "main") -> str:
+        return agent_url(self.server.url, attempt.rollout, attempt.number, agent)
+
+    def events_url(self, attempt: Attempt) -> str:
+        return events_url(self.server.url, attempt.rollout, attempt.number)
+
+    def client(self, attempt: Attempt, agent: str = "main", **options: Any) -> openai.AsyncOpenAI:
+        options = {"api_key": attempt.key, "max_retries": 0} | options
+        client = openai.AsyncOpenAI(base_url=self.url(attempt, agent), **options)
+        self.clients.append(client)
+        return client
+
+    async def turns(self, attempt: Attempt) -> list[Turn]:
+        """Recorded turns, checked against what the engine saw and sampled."""
+        turns = await self.store.turns(attempt.rollout, attempt=attempt.number)
+        played = {(tuple(call.asked.prompt_ids), call.asked.sampling.seed): call for call in self.engine.calls}
+        for turn in turns:
+            call = played[tuple(turn.prompt_ids), turn.sampling.seed]
+            assert turn.sampling == call.asked.sampling
+            assert turn.response_ids == call.ids[: len(turn.response_ids)]
+            assert turn.response_ids == call.ids or turn.sampling.stop or turn.abandoned
+            assert len(turn.logprobs) == len(turn.response_ids)
+        return turns
+
+
+async def fetch(url: str, body: Any = None, *, key: str = "") -> tuple[int, Any]:
+    """A plain request: the status and the JSON of the answer."""
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"authorization": f"Bearer {key}", "content-type": "application/json"})
+
+    def send() -> tuple[int, Any]:
+        try:
+            with urllib.request.urlopen(request) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    return await asyncio.to_thread(send)

@@ -1,0 +1,130 @@
+"""What a client sees that is not OpenAI's: refusals by name, events, health, the port."""
+
+import socket
+from typing import Any
+
+import pytest
+
+from strop.errors import PlaceError
+from strop.gateway.server import serve
+from tests.integration.gateway.stand import Stand, fetch
+
+HI = [{"role": "user", "content": "hi"}]
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        (b"{", None, "JSON"),
+        (b"[]", None, "JSON"),
+        (b"[" * 5000, None, "JSON"),
+        ({}, "messages", "required"),
+        ({"messages": []}, "messages", "length"),
+        ({"messages": "hi"}, "messages", "array"),
+        ({"messages": HI, "logit_bias": {"5": 1}}, "logit_bias", "unsupported"),
+        ({"messages": HI, "frequency_penalty": 0.5}, "frequency_penalty", "unsupported"),
+        ({"messages": HI, "top_logprobs": 5, "logprobs": True}, "top_logprobs", "unsupported"),
+        ({"messages": HI, "functions": []}, "functions", "unsupported"),
+        ({"messages": HI, "tool_choice": "required"}, "tool_choice", "unsupported"),
+        ({"messages": HI, "response_format": {"type": "json_object"}}, "response_format", "unsupported"),
+        ({"messages": HI, "stream_options": {"x": 1}}, "stream_options.x", "unsupported"),
+        ({"messages": HI, "temperature": "hot"}, "temperature", "float"),
+        ({"messages": HI, "max_tokens": 0}, "max_tokens", ">= 1"),
+        ({"messages": HI, "n": 0}, "n", ">= 1"),
+        ({"messages": HI, "stop": [""]}, "stop", "empty"),
+        ({"messages": HI, "tools": [{"type": "search"}]}, "tools[0]", "function"),
+        ({"messages": HI, "tools": [{"type": "function", "function": {}}]}, "tools[0]", "name"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0]", "wizard"),
+        ({"messages": [{"content": "x"}]}, "messages[0]", "role"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0]", "content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "image_url"),
+        ({"messages": [*HI, {"role": "tool", "content": "x", "tool_call_id": "c"}]}, "messages[1].tool_call_id", "'c'"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL | {"id": 3}]}]}, "messages[0]", "tool_calls[0].id"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": "["}}]}]},
+            "messages[0].tool_calls[0].function.arguments",
+            "JSON object",
+        ),
+    ],
+)
+async def test_refusals(stand: Stand, body: Any, param: str | None, words: str) -> None:
+    attempt = await stand.attempt("r1")
+    status, answer = await fetch(stand.url(attempt) + "/chat/completions", body, key=attempt.key)
+    assert status == 400
+    error = answer["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert words in error["message"]
+    (event,) = await stand.store.events("r1")
+    assert event.data["message"] == error["message"]
+    assert stand.engine.calls == []
+
+
+async def test_what_changes_nothing_is_accepted(stand: Stand) -> None:
+    stand.script("a")
+    attempt = await stand.attempt("r1")
+    body = {
+        "model": None,
+        "messages": [{"role": "developer", "content": [{"type": "text", "text": "x"}]}, *HI],
+        "frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}, "store": False, "user": "u",
+        "metadata": {"a": "b"}, "response_format": {"type": "text"}, "tools": [], "stream_options": None,
+    }  # fmt: skip
+    status, answer = await fetch(stand.url(attempt) + "/chat/completions", body, key=attempt.key)
+    assert status == 200, answer
+    assert (await stand.turns(attempt))[0].messages[0] == {"role": "system", "content": "x"}
+
+
+async def test_events(stand: Stand) -> None:
+    attempt = await stand.attempt("r1")
+    reward = {"kind": "reward", "data": {"name": "format", "value": 0.5}}
+
+    async def say(body: Any) -> tuple[int, Any]:
+        return await fetch(stand.events_url(attempt), body, key=attempt.key)
+
+    assert await say(reward) == (200, {"recorded": 1})
+    assert await say([{"kind": "message", "data": {"text": "hi"}}, {"kind": "span"}]) == (200, {"recorded": 2})
+    assert [event.kind for event in await stand.store.events("r1")] == ["reward", "message", "span"]
+    for bad in ({"kind": "reward", "data": {"value": "much"}}, {"kind": "secret", "data": {}}, b"{"):
+        status, answer = await say(bad)
+        assert status == 400
+        assert answer["error"]["message"]
+    await stand.store.finish("r1", 1)
+    for _ in range(2):
+        status, answer = await say(reward)
+        assert (status, answer["error"]["code"]) == (409, "attempt_over")
+
+
+async def test_keys_are_compared_as_bytes(stand: Stand) -> None:
+    attempt = await stand.attempt("r1")
+    for key in ("", "\xe9", attempt.key + "x"):
+        status, answer = await fetch(stand.url(attempt) + "/models", key=key)
+        assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+    assert (await fetch(stand.url(attempt) + "/models", key=attempt.key))[0] == 200
+    assert (await fetch(stand.server.url + "/r/nobody/1/agents/main/v1/models", key="x"))[0] == 401
+
+
+async def test_health(stand: Stand) -> None:
+    status, answer = await fetch(stand.server.url + "/health")
+    assert (status, answer["status"]) == (200, "ok")
+    status, answer = await fetch(stand.server.url + "/v1/chat/completions", {})
+    assert status == 404
+    assert "base URL" in answer["error"]["message"]
+
+
+async def test_port_in_use(stand: Stand) -> None:
+    port = int(stand.server.url.rpartition(":")[2])
+    with pytest.raises(PlaceError, match=rf"{port}.*gateway\.port=0"):
+        await serve(stand.gateway.app, port=port)
+    with pytest.raises(PlaceError, match=r"gateway\.host"):
+        await serve(stand.gateway.app, host="no.such.host.invalid")
+    with pytest.raises(PlaceError, match=r"gateway\.host"):
+        await serve(stand.gateway.app, host="192.0.2.1")
+
+
+async def test_server_closes(stand: Stand) -> None:
+    server = await serve(stand.gateway.app)
+    port = int(server.url.rpartition(":")[2])
+    await server.close()
+    with pytest.raises(OSError, match="refused"), socket.socket() as sock:
+        sock.connect(("127.0.0.1", port))

@@ -1,0 +1,9 @@
+import pytest
+
+from strop.gateway.render import Renderer
+from tests import chatml
+
+
+@pytest.fixture(scope="session")
+def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    return Renderer.from_folder(chatml.make(tmp_path_factory.mktemp("chatml")))

@@ -1,0 +1,141 @@
+"""What only the SQLite backend can get wrong: files, versions, full disks, closing."""
+
+import asyncio
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
+
+from strop.errors import NewerStore, PlaceError, StoreError
+from strop.store import rows
+from strop.store.sqlite import SqliteStore
+from strop.types import Event, Rollout, Task
+
+
+def rollouts(num: int, data: object = None) -> list[Rollout]:
+    return [Rollout(id=f"g1.{i}", group="g1", member=i, task=Task(id="t", data=data), created=0.0) for i in range(num)]
+
+
+async def test_what_was_written_is_there_after_opening_again(tmp_path: Path):
+    path = tmp_path / "new" / "folder" / "store.sqlite"
+    store = await SqliteStore.open(path)
+    await store.enqueue(rollouts(3))
+    await store.close()
+    store = await SqliteStore.open(path)
+    assert len(await store.list()) == 3
+    await store.close()
+
+
+@pytest.mark.parametrize(("level", "number"), [("NORMAL", 1), ("FULL", 2)])
+async def test_durability_settings(tmp_path: Path, level, number: int):
+    store = await SqliteStore.open(tmp_path / "s.sqlite", synchronous=level)
+    assert await store._writer.do(lambda db: db.execute("PRAGMA synchronous").fetchone()) == (number,)
+    assert await store._writer.do(lambda db: db.execute("PRAGMA journal_mode").fetchone()) == ("wal",)
+    await store.close()
+
+
+async def test_a_newer_store_is_refused(tmp_path: Path):
+    path = tmp_path / "s.sqlite"
+    await (await SqliteStore.open(path)).close()
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE strop SET version = ?", (rows.VERSION + 1,))
+    db.close()
+    with pytest.raises(NewerStore, match=r"s\.sqlite was written by a newer strop .* update with"):
+        await SqliteStore.open(path)
+
+
+async def test_other_files_are_refused(tmp_path: Path):
+    text = tmp_path / "notes.sqlite"
+    text.write_text("not a database, but long enough to look at: " * 50)
+    with pytest.raises(StoreError, match=r"notes\.sqlite is not a Strop store"):
+        await SqliteStore.open(text)
+    foreign = tmp_path / "foreign.sqlite"
+    with sqlite3.connect(foreign) as db:
+        db.execute("CREATE TABLE t (x)")
+    db.close()
+    with pytest.raises(StoreError, match=r"foreign\.sqlite is a database of another program"):
+        await SqliteStore.open(foreign)
+
+
+async def test_places_that_cannot_be_written_are_refused(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PlaceError, match=r"cannot make the folder .*file/below"):
+        await SqliteStore.open(tmp_path / "file" / "below" / "s.sqlite")
+    (tmp_path / "taken.sqlite").mkdir()
+    with pytest.raises(PlaceError, match=r"cannot write .*taken\.sqlite"):
+        await SqliteStore.open(tmp_path / "taken.sqlite")
+    if sys.platform == "linux":
+        with pytest.raises(PlaceError, match="/proc"):
+            await SqliteStore.open("/proc/s.sqlite")
+
+
+async def test_a_full_disk_is_a_sentence_and_loses_nothing_acknowledged(tmp_path: Path):
+    store = await SqliteStore.open(tmp_path / "s.sqlite")
+    await store.enqueue(rollouts(1))
+    await store.lease("w", seconds=30)
+    pages = await store._writer.do(lambda db: db.execute("PRAGMA page_count").fetchone()[0])
+    await store._writer.do(lambda db: db.execute(f"PRAGMA max_page_count = {pages + 10}").fetchone())
+    events = [
+        Event(rollout="g1.0", attempt=1, kind="message", data={"x": "y" * 5000}, time=float(i)) for i in range(40)
+    ]
+    results = await asyncio.gather(*(store.add_events([event]) for event in events), return_exceptions=True)
+    for event in events:
+        results.append((await asyncio.gather(store.add_events([event]), return_exceptions=True))[0])
+    refused = [r for r in results if r is not None]
+    assert refused
+    assert all(isinstance(r, StoreError) and "is full: free some space" in str(r) for r in refused)
+    assert len(await store.events("g1.0")) == len(results) - len(refused)
+    await store._writer.do(lambda db: db.execute("PRAGMA max_page_count = 1000000").fetchone())
+    await store.add_events(events)  # it goes on once there is room
+    await store.close()
+
+
+async def test_another_writer_is_a_sentence(tmp_path: Path):
+    store = await SqliteStore.open(tmp_path / "s.sqlite")
+    await store._writer.do(lambda db: None)
+    store._writer._connection.execute("PRAGMA busy_timeout = 50")
+    other = sqlite3.connect(tmp_path / "s.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match="another process holds"):
+        await store.enqueue(rollouts(1))
+    other.execute("ROLLBACK")
+    other.close()
+    await store.enqueue(rollouts(1))
+    await store.close()
+
+
+async def test_close_finishes_what_is_queued_and_refuses_what_comes_after(tmp_path: Path):
+    store = await SqliteStore.open(tmp_path / "s.sqlite")
+    writes = [asyncio.create_task(store.enqueue([rollout])) for rollout in rollouts(50)]
+    await asyncio.sleep(0)
+    await store.close()
+    await asyncio.gather(*writes)
+    with pytest.raises(StoreError, match="is closed"):
+        await store.list()
+    with pytest.raises(StoreError, match="is closed"):
+        await store.enqueue(rollouts(1))
+    await store.close()
+    store = await SqliteStore.open(tmp_path / "s.sqlite")
+    assert len(await store.list()) == 50
+    await store.close()
+
+
+def test_one_store_serves_several_event_loops(tmp_path: Path):
+    store = asyncio.run(SqliteStore.open(tmp_path / "s.sqlite"))
+    asyncio.run(store.enqueue(rollouts(2)))
+    assert len(asyncio.run(store.list())) == 2
+    asyncio.run(store.close())
+
+
+async def test_an_operation_that_breaks_in_python_reaches_its_caller_alone(tmp_path: Path):
+    store = await SqliteStore.open(tmp_path / "s.sqlite")
+    results = await asyncio.gather(
+        store.enqueue(rollouts(1)),
+        store._writer.do(lambda db: 1 // 0),
+        store.enqueue(rollouts(2)),
+        return_exceptions=True,
+    )
+    assert [type(r) for r in results] == [type(None), ZeroDivisionError, type(None)]
+    assert len(await store.list()) == 2
+    await store.close()

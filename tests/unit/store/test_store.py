@@ -1,0 +1,552 @@
+"""What every backend answers, verb by verb."""
+
+import asyncio
+import math
+import random
+import time
+
+import pytest
+
+from strop.errors import BadReward, Fenced, IllegalTransition, StoreError, UnknownId
+from strop.store.base import Store
+from strop.types import Event, Lease, Policy, Reward, Rollout, Sampling, Step, Task, Turn
+
+
+def rollout(id: str, **fields) -> Rollout:
+    given = {"group": id.partition(".")[0], "member": 0, "task": Task(id="t", data={"q": ["é", 1.5]}), "created": 1.0}
+    return Rollout(id=id, **(given | fields))
+
+
+def turn(lease: Lease, k: int, **fields) -> Turn:
+    given = {
+        "prompt_ids": [1, 2, 3],
+        "response_ids": [7, 8],
+        "logprobs": [-0.1, -0.7],
+        "versions": [(0, "1.0")],
+        "finish": "stop",
+        "started": float(k),
+        "ended": k + 1.0,
+    }
+    name, number = lease.rollout.id, lease.attempt.number
+    return Turn(id=f"{name}/{number}/{k}", rollout=name, attempt=number, **(given | fields))
+
+
+def reward_event(lease: Lease, **data) -> Event:
+    return Event(rollout=lease.rollout.id, attempt=lease.attempt.number, kind="reward", data=data, time=1.0)
+
+
+async def leased(store: Store, id: str = "g1.0", **fields) -> Lease:
+    await store.enqueue([rollout(id, **fields)])
+    lease = await store.lease("w", seconds=30)
+    assert lease is not None
+    assert lease.rollout.id == id
+    return lease
+
+
+# -- rollouts ----------------------------------------------------------------------------------------------------------
+
+
+async def test_rollouts_come_back_as_they_were_given(store: Store):
+    given = rollout("g1.0", mode="eval", seed=2**63 - 1, max_attempts=5, member=3)
+    await store.enqueue([given])
+    assert await store.get("g1.0") == given
+
+
+async def test_enqueueing_again_changes_nothing(store: Store):
+    lease = await leased(store)
+    await store.enqueue([rollout("g1.0", seed=5), rollout("g1.1")])
+    assert await store.get("g1.0") == lease.rollout
+    assert [r.id for r in await store.list()] == ["g1.0", "g1.1"]
+
+
+async def test_leases_go_in_order_of_enqueueing_each_with_its_own_key(store: Store):
+    ids = ["z.0", "a.0", "m.0"]
+    await store.enqueue([rollout(id) for id in ids])
+    before = time.time()
+    leases = [await store.lease("w", seconds=30) for _ in ids]
+    assert [lease.rollout.id for lease in leases if lease] == ids
+    assert len({lease.attempt.key for lease in leases if lease}) == 3
+    assert leases[0] is not None
+    assert leases[0].rollout.status == "running"
+    assert leases[0].rollout.attempts == leases[0].attempt.number == 1
+    assert 29 < leases[0].attempt.lease_until - before < 32
+    assert await store.lease("w", seconds=30) is None
+
+
+async def test_one_rollout_is_leased_once_however_many_ask(store: Store):
+    await store.enqueue([rollout(f"g1.{i}") for i in range(5)])
+    leases = await asyncio.gather(*(store.lease(f"w{i}", seconds=30) for i in range(20)))
+    assert sorted(lease.rollout.id for lease in leases if lease) == [f"g1.{i}" for i in range(5)]
+
+
+async def test_a_waiting_lease_wakes_when_something_is_queued(store: Store):
+    waiting = asyncio.create_task(store.lease("w", seconds=30, wait=20))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await store.enqueue([rollout("g1.0")])
+    lease = await asyncio.wait_for(waiting, 2)
+    assert lease is not None
+
+
+async def test_a_waiting_lease_gives_up(store: Store):
+    began = time.monotonic()
+    assert await store.lease("w", seconds=30, wait=0.1) is None
+    assert 0.09 < time.monotonic() - began < 2
+
+
+async def test_a_lease_that_nobody_waits_for_any_more_is_not_taken(store: Store):
+    waiting = asyncio.create_task(store.lease("w", seconds=30, wait=20))
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await store.enqueue([rollout("g1.0")])
+    assert (await store.get("g1.0")).status == "queued"
+
+
+async def test_finish_with_no_cause_succeeds(store: Store):
+    lease = await leased(store)
+    done = await store.finish("g1.0", 1, rewards=[Reward(value=0.25)], detail="fine")
+    assert done == await store.get("g1.0")
+    assert (done.status, done.reward(), done.detail, done.cause) == ("succeeded", 0.25, "fine", None)
+    assert done.ended is not None
+    assert done.ended >= lease.attempt.started
+    (attempt,) = await store.attempts("g1.0")
+    assert attempt.ended == done.ended
+
+
+async def test_rewards_of_events_and_of_the_end_are_merged(store: Store):
+    lease = await leased(store)
+    await store.add_events(
+        [
+            reward_event(lease, name="format", value=0.1),
+            reward_event(lease, name="format", value=0.2),
+            reward_event(lease, name="reward", value=0.5),
+            reward_event(lease, name="format", value=0.9, turn="g1.0/1/0"),
+            reward_event(lease, name="style", value=True),
+        ]
+    )
+    done = await store.finish("g1.0", 1, rewards=[Reward(value=1.0)])
+    assert {r.target: r.value for r in done.rewards} == {
+        ("format", None, None): 0.2,  # the later event
+        ("reward", None, None): 1.0,  # the one given at the end
+        ("format", "g1.0/1/0", None): 0.9,  # another target
+        ("style", None, None): 1.0,
+    }
+
+
+async def test_a_failed_attempts_rewards_do_not_count(store: Store):
+    lease = await leased(store)
+    await store.add_events([reward_event(lease, name="reward", value=1.0)])
+    await store.finish("g1.0", 1, cause="lost_runner")
+    second = await store.lease("w", seconds=30)
+    assert second is not None
+    assert second.attempt.number == 2
+    done = await store.finish("g1.0", 2, rewards=[Reward(name="other", value=2.0)])
+    assert [r.target[0] for r in done.rewards] == ["other"]
+
+
+@pytest.mark.parametrize("cause", ["lost_runner", "engine_error"])
+async def test_causes_that_are_not_the_agents_doing_are_tried_again_until_attempts_run_out(store: Store, cause):
+    await leased(store, max_attempts=2)
+    again = await store.finish("g1.0", 1, cause=cause, detail="first")
+    assert (again.status, again.cause, again.ended) == ("queued", None, None)
+    assert await store.lease("w", seconds=30) is not None
+    last = await store.finish("g1.0", 2, cause=cause, detail="second")
+    assert (last.status, last.cause, last.detail) == ("failed", cause, "second")
+    assert [(a.number, a.cause, a.detail) for a in await store.attempts("g1.0")] == [
+        (1, cause, "first"),
+        (2, cause, "second"),
+    ]
+
+
+@pytest.mark.parametrize("cause", ["agent_error", "timeout", "bad_reward"])
+async def test_other_causes_fail_at_once(store: Store, cause):
+    await leased(store, max_attempts=3)
+    assert (await store.finish("g1.0", 1, cause=cause)).status == "failed"
+
+
+async def test_a_rollout_tried_again_comes_before_newer_ones(store: Store):
+    await leased(store, "g1.0")
+    await store.enqueue([rollout("g2.0")])
+    await store.finish("g1.0", 1, cause="lost_runner")
+    lease = await store.lease("w", seconds=30)
+    assert lease is not None
+    assert lease.rollout.id == "g1.0"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+async def test_rewards_that_are_not_finite_are_refused(store: Store, value: float):
+    lease = await leased(store)
+    with pytest.raises(BadReward, match=r"'reward'.*finite"):
+        await store.finish("g1.0", 1, rewards=[Reward(value=value)])
+    with pytest.raises(BadReward, match="finite"):
+        await store.add_events([reward_event(lease, name="reward", value=value)])
+    for wrong in ({"name": "reward"}, {"value": "1"}, {"value": 1, "turn": "a", "agent": "b"}):
+        with pytest.raises(BadReward):
+            await store.add_events([reward_event(lease, **wrong)])
+    assert (await store.get("g1.0")).status == "running"
+    assert await store.events("g1.0") == []
+
+
+async def test_cancel_ends_what_has_not_ended(store: Store):
+    await leased(store, "g1.0")
+    await store.finish("g1.0", 1, rewards=[Reward(value=1.0)])
+    await leased(store, "g1.1")
+    await store.enqueue([rollout("g1.2")])
+    await store.cancel(["g1.0", "g1.1", "g1.2"], detail="late")
+    found = {r.id: (r.status, r.cause, r.detail) for r in await store.list()}
+    assert found == {
+        "g1.0": ("succeeded", None, None),
+        "g1.1": ("cancelled", "cancelled", "late"),
+        "g1.2": ("cancelled", "cancelled", "late"),
+    }
+    assert await store.lease("w", seconds=30) is None
+    with pytest.raises(UnknownId):
+        await store.cancel(["nope"], detail="")
+
+
+async def test_a_rollout_whose_time_ran_out_is_told_from_one_that_is_not_wanted(store: Store):
+    await leased(store)
+    await store.cancel(["g1.0"], detail="past the deadline", cause="late")
+    done = await store.get("g1.0")
+    assert (done.status, done.cause, done.detail) == ("cancelled", "late", "past the deadline")
+    with pytest.raises(Fenced):
+        await store.finish("g1.0", 1)
+
+
+async def test_illegal_transitions_are_refused_by_name(store: Store):
+    with pytest.raises(IllegalTransition, match=r"g1\.0.*running"):
+        await store.enqueue([rollout("g1.0", status="running")])
+    assert await store.list() == []
+
+
+# -- fencing and reclaiming --------------------------------------------------------------------------------------------
+
+
+async def test_an_attempt_that_is_over_may_not_write(store: Store):
+    old = await leased(store)
+    await store.finish("g1.0", 1, cause="lost_runner")
+    for _ in range(2):  # queued again, then running under a second attempt
+        for write in (
+            store.add_turns([turn(old, 0)]),
+            store.add_events([reward_event(old, name="reward", value=1.0)]),
+            store.heartbeat("g1.0", 1, seconds=30),
+            store.finish("g1.0", 1),
+        ):
+            with pytest.raises(Fenced, match=r"attempt 1 of rollout 'g1\.0'"):
+                await write
+        await store.lease("w", seconds=30)
+    assert await store.turns("g1.0", attempt=1) == []
+    assert await store.events("g1.0", attempt=1) == []
+    assert (await store.get("g1.0")).status == "running"
+
+
+async def test_of_turns_with_one_fenced_none_is_recorded(store: Store):
+    old = await leased(store, "g1.0")
+    await store.finish("g1.0", 1)
+    new = await leased(store, "g1.1")
+    with pytest.raises(Fenced):
+        await store.add_turns([turn(new, 0), turn(old, 0)])
+    assert await store.turns("g1.1") == []
+
+
+async def test_reclaim_takes_back_leases_that_ran_out(store: Store):
+    await store.enqueue([rollout("g1.0"), rollout("g1.1"), rollout("g1.2", max_attempts=1)])
+    await store.lease("w", seconds=0.01)
+    await store.lease("w", seconds=60)
+    await store.lease("w", seconds=0.01)
+    await asyncio.sleep(0.05)
+    assert sorted(await store.reclaim()) == ["g1.0", "g1.2"]
+    assert [(r.status, r.cause) for r in await store.list()] == [
+        ("queued", None),
+        ("running", None),
+        ("failed", "lost_runner"),
+    ]
+    assert await store.reclaim() == []
+
+
+async def test_a_heartbeat_keeps_a_lease(store: Store):
+    await store.enqueue([rollout("g1.0")])
+    await store.lease("w", seconds=0.05)
+    await store.heartbeat("g1.0", 1, seconds=30)
+    await asyncio.sleep(0.1)
+    assert await store.reclaim() == []
+
+
+async def test_reclaiming_everything_never_uses_up_attempts(store: Store):
+    await store.enqueue([rollout("g1.0", max_attempts=1)])
+    for number in range(1, 4):
+        lease = await store.lease("w", seconds=60)
+        assert lease is not None
+        assert lease.attempt.number == number
+        assert await store.reclaim(everything=True) == ["g1.0"]
+        assert (await store.get("g1.0")).status == "queued"
+    await store.lease("w", seconds=60)
+    assert (await store.finish("g1.0", 4, cause="lost_runner")).status == "failed"
+
+
+# -- turns and events --------------------------------------------------------------------------------------------------
+
+
+async def test_turns_come_back_bit_for_bit(store: Store):
+    rng = random.Random(3)
+    lease = await leased(store)
+    logprobs = [rng.uniform(-30, 0) for _ in range(200)] + [-0.0, -5e-324, -1 / 3, -math.inf]
+    given = turn(
+        lease,
+        0,
+        prompt_ids=[0, 2**31 - 1, 151_643],
+        response_ids=list(range(len(logprobs))),
+        logprobs=logprobs,
+        versions=[(0, "1.4"), (7, "1.5")],
+        sampling=Sampling(temperature=0.7, stop=("\n",), seed=9),
+        requested={"temperature": 0.2, "tools": [{"x": None}]},
+        parent="g1.0/1/9",
+        shared=2,
+        branch="edited",
+        choice=1,
+        choices=2,
+        messages=[{"role": "user", "content": "día 日\u2028"}],
+        answer={"role": "assistant", "content": None},
+        finish="tool_calls",
+        agent="planner",
+        policy="other",
+        started=1e9 + 0.123456789,
+    )
+    await store.add_turns([given])
+    (found,) = await store.turns("g1.0")
+    assert found == given
+    assert [x.hex() for x in found.logprobs] == [x.hex() for x in logprobs]
+
+
+async def test_turns_are_in_the_order_their_requests_began(store: Store):
+    lease = await leased(store)
+    await store.add_turns([turn(lease, 2)])
+    await store.add_turns([turn(lease, 0), turn(lease, 1)])
+    assert [t.id for t in await store.turns("g1.0")] == ["g1.0/1/0", "g1.0/1/1", "g1.0/1/2"]
+
+
+async def test_turns_of_the_last_attempt_are_the_default(store: Store):
+    first = await leased(store)
+    await store.add_turns([turn(first, 0)])
+    await store.finish("g1.0", 1, cause="lost_runner")
+    second = await store.lease("w", seconds=30)
+    assert second is not None
+    await store.add_turns([turn(second, 0), turn(second, 1)])
+    assert [t.id for t in await store.turns("g1.0")] == ["g1.0/2/0", "g1.0/2/1"]
+    assert [t.id for t in await store.turns("g1.0", attempt=1)] == ["g1.0/1/0"]
+
+
+async def test_a_turn_is_recorded_once(store: Store):
+    lease = await leased(store)
+    await store.add_turns([turn(lease, 0)])
+    with pytest.raises(StoreError, match=r"g1\.0/1/0"):
+        await store.add_turns([turn(lease, 1), turn(lease, 0)])
+    assert len(await store.turns("g1.0")) == 1
+
+
+async def test_events_are_in_the_order_they_were_recorded(store: Store):
+    lease = await leased(store)
+    given = [Event(rollout="g1.0", attempt=1, kind="message", data={"n": n}, time=9.0 - n) for n in range(5)]
+    await store.add_events([given[0]])
+    await store.add_events(given[1:])
+    assert await store.events("g1.0") == given
+    assert lease.rollout.id == "g1.0"
+
+
+async def test_unknown_ids_are_named(store: Store):
+    for look in (store.get("x.1"), store.attempts("x.1"), store.turns("x.1"), store.events("x.1")):
+        with pytest.raises(UnknownId, match=r"'x\.1'"):
+            await look
+    for write in (store.finish("x.1", 1), store.heartbeat("x.1", 1, seconds=1)):
+        with pytest.raises(UnknownId, match=r"'x\.1'"):
+            await write
+
+
+async def test_one_failing_write_does_not_fail_its_neighbours(store: Store):
+    lease = await leased(store)
+    same = turn(lease, 0)
+    writes = [store.add_turns([turn(lease, k)]) for k in range(1, 40)]
+    writes[20:20] = [store.add_turns([same]), store.add_turns([same]), store.finish("nope", 1)]
+    results = await asyncio.gather(*writes, return_exceptions=True)
+    assert [type(r) for r in results if r is not None] == [StoreError, UnknownId]
+    assert len(await store.turns("g1.0")) == 40
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+async def test_list_filters_and_pages(store: Store):
+    await store.enqueue([rollout(f"g{i}.{m}", mode="eval" if i == 2 else "train") for i in range(3) for m in range(2)])
+    await store.lease("w", seconds=30)
+    assert [r.id for r in await store.list(group="g1")] == ["g1.0", "g1.1"]
+    assert [r.id for r in await store.list(mode="eval")] == ["g2.0", "g2.1"]
+    assert [r.id for r in await store.list(status="running")] == ["g0.0"]
+    assert [r.id for r in await store.list(status="queued", mode="train", group="g0")] == ["g0.1"]
+    first = await store.list(limit=4)
+    rest = await store.list(limit=4, after=first[-1].id)
+    assert [r.id for r in first + rest] == ["g0.0", "g0.1", "g1.0", "g1.1", "g2.0", "g2.1"]
+
+
+async def test_wait_tells_every_change_once(store: Store):
+    await store.enqueue([rollout("g1.0"), rollout("g1.1")])
+    cursor, found = await store.wait(0, timeout=0)
+    assert [(r.id, r.status) for r in found] == [("g1.0", "queued"), ("g1.1", "queued")]
+    same, nothing = await store.wait(cursor, timeout=0.05)
+    assert (same, nothing) == (cursor, [])
+    await store.lease("w", seconds=30)
+    await store.finish("g1.0", 1)
+    later, found = await store.wait(cursor, timeout=0)
+    assert later > cursor
+    assert [(r.id, r.status) for r in found] == [("g1.0", "succeeded")]
+
+
+async def test_wait_wakes_at_the_first_change(store: Store):
+    await store.enqueue([rollout("g1.0")])
+    cursor, _ = await store.wait(0, timeout=0)
+    waiting = [asyncio.create_task(store.wait(cursor, timeout=20)) for _ in range(3)]
+    await asyncio.sleep(0.05)
+    began = time.monotonic()
+    await store.lease("w", seconds=30)
+    for _, found in await asyncio.gather(*waiting):
+        assert [r.status for r in found] == ["running"]
+    assert time.monotonic() - began < 2
+
+
+async def test_wait_misses_nothing_under_load(store: Store):
+    num, seen, cursor = 200, set(), 0
+
+    async def work() -> None:
+        while (lease := await store.lease("w", seconds=30, wait=0.3)) is not None:
+            await store.finish(lease.rollout.id, lease.attempt.number)
+
+    workers = [asyncio.create_task(work()) for _ in range(8)]
+    for i in range(0, num, 20):
+        await store.enqueue([rollout(f"g{k}.0") for k in range(i, i + 20)])
+    while len(seen) < num:
+        cursor, found = await store.wait(cursor, timeout=5)
+        assert found, f"only {len(seen)} of {num} were told"
+        seen |= {r.id for r in found if r.status == "succeeded"}
+    await asyncio.gather(*workers)
+
+
+async def test_stats_count(store: Store):
+    lease = await leased(store)
+    await store.enqueue([rollout("g1.1")])
+    await store.add_turns([turn(lease, 0), turn(lease, 1)])
+    await store.add_events([reward_event(lease, name="reward", value=1)])
+    assert await store.stats() == {
+        "queued": 1,
+        "running": 1,
+        "succeeded": 0,
+        "failed": 0,
+        "cancelled": 0,
+        "turns": 2,
+        "events": 1,
+        "steps": 0,
+    }
+
+
+# -- policies and steps ------------------------------------------------------------------------------------------------
+
+
+def step(number: int, rollouts: list[str], lineage: int = 1, **fields) -> Step:
+    return Step(lineage=lineage, number=number, rollouts=rollouts, **({"metrics": {"loss": 0.5}, "time": 1.0} | fields))
+
+
+async def prepared(store: Store) -> None:
+    await store.put_policy(Policy(name="main", version="1.0", model="strop/nano"))
+    await store.enqueue([rollout(f"g{i}.0") for i in range(8)])
+    assert await store.open_lineage("main", after=0) == 1
+
+
+async def version(store: Store) -> str:
+    (policy,) = await store.policies()
+    return policy.version
+
+
+async def test_policies_are_replaced_by_name(store: Store):
+    await store.put_policy(Policy(name="main", version="1.0", model="a"))
+    await store.put_policy(Policy(name="main", version="1.1", model="b", kind="prompt"))
+    await store.put_policy(Policy(name="judge", version="1.0", model="c"))
+    assert await store.policies() == [
+        Policy(name="judge", version="1.0", model="c"),
+        Policy(name="main", version="1.1", model="b", kind="prompt"),
+    ]
+
+
+async def test_a_step_comes_back_as_it_was_committed(store: Store):
+    await prepared(store)
+    given = step(
+        1,
+        ["g3.0", "g0.0", "g2.0"],
+        dropped={"g0.0": "zero_std", "g5.0": "late"},
+        metrics={"reward": 1 / 3, "loss": -2.0},
+        checkpoint="checkpoints/1",
+        digest="abc",
+    )
+    await store.commit_step(given, policy="main")
+    assert await store.steps() == [given]
+    assert await version(store) == "1.1"
+
+
+async def test_metrics_may_be_nan(store: Store):
+    await prepared(store)
+    await store.commit_step(step(1, [], metrics={"kl": math.nan}), policy="main")
+    (found,) = await store.steps()
+    assert math.isnan(found.metrics["kl"])
+
+
+async def test_nothing_is_committed_or_consumed_twice(store: Store):
+    await prepared(store)
+    await store.commit_step(step(1, ["g0.0"], dropped={"g1.0": "late"}), policy="main")
+    for again, says in (
+        (step(1, ["g2.0"]), "step 1 was committed"),
+        (step(2, ["g2.0", "g0.0"]), r"'g0\.0' was consumed by step 1"),
+        (step(2, ["g1.0"]), r"'g1\.0' was consumed by step 1"),
+        (step(2, ["g2.0", "g2.0"]), "twice"),
+        (step(2, ["nope.0"]), r"no rollout 'nope\.0'"),
+    ):
+        with pytest.raises(StoreError, match=says):
+            await store.commit_step(again, policy="main")
+    with pytest.raises(UnknownId, match="'other'"):
+        await store.commit_step(step(2, ["g2.0"]), policy="other")
+    assert [s.number for s in await store.steps()] == [1]
+    assert await version(store) == "1.1"
+    await store.commit_step(step(2, ["g2.0"]), policy="main")  # a refused step left nothing behind
+
+
+async def test_a_new_line_supersedes_later_steps_and_may_consume_their_rollouts_again(store: Store):
+    await prepared(store)
+    for number in (1, 2, 3):
+        await store.commit_step(step(number, [f"g{number}.0"]), policy="main")
+    assert await store.open_lineage("main", after=2) == 2
+    assert await version(store) == "1.2"
+    assert [s.version for s in await store.steps()] == ["1.1", "1.2"]
+    with pytest.raises(StoreError, match="replaced"):
+        await store.commit_step(step(3, ["g4.0"], lineage=1), policy="main")  # whoever still holds the old line
+    with pytest.raises(StoreError, match="consumed by step 2"):
+        await store.commit_step(step(3, ["g2.0"], lineage=2), policy="main")
+    await store.commit_step(step(3, ["g3.0"], lineage=2), policy="main")
+    assert [(s.version, s.superseded) for s in await store.steps(superseded=True)] == [
+        ("1.1", False),
+        ("1.2", False),
+        ("1.3", True),
+        ("2.3", False),
+    ]
+    assert await version(store) == "2.3"
+    assert (await store.stats())["steps"] == 3
+    assert await store.open_lineage("main", after=3) == 3
+    assert await version(store) == "2.3"
+    assert await store.open_lineage("main", after=0) == 4
+    assert await version(store) == "1.0"
+    assert await store.steps() == []
+
+
+async def test_a_line_begins_only_where_there_is_something(store: Store):
+    await prepared(store)
+    with pytest.raises(UnknownId, match="no step 5"):
+        await store.open_lineage("main", after=5)
+    with pytest.raises(UnknownId, match="'other'"):
+        await store.open_lineage("other", after=0)
+    assert await store.open_lineage("main", after=0) == 2  # those that were refused used up no number

@@ -1,0 +1,140 @@
+import json
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+
+from strop.errors import AgentError, TaskError
+from strop.imports import resolve
+from strop.tasks.load import load
+from strop.types import Task
+
+
+@pytest.fixture(autouse=True)
+def _clean_imports(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def write(path: Path, *lines: object) -> Path:
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return path
+
+
+def test_jsonl_of_whole_tasks_and_of_any_objects(tmp_path: Path):
+    path = write(
+        tmp_path / "qa.jsonl",
+        {"id": "a", "split": "test", "data": {"q": 1}},
+        {"question": "2 + 2?", "answer": 4},
+        "",
+        {"id": 17, "split": "long", "agent": "planner", "question": "é"},
+        {"data": 5, "extra": 1},
+    )
+    assert load(path) == [
+        Task(id="a", split="test", data={"q": 1}),
+        Task(id="qa-2", data={"question": "2 + 2?", "answer": 4}),
+        Task(
+            id="17",
+            split="long",
+            agent="planner",
+            data={"id": 17, "split": "long", "agent": "planner", "question": "é"},
+        ),
+        Task(id="qa-5", data={"data": 5, "extra": 1}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (['{"a": 1}', "{nope"], r"t\.jsonl, line 2: not valid JSON .*one JSON object per line"),
+        (['{"a": 1}', "[1]"], r"t\.jsonl, line 2: a task is an object, not list"),
+        (['{"id": "x"}', '{"id": "x"}'], r"t\.jsonl, line 2: id 'x' was used before, at .*t\.jsonl, line 1; give"),
+        (['{"id": null, "q": 1}'], r"line 1: 'id' is None; write it as text"),
+        (['{"split": 3}'], r"line 1: 'split' is 3; write it as text"),
+        ([""], r"t\.jsonl: no tasks there"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named_with_its_line(tmp_path: Path, lines: list[str], says: str):
+    with pytest.raises(TaskError, match=says):
+        load(str(write(tmp_path / "t.jsonl", *lines)))
+
+
+def test_a_missing_file(tmp_path: Path):
+    with pytest.raises(TaskError, match=r"cannot read .*none\.jsonl: No such file.*check the path"):
+        load(tmp_path / "none.jsonl")
+
+
+def test_iterables():
+    assert load([Task(id="a"), {"q": 1}]) == [Task(id="a"), Task(id="task-2", data={"q": 1})]
+    assert load({"n": n} for n in range(2))[1].id == "task-2"
+    with pytest.raises(TaskError, match="tasks: no tasks there"):
+        load([])
+    with pytest.raises(TaskError, match="item 2: id 'a'"):
+        load([Task(id="a"), Task(id="a")])
+    with pytest.raises(TaskError, match="item 1: a task is an object, not int"):
+        load([3])  # pyright: ignore
+
+
+def test_functions(tmp_path: Path):
+    path = write(
+        tmp_path / "my_tasks_fn.py",
+        "import my_neighbour",
+        "def make(num=2):\n    return ({'n': n, 'x': my_neighbour.X} for n in range(num))",
+        "def text():\n    return 'hello'",
+        "def broken():\n    raise KeyError('k')",
+        "VALUE = 3",
+    )
+    write(tmp_path / "my_neighbour.py", "X = 7")
+    assert load(f"{path}:make", num=3)[2] == Task(id="task-3", data={"n": 2, "x": 7})
+    assert len(load("strop.demo:tasks", kind="chain", seed=3)) > 1000
+    for name, says in (
+        ("text", "returned str: return a list"),
+        ("broken", "failed: KeyError: 'k'"),
+        ("VALUE", "is int, not a function"),
+        ("mak", r"has no 'mak'; did you mean .*:make\?"),
+    ):
+        with pytest.raises(TaskError, match=says):
+            load(f"{path}:{name}")
+    with pytest.raises(TaskError, match=r"failed: TypeError: .*'nope'"):
+        load(f"{path}:make", nope=1)
+    with pytest.raises(TaskError, match="neither"):
+        load("hello")
+    with pytest.raises(TaskError, match="takes no arguments: remove 'num'"):
+        load("t.jsonl", num=1)
+
+
+def test_resolving_says_what_is_wrong(tmp_path: Path):
+    for name, text in (("syntax", "def f(:"), ("imports", "import not_there_xyz"), ("exits", "raise SystemExit(3)")):
+        write(tmp_path / f"{name}_case.py", text)
+    for spec, says in (
+        ("agent", "names no function: write FILE.py:function"),
+        (f"{tmp_path}/none.py:f", r"there is no file .*none\.py: check the path"),
+        (f"{tmp_path}/syntax_case.py:f", "failed: SyntaxError: "),
+        (f"{tmp_path}/imports_case.py:f", "failed: ModuleNotFoundError: No module named 'not_there_xyz'"),
+        (f"{tmp_path}/exits_case.py:f", "failed: SystemExit: 3"),
+        ("no_such_package.agents:f", "there is no module 'no_such_package'"),
+        ("strop.demo:agnet", r"did you mean strop\.demo:agent\?"),
+    ):
+        with pytest.raises(AgentError, match=says) as caught:
+            resolve(spec, "agent")
+        assert "\n" not in str(caught.value)
+    assert "syntax_case" not in sys.modules
+
+
+def test_a_file_is_loaded_once_by_the_name_its_neighbours_use(tmp_path: Path):
+    path = write(tmp_path / "once_agent.py", "def f():\n    return 1")
+    function = resolve(f"{path}:f", "agent")
+    assert resolve(f"{path}:f", "agent") is function
+    assert sys.modules["once_agent"].f is function
+    assert pickle.loads(pickle.dumps(function)) is function
+
+
+def test_a_file_does_not_stand_in_for_an_loaded_module(tmp_path: Path):
+    path = write(tmp_path / "json.py", "def agent():\n    return 1")
+    assert resolve(f"{path}:agent", "agent")() == 1  # pyright: ignore
+    assert sys.modules["json"] is json
+    assert resolve(f"{path}:agent", "agent") is resolve(f"{path}:agent", "agent")
