@@ -1,7 +1,7 @@
 """Muon in fp32: momentum whose matrices are made orthogonal before they are applied (Jordan et al., 2024).
 
-Here it learns to copy digits in about a fifth of the steps AdamW needs. `torch.optim.Muon` computes in bf16, which
-many CPUs lack.
+It learns to copy digits much sooner: after 400 steps of 24 clean conversations 99 % of first calls were predicted
+exactly, 24 % with AdamW at 3e-3. `torch.optim.Muon` computes in bf16, which some CPUs cannot do.
 """
 
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Builds the model in the box: tokenizer, weights, figures. About five minutes on two cores.
+"""Builds the model in the box: tokenizer, weights, figures. About five minutes of CPU time.
 
     python recipes/nano/train.py [--out FOLDER]
 

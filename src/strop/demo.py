@@ -16,6 +16,17 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from strop.config import (
+    AlgorithmConfig,
+    Config,
+    EngineConfig,
+    LearnerConfig,
+    LoopConfig,
+    OptimConfig,
+    PolicyConfig,
+    RunnerConfig,
+    SamplingConfig,
+)
 from strop.types import Task
 
 MAX_TURNS = 4
@@ -92,6 +103,30 @@ def score(data: dict[str, Any], expressions: list[str], answer: str | None) -> d
         "reward": float(right_answer and num_right == len(needed)),
         "right_call": num_right / len(needed),
     }
+
+
+# --- the run -------------------------------------------------------------------------------------------------------
+
+INTRODUCTION = """\
+A model of a million parameters has a calculator and mostly does not use it: it guesses. The agent is a plain OpenAI
+client loop (strop/demo.py); it earns 1 for using the tool and getting the right answer, 0 otherwise. Watch it learn.
+"""
+
+
+def config(kind: str = "calc") -> Config:
+    """What `strop demo` runs; every setting can be changed with --set."""
+    sampling = SamplingConfig(max_tokens=48)
+    return Config(
+        agent="strop.demo:agent",
+        tasks="strop.demo:tasks",
+        tasks_args={"kind": kind},
+        policy=PolicyConfig(model="strop/nano", context=192, train=sampling, eval=sampling),
+        algorithm=AlgorithmConfig(clip=0.3),
+        learner=LearnerConfig(optim=OptimConfig(lr=3e-4, warmup=3), token_budget=2048),
+        engine=EngineConfig(rows=16, prefill_chunk=64, deterministic=True, threads=1),
+        runner=RunnerConfig(workers=16, timeout=60.0),
+        loop=LoopConfig(steps=25 if kind == "calc" else 60, eval_splits=("test", "long"), checkpoint_every=5),
+    )
 
 
 # --- tasks ---------------------------------------------------------------------------------------------------------

@@ -73,8 +73,8 @@ class Batch:
 
     `samples` are all rollouts, dropped ones too, in sampling order (group, member). `counted[s]` says whether sample s
     takes part in its group's baseline, `zeroed[s]` that it failed in a way that makes its total 0. `paths[t]` are the
-    ids of turn t, prompt and response; its entries are rows `starts[t]` to `starts[t + 1]`. `skipped[t]` is the reason turn t
-    may not carry loss, or None. `dropped` maps the rollouts that carry no loss at all to the reason.
+    ids of turn t, prompt and response; its entries begin at row `starts[t]`. `skipped[t]` is the reason turn t may not
+    carry loss, or None. `dropped` maps the rollouts that carry no loss at all to the reason.
     """
 
     samples: list[Sample]

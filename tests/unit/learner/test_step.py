@@ -141,6 +141,23 @@ def test_several_optimizer_steps_take_shares_of_the_groups(learn, episodes):
     assert metrics["tree/tokens"] == sum(len(p) for p in batch.paths)
 
 
+def test_shares_have_the_gradient_of_the_batch_on_average(learn, episodes):
+    samples = episodes(num_groups=4)
+    whole, halves = learn(), learn(updates=2)
+    expected, _ = gradients(whole, credited(whole, samples))
+    caught = []
+
+    def catch():
+        caught.append({n: p.grad.clone() for n, p in halves.model.named_parameters()})
+        halves.optim.clear()
+        return 0.0
+
+    halves.optim.step = catch
+    halves.update(credited(halves, samples))
+    for name, gradient in expected.items():
+        assert torch.allclose((caught[0][name] + caught[1][name]) / 2, gradient, atol=1e-7), name
+
+
 def test_a_single_group_makes_a_single_optimizer_step_of_full_size(learn, episodes):
     samples = episodes(num_groups=1)
     one, many = learn(updates=1), learn(updates=3)

@@ -1,0 +1,97 @@
+"""Whole runs with the model in the box: real sockets, real agents in processes, real training."""
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests import runs
+from tests.runs import SMALL, Story
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    runs.finish(runs.demo(folder, *SMALL))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def told(whole: Path) -> Story:
+    return runs.story(whole)
+
+
+def test_a_run_leaves_what_it_promises(whole: Path, told: Story) -> None:
+    summary = json.loads((whole / "summary.json").read_text())
+    assert summary["steps"] == 4
+    assert summary["seed"] == 0
+    for key in ("start", "end", "start_greedy", "end_greedy"):
+        assert 0 <= summary[key] <= 1
+    assert summary["before"]["test"].keys() == {"reward", "right_call"}
+    assert (whole / "curve.png").read_bytes().startswith(b"\x89PNG")
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "actor/pg_loss" in line] == [1, 2, 3, 4]
+    assert [line["step"] for line in lines if "val-core/test/reward/mean@1" in line] == [0, 4]
+    assert Counter(rollout.mode for rollout in told.rollouts) == {"train": 64, "eval": 16, "greedy": 16}
+
+
+def test_token_law(told: Story) -> None:
+    """Every prompt that extends a context holds the sampled ids of that context unchanged, and nothing branched."""
+    extended = 0
+    for turns in told.turns.values():
+        by_id = {turn.id: turn for turn in turns}
+        for turn in turns:
+            assert turn.branch is None
+            if turn.parent is not None:
+                parent = by_id[turn.parent]
+                assert turn.prompt_ids[: turn.shared] == parent.ids
+                assert turn.shared == len(parent.ids)
+                extended += 1
+    assert extended > 20
+
+
+def test_logprob_law_on_every_token(whole: Path, told: Story) -> None:
+    sampled = sum(
+        len(turn.response_ids) for r in told.rollouts if r.mode == "train" for turn in told.turns[r.id]
+    )
+    summary = json.loads((whole / "summary.json").read_text())
+    assert summary["tokens_checked"] == sampled
+    assert summary["max_logprob_diff"] < 1e-4
+
+
+def test_no_rollout_is_trained_on_twice_and_none_is_lost(told: Story) -> None:
+    consumed = Counter(id for step in told.steps for id in step.rollouts)
+    assert set(consumed.values()) == {1}
+    assert set(consumed) == {rollout.id for rollout in told.rollouts if rollout.mode == "train"}
+    for step in told.steps:  # nothing vanishes: what carried no loss is counted under its reason
+        counted = sum(value for name, value in step.metrics.items() if name.startswith("filter/"))
+        assert counted == len(step.dropped)
+
+
+def test_training_changes_the_weights(told: Story) -> None:
+    assert len({step.digest for step in told.steps}) > 1
+
+
+@pytest.mark.parametrize("workers", [1, 16])
+def test_nothing_depends_on_how_many_agents_are_at_work(whole: Path, tmp_path: Path, workers: int) -> None:
+    runs.finish(runs.demo(tmp_path / "run", *SMALL, f"runner.workers={workers}"))
+    runs.same(whole, tmp_path / "run")
+
+
+def test_another_seed_is_another_run(whole: Path, tmp_path: Path) -> None:
+    runs.finish(runs.demo(tmp_path / "run", *SMALL, "loop.steps=1", seed=1))
+    assert runs.story(tmp_path / "run").tokens() != runs.story(whole).tokens()
+
+
+def test_killed_and_resumed_is_bit_for_bit_the_same(whole: Path, tmp_path: Path) -> None:
+    folder, draw = tmp_path / "run", random.Random(7)
+    assert runs.kill_after(runs.demo(folder, *SMALL), draw.uniform(6, 10))
+    killed = runs.kill_after(runs.strop("train", "--resume", folder, "--json"), draw.uniform(6, 9))
+    if killed:
+        runs.finish(runs.strop("train", "--resume", folder, "--json"))
+    runs.same(whole, folder)
+    ours, theirs = (json.loads((place / "summary.json").read_text()) for place in (folder, whole))
+    assert ours["scores"] == theirs["scores"]

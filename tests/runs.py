@@ -1,0 +1,129 @@
+"""Whole runs from the outside: start them as a user would, kill them, and take their fingerprints."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from strop.store.sqlite import SqliteStore
+from strop.types import Rollout, Step, Turn
+
+SMALL = [
+    *("loop.steps=4", "loop.groups=4", "loop.members=4", "loop.checkpoint_every=2", "loop.eval_splits=['test']"),
+    *("runner.workers=4", f"tasks={Path(__file__).parent / 'small.py'}:tasks"),
+]
+"""The demo, made small enough for a test."""
+
+
+def strop(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "strop.cli", *map(str, arguments)]
+
+
+def demo(folder: Path, *settings: str, seed: int = 0) -> list[str]:
+    return strop("demo", "--folder", folder, "--seed", str(seed), "--json", *(f"--set={s}" for s in settings))
+
+
+def finish(command: list[str], timeout: float = 280) -> subprocess.CompletedProcess[str]:
+    """Run a command that must succeed."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def kill_after(command: list[str], seconds: float) -> bool:
+    """Start a command and kill -9 it after some time; whether it was still running. Nothing of it may live on."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        family = descendants(process.pid)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        deadline = time.monotonic() + 10
+        while left := [pid for pid in family if alive(pid)]:
+            assert time.monotonic() < deadline, f"processes {left} outlived the run"
+            time.sleep(0.05)
+        return True
+    return False
+
+
+def descendants(pid: int) -> list[int]:
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(fields[1])
+    found: list[int] = []
+    frontier = [pid]
+    while frontier:
+        frontier = [child for child, parent in parents.items() if parent in frontier]
+        found += frontier
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@dataclass
+class Story:
+    """All that a run recorded."""
+
+    rollouts: list[Rollout]
+    turns: dict[str, list[Turn]]
+    steps: list[Step]
+    history: list[Step]
+
+    def tokens(self) -> dict[int, list[tuple[list[int], list[int], list[float]]]]:
+        """What was sampled, by the rollout's seed, which names its place in the run whatever lineage it was in."""
+        return {
+            rollout.seed: [(turn.prompt_ids, turn.response_ids, turn.logprobs) for turn in self.turns[rollout.id]]
+            for rollout in self.rollouts
+            if rollout.status == "succeeded"
+        }
+
+
+def story(folder: Path) -> Story:
+    return asyncio.run(_story(folder))
+
+
+async def _story(folder: Path) -> Story:
+    store = await SqliteStore.open(folder / "store.sqlite")
+    try:
+        rollouts: list[Rollout] = []
+        while page := await store.list(after=rollouts[-1].id if rollouts else None):
+            rollouts += page
+        turns = {rollout.id: await store.turns(rollout.id) for rollout in rollouts}
+        return Story(rollouts, turns, await store.steps(), await store.steps(superseded=True))
+    finally:
+        await store.close()
+
+
+def weights(folder: Path) -> str:
+    """A hash of the last checkpoint's weights, byte for byte."""
+    name = story(folder).steps[-1].checkpoint
+    assert name is not None
+    return hashlib.sha256((folder / "checkpoints" / name / "model.safetensors").read_bytes()).hexdigest()
+
+
+def same(one: Path, other: Path) -> None:
+    """Two runs sampled the same tokens and ended with the same weights, bit for bit."""
+    mine, theirs = story(one), story(other)
+    assert mine.tokens() == theirs.tokens()
+    assert [step.digest for step in mine.steps] == [step.digest for step in theirs.steps]
+    assert None not in [step.digest for step in mine.steps]
+    assert weights(one) == weights(other)
+
+
