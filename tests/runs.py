@@ -125,5 +125,3 @@ def same(one: Path, other: Path) -> None:
     assert [step.digest for step in mine.steps] == [step.digest for step in theirs.steps]
     assert None not in [step.digest for step in mine.steps]
     assert weights(one) == weights(other)
-
-

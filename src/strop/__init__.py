@@ -1,1 +1,27 @@
-"""Strop trains the model behind any agent."""
+"""Strop trains the model behind any agent.
+
+These names are the public ones; everything else may change. Nothing here needs torch.
+"""
+
+from strop.config import Config
+from strop.engines.scripted import Scripted
+from strop.errors import StropError
+from strop.runners.llm import LLM
+from strop.types import Event, Policy, Reward, Rollout, Sampling, Task, Turn
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "Config",
+    "Event",
+    "Policy",
+    "Reward",
+    "Rollout",
+    "Sampling",
+    "Scripted",
+    "StropError",
+    "Task",
+    "Turn",
+    "__version__",
+]

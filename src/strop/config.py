@@ -12,7 +12,7 @@ import tomllib
 import types as pytypes
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -232,7 +232,7 @@ def _refuse_unknown(raw: dict[str, Any], struct: type[Struct], path: str) -> Non
         if inner is not None:
             if not isinstance(value, dict):
                 raise ConfigError(f"{path + key!r} is a section, not a value: set {path}{key}.<name> instead")
-            _refuse_unknown(value, inner, f"{path}{key}.")
+            _refuse_unknown(cast(dict[str, Any], value), inner, f"{path}{key}.")
 
 
 def _elsewhere(key: str) -> list[str]:
@@ -244,7 +244,7 @@ def _merge(into: dict[str, Any], new: dict[str, Any]) -> None:
     for key, value in new.items():
         here = into.get(key)
         if isinstance(value, dict) and isinstance(here, dict) and key not in ("rewards", "tasks_args"):
-            _merge(here, value)
+            _merge(cast(dict[str, Any], here), cast(dict[str, Any], value))
         else:
             into[key] = value
 

@@ -122,10 +122,10 @@ def config(kind: str = "calc") -> Config:
         tasks_args={"kind": kind},
         policy=PolicyConfig(model="strop/nano", context=192, train=sampling, eval=sampling),
         algorithm=AlgorithmConfig(clip=0.3),
-        learner=LearnerConfig(optim=OptimConfig(lr=3e-4, warmup=3), token_budget=2048),
+        learner=LearnerConfig(optim=OptimConfig(lr=2e-4, warmup=3), token_budget=2048),
         engine=EngineConfig(rows=16, prefill_chunk=64, deterministic=True, threads=1),
         runner=RunnerConfig(workers=16, timeout=60.0),
-        loop=LoopConfig(steps=25 if kind == "calc" else 60, eval_splits=("test", "long"), checkpoint_every=5),
+        loop=LoopConfig(steps=24 if kind == "calc" else 40, eval_splits=("test", "long"), checkpoint_every=5),
     )
 
 

@@ -240,10 +240,15 @@ async def ended_of(run: Run, wanted: Sequence[Rollout], phase: str) -> list[Roll
         cause, count = Counter(rollout.cause for rollout in failed).most_common(1)[0]
         example = next(rollout for rollout in failed if rollout.cause == cause)
         raise AgentError(
-            f"all {len(ids)} rollouts failed while {phase}, {count} with {cause}: {example.detail} "
+            f"all {len(ids)} rollouts failed while {phase}, {count} with {cause}: {last_line(example.detail)} "
             f"(look: strop rollouts {run.folder.path} {example.id}; the agent's output: {run.folder.agents_log})"
         )
     return [now[id] for id in ids]
+
+
+def last_line(text: str | None) -> str:
+    """What an error says, without the traceback above it."""
+    return (text or "no reason given").strip().splitlines()[-1]
 
 
 # -- going back --------------------------------------------------------------------------------------------------------
@@ -358,10 +363,10 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
         rooms.push_async_callback(store.close)
         if not resume:
             await store.put_policy(Policy(name=POLICY, version=version(1, 0), model=config.policy.model))
-        view.phase("loading the model")
-        learner = await LearnerProcess.start(config, model, log=folder.learner_log)
+        view.phase("starting")
+        learner = LearnerProcess(folder.learner_log)
         rooms.push_async_callback(learner.close)
-        engine = Embedded(learner, learner.context)
+        engine = Embedded(learner)
         route = PolicyRoute(
             policy=POLICY,
             model=config.policy.model,
@@ -372,7 +377,6 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
         gateway = Gateway(store, {"*": route})
         server = await serve(gateway.app, host=config.gateway.host, port=config.gateway.port)
         rooms.push_async_callback(server.close)
-        view.phase("starting agents")
         pool = Pool(
             store,
             config.agent,
@@ -382,8 +386,11 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
             log=folder.agents_log,
             sampling=route.sampling_for,
         )
-        await pool.start()
         rooms.push_async_callback(pool.close)
+        loading = asyncio.create_task(learner.start(config, model))
+        rooms.callback(loading.cancel)
+        await pool.start()
+        await loading
         yield Run(
             config=config,
             folder=folder,

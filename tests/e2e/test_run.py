@@ -54,9 +54,7 @@ def test_token_law(told: Story) -> None:
 
 
 def test_logprob_law_on_every_token(whole: Path, told: Story) -> None:
-    sampled = sum(
-        len(turn.response_ids) for r in told.rollouts if r.mode == "train" for turn in told.turns[r.id]
-    )
+    sampled = sum(len(turn.response_ids) for r in told.rollouts if r.mode == "train" for turn in told.turns[r.id])
     summary = json.loads((whole / "summary.json").read_text())
     assert summary["tokens_checked"] == sampled
     assert summary["max_logprob_diff"] < 1e-4

@@ -25,12 +25,12 @@ class Chunk(Struct, frozen=True, kw_only=True):
 
 
 class Engine(ABC):
-    """Streams tokens for many requests at once.
+    """Streams tokens for many requests at once."""
 
-    `context` is the most tokens (prompt and answer together) a sequence may have.
-    """
-
-    context: int
+    @property
+    @abstractmethod
+    def context(self) -> int:
+        """The most tokens (prompt and answer together) a sequence may have."""
 
     @abstractmethod
     def generate(

@@ -74,7 +74,7 @@ class Scripted(Engine):
         logprob: float = -0.5,
         version: str = "1.0",
     ) -> None:
-        self.context = context
+        self._context = context
         self.version = version
         self.calls: list[Played] = []
         self._script = script
@@ -88,11 +88,15 @@ class Scripted(Engine):
         self._idle = asyncio.Event()
         self._idle.set()
 
+    @property
+    def context(self) -> int:
+        return self._context
+
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
     ) -> AsyncIterator[Chunk]:
-        if len(prompt_ids) >= self.context:
-            raise ContextOverflow(f"the prompt has {len(prompt_ids)} tokens, the context {self.context}")
+        if len(prompt_ids) >= self._context:
+            raise ContextOverflow(f"the prompt has {len(prompt_ids)} tokens, the context {self._context}")
         prompt = list(prompt_ids)
         played = Played(asked=Asked(prompt_ids=prompt, prompt=self._tokens.decode(prompt), sampling=sampling))
         answer = self._next(played)
@@ -102,7 +106,7 @@ class Scripted(Engine):
         try:
             error = answer.error if isinstance(answer, Breaks) else None
             ids = self._ids(answer.answer if isinstance(answer, Breaks) else answer)
-            ids, finish = _cut(ids, stop_ids, min(sampling.max_tokens, self.context - len(prompt)))
+            ids, finish = _cut(ids, stop_ids, min(sampling.max_tokens, self._context - len(prompt)))
             for start in range(0, max(1, len(ids)), self._chunk):
                 if self._latency:
                     await asyncio.sleep(self._latency)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
@@ -40,7 +41,7 @@ def load(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedMo
             local_files_only=True,
             output_loading_info=True,
         )  # pyright: ignore[reportGeneralTypeIssues]
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"the model in {folder} cannot be loaded: {str(error).splitlines()[0]}") from error
     if info["missing_keys"] or info["mismatched_keys"]:
         name = sorted(str(key) for key in [*info["missing_keys"], *info["mismatched_keys"]])[0]

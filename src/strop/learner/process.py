@@ -38,10 +38,10 @@ if TYPE_CHECKING:  # heavy: only the child imports them
 class LearnerProcess:
     """The run's handle on the child. Its coroutines are the learner's verbs; it is also the embedded engine's link."""
 
-    def __init__(self, process: subprocess.Popen[bytes], connection: Connection, log: Path) -> None:
+    def __init__(self, log: Path) -> None:
+        """Start the child; it begins to import at once. What it prints goes to `log`."""
         self.context = 0
-        self._process = process
-        self._connection = connection
+        self._process, self._connection = _spawn(log)
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count()
@@ -49,19 +49,11 @@ class LearnerProcess:
         self._streams: dict[int, asyncio.Queue[Arrival]] = {}
         self._died: asyncio.Future[None] = self._loop.create_future()
         self._closing = False
-
-    @classmethod
-    async def start(cls, config: Config, folder: Path, *, log: Path) -> LearnerProcess:
-        """Start the child and have it load the model in `folder`; returns once it can serve."""
-        process, connection = _spawn(log)
-        self = cls(process, connection, log)
         threading.Thread(target=self._read, name="learner-reader", daemon=True).start()
-        try:
-            self.context = await self.call("start", config, folder)
-        except BaseException:
-            await self.close()
-            raise
-        return self
+
+    async def start(self, config: Config, folder: Path) -> None:
+        """Have the child load the model in `folder`; returns once it can serve."""
+        self.context = await self.call("start", config, folder)
 
     async def call(self, verb: str, *args: Any) -> Any:
         """Run one of the learner's verbs in the child and wait for its result."""
@@ -148,7 +140,7 @@ class LearnerProcess:
     def _fail_all(self) -> None:
         if not self._closing:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1)
+                self._process.wait(5)  # its connection closes a moment before it is gone
         for future in (*self._calls.values(), self._died):
             if not future.done():
                 future.set_exception(self._dead())

@@ -52,7 +52,7 @@ class Store(ABC):
     async def cancel(
         self, rollouts: Sequence[str], *, detail: str, cause: Literal["cancelled", "late"] = "cancelled"
     ) -> None:
-        """End rollouts that are not wanted any more, or for which time ran out. Those already ended stay as they are."""
+        """End rollouts that are not wanted any more, or whose time ran out. Those already ended stay as they are."""
 
     @abstractmethod
     async def reclaim(self, *, everything: bool = False) -> list[str]:

@@ -1,4 +1,4 @@
-"""Learner and engine hold the same tensors: a new version is there the moment it is made, only its name is passed on."""
+"""Learner and engine hold the same tensors: a new version is there once it is made, and only its name is passed on."""
 
 from __future__ import annotations
 

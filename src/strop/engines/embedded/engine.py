@@ -29,20 +29,28 @@ class Link(Protocol):
 
     def cancel(self, id: int) -> None: ...
 
+    @property
+    def context(self) -> int:
+        """The most tokens a sequence may have; known once the model is loaded."""
+        ...
+
     async def load(self, version: str) -> None: ...
 
 
 class Embedded(Engine):
     """Batched decoding beside the learner, on its very parameters."""
 
-    def __init__(self, link: Link, context: int) -> None:
-        self.context = context
+    def __init__(self, link: Link) -> None:
         self._link = link
         self._ids = itertools.count()
         self._open = asyncio.Event()
         self._open.set()
         self._flying = 0
         self._landed = asyncio.Condition()
+
+    @property
+    def context(self) -> int:
+        return self._link.context
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]

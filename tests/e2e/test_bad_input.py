@@ -1,0 +1,148 @@
+"""What users get wrong: one sentence with the fix in it, the right exit code, no traceback, and nothing lost."""
+
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import runs
+
+AGENTS = """
+import math
+
+def fine(task, llm):
+    llm.client().chat.completions.create(model=llm.model, messages=[{"role": "user", "content": "hi"}], max_tokens=2)
+    return 1.0
+
+def raises(task, llm):
+    fine(task, llm)
+    raise RuntimeError("the kitchen is closed")
+
+def nan(task, llm):
+    fine(task, llm)
+    return math.nan
+
+def text(task, llm):
+    return "very good"
+"""
+TASKS = '{"id": "a", "data": {}}\n{"id": "b", "data": {}}\n{"id": "t", "split": "test", "data": {}}\n'
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "agents.py").write_text(AGENTS)
+    (tmp_path / "tasks.jsonl").write_text(TASKS)
+    return tmp_path
+
+
+def train(place: Path, agent: str = "fine", *more: str) -> subprocess.CompletedProcess[str]:
+    command = runs.strop("train", f"{place}/agents.py:{agent}", "--tasks", place / "tasks.jsonl")
+    small = ["loop.steps=1", "loop.groups=1", "loop.members=2", "runner.workers=2", "policy.context=64"]
+    options = [*("--folder", f"{place}/run"), *(f"--set={s}" for s in small), *more]
+    return subprocess.run([*command, *options], capture_output=True, text=True, timeout=120, check=False)
+
+
+def sentence(done: subprocess.CompletedProcess[str], code: int) -> str:
+    """The one line on stderr."""
+    assert done.returncode == code, (done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr + done.stdout
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("strop: ")
+    return lines[0]
+
+
+def test_a_good_run_to_begin_with(place: Path) -> None:
+    assert train(place).returncode == 0
+
+
+def test_unknown_model(place: Path) -> None:
+    said = sentence(train(place, "fine", "--model", "qwen/nothing"), 2)
+    assert "qwen/nothing" in said
+    assert "strop/nano" in said
+    assert not (place / "run").exists()
+
+
+def test_model_folder_with_broken_weights(place: Path) -> None:
+    (place / "model").mkdir()
+    nano = Path(runs.__file__).parent.parent / "src/strop/models/nano"
+    for file in nano.iterdir():
+        (place / "model" / file.name).write_bytes(file.read_bytes()[: 1000 if file.suffix == ".safetensors" else None])
+    assert "cannot be loaded" in sentence(train(place, "fine", "--model", f"{place}/model"), 2)
+
+
+def test_agent_that_raises(place: Path) -> None:
+    said = sentence(train(place, "raises"), 2)
+    assert "RuntimeError: the kitchen is closed" in said
+    assert "strop rollouts" in said
+    told = runs.story(place / "run")
+    assert told.rollouts
+    assert all(rollout.cause == "agent_error" for rollout in told.rollouts)
+    assert all(told.turns[rollout.id] for rollout in told.rollouts)  # what it sampled before is kept
+
+
+def test_agent_that_returns_nan(place: Path) -> None:
+    said = sentence(train(place, "nan"), 2)
+    assert "bad_reward" in said
+    assert "nan" in said
+    assert all(rollout.rewards == () for rollout in runs.story(place / "run").rollouts)
+
+
+def test_agent_that_returns_a_string(place: Path) -> None:
+    assert "bad_reward" in sentence(train(place, "text"), 2)
+
+
+def test_agent_that_is_not_there(place: Path) -> None:
+    assert "did you mean" in sentence(train(place, "fin"), 2)
+
+
+def test_port_in_use(place: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = sentence(train(place, "fine", f"--set=gateway.port={port}"), 2)
+    assert str(port) in said
+    assert "gateway.port=0" in said
+    # Nothing is lost: the run that could not start can be gone on with once the port is free.
+    assert (
+        subprocess.run(runs.strop("train", "--resume", place / "run"), capture_output=True, check=False).returncode == 0
+    )
+
+
+def test_folder_that_cannot_be_written(place: Path) -> None:
+    said = sentence(train(place, "fine", "--folder", "/sys/run"), 2)  # not even root may write there
+    assert "/sys/run" in said
+    assert "--folder" in said
+
+
+def test_folder_that_holds_a_run(place: Path) -> None:
+    assert train(place).returncode == 0
+    before = runs.story(place / "run")
+    assert "--resume" in sentence(train(place), 2)
+    assert runs.story(place / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [("{oops", "line 2"), ('{"id": "a"}', "'a'"), ("[1]", "line 2")],
+    ids=["not json", "same id twice", "no object"],
+)
+def test_bad_tasks(place: Path, line: str, hint: str) -> None:
+    (place / "tasks.jsonl").write_text('{"id": "a", "data": {}}\n' + line + "\n")
+    assert hint in sentence(train(place), 2)
+
+
+def test_no_tasks_to_train_on(place: Path) -> None:
+    (place / "tasks.jsonl").write_text('{"id": "t", "split": "test", "data": {}}\n')
+    assert "'train'" in sentence(train(place), 2)
+
+
+def test_unknown_setting(place: Path) -> None:
+    assert "'steps'" in sentence(train(place, "fine", "--set=loop.step=3"), 2)
+
+
+def test_resume_of_nothing(place: Path) -> None:
+    done = subprocess.run(runs.strop("train", "--resume", place), capture_output=True, text=True, check=False)
+    assert "holds no run" in sentence(done, 2)

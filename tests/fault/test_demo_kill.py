@@ -1,0 +1,44 @@
+"""The demo as it ships, killed -9 again and again, and run with other numbers of agents: always the same bits.
+
+It takes the time of several demos. STROP_KILL_SEED picks other moments than the default ones.
+"""
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests import runs
+
+pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "demo"
+    runs.finish(runs.demo(folder), timeout=600)
+    return folder
+
+
+def test_killed_at_three_random_moments(whole: Path, tmp_path: Path) -> None:
+    seconds = json.loads((whole / "summary.json").read_text())["seconds"]
+    draw = random.Random(int(os.environ.get("STROP_KILL_SEED", "0")))
+    moments = [draw.uniform(5, seconds / 3 + 5) for _ in range(3)]
+    print("killed after", [f"{moment:.1f} s" for moment in moments], "of about", seconds)
+    folder = tmp_path / "demo"
+    assert runs.kill_after(runs.demo(folder), moments[0])
+    for moment in moments[1:]:
+        assert runs.kill_after(runs.strop("train", "--resume", folder, "--json"), moment)
+    runs.finish(runs.strop("train", "--resume", folder, "--json"), timeout=600)
+    runs.same(whole, folder)
+    ours, theirs = (json.loads((place / "summary.json").read_text()) for place in (folder, whole))
+    assert ours["scores"] == theirs["scores"]
+    assert ours["max_logprob_diff"] < 1e-4
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_any_number_of_agents(whole: Path, tmp_path: Path, workers: int) -> None:
+    runs.finish(runs.demo(tmp_path / "demo", f"runner.workers={workers}"), timeout=900)
+    runs.same(whole, tmp_path / "demo")

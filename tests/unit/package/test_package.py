@@ -1,0 +1,87 @@
+"""The package itself: its public names, its light imports, its settings, and the README as written."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import strop
+from strop import config
+from strop.errors import ConfigError
+from tests import runs
+
+ROOT = Path(__file__).parents[3]
+README = (ROOT / "README.md").read_text()
+PUBLIC = "Config Event LLM Policy Reward Rollout Sampling Scripted StropError Task Turn __version__"
+
+
+def test_public_names_are_pinned() -> None:
+    assert sorted(strop.__all__) == sorted(PUBLIC.split())
+    assert all(hasattr(strop, name) for name in strop.__all__)
+
+
+@pytest.mark.parametrize("module", ["strop", "strop.cli", "strop.run", "strop.gateway.app", "strop.store.sqlite"])
+def test_the_core_imports_without_torch(module: str) -> None:
+    heavy = "{'torch', 'transformers', 'matplotlib', 'vllm', 'ray'}"
+    code = f"import sys, {module}; found = {heavy} & set(sys.modules); assert not found, found"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_settings_survive_a_file_and_a_command_line(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('seed = 3\n[loop]\nsteps = 7\neval_splits = ["dev"]\n')
+    made = config.load(toml=tmp_path / "run.toml", sets=["loop.steps=9", "learner.optim.lr=1e-4"], agent="a.py:f")
+    assert (made.seed, made.loop.steps, made.loop.eval_splits, made.agent) == (3, 9, ("dev",), "a.py:f")
+    assert made.learner.optim.lr == 1e-4
+    assert config.from_json(config.to_json(made)) == made
+
+
+@pytest.mark.parametrize(
+    ("setting", "hint"),
+    [
+        ("loop.stpes=3", "'steps'"),
+        ("lr=1", "'learner.optim.lr'"),
+        ("loop=3", "section"),
+        ("loop.steps=many", "loop.steps"),
+        ("loop.groups=0", "loop.groups"),
+        ("loop.steps", "="),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_with_the_way_out(setting: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config.load(sets=[setting])
+    assert hint in str(refused.value)
+
+
+def test_every_setting_has_its_line() -> None:
+    for setting in config.settings():
+        assert setting.doc, setting.key
+
+
+def test_the_readme_links_to_what_exists() -> None:
+    for place in re.findall(r"\]\(([^)h][^)]*)\)", README):
+        assert (ROOT / place).exists(), place
+
+
+def test_the_readme_agent_trains_as_written(tmp_path: Path) -> None:
+    """Its blocks are saved under the names it gives them, and its command is run."""
+    (tmp_path / "agent.py").write_text(_block("python"))
+    (tmp_path / "tasks.jsonl").write_text(_block("json"))
+    command = re.search(r"^(\.venv/bin/strop train agent\.py:agent (?:.*\\\n)*.*)$", README, re.MULTILINE)
+    assert command
+    words = shlex.split(command[1].replace("\\\n", " "))
+    assert words[0] == ".venv/bin/strop"
+    done = subprocess.run(
+        [*runs.strop(*words[1:])], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "runs/mine/summary.json").read_text())["steps"] == 3
+
+
+def _block(language: str) -> str:
+    found = re.search(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    assert found
+    return found[1]
