@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,21 +39,62 @@ def finish(command: list[str], timeout: float = 280) -> subprocess.CompletedProc
     return done
 
 
-def kill_after(command: list[str], seconds: float) -> bool:
-    """Start a command and kill -9 it after some time; whether it was still running. Nothing of it may live on."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        family = descendants(process.pid)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        deadline = time.monotonic() + 10
-        while left := [pid for pid in family if alive(pid)]:
-            assert time.monotonic() < deadline, f"processes {left} outlived the run"
-            time.sleep(0.05)
-        return True
-    return False
+def kill_when(command: list[str], ripe: Callable[[], bool], *, limit: float = 120) -> bool:
+    """Start a command and kill -9 it once `ripe`; whether it was still running. Nothing of it may live on."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + limit
+    while not ripe():
+        assert time.monotonic() < deadline, "the moment never came"
+        if process.poll() is not None:
+            assert process.returncode == 0, process.communicate()[1]
+            return False
+        time.sleep(0.005)
+    family = descendants(process.pid)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while left := [pid for pid in family if alive(pid)]:
+        assert time.monotonic() < deadline, f"processes {left} outlived the run"
+        time.sleep(0.05)
+    return True
+
+
+def disturb(
+    command: list[str], ripe: Callable[[], bool], how: Callable[[list[int]], None], *, limit: float = 200
+) -> subprocess.CompletedProcess[str]:
+    """Run a command and, once `ripe`, do something to its processes."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + limit
+    while not ripe():
+        assert time.monotonic() < deadline, "the moment never came"
+        assert process.poll() is None, "it ended before the moment came"
+        time.sleep(0.005)
+    how(descendants(process.pid))
+    out, err = process.communicate(timeout=limit)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def after(seconds: float) -> Callable[[], bool]:
+    moment = time.monotonic() + seconds
+    return lambda: time.monotonic() > moment
+
+
+def during_step(folder: Path, step: int, *, ended: int) -> Callable[[], bool]:
+    """While a step is being collected: the one before it is committed, and `ended` of its rollouts have ended."""
+    count = (
+        "SELECT count(*) FROM rollouts WHERE mode = 'train' AND ended IS NOT NULL"
+        " AND id NOT IN (SELECT rollout FROM consumed)"
+    )
+
+    def ripe() -> bool:
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{folder}/store.sqlite?mode=ro", uri=True)) as db:
+                done = db.execute("SELECT max(number) FROM steps WHERE NOT superseded").fetchone()[0] or 0
+                return done == step - 1 and db.execute(count).fetchone()[0] >= ended
+        except sqlite3.Error:
+            return False  # not there yet
+
+    return ripe
 
 
 def descendants(pid: int) -> list[int]:

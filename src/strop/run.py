@@ -93,15 +93,16 @@ class Collected:
 
 async def train(config: Config, view: View, *, resume: bool = False) -> Summary:
     """Train as configured, or go on with the run in `config.folder`."""
+    view.title(f"{config.folder} · {config.policy.model} · {config.algorithm.name}", config.loop.steps)
     async with open_rooms(config, view, resume=resume) as run:
-        return await beside(loop(run, resume=resume), run.learner.watch(), run.pool.watch())
+        if resume:
+            await go_back(run)
+        run.pool.work()  # not before: rollouts are queued that only the restored weights may sample
+        return await beside(loop(run), run.learner.watch(), run.pool.watch())
 
 
-async def loop(run: Run, *, resume: bool = False) -> Summary:
+async def loop(run: Run) -> Summary:
     began, config = time.monotonic(), run.config
-    run.view.title(f"{run.folder.path} · {config.policy.model} · {config.algorithm.name}", config.loop.steps)
-    if resume:
-        await go_back(run)
     run.metrics = MetricsFile(run.folder.metrics, run.steps, run.scores)
     await evaluate_if_due(run)
     while not finished(run):

@@ -1,7 +1,8 @@
 """Whole runs with the model in the box: real sockets, real agents in processes, real training."""
 
 import json
-import random
+import os
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -85,11 +86,62 @@ def test_another_seed_is_another_run(whole: Path, tmp_path: Path) -> None:
 
 
 def test_killed_and_resumed_is_bit_for_bit_the_same(whole: Path, tmp_path: Path) -> None:
-    folder, draw = tmp_path / "run", random.Random(7)
-    assert runs.kill_after(runs.demo(folder, *SMALL), draw.uniform(6, 10))
-    killed = runs.kill_after(runs.strop("train", "--resume", folder, "--json"), draw.uniform(6, 9))
-    if killed:
-        runs.finish(runs.strop("train", "--resume", folder, "--json"))
+    """Killed twice while step 4 is collected: step 3 lies after the last checkpoint and must be replayed, and rollouts
+    of step 4 that had ended stay, while those running or queued may only be sampled by the restored weights."""
+    folder = tmp_path / "run"
+    resume = runs.strop("train", "--resume", folder, "--json")
+    assert runs.kill_when(runs.demo(folder, *SMALL), runs.during_step(folder, 4, ended=3))
+    assert runs.kill_when(resume, runs.during_step(folder, 4, ended=8))
+    runs.finish(resume)
     runs.same(whole, folder)
     ours, theirs = (json.loads((place / "summary.json").read_text()) for place in (folder, whole))
     assert ours["scores"] == theirs["scores"]
+    told = runs.story(folder)
+    assert [step.version for step in told.steps] == ["1.1", "1.2", "3.3", "3.4"]
+    assert [step.version for step in told.history if step.superseded] == ["1.3", "2.3"]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "actor/pg_loss" in line] == [1, 2, 3, 4]
+
+
+def test_resume_without_deterministic_mode_trains_no_rollout_twice(tmp_path: Path) -> None:
+    """Replayed weights need not be the same bits then: what the lost weights sampled is dropped, by name."""
+    folder = tmp_path / "run"
+    settings = [*SMALL, "engine.deterministic=false"]
+    assert runs.kill_when(runs.demo(folder, *settings), runs.during_step(folder, 4, ended=3))
+    runs.finish(runs.strop("train", "--resume", folder, "--json"))
+    told = runs.story(folder)
+    consumed = Counter(id for step in told.steps for id in step.rollouts)
+    assert set(consumed.values()) == {1}
+    assert len(consumed) == 64
+    superseded = {id for id, reason in told.steps[3].dropped.items() if reason == "superseded"}
+    assert superseded == {f"g{n:06d}.{m}" for n in range(12, 16) for m in range(4)}
+    assert not superseded & set(consumed)
+
+
+def test_a_runner_that_is_killed_changes_nothing(whole: Path, tmp_path: Path) -> None:
+    folder, done = tmp_path / "run", []
+
+    def kill_an_agent(family: list[int]) -> None:
+        worker = [pid for pid in family if b"strop.runners" in Path(f"/proc/{pid}/cmdline").read_bytes()][-1]
+        os.kill(worker, signal.SIGKILL)
+        done.append(worker)
+
+    assert runs.disturb(runs.demo(folder, *SMALL), runs.during_step(folder, 2, ended=2), kill_an_agent).returncode == 0
+    assert done
+    runs.same(whole, folder)
+
+
+def test_a_learner_that_is_killed_ends_the_run_with_a_sentence(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def kill_the_learner(family: list[int]) -> None:
+        learner = next(pid for pid in family if b"strop.learner" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(learner, signal.SIGKILL)
+
+    done = runs.disturb(runs.demo(folder, *SMALL), runs.during_step(folder, 2, ended=2), kill_the_learner)
+    assert done.returncode == 1
+    assert "killed by signal 9" in done.stderr
+    assert "resume" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    runs.finish(runs.strop("train", "--resume", folder, "--json"))
+    runs.same(whole, folder)  # no agent was blamed for it

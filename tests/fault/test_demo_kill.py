@@ -28,9 +28,9 @@ def test_killed_at_three_random_moments(whole: Path, tmp_path: Path) -> None:
     moments = [draw.uniform(5, seconds / 3 + 5) for _ in range(3)]
     print("killed after", [f"{moment:.1f} s" for moment in moments], "of about", seconds)
     folder = tmp_path / "demo"
-    assert runs.kill_after(runs.demo(folder), moments[0])
+    assert runs.kill_when(runs.demo(folder), runs.after(moments[0]))
     for moment in moments[1:]:
-        assert runs.kill_after(runs.strop("train", "--resume", folder, "--json"), moment)
+        assert runs.kill_when(runs.strop("train", "--resume", folder, "--json"), runs.after(moment))
     runs.finish(runs.strop("train", "--resume", folder, "--json"), timeout=600)
     runs.same(whole, folder)
     ours, theirs = (json.loads((place / "summary.json").read_text()) for place in (folder, whole))

@@ -41,6 +41,7 @@ class Pool:
 
         pool = Pool(store, "agent.py:agent", config.runner, gateway_url="http://127.0.0.1:8000", model="main")
         await pool.start()  # raises AgentError if the agent cannot be imported
+        pool.work()  # from here on rollouts are leased
         ...
         await pool.close()
 
@@ -72,11 +73,13 @@ class Pool:
         self._name = name
         self._tasks: list[asyncio.Task[None]] = []
         self._workers: set[Worker] = set()
+        self._idle: list[Worker] = []
         self._zygote: Zygote | None = None
         self._folder: str | None = None
 
     async def start(self) -> None:
-        """Start the workers, the first one alone: if it cannot load the agent, none could, and nothing has begun."""
+        """Start the workers, the first one alone: if it cannot load the agent, none could, and nothing has begun. They
+        are idle until `work` is called."""
         try:
             self._zygote = self._make_zygote()
             first = await self._start_worker()
@@ -84,7 +87,11 @@ class Pool:
         except BaseException:
             await self.close()
             raise
-        for number, worker in enumerate([first, *others]):
+        self._idle = [first, *others]
+
+    def work(self) -> None:
+        """Lease and run what the store has queued, until closed."""
+        for number, worker in enumerate(self._idle):
             self._tasks.append(asyncio.create_task(self._slot(number, worker)))
         self._tasks.append(asyncio.create_task(self._reclaim()))
 

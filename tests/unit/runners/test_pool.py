@@ -34,6 +34,7 @@ async def running(store: SqliteStore, spec: str = f"{AGENTS}:agent", log: Path |
     settings = RunnerConfig(**({"workers": 2, "timeout": 20.0} | config))
     pool = Pool(store, spec, settings, gateway_url="http://127.0.0.1:9/", model="main", log=log)
     await pool.start()
+    pool.work()
     try:
         yield pool
     finally:
@@ -261,6 +262,18 @@ async def test_interrupts_are_the_parents_business(store: SqliteStore):
     assert done.attempts == 1
 
 
+async def test_nothing_is_leased_before_work_begins(store: SqliteStore):
+    """A resumed run has rollouts queued before its weights are the right ones again."""
+    await store.enqueue([Rollout(id="g.0", group="g", member=0, created=0.0, task=Task(id="t", data={"do": "sleep"}))])
+    pool = Pool(store, f"{AGENTS}:agent", RunnerConfig(workers=1), gateway_url="http://127.0.0.1:9/", model="main")
+    await pool.start()
+    try:
+        await asyncio.sleep(0.3)
+        assert (await store.get("g.0")).status == "queued"
+    finally:
+        await pool.close()
+
+
 PROGRAM = """
     import asyncio, sys
     from strop.config import RunnerConfig
@@ -272,6 +285,7 @@ PROGRAM = """
         store = await SqliteStore.open(sys.argv[1])
         pool = Pool(store, sys.argv[2], RunnerConfig(workers=4), gateway_url="http://127.0.0.1:9", model="main")
         await pool.start()
+        pool.work()
         doing = [{"do": "spin"}, {"do": "sleep", "seconds": 600}, {"do": "child", "file": sys.argv[3]}]
         await store.enqueue([
             Rollout(id=f"g.{i}", group="g", member=i, created=0.0, task=Task(id="t", data=data))
