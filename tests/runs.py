@@ -19,6 +19,7 @@ from strop.types import Rollout, Step, Turn
 
 SMALL = [
     *("loop.steps=4", "loop.groups=4", "loop.members=4", "loop.checkpoint_every=2", "loop.eval_splits=['test']"),
+    "loop.eval_every=1",
     *("runner.workers=4", f"tasks={Path(__file__).parent / 'small.py'}:tasks"),
 ]
 """The demo, made small enough for a test."""
@@ -77,6 +78,20 @@ def disturb(
 def after(seconds: float) -> Callable[[], bool]:
     moment = time.monotonic() + seconds
     return lambda: time.monotonic() > moment
+
+
+def committed(folder: Path, *, lineage: int, step: int) -> Callable[[], bool]:
+    """Once a step of a lineage is there."""
+
+    def ripe() -> bool:
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{folder}/store.sqlite?mode=ro", uri=True)) as db:
+                found = db.execute("SELECT 1 FROM steps WHERE lineage = ? AND number = ?", (lineage, step)).fetchone()
+                return found is not None
+        except sqlite3.Error:
+            return False  # not there yet
+
+    return ripe
 
 
 def during_step(folder: Path, step: int, *, ended: int) -> Callable[[], bool]:

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import uvloop
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+import strop
+from strop import algorithms
 from strop import config as configs
 from strop.config import Config
 from strop.errors import ConfigError, PlaceError, StropError
@@ -43,11 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="strop", description="Train the model behind any agent.")
+    top.add_argument("--version", action="version", version=f"strop {strop.__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     demo = commands.add_parser("demo", help="watch a small model learn to use a calculator, on this machine")
     demo.add_argument("--task", choices=["calc", "chain"], default="calc", help="one tool call, or two chained ones")
-    demo.add_argument("--seed", type=int, default=0)
+    demo.add_argument("--seed", type=int, default=0, help="another seed is another run (default: 0)")
     _common(demo, folder="runs/demo")
     demo.set_defaults(command=_demo)
 
@@ -56,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--tasks", help="a .jsonl file, or FILE.py:function")
     train.add_argument("--model", help="strop/nano, or a folder in Hugging Face format")
     train.add_argument("--config", metavar="TOML", help="settings from a file")
-    train.add_argument("--seed", type=int)
+    train.add_argument("--seed", type=int, help="fixes the order of tasks (default: 0)")
     train.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
     _common(train, folder=None)
     train.set_defaults(command=_train)
@@ -64,22 +68,29 @@ def parser() -> argparse.ArgumentParser:
     rollouts = commands.add_parser("rollouts", help="list the rollouts of a run, or show one with its turns")
     rollouts.add_argument("run", nargs="?", default="runs/demo", help="the run's folder (default: runs/demo)")
     rollouts.add_argument("id", nargs="?", help="the rollout to show")
-    rollouts.add_argument("--status", choices=["queued", "running", "succeeded", "failed", "cancelled"])
-    rollouts.add_argument("--mode", choices=["train", "eval", "greedy"])
-    rollouts.add_argument("--limit", type=int, default=50)
+    statuses = ["queued", "running", "succeeded", "failed", "cancelled"]
+    rollouts.add_argument("--status", choices=statuses, help="only those with this status")
+    rollouts.add_argument("--mode", choices=["train", "eval", "greedy"], help="only those that sampled this way")
+    rollouts.add_argument("--limit", type=_positive, default=50, help="how many to list (default: 50)")
     rollouts.add_argument("--after", metavar="ID", help="continue after this rollout")
-    rollouts.add_argument("--json", action="store_true")
+    rollouts.add_argument("--json", action="store_true", help="one JSON object per line")
     rollouts.set_defaults(command=_rollouts)
 
     config = commands.add_parser("config", help="every setting, its value and what it means")
     config.add_argument("run", nargs="?", help="a run's folder; without it the defaults are shown")
-    config.add_argument("--json", action="store_true")
+    config.add_argument("--json", action="store_true", help="as JSON")
     config.set_defaults(command=_config)
     return top
 
 
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
 def _common(command: argparse.ArgumentParser, *, folder: str | None) -> None:
-    command.add_argument("--folder", default=folder, help="where the run is kept")
+    command.add_argument("--folder", default=folder, help=f"where the run is kept (default: {folder or 'runs/run'})")
     command.add_argument("--set", action="append", default=[], metavar="a.b=c", help="any setting; see `strop config`")
     command.add_argument("--json", action="store_true", help="print the summary as JSON and nothing else")
 
@@ -94,7 +105,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     _move_aside(folder)
     config = configs.load(base=demo.config(arguments.task), folder=str(folder), seed=arguments.seed, sets=arguments.set)
     if not arguments.json:
-        print(demo.INTRODUCTION)
+        Console().print(demo.INTRODUCTION, highlight=False)
     summary = _run(config, arguments)
     return _tell(summary, folder, arguments)
 
@@ -144,9 +155,10 @@ def _run(config: Config, arguments: argparse.Namespace, *, resume: bool = False)
 
     with views.choose(json=arguments.json, out=sys.stdout) as view:
         try:
-            return asyncio.run(train(config if resume else settled(config), view, resume=resume))
+            return uvloop.run(train(config if resume else settled(config), view, resume=resume))
         except KeyboardInterrupt:
-            view.note(f"stopped; go on with: strop train --resume {config.folder}")
+            if (Path(config.folder) / "config.json").exists():
+                view.note(f"stopped; go on with: {_me()} train --resume {config.folder}")
             raise
 
 
@@ -154,23 +166,33 @@ def _tell(summary: Summary, folder: Path, arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(msgspec.json.encode(summary).decode() + "\n")
         return 0
-    console = Console()
-    table = Table(title=f"{summary.steps} steps in {views.minutes(summary.seconds)}", title_justify="left")
+    console = Console(highlight=False)
+    steps = f"{summary.steps} step{'s' * (summary.steps != 1)}"
+    table = Table(title=f"{steps} in {views.minutes(summary.seconds)}", title_justify="left")
     for column in ("evaluated on", "reward", "before", "after"):
         table.add_column(column, justify="left" if column in ("evaluated on", "reward") else "right")
     for split, rewards in summary.scores.items():
         for name, points in rewards.items():
-            table.add_row(split, name, f"{points[0][1]:.1%}", Text(f"{points[-1][1]:.1%}", style="bold green"))
+            before, after = points[0][1], points[-1][1]
+            style = "bold green" if after > before else "red" if after < before else ""
+            table.add_row(Text(split), Text(name), views.figure(before), Text(views.figure(after), style=style))
     console.print(table)
-    lines = {
+    places = {
         f"{folder}/curve.png": "the curve",
         f"{folder}/summary.json": "these figures",
-        f"strop rollouts {folder}": "every rollout, with its turns and rewards",
-        f"{folder}/checkpoints/{summary.checkpoint}": "the trained model, a Hugging Face folder",
+        f"{_me()} rollouts {folder}": "every rollout, with its turns and rewards",
     }
-    for place, what in lines.items():
-        console.print(f"  [bold]{place}[/bold]  {what}", highlight=False, soft_wrap=True)
+    if summary.checkpoint:
+        places[f"{folder}/checkpoints/{summary.checkpoint}"] = "the trained model, a Hugging Face folder"
+    width = max(map(len, places))
+    for place, what in places.items():
+        console.print(Text.assemble("  ", (place.ljust(width), "bold"), "  ", what), soft_wrap=True)
     return 0
+
+
+def _me() -> str:
+    """How this command was called, for sentences that tell what to type next."""
+    return sys.argv[0] if Path(sys.argv[0]).name == "strop" else "strop"
 
 
 # -- looking -------------------------------------------------------------------------------------------------------
@@ -199,8 +221,9 @@ async def _show_all(folder: Path, arguments: argparse.Namespace) -> int:
         table.add_column(column, overflow="fold")
     for r in found:
         rewards = "  ".join(f"{reward.name} {views.figure(reward.value)}" for reward in r.rewards)
-        table.add_row(r.id, r.task.id, r.mode, _status(r), str(r.attempts), rewards, r.cause or "")
-    Console().print(table)
+        row = (r.id, r.task.id, r.mode, _status(r), str(r.attempts), rewards, r.cause or "")
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    _console().print(table)
     if len(found) == arguments.limit:
         print(f"more: --after {found[-1].id} (or --limit)")
     return 0
@@ -225,7 +248,8 @@ def _transcript(rollout: Rollout, turns: list[Turn], events: list[Event]) -> Non
     console = Console(highlight=False)
     console.print(Text.assemble((rollout.id, "bold"), f"  task {rollout.task.id}  ", _status(rollout)))
     for reward in rollout.rewards:
-        console.print(f"  {reward.name} = {views.figure(reward.value)}", markup=False)
+        target = f" (turn {reward.turn})" if reward.turn else f" (agent {reward.agent})" if reward.agent else ""
+        console.print(f"  {reward.name} = {views.figure(reward.value)}{target}", markup=False)
     seen = 0
     for turn in turns:
         for message in turn.messages[seen:]:
@@ -249,11 +273,20 @@ def _transcript(rollout: Rollout, turns: list[Turn], events: list[Event]) -> Non
 
 
 def _message(console: Console, message: dict[str, Any]) -> None:
-    console.print(
-        Text.assemble((f"{message.get('role', 'assistant'):>9}  ", "cyan"), str(message.get("content") or ""))
-    )
+    role, content = str(message.get("role", "assistant")), str(message.get("content") or "")
+    lines = [content] if content else []
     for call in message.get("tool_calls") or ():
-        console.print(Text(f"           {call['function']['name']}({call['function']['arguments']})", style="magenta"))
+        arguments = call["function"]["arguments"]
+        text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+        lines.append(f"{call['function']['name']}({text})")
+    for number, line in enumerate(lines or [""]):
+        style = "magenta" if line is not content else ""
+        console.print(Text.assemble((f"{role if number == 0 else '':>9}  ", "cyan"), (line, style)))
+
+
+def _console() -> Console:
+    """Tables fit the terminal; into a pipe they are as wide as they like, so that no id is cut."""
+    return Console() if sys.stdout.isatty() else Console(width=1000)
 
 
 def _status(rollout: Rollout) -> Text:
@@ -269,9 +302,10 @@ def _config(arguments: argparse.Namespace) -> int:
     table = Table(box=None, pad_edge=False)
     for column in ("setting", "value", "what it is"):
         table.add_column(column, overflow="fold")
-    for setting in configs.settings(config):
+    own = configs.walk(algorithms.settings(config.algorithm), "algorithm.settings.")
+    for setting in [*configs.settings(config), *own]:
         table.add_row(Text(setting.key, style="bold"), Text(str(setting.value), style="cyan"), setting.doc)
-    Console().print(table)
+    _console().print(table)
     return 0
 
 

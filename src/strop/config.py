@@ -12,7 +12,7 @@ import tomllib
 import types as pytypes
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -40,7 +40,9 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     model: Annotated[str, _doc("strop/nano or a local folder in Hugging Face format")] = "strop/nano"
     agents: Annotated[tuple[str, ...], _doc("names of the agents whose turns are trained")] = ("main",)
-    context: Annotated[int | None, _doc("longest prompt + answer in tokens; default: what the model allows")] = None
+    context: Annotated[
+        Annotated[int, Meta(ge=2)] | None, _doc("longest prompt + answer in tokens; default: what the model allows")
+    ] = None
     train: Annotated[SamplingConfig, _doc("sampling while training")] = SamplingConfig()
     eval: Annotated[SamplingConfig, _doc("sampling while evaluating; greedy evaluation sets temperature 0")] = (
         SamplingConfig()
@@ -48,15 +50,16 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class AlgorithmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How rewards become a loss. Names follow the papers."""
+    """How rewards become a loss. Each algorithm declares its own settings in its own file, as a Struct `Settings`."""
 
-    name: Annotated[Literal["grpo"], _doc("which algorithm")] = "grpo"
+    name: Annotated[str, _doc("which algorithm: a file of strop/algorithms")] = "grpo"
     rewards: Annotated[dict[str, float], _doc("weight of each named reward in a rollout's total")] = field(
         default_factory=lambda: {"reward": 1.0}
     )
-    clip: Annotated[float, _doc("ratios are clipped to 1 - clip ... 1 + clip"), Meta(gt=0)] = 0.2
-    clip_high: Annotated[float | None, _doc("upper clip; default: the same as clip")] = None
-    normalize_std: Annotated[bool, _doc("divide advantages by the group's standard deviation")] = True
+    settings: Annotated[dict[str, Any], _doc("the algorithm's own settings")] = {}
+
+
+Rate = Annotated[float, Meta(ge=0, lt=1)]
 
 
 class OptimConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,7 +67,7 @@ class OptimConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     lr: Annotated[float, _doc("learning rate after warm-up"), Meta(gt=0)] = 1e-6
     warmup: Annotated[int, _doc("optimizer steps over which the rate rises from 0"), Meta(ge=0)] = 0
-    betas: Annotated[tuple[float, float], _doc("AdamW's decay rates")] = (0.9, 0.999)
+    betas: Annotated[tuple[Rate, Rate], _doc("AdamW's decay rates")] = (0.9, 0.999)
     weight_decay: Annotated[float, _doc("AdamW's decoupled weight decay"), Meta(ge=0)] = 0.0
     grad_clip: Annotated[float, _doc("gradients are scaled to at most this norm"), Meta(gt=0)] = 1.0
 
@@ -73,6 +76,7 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How a batch becomes an update."""
 
     optim: Annotated[OptimConfig, _doc("the optimizer")] = OptimConfig()
+    critic: Annotated[OptimConfig, _doc("the critic's optimizer, for algorithms that have one")] = OptimConfig(lr=1e-5)
     updates: Annotated[int, _doc("optimizer steps per step, each over an equal share of the groups"), Meta(ge=1)] = 1
     token_budget: Annotated[int, _doc("most tree tokens in one micro-batch"), Meta(ge=1)] = 4096
     logprob_limit: Annotated[float, _doc("engine and learner logprobs may differ by this before the run warns")] = 1e-4
@@ -86,7 +90,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     deterministic: Annotated[
         bool, _doc("same tokens whatever shares the batch: fixed shapes, prompts prefilled alone, seeds per request")
     ] = False
-    threads: Annotated[int | None, _doc("CPU threads of the process that holds the weights; default: all cores")] = None
+    threads: Annotated[
+        Annotated[int, Meta(ge=1)] | None, _doc("CPU threads of the process that holds the weights; default: all cores")
+    ] = None
 
 
 class RunnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,7 +103,11 @@ class RunnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     lease: Annotated[float, _doc("seconds without a sign of life after which a runner counts as lost"), Meta(gt=0)] = (
         30.0
     )
-    max_attempts: Annotated[int, _doc("attempts a rollout gets before it has failed"), Meta(ge=1)] = 3
+    max_attempts: Annotated[
+        int,
+        _doc("attempts a rollout gets when its process or the engine fails; an agent's own error is final"),
+        Meta(ge=1),
+    ] = 3
 
 
 class LoopConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -111,7 +121,6 @@ class LoopConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     eval_greedy: Annotated[bool, _doc("evaluate greedily as well as sampled")] = True
     checkpoint_every: Annotated[int, _doc("steps between checkpoints; the last step always has one"), Meta(ge=1)] = 10
     keep_checkpoints: Annotated[int, _doc("checkpoints kept, newest first"), Meta(ge=1)] = 2
-    stop_at: Annotated[float | None, _doc("end early once the mean training reward of 3 steps reaches this")] = None
     group_deadline: Annotated[float, _doc("seconds after which a group is closed with what it has"), Meta(gt=0)] = (
         1800.0
     )
@@ -139,7 +148,9 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tasks: Annotated[str, _doc("where tasks come from: a .jsonl file, or FILE.py:function")] = ""
     tasks_args: Annotated[dict[str, Any], _doc("keyword arguments for a tasks function")] = {}
     folder: Annotated[str, _doc("the run's folder: store, metrics, checkpoints, summary")] = "runs/run"
-    seed: Annotated[int, _doc("fixes the order of tasks and, in deterministic mode, every sampled token")] = 0
+    seed: Annotated[
+        int, _doc("fixes the order of tasks and, in deterministic mode, every sampled token"), Meta(ge=0, lt=2**62)
+    ] = 0
     policy: Annotated[PolicyConfig, _doc("the policy being trained")] = PolicyConfig()
     algorithm: Annotated[AlgorithmConfig, _doc("how rewards become a loss")] = AlgorithmConfig()
     learner: Annotated[LearnerConfig, _doc("how a batch becomes an update")] = LearnerConfig()
@@ -168,11 +179,21 @@ def load(
 
 def from_builtins(raw: dict[str, Any]) -> Config:
     """Check and convert plain data; what is wrong is named with its path and the nearest valid name."""
-    _refuse_unknown(raw, Config, "")
+    return section(raw, Config, "")
+
+
+S = TypeVar("S", bound=Struct)
+
+
+def section(raw: dict[str, Any], struct: type[S], path: str) -> S:
+    """One section of the configuration, for rooms that declare their own; `path` is where it stands, with its dot."""
+    _refuse_unknown(raw, struct, path)
     try:
-        return msgspec.convert(raw, Config)
+        return msgspec.convert(raw, struct)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"a setting does not fit: {error}; `strop config` lists every setting") from None
+        what, _, where = str(error).partition(" - at `$.")
+        name = path + where.rstrip("`")
+        raise ConfigError(f"{name or 'the configuration'} does not fit: {what}; see `strop config`") from None
 
 
 def to_json(config: Config) -> bytes:
@@ -193,14 +214,14 @@ class Setting(Struct, frozen=True):
 
 def settings(config: Config | None = None) -> Iterator[Setting]:
     """Every setting with its value and its line of explanation, in the order of the file."""
-    yield from _walk(config or Config(), "")
+    yield from walk(config or Config(), "")
 
 
-def _walk(struct: Struct, prefix: str) -> Iterator[Setting]:
+def walk(struct: Struct, prefix: str) -> Iterator[Setting]:
     for name, hint in _hints(type(struct)).items():
         value = getattr(struct, name)
         if isinstance(value, Struct):
-            yield from _walk(value, f"{prefix}{name}.")
+            yield from walk(value, f"{prefix}{name}.")
         else:
             yield Setting(prefix + name, value, _description(hint))
 
@@ -225,7 +246,7 @@ def _refuse_unknown(raw: dict[str, Any], struct: type[Struct], path: str) -> Non
     hints = _hints(struct)
     for key, value in raw.items():
         if key not in hints:
-            near = difflib.get_close_matches(key, hints, 1) or _elsewhere(key)
+            near = [path + name for name in difflib.get_close_matches(key, hints, 1)] or _elsewhere(key)
             hint = f"did you mean {near[0]!r}?" if near else f"valid names there: {', '.join(hints)}."
             raise ConfigError(f"there is no setting {path + key!r}; {hint}")
         inner = _struct_of(hints[key])
@@ -240,10 +261,16 @@ def _elsewhere(key: str) -> list[str]:
     return [s.key for s in settings() if s.key.rpartition(".")[2] == key]
 
 
+REPLACED = ("rewards", "tasks_args")
+"""Tables that are given whole: a default in them would not go away otherwise."""
+
+
 def _merge(into: dict[str, Any], new: dict[str, Any]) -> None:
     for key, value in new.items():
         here = into.get(key)
-        if isinstance(value, dict) and isinstance(here, dict) and key not in ("rewards", "tasks_args"):
+        if isinstance(here, dict) and key not in REPLACED:
+            if not isinstance(value, dict):
+                raise ConfigError(f"{key!r} is a section, not a value: set {key}.<name> instead")
             _merge(cast(dict[str, Any], here), cast(dict[str, Any], value))
         else:
             into[key] = value
@@ -254,12 +281,16 @@ def _nest(path: list[str], value: Any) -> dict[str, Any]:
 
 
 def _literal(text: str) -> Any:
-    """TOML's reading of a value, or the text itself: lr=1e-4, name=grpo, eval_splits=["test"] all work."""
+    """TOML's or JSON's reading of a value, or the text itself: 1e-4, grpo, ["test"], {"reward": 1} all work."""
     if text in ("none", "None", "null"):
         return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
+        pass
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
         return text
 
 

@@ -107,10 +107,11 @@ def score(data: dict[str, Any], expressions: list[str], answer: str | None) -> d
 
 # --- the run -------------------------------------------------------------------------------------------------------
 
-INTRODUCTION = """\
-A model of a million parameters has a calculator and mostly does not use it: it guesses. The agent is a plain OpenAI
-client loop (strop/demo.py); it earns 1 for using the tool and getting the right answer, 0 otherwise. Watch it learn.
-"""
+INTRODUCTION = (
+    "A model of a million parameters has a calculator and mostly does not use it: it guesses. The agent is a plain "
+    "OpenAI client loop (strop/demo.py); it earns 1 for using the tool and getting the right answer, 0 otherwise. "
+    "Watch it learn. ('test' are held-out tasks, 'long' have operands longer than any the model has ever seen.)\n"
+)
 
 
 def config(kind: str = "calc") -> Config:
@@ -121,7 +122,7 @@ def config(kind: str = "calc") -> Config:
         tasks="strop.demo:tasks",
         tasks_args={"kind": kind},
         policy=PolicyConfig(model="strop/nano", context=192, train=sampling, eval=sampling),
-        algorithm=AlgorithmConfig(clip=0.3),
+        algorithm=AlgorithmConfig(settings={"clip": 0.3}),
         learner=LearnerConfig(optim=OptimConfig(lr=2e-4, warmup=3), token_budget=2048),
         engine=EngineConfig(rows=16, prefill_chunk=64, deterministic=True, threads=1),
         runner=RunnerConfig(workers=16, timeout=60.0),

@@ -74,9 +74,3 @@ class ContextOverflow(EngineError):
 
 class LearnerError(StropError):
     """Training cannot go on: no signal, NaN weights, the process died."""
-
-
-class Interrupted(StropError):
-    """The user stopped the run; everything so far is in the store."""
-
-    code = 130

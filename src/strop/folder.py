@@ -5,7 +5,7 @@ runs/demo/
   store.sqlite    every rollout, turn, event and step
   metrics.jsonl   one line per step and evaluation
   checkpoints/    step-000010/ ...: each a plain Hugging Face folder with the optimizer's state beside it
-  learner.log, agents.log
+  learner.log, agents.log, gateway.log (if it has anything to say)
   summary.json, curve.png
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -29,24 +30,25 @@ class RunFolder:
         self._lock = lock  # held as long as this object lives; the kernel lets go of it when the process dies
 
     @classmethod
-    def create(cls, config: Config) -> RunFolder:
-        """Make the folder of a new run and write down its configuration."""
-        path = Path(config.folder)
-        if (path / "config.json").exists():
+    def create(cls, path: str | Path) -> RunFolder:
+        """Make the folder of a new run. It holds a run once `keep` has been called."""
+        path = Path(path)
+        if os.path.exists(path / "config.json"):
             raise PlaceError(
                 f"{path} already holds a run: go on with it by `strop train --resume {path}`, "
                 "or choose another place with --folder"
             )
-        folder = cls._locked(path)
-        write_whole(path / "config.json", configs.to_json(config))
-        return folder
+        return cls._locked(path)
 
     @classmethod
-    def open(cls, path: str | Path) -> tuple[RunFolder, Config]:
-        """Open the folder of a run that was begun, with the configuration it ran with."""
-        path = Path(path)
-        config = cls.config(path)
-        return cls._locked(path), config
+    def open(cls, path: str | Path) -> RunFolder:
+        """Open the folder of a run that was begun."""
+        cls.config(Path(path))
+        return cls._locked(Path(path))
+
+    def keep(self, config: Config) -> None:
+        """Write down the configuration: everything has started, and there is a run to go on with."""
+        write_whole(self.path / "config.json", configs.to_json(config))
 
     @staticmethod
     def config(path: Path) -> Config:
@@ -87,24 +89,21 @@ class RunFolder:
         return self.path / "learner.log"
 
     @property
+    def gateway_log(self) -> Path:
+        return self.path / "gateway.log"
+
+    @property
     def agents_log(self) -> Path:
         return self.path / "agents.log"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def curve(self) -> Path:
-        return self.path / "curve.png"
 
     def checkpoint(self, name: str) -> Path:
         return self.path / "checkpoints" / name
 
     def prune(self, keep: Collection[str]) -> None:
-        """Delete checkpoints not in `keep`: old ones, and those of a step that was never committed."""
+        """Delete checkpoints not in `keep`: old ones, those of a step that was never committed, halves of them. What a
+        user put beside them stays."""
         for folder in (self.path / "checkpoints").iterdir():
-            if folder.name not in keep:
+            if folder.name not in keep and re.fullmatch(r"\.?step-\d+-\d+(\.new)?", folder.name):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

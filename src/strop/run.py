@@ -18,33 +18,36 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from strop import algorithms
 from strop.algorithms import Algorithm
+from strop.algorithms.credit import spread
 from strop.config import Config
 from strop.engines.base import Engine
 from strop.engines.embedded.engine import Embedded
 from strop.engines.models import resolve
-from strop.errors import AgentError, TaskError
+from strop.errors import AgentError, ConfigError, TaskError
 from strop.folder import RunFolder
 from strop.gateway.app import Gateway
 from strop.gateway.render import Renderer
 from strop.gateway.sample import PolicyRoute
 from strop.gateway.server import serve
 from strop.learner.process import LearnerProcess
-from strop.monitor.metrics import MetricsFile, Scores, flat, spread
-from strop.monitor.summary import Summary, summarize
+from strop.monitor.metrics import MetricsFile, Scores, flat
+from strop.monitor.summary import Summary, failures, summarize
 from strop.monitor.view import View
 from strop.runners.pool import Pool
 from strop.store.base import Store
 from strop.store.sqlite import SqliteStore
 from strop.tasks.load import load
 from strop.tasks.sampling import evaluation, group
-from strop.trajectory import Batch, Sample, assemble
-from strop.types import TERMINAL, Policy, Rollout, Sampling, Step, Task, version
+from strop.trajectory import Batch, Sample, assemble, explain
+from strop.types import TERMINAL, Policy, Rollout, Sampling, Step, Task, lineage_of, version
 from strop.weights.base import Weights
 from strop.weights.shared import Shared
 
@@ -55,7 +58,8 @@ POLICY = "main"
 class Run:
     """Every room, open, and where the run stands.
 
-    `origin` is the lineage whose rollouts may be trained on: the one in which the present weights were first made.
+    `names` are the versions the present weights have been served under: more than one after a replay that made the very
+    same weights again. Only rollouts sampled from them may be trained on.
     """
 
     config: Config
@@ -71,12 +75,16 @@ class Run:
     pool: Pool
     metrics: MetricsFile | None = None
     lineage: int = 1
-    origin: int = 1
     step: int = 0
-    version: str = version(1, 0)
+    names: list[str] = field(default_factory=lambda: [version(1, 0)])
     cursor: int = 0
     steps: list[Step] = field(default_factory=list[Step])
     scores: Scores = field(default_factory=Scores)
+
+    @property
+    def origin(self) -> int:
+        """The lineage in which the present weights were first made; groups and evaluations are named after it."""
+        return lineage_of(self.names[0])
 
 
 @dataclass
@@ -103,12 +111,16 @@ async def train(config: Config, view: View, *, resume: bool = False) -> Summary:
 
 async def loop(run: Run) -> Summary:
     began, config = time.monotonic(), run.config
+    before = sum(step.metrics["timing_s/step"] for step in run.steps)  # what was spent before the run was resumed
+    run.view.past([(step.number, step.metrics) for step in run.steps])
     run.metrics = MetricsFile(run.folder.metrics, run.steps, run.scores)
     await evaluate_if_due(run)
     while not finished(run):
         await advance(run, await collect(run))
+        stop_if_hopeless(run)
         await evaluate_if_due(run)
-    return summarize(config, run.folder.path, run.steps, run.scores, seconds=time.monotonic() - began)
+    seconds = before + time.monotonic() - began
+    return summarize(config, run.folder.path, run.steps, run.scores, seconds=seconds)
 
 
 async def advance(run: Run, collected: Collected) -> Step:
@@ -142,11 +154,23 @@ async def advance(run: Run, collected: Collected) -> Step:
 
 async def collect(run: Run) -> Collected:
     """Consumes tasks; waits for the next step's rollouts to end or for their deadline; produces them as samples."""
-    began, loop, first = time.monotonic(), run.config.loop, run.step * run.config.loop.groups
+    began, wanted = time.monotonic(), next_rollouts(run)
+    dropped = await superseded(run, wanted)
+    ended = await ended_of(run, wanted, f"collecting step {run.step + 1}")
+    samples = [Sample(rollout, await run.store.turns(rollout.id)) for rollout in ended]
+    sampled_by = {name for sample in samples for turn in sample.turns for _, name in turn.versions}
+    assert sampled_by <= set(run.names), f"sampled from {sampled_by}, but the weights are {run.names}"
+    return Collected(samples, dropped, time.monotonic() - began)
+
+
+def next_rollouts(run: Run) -> list[Rollout]:
+    """The next step's rollouts, in sampling order."""
+    first, loop = run.step * run.config.loop.groups, run.config.loop
     tasks = [task for task in run.tasks if task.split == "train"]
-    wanted: list[Rollout] = []
-    for n in range(first, first + loop.groups):
-        wanted += group(
+    return [
+        rollout
+        for n in range(first, first + loop.groups)
+        for rollout in group(
             tasks,
             seed=run.config.seed,
             n=n,
@@ -154,16 +178,15 @@ async def collect(run: Run) -> Collected:
             max_attempts=run.config.runner.max_attempts,
             suffix=suffix(run.origin),
         )
-    dropped = await drop_superseded(run, wanted)
-    ended = await ended_of(run, wanted, f"collecting step {run.step + 1}")
-    samples = [Sample(rollout, await run.store.turns(rollout.id)) for rollout in ended]
-    return Collected(samples, dropped, time.monotonic() - began)
+    ]
 
 
 async def publish(run: Run, step: Step) -> None:
     """Engines serve the step's version from here on."""
-    run.step, run.version, run.origin = step.number, step.version, step.lineage
+    run.step, run.names = step.number, [step.version]
     run.steps.append(step)
+    kept = [step.checkpoint for step in run.steps if step.checkpoint]
+    run.folder.prune(kept[-run.config.loop.keep_checkpoints :])
     await run.weights.publish(step.version)
     await run.engine.resume()
     run.view.step(step.number, step.metrics)
@@ -173,17 +196,25 @@ async def publish(run: Run, step: Step) -> None:
     if gap > limit:
         run.view.note(f"step {step.number}: engine and learner logprobs differ by {gap:.1e}, more than {limit:.0e}")
     if step.metrics["actor/skipped"]:
-        reasons = ", ".join(f"{reason} {n}" for reason, n in Counter(step.dropped.values()).most_common())
-        run.view.note(f"step {step.number} trained nothing: every rollout was left out ({reasons})")
+        reasons = "; ".join(f"{n} {explain(reason)}" for reason, n in Counter(step.dropped.values()).most_common())
+        run.view.note(f"step {step.number} had nothing to train on: {reasons}")
+    if (failed := failures(step.metrics)).total() > len(step.rollouts) / 10:
+        reasons = ", ".join(f"{cause} {count}" for cause, count in failed.items())
+        run.view.note(f"step {step.number}: {failed.total()} of {len(step.rollouts)} rollouts failed ({reasons})")
+
+
+def stop_if_hopeless(run: Run, patience: int = 3) -> None:
+    """Some failures are data; step after step of nothing else is an outage."""
+    last = run.steps[-patience:]
+    if len(last) == patience and all(failures(step.metrics).total() == len(step.rollouts) for step in last):
+        raise AgentError(
+            f"all rollouts of the last {patience} steps failed ({', '.join(failures(last[-1].metrics))}): look at them "
+            f"with `strop rollouts {run.folder.path} --status failed`, mend the cause, then resume"
+        )
 
 
 def finished(run: Run) -> bool:
-    loop = run.config.loop
-    if loop.stop_at is not None and len(run.steps) >= 3:
-        rewards = [step.metrics["critic/rewards/mean"] for step in run.steps[-3:]]
-        if sum(rewards) / 3 >= loop.stop_at:
-            return True
-    return run.step >= loop.steps
+    return run.step >= run.config.loop.steps
 
 
 # -- evaluation --------------------------------------------------------------------------------------------------------
@@ -194,12 +225,42 @@ async def evaluate_if_due(run: Run) -> None:
     if run.step == 0 or finished(run) or (every and run.step % every == 0):
         for split in run.config.loop.eval_splits:
             for greedy in (False, True) if run.config.loop.eval_greedy else (False,):
-                await evaluate(run, run.step, run.version, split, greedy=greedy)
+                await evaluate(run, run.step, run.names[0], split, greedy=greedy)
 
 
 async def evaluate(run: Run, step: int, version: str, split: str, *, greedy: bool) -> None:
     """Mean of every named reward over a split; rollouts that failed count as 0. What the store has is not run again."""
-    wanted = evaluation(
+    wanted = evaluated(run, step, version, split, greedy=greedy)
+    label = f"{split}-greedy" if greedy else split
+    ended = await ended_of(run, wanted, f"evaluating {label}")
+    if failed := Counter(rollout.cause for rollout in ended if rollout.cause):
+        reasons = ", ".join(f"{cause} {count}" for cause, count in failed.items())
+        run.view.note(f"evaluating {label} after step {step}: failed rollouts count as 0 ({reasons})")
+    names = sorted({r.name for rollout in ended for r in rollout.rewards if r.target == (r.name, None, None)})
+    means = {name: sum(rollout.reward(name) or 0.0 for rollout in ended) / len(ended) for name in names}
+    if step == 0:
+        check_rewards(run, ended)
+    run.scores[step, label] = means
+    run.view.evaluation(step, {f"{label} {name}": value for name, value in means.items()})
+    if run.metrics is not None:
+        run.metrics.write(step, flat(label, means))
+
+
+def check_rewards(run: Run, ended: Sequence[Rollout]) -> None:
+    """Before anything is trained: the rewards that count must be among those the agent gives."""
+    given = {reward.name for rollout in ended for reward in rollout.rewards}
+    wanted = set(run.config.algorithm.rewards)
+    if missing := sorted(wanted - given):
+        said = f"gave only {', '.join(sorted(given))}" if given else "gave no reward"
+        raise ConfigError(
+            f"algorithm.rewards counts {', '.join(missing)}, but the agent {said}: return it, or begin a run with "
+            f"--set algorithm.rewards.{sorted(given)[0] if given else 'NAME'}=1"
+        )
+
+
+def evaluated(run: Run, step: int, version: str, split: str, *, greedy: bool) -> list[Rollout]:
+    """The rollouts of an evaluation."""
+    return evaluation(
         run.tasks,
         seed=run.config.seed,
         version=version,
@@ -208,14 +269,6 @@ async def evaluate(run: Run, step: int, version: str, split: str, *, greedy: boo
         greedy=greedy,
         max_attempts=run.config.runner.max_attempts,
     )
-    label = f"{split}-greedy" if greedy else split
-    ended = await ended_of(run, wanted, f"evaluating {label}")
-    names = sorted({r.name for rollout in ended for r in rollout.rewards if r.target == (r.name, None, None)})
-    means = {name: sum(rollout.reward(name) or 0.0 for rollout in ended) / len(ended) for name in names}
-    run.scores[step, label] = means
-    run.view.evaluation(step, {f"{label} {name}": value for name, value in means.items()})
-    if run.metrics is not None:
-        run.metrics.write(step, flat(label, means))
 
 
 async def ended_of(run: Run, wanted: Sequence[Rollout], phase: str) -> list[Rollout]:
@@ -237,7 +290,7 @@ async def ended_of(run: Run, wanted: Sequence[Rollout], phase: str) -> list[Roll
                 run.gateway.forget(rollout.id)
     run.view.phase(phase, len(ids), len(ids))
     failed = [rollout for rollout in now.values() if rollout.status == "failed"]
-    if len(failed) == len(ids):
+    if len(failed) == len(ids) and run.step == 0:  # later it is a bad step, not a bad agent
         cause, count = Counter(rollout.cause for rollout in failed).most_common(1)[0]
         example = next(rollout for rollout in failed if rollout.cause == cause)
         raise AgentError(
@@ -256,54 +309,78 @@ def last_line(text: str | None) -> str:
 
 
 async def go_back(run: Run) -> None:
-    """Open a new lineage at the last checkpoint and replay what was committed after it."""
+    """Open a new lineage at the last checkpoint, replay what was committed after it, and clear the queue of what the
+    present weights will not be asked for."""
     await run.store.reclaim(everything=True)
-    line = await run.store.steps()
-    kept = [step for step in line if step.checkpoint and run.folder.checkpoint(step.checkpoint).is_dir()]
+    line = await unbroken_line(run)
+    live = [step for step in line if not step.superseded]
+    kept = [step for step in live if step.checkpoint and run.folder.checkpoint(step.checkpoint).is_dir()]
     base = kept[-1].number if kept else 0
-    run.steps = line[:base]
-    replayed = line[base:]
+    run.steps, run.step = line[:base], base
     run.lineage = await run.store.open_lineage(POLICY, after=base)
     run.folder.prune([step.checkpoint for step in run.steps if step.checkpoint])
     if kept:
-        await run.learner.call("restore", run.folder.checkpoint(str(kept[-1].checkpoint)))
-        run.step, run.version = base, kept[-1].version
-        run.origin = origin(kept[-1], await run.store.steps(superseded=True))
-        await run.weights.publish(run.version)
-    for old in replayed:
+        meta = await run.learner.call("restore", run.folder.checkpoint(str(kept[-1].checkpoint)))
+        assert meta["version"] == kept[-1].version, f"checkpoint {meta} is not that of step {kept[-1].version}"
+        run.names = names_of(kept[-1], await run.store.steps(superseded=True))
+        await run.weights.publish(kept[-1].version)
+    for old in line[base:]:
         rollouts = [await run.store.get(id) for id in old.rollouts]
         step = await advance(run, Collected([Sample(r, await run.store.turns(r.id)) for r in rollouts]))
-        run.origin = origin(step, await run.store.steps(superseded=True))
-    for number, old in [(0, None), *((step.number, step) for step in run.steps[:-1])]:
-        await recall_evaluation(run, number, old.version if old else version(1, 0))
+        run.names = names_of(step, await run.store.steps(superseded=True))
+    await recall_evaluations(run)
+    await cancel_leftovers(run)
 
 
-def origin(step: Step, history: list[Step]) -> int:
-    """The lineage in which a step's weights were first made: with equal digests, rollouts sampled then are as good."""
-    same = [old.lineage for old in history if old.number == step.number and old.digest and old.digest == step.digest]
-    return min(same, default=step.lineage)
+async def unbroken_line(run: Run) -> list[Step]:
+    """The present line, and where an earlier replay was cut off, the steps it had not come to again."""
+    line = await run.store.steps()
+    newest = {step.number: step for step in await run.store.steps(superseded=True) if step.superseded}
+    while (following := newest.get(len(line) + 1)) is not None:
+        line.append(following)
+    return line
 
 
-async def drop_superseded(run: Run, wanted: Sequence[Rollout]) -> dict[str, str]:
-    """Earlier rollouts of these groups, sampled from weights that no longer are: ended, and counted by name."""
+def names_of(step: Step, history: list[Step]) -> list[str]:
+    """Every version whose weights are those of `step`, bit for bit, the first one first."""
+    same = [old for old in history if old.number == step.number and old.digest and old.digest == step.digest]
+    return sorted({old.version for old in same} | {step.version}, key=lineage_of)
+
+
+async def recall_evaluations(run: Run) -> None:
+    """The scores of evaluations that were finished before the run was interrupted."""
+    history = await run.store.steps(superseded=True)
+    versions = {0: version(1, 0)} | {step.number: names_of(step, history)[0] for step in run.steps}
+    for number, name in versions.items():
+        for split in run.config.loop.eval_splits:
+            for greedy in (False, True):
+                wanted = evaluated(run, number, name, split, greedy=greedy)
+                stored = await run.store.list(group=wanted[0].group, limit=len(wanted))
+                if len(stored) == len(wanted) and all(rollout.status in TERMINAL for rollout in stored):
+                    await evaluate(run, number, name, split, greedy=greedy)
+
+
+async def cancel_leftovers(run: Run) -> None:
+    """Queued rollouts that belong neither to the next step nor to an evaluation of the present weights."""
+    wanted = {rollout.group for rollout in next_rollouts(run)}
+    for split in run.config.loop.eval_splits:
+        wanted |= {evaluated(run, run.step, run.names[0], split, greedy=greedy)[0].group for greedy in (False, True)}
+    after: str | None = None
+    while page := await run.store.list(status="queued", after=after):
+        left = [rollout.id for rollout in page if rollout.group not in wanted]
+        await run.store.cancel(left, detail="superseded: sampled anew after the run was resumed")
+        after = page[-1].id
+
+
+async def superseded(run: Run, wanted: Sequence[Rollout]) -> dict[str, str]:
+    """Earlier rollouts in the place of these, sampled from weights that are no more: left out, and counted by name."""
     dropped: dict[str, str] = {}
-    for name in {rollout.group for rollout in wanted} if run.origin > 1 else ():
+    for name in sorted({rollout.group for rollout in wanted}) if run.origin > 1 else ():
         bare = name.removesuffix(suffix(run.origin))
         for lineage in range(1, run.origin):
             old = await run.store.list(group=bare + suffix(lineage))
-            await run.store.cancel([rollout.id for rollout in old], detail="superseded by a resumed run")
             dropped |= {rollout.id: "superseded" for rollout in old}
     return dropped
-
-
-async def recall_evaluation(run: Run, step: int, version: str) -> None:
-    """Scores of an evaluation that was finished before the run was interrupted."""
-    for split in run.config.loop.eval_splits:
-        for greedy in (False, True):
-            wanted = evaluation(run.tasks, seed=run.config.seed, version=version, step=step, split=split, greedy=greedy)
-            stored = await run.store.list(group=wanted[0].group, limit=len(wanted)) if wanted else []
-            if wanted and len(stored) == len(wanted) and all(rollout.status in TERMINAL for rollout in stored):
-                await evaluate(run, step, version, split, greedy=greedy)
 
 
 def suffix(lineage: int) -> str:
@@ -318,18 +395,15 @@ async def checkpoint(run: Run, number: int) -> str | None:
         return None
     name = f"step-{number:06d}-{run.lineage}"
     await run.learner.call("save", run.folder.checkpoint(name), {"version": version(run.lineage, number)})
-    kept = [step.checkpoint for step in run.steps if step.checkpoint][-loop.keep_checkpoints :]
-    run.folder.prune([*kept, name])
     return name
 
 
 def describe(batch: Batch) -> dict[str, float]:
     """What was collected, as metrics."""
     turns = [turn for sample in batch.samples for turn in sample.turns]
-    lengths = [float(len(turn.response_ids)) for turn in turns]
-    metrics = spread(lengths, "response_length")
-    metrics |= spread([float(len(turn.prompt_ids)) for turn in turns], "prompt_length")
-    metrics |= spread([float(len(sample.turns)) for sample in batch.samples], "num_turns")
+    metrics = spread("response_length", np.array([len(turn.response_ids) for turn in turns], float))
+    metrics |= spread("prompt_length", np.array([len(turn.prompt_ids) for turn in turns], float))
+    metrics |= spread("num_turns", np.array([len(sample.turns) for sample in batch.samples], float))
     if turns:
         metrics["response_length/clip_ratio"] = sum(turn.finish == "length" for turn in turns) / len(turns)
     metrics["session/exact"] = float(sum(turn.parent is not None and turn.branch is None for turn in turns))
@@ -350,6 +424,7 @@ def describe(batch: Batch) -> dict[str, float]:
 @asynccontextmanager
 async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenerator[Run]:
     """Start every room in the order data walks through them; whatever happens, close them in reverse."""
+    algorithm = algorithms.make(config.algorithm, config.learner)
     model = resolve(config.policy.model)
     renderer = Renderer.from_folder(model)
     tasks = load(config.tasks, **config.tasks_args)
@@ -358,16 +433,19 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
     for split in config.loop.eval_splits:
         if not any(task.split == split for task in tasks):
             raise TaskError(f"{config.tasks} has no task of split {split!r}: set loop.eval_splits to splits it has")
+    if several := next((task for task in tasks if task.agent is not None), None):
+        raise TaskError(f"task {several.id!r} picks the agent {several.agent!r}: a run has one agent; remove `agent`")
     async with AsyncExitStack() as rooms:
-        folder = RunFolder.open(config.folder)[0] if resume else RunFolder.create(config)
+        folder = RunFolder.open(config.folder) if resume else RunFolder.create(config.folder)
         store = await SqliteStore.open(folder.store, config.store.synchronous)
         rooms.push_async_callback(store.close)
         if not resume:
             await store.put_policy(Policy(name=POLICY, version=version(1, 0), model=config.policy.model))
-        view.phase("starting")
+        view.phase("loading the model")
         learner = LearnerProcess(folder.learner_log)
         rooms.push_async_callback(learner.close)
         engine = Embedded(learner)
+        rooms.push_async_callback(engine.close)
         route = PolicyRoute(
             policy=POLICY,
             model=config.policy.model,
@@ -376,7 +454,7 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
             sampling_for=lambda rollout: sampling_for(config, rollout),
         )
         gateway = Gateway(store, {"*": route})
-        server = await serve(gateway.app, host=config.gateway.host, port=config.gateway.port)
+        server = await serve(gateway.app, host=config.gateway.host, port=config.gateway.port, log=folder.gateway_log)
         rooms.push_async_callback(server.close)
         pool = Pool(
             store,
@@ -386,12 +464,15 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
             model=config.policy.model,
             log=folder.agents_log,
             sampling=route.sampling_for,
+            settled=gateway.settled,
         )
         rooms.push_async_callback(pool.close)
         loading = asyncio.create_task(learner.start(config, model))
         rooms.callback(loading.cancel)
         await pool.start()
         await loading
+        if not resume:
+            folder.keep(config)  # from here on there is a run to resume
         yield Run(
             config=config,
             folder=folder,
@@ -401,7 +482,7 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
             learner=learner,
             engine=engine,
             weights=Shared(engine),
-            algorithm=algorithms.make(config.algorithm, config.learner),
+            algorithm=algorithm,
             gateway=gateway,
             pool=pool,
         )
@@ -432,6 +513,16 @@ async def beside(main: Coroutine[Any, Any, Summary], *watches: Coroutine[Any, An
 
 
 def settled(config: Config) -> Config:
-    """The configuration with what depends on this machine written out, so that a resumed run does the same anywhere."""
-    threads = config.engine.threads or os.cpu_count() or 1
-    return msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, threads=threads))
+    """The configuration with what depends on this machine and folder written out, so that a resumed run does the same
+    from anywhere."""
+    engine = msgspec.structs.replace(config.engine, threads=config.engine.threads or os.cpu_count() or 1)
+    policy = msgspec.structs.replace(config.policy, model=absolute(config.policy.model))
+    return msgspec.structs.replace(
+        config, engine=engine, policy=policy, agent=absolute(config.agent), tasks=absolute(config.tasks)
+    )
+
+
+def absolute(spec: str) -> str:
+    """FILE.py:name, a file or a folder by its whole path; anything else as it is."""
+    place, colon, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
+    return f"{Path(place).expanduser().absolute()}{colon}{name}" if Path(place).expanduser().exists() else spec

@@ -31,7 +31,7 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
     "queued": frozenset({"running", "cancelled"}),
     "running": frozenset({"succeeded", "failed", "cancelled", "queued"}),  # back to queued: another attempt is left
     "succeeded": frozenset(),
-    "failed": frozenset(),
+    "failed": frozenset({"queued"}),  # tried again when a run is resumed that never got to a step
     "cancelled": frozenset(),
 }
 """Which status a rollout may take next. Anything else is refused by name."""
@@ -80,11 +80,13 @@ class Sampling(Struct, frozen=True, kw_only=True):
 class Reward(Struct, frozen=True, kw_only=True):
     """A number with a name, for the whole rollout, for one agent in it, or for one turn (never both).
 
-    The same name and target given twice: the last one wins. NaN and infinity are refused where they enter
-    (`strop.errors.BadReward`).
+    The same name and target given twice: the last one wins. What is `wrong` is refused where it enters
+    (`strop.errors.BadReward`): NaN, infinity, names that cannot be shown.
 
     >>> Reward(name="reward", value=1.0).target
     ('reward', None, None)
+    >>> Reward(value=float("nan")).wrong
+    "reward 'reward' is nan: give a finite number"
     """
 
     name: str = "reward"
@@ -101,8 +103,13 @@ class Reward(Struct, frozen=True, kw_only=True):
         return self.name, self.turn, self.agent
 
     @property
-    def finite(self) -> bool:
-        return math.isfinite(self.value)
+    def wrong(self) -> str | None:
+        """What is wrong with it, as a sentence."""
+        if not math.isfinite(self.value):
+            return f"reward {self.name!r} is {self.value}: give a finite number"
+        if not self.name or not self.name.isprintable():  # surrogates are not printable either
+            return f"a reward is called {self.name!r}: give it a name of printable characters"
+        return None
 
 
 class Rollout(Struct, frozen=True, kw_only=True):
@@ -276,13 +283,12 @@ def version(lineage: int, step: int) -> str:
     return f"{lineage}.{step}"
 
 
-def version_step(version: str) -> int:
-    """The step number in a version, which staleness is measured in.
-
-    >>> version_step("2.7")
-    7
+def lineage_of(version: str) -> int:
     """
-    return int(version.rpartition(".")[2])
+    >>> lineage_of("2.7")
+    2
+    """
+    return int(version.partition(".")[0])
 
 
 def stable_hash(*parts: str | int | Sequence[int]) -> int:

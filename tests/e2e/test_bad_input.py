@@ -25,6 +25,18 @@ def nan(task, llm):
 
 def text(task, llm):
     return "very good"
+
+def nothing(task, llm):
+    fine(task, llm)
+
+def other(task, llm):
+    return {"score": 1.0}
+
+def forks(task, llm):
+    import os, sys
+    if os.fork() == 0:
+        sys.exit(0)
+    return {"reward": 1.0, "task": {"a": 1.0, "b": 2.0, "t": 3.0}[task.id]}
 """
 TASKS = '{"id": "a", "data": {}}\n{"id": "b", "data": {}}\n{"id": "t", "split": "test", "data": {}}\n'
 
@@ -93,8 +105,36 @@ def test_agent_that_returns_a_string(place: Path) -> None:
     assert "bad_reward" in sentence(train(place, "text"), 2)
 
 
+def test_agent_that_returns_nothing(place: Path) -> None:
+    said = sentence(train(place, "nothing"), 2)
+    assert "gave no reward" in said
+
+
+def test_agent_whose_rewards_nobody_counts(place: Path) -> None:
+    assert "algorithm.rewards.score=1" in sentence(train(place, "other"), 2)
+
+
+def test_agent_that_forks(place: Path) -> None:
+    """The child's end is nobody's answer: every rollout keeps its own rewards."""
+    assert train(place, "forks").returncode == 0
+    for rollout in runs.story(place / "run").rollouts:
+        assert rollout.reward("task") == {"a": 1.0, "b": 2.0, "t": 3.0}[rollout.task.id]
+
+
 def test_agent_that_is_not_there(place: Path) -> None:
     assert "did you mean" in sentence(train(place, "fin"), 2)
+    assert train(place, "fine").returncode == 0  # nothing stands in the way of the right one
+
+
+def test_agent_that_is_mended(place: Path) -> None:
+    """What failed before the first step is tried again on resume, also from another folder."""
+    (place / "agents.py").write_text(AGENTS.replace("return 1.0", "raise OSError('the tool server is down')"))
+    assert "the tool server is down" in sentence(train(place), 2)
+    (place / "agents.py").write_text(AGENTS)
+    done = subprocess.run(
+        runs.strop("train", "--resume", place / "run"), cwd="/", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_port_in_use(place: Path) -> None:
@@ -105,10 +145,7 @@ def test_port_in_use(place: Path) -> None:
         said = sentence(train(place, "fine", f"--set=gateway.port={port}"), 2)
     assert str(port) in said
     assert "gateway.port=0" in said
-    # Nothing is lost: the run that could not start can be gone on with once the port is free.
-    assert (
-        subprocess.run(runs.strop("train", "--resume", place / "run"), capture_output=True, check=False).returncode == 0
-    )
+    assert train(place, "fine", f"--set=gateway.port={port}").returncode == 0  # once the port is free
 
 
 def test_folder_that_cannot_be_written(place: Path) -> None:
@@ -126,11 +163,11 @@ def test_folder_that_holds_a_run(place: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "hint"),
-    [("{oops", "line 2"), ('{"id": "a"}', "'a'"), ("[1]", "line 2")],
-    ids=["not json", "same id twice", "no object"],
+    [("{oops", "line 2"), ('{"id": "a"}', "'a'"), ("[1]", "line 2"), ('{"agent": "b", "data": 1}', "one agent")],
+    ids=["not json", "same id twice", "no object", "another agent"],
 )
 def test_bad_tasks(place: Path, line: str, hint: str) -> None:
-    (place / "tasks.jsonl").write_text('{"id": "a", "data": {}}\n' + line + "\n")
+    (place / "tasks.jsonl").write_text('{"id": "a", "data": {}}\n' + line + '\n{"split": "test"}\n')
     assert hint in sentence(train(place), 2)
 
 
@@ -140,7 +177,7 @@ def test_no_tasks_to_train_on(place: Path) -> None:
 
 
 def test_unknown_setting(place: Path) -> None:
-    assert "'steps'" in sentence(train(place, "fine", "--set=loop.step=3"), 2)
+    assert "'loop.steps'" in sentence(train(place, "fine", "--set=loop.step=3"), 2)
 
 
 def test_resume_of_nothing(place: Path) -> None:

@@ -35,8 +35,9 @@ def test_a_run_leaves_what_it_promises(whole: Path, told: Story) -> None:
     assert (whole / "curve.png").read_bytes().startswith(b"\x89PNG")
     lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "actor/pg_loss" in line] == [1, 2, 3, 4]
-    assert [line["step"] for line in lines if "val-core/test/reward/mean@1" in line] == [0, 4]
-    assert Counter(rollout.mode for rollout in told.rollouts) == {"train": 64, "eval": 16, "greedy": 16}
+    assert [line["step"] for line in lines if "val-core/test/reward/mean@1" in line] == [0, 1, 2, 3, 4]
+    assert Counter(rollout.mode for rollout in told.rollouts) == {"train": 64, "eval": 40, "greedy": 40}
+    assert len(list((whole / "checkpoints").iterdir())) == 2
 
 
 def test_token_law(told: Story) -> None:
@@ -96,11 +97,27 @@ def test_killed_and_resumed_is_bit_for_bit_the_same(whole: Path, tmp_path: Path)
     runs.same(whole, folder)
     ours, theirs = (json.loads((place / "summary.json").read_text()) for place in (folder, whole))
     assert ours["scores"] == theirs["scores"]
+    assert [step for step, _ in ours["scores"]["test"]["reward"]] == [0, 1, 2, 3, 4]
     told = runs.story(folder)
     assert [step.version for step in told.steps] == ["1.1", "1.2", "3.3", "3.4"]
     assert [step.version for step in told.history if step.superseded] == ["1.3", "2.3"]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "actor/pg_loss" in line] == [1, 2, 3, 4]
+
+
+def test_killed_while_it_replays(whole: Path, tmp_path: Path) -> None:
+    """What was committed is replayed again, not sampled again."""
+    folder = tmp_path / "run"
+    settings = [*SMALL, "loop.checkpoint_every=9"]
+    resume = runs.strop("train", "--resume", folder, "--json")
+    assert runs.kill_when(runs.demo(folder, *settings), runs.during_step(folder, 4, ended=1))
+    before = runs.story(folder).tokens()
+    assert runs.kill_when(resume, runs.committed(folder, lineage=2, step=1))
+    runs.finish(resume)
+    told = runs.story(folder)
+    runs.same(whole, folder)
+    assert all(rollout.group == rollout.group.partition("~")[0] for rollout in told.rollouts)
+    assert before.items() <= told.tokens().items()
 
 
 def test_resume_without_deterministic_mode_trains_no_rollout_twice(tmp_path: Path) -> None:

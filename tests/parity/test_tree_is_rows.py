@@ -100,7 +100,7 @@ def rows(model, samples, old=None):
 def test_loss_gradients_and_logprobs(folder, seed, budget):
     samples = episodes(seed)
     config = LearnerConfig(token_budget=budget, optim=OptimConfig(lr=1e-2, grad_clip=1e9))
-    learner = Learner(folder, config, make(AlgorithmConfig(clip=CLIP), config), dtype=torch.float64)
+    learner = Learner(folder, config, make(AlgorithmConfig(settings={"clip": CLIP}), config), dtype=torch.float64)
     stock = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="sdpa")
 
     # Moved off the weights that sampled, so that ratios differ from 1 and some are clipped.

@@ -3,9 +3,10 @@
     credit(batch)                              fills entries.advantage, .ret and .weight before anything is packed
     loss(logp, entropy, value, entries)        one number per entry; the batch loss is the sum of weight x loss
 
-A new algorithm is a new file with a `make(config, learner)`; nothing else in this room or in the learner changes.
+A new algorithm is a new file with a Struct `Settings` and a function `make`; nothing else here, in the learner or in
+the configuration changes.
 """
 
-from strop.algorithms.base import Algorithm, View, make
+from strop.algorithms.base import Algorithm, View, make, settings
 
-__all__ = ["Algorithm", "View", "make"]
+__all__ = ["Algorithm", "View", "make", "settings"]

@@ -5,9 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any
 
-from strop.config import AlgorithmConfig, LearnerConfig
+from msgspec import Struct
+
+from strop.config import AlgorithmConfig, LearnerConfig, section
+from strop.errors import ConfigError
 from strop.trajectory import Batch
 
 Tensor = Any
@@ -62,7 +68,20 @@ class Algorithm(ABC):
 
 
 def make(config: AlgorithmConfig, learner: LearnerConfig) -> Algorithm:
-    """The algorithm called `config.name`: strop/algorithms/<name>.py has a function `make`."""
-    algorithm = import_module(f"strop.algorithms.{config.name}").make(config, learner)
+    """The algorithm called `config.name`: its file has a Struct `Settings` and a function `make`."""
+    algorithm = _file(config.name).make(config.rewards, settings(config), learner)
     assert isinstance(algorithm, Algorithm)
     return algorithm
+
+
+def settings(config: AlgorithmConfig) -> Struct:
+    """The algorithm's own settings, checked. Raises `ConfigError`."""
+    return section(config.settings, _file(config.name).Settings, "algorithm.settings.")
+
+
+def _file(name: str) -> ModuleType:
+    names = [found.name for found in iter_modules([str(Path(__file__).parent)])]
+    known = [n for n in names if n not in ("base", "credit", "losses")]
+    if name not in known:
+        raise ConfigError(f"there is no algorithm {name!r}: algorithm.name is one of {', '.join(known)}")
+    return import_module(f"strop.algorithms.{name}")

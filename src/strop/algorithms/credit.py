@@ -5,6 +5,7 @@ Everything here happens before anything is dropped and counts each rollout once,
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -32,7 +33,8 @@ def total(rollout: Rollout, weights: Mapping[str, float]) -> float | None:
     given = {reward.name for reward in rollout.rewards}
     if not given.issuperset(weights):
         return None
-    return sum(weights[r.name] * r.value for r in _last(rollout) if r.name in weights and not (r.turn or r.agent))
+    own = [reward for reward in _last(rollout) if reward.name in weights and not (reward.turn or reward.agent)]
+    return math.fsum(weights[reward.name] * reward.value for reward in own)
 
 
 def totals(batch: Batch, weights: Mapping[str, float]) -> Floats:
@@ -57,8 +59,8 @@ def targeted(batch: Batch, weights: Mapping[str, float]) -> Floats:
     mean is over rollouts, each counted once with the mean of its own, so that many turns do not outweigh few. The
     difference is not divided by a standard deviation: a turn's reward keeps the scale it was given in.
     """
-    by_turn: dict[str, float] = defaultdict(float)
-    by_agent: dict[tuple[int, str], float] = defaultdict(float)
+    by_turn: dict[str, list[float]] = defaultdict(list)
+    by_agent: dict[tuple[int, str], list[float]] = defaultdict(list)
     found: dict[tuple[int, str, str, bool], list[tuple[int, Reward]]] = defaultdict(list)
     for s, sample in enumerate(batch.samples):
         agents = {turn.id: turn.agent for turn in sample.turns}
@@ -70,27 +72,32 @@ def targeted(batch: Batch, weights: Mapping[str, float]) -> Floats:
         each: dict[int, list[float]] = defaultdict(list)
         for s, reward in rewards:
             each[s].append(reward.value)
-        mean = float(np.mean([np.mean(values) for values in each.values()]))
+        mean = _mean([_mean(values) for values in each.values()])
         for s, reward in rewards:
             difference = weights[reward.name] * (reward.value - mean)
             if reward.turn is not None:
-                by_turn[reward.turn] += difference
+                by_turn[reward.turn].append(difference)
             elif reward.agent is not None:
-                by_agent[s, reward.agent] += difference
+                by_agent[s, reward.agent].append(difference)
     owner = batch.entries.rollout[batch.starts[:-1]]
     return np.array(
-        [by_turn.get(t.id, 0.0) + by_agent.get((int(owner[k]), t.agent), 0.0) for k, t in enumerate(batch.turns)],
+        [math.fsum(by_turn[t.id] + by_agent[int(owner[k]), t.agent]) for k, t in enumerate(batch.turns)],
         np.float64,
     )
 
 
 def unused(batch: Batch, weights: Mapping[str, float]) -> dict[str, float]:
-    """Rewards that were given but are in no one's total, counted by name: nothing vanishes."""
+    """Rewards that were given but reach nobody, counted: by name, or because no such turn or agent is there."""
     counts: dict[str, float] = defaultdict(float)
     for sample in batch.samples:
+        turns, agents = {turn.id for turn in sample.turns}, {turn.agent for turn in sample.turns}
         for reward in _last(sample.rollout):
             if reward.name not in weights:
                 counts[f"filter_rewards/{reward.name}"] += 1.0
+            elif reward.turn is not None and reward.turn not in turns:
+                counts["filter_rewards/unknown_turn"] += 1.0
+            elif reward.agent is not None and reward.agent not in agents:
+                counts["filter_rewards/unknown_agent"] += 1.0
     return dict(sorted(counts.items()))
 
 
@@ -107,6 +114,11 @@ def spread(name: str, values: Floats) -> dict[str, float]:
         f"{name}/max": float(values.max()),
         f"{name}/min": float(values.min()),
     }
+
+
+def _mean(values: list[float]) -> float:
+    """Exact, so that the order in which events arrived cannot show."""
+    return math.fsum(values) / len(values)
 
 
 def _last(rollout: Rollout) -> list[Reward]:

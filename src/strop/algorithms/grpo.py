@@ -13,26 +13,36 @@ Left out: a KL penalty against a reference, sequence-mean aggregation, importanc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Annotated
+
 import numpy as np
+from msgspec import Meta, Struct
 
 from strop.algorithms.base import Algorithm, Tensor, View
 from strop.algorithms.credit import EPSILON, spread, targeted, totals, unused
 from strop.algorithms.losses import clipped
-from strop.config import AlgorithmConfig, LearnerConfig
+from strop.config import LearnerConfig
 from strop.trajectory import Batch
 from strop.trajectory.entries import Floats
 
 
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    clip: Annotated[float, Meta(gt=0, description="ratios are clipped to 1 - clip ... 1 + clip")] = 0.2
+    clip_high: Annotated[float | None, Meta(description="upper clip; default: the same as clip")] = None
+    normalize_std: Annotated[bool, Meta(description="divide advantages by the group's standard deviation")] = True
+
+
 class GRPO(Algorithm):
-    def __init__(self, config: AlgorithmConfig, *, updates: int = 1) -> None:
-        self.config = config
+    def __init__(self, rewards: Mapping[str, float], settings: Settings, *, updates: int = 1) -> None:
+        self.rewards, self.settings = rewards, settings
         # With one optimizer step the proximal policy is the policy itself; from the second on it must be remembered.
         self.needs = frozenset({"proximal"} if updates > 1 else ())
 
     def credit(self, batch: Batch) -> dict[str, float]:
         entries = batch.entries
-        reward = totals(batch, self.config.rewards)
-        extra = targeted(batch, self.config.rewards)
+        reward = totals(batch, self.rewards)
+        extra = targeted(batch, self.rewards)
         advantage = self._advantages(batch, reward, extra)
         alive = np.array([s.rollout.id not in batch.dropped for s in batch.samples], bool)
         choices = np.array([turn.choices for turn in batch.turns], np.float64)
@@ -48,7 +58,7 @@ class GRPO(Algorithm):
             **spread("critic/rewards", reward[batch.counted]),
             **spread("critic/advantages", entries.advantage[trained]),
             **batch.counts(),
-            **unused(batch, self.config.rewards),
+            **unused(batch, self.rewards),
         }
 
     def _advantages(self, batch: Batch, reward: Floats, extra: Floats) -> Floats:
@@ -64,7 +74,7 @@ class GRPO(Algorithm):
             elif values.min() == values.max() and not told_apart:
                 reason = "zero_variance"
             else:
-                scale = values.std(ddof=1) + EPSILON if self.config.normalize_std else 1.0
+                scale = values.std(ddof=1) + EPSILON if self.settings.normalize_std else 1.0
                 advantage[members] = (values - values.mean()) / scale
                 continue
             for s in members:
@@ -74,10 +84,10 @@ class GRPO(Algorithm):
     def loss(
         self, logp: Tensor, entropy: Tensor, value: Tensor | None, entries: View
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        low = self.config.clip
-        high = low if self.config.clip_high is None else self.config.clip_high
+        low = self.settings.clip
+        high = low if self.settings.clip_high is None else self.settings.clip_high
         return clipped(logp, entries.proximal, entries.advantage, low, high)
 
 
-def make(config: AlgorithmConfig, learner: LearnerConfig) -> GRPO:
-    return GRPO(config, updates=learner.updates)
+def make(rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> GRPO:
+    return GRPO(rewards, settings, updates=learner.updates)

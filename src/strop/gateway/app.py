@@ -13,6 +13,7 @@ The attempt's key is the API key; it opens that attempt and nothing else.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections import Counter, OrderedDict
@@ -30,7 +31,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from strop.errors import BadReward, ContextOverflow, Fenced, UnknownId
+from strop.errors import BadReward, ContextOverflow, Fenced, StoreError, UnknownId
 from strop.gateway.dialects import chat
 from strop.gateway.dialects.base import Dialect, Refused, Request
 from strop.gateway.record import Recorder
@@ -44,7 +45,8 @@ from strop.types import Event, EventKind
 ANY = "*"
 """The route for agents that have none of their own."""
 
-PATH = "/r/{rollout}/{attempt:int}"
+PATH = "/r/{rollout}/{attempt}"
+MAX_BODY = 16 << 20
 
 
 def agent_url(base: str, rollout: str, attempt: int, agent: str = "main") -> str:
@@ -81,7 +83,13 @@ class Gateway:
                 Route(PATH + "/events", self._events, methods=["POST"]),
                 Route("/health", self._health, methods=["GET"]),
             ],
-            exception_handlers={Refused: _refused, HTTPException: _no_such_route},
+            exception_handlers={
+                Refused: _refused,
+                HTTPException: _no_such_route,
+                ClientDisconnect: _nobody,
+                StoreError: _broken_store,
+                RecursionError: _too_deep,
+            },
         )
 
     @property
@@ -97,9 +105,21 @@ class Gateway:
         """An attempt is over. Others of the same rollout may be at work."""
         self._sessions.pop((session.rollout.id, session.attempt.number), None)
 
+    async def settled(self, rollout: str, attempt: int, *, limit: float = 5.0) -> None:
+        """Wait until an attempt's calls in flight have ended and been recorded, but not for ever."""
+        deadline = time.monotonic() + limit
+        while (session := self._sessions.get((rollout, attempt))) and session.in_flight:
+            if time.monotonic() > deadline:
+                self.counts["unsettled"] += 1
+                return
+            await asyncio.sleep(0.01)
+
     async def session(self, request: HttpRequest) -> Session:
         """The session of the attempt in the path, if the key is that attempt's. `Refused` otherwise."""
-        rollout, number = request.path_params["rollout"], request.path_params["attempt"]
+        rollout, attempt = request.path_params["rollout"], request.path_params["attempt"]
+        if not (attempt.isascii() and attempt.isdigit() and len(attempt) < 10):
+            raise _unauthorized()
+        number = int(attempt)
         key = _bearer(request)
         session = self._sessions.get((rollout, number)) or await self._open(rollout, number, key)
         if not _same(key, session.attempt.key):
@@ -143,9 +163,9 @@ class Gateway:
     async def _events(self, request: HttpRequest) -> Response:
         session = await self.session(request)
         try:
-            body = (await request.body()).strip()
+            body = (await read_body(request)).strip()
             said = _LIST.decode(body) if body.startswith(b"[") else [_ONE.decode(body)]
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise Refused(f'an event is {{"kind": ..., "data": {{...}}}}, or a list of them: {error}') from None
         rollout, attempt, now = session.rollout.id, session.attempt.number, time.time()
         events = [Event(rollout=rollout, attempt=attempt, kind=event.kind, data=event.data, time=now) for event in said]
@@ -184,7 +204,7 @@ class ModelCalls:
     async def _answer(self, session: Session, request: HttpRequest, send: Send) -> None:
         agent = request.path_params["agent"]
         try:
-            call = self._call(session, agent, self._dialect.read(await request.body()))
+            call = self._call(session, agent, self._dialect.read(await read_body(request)))
             await Exchange(call, self._dialect, self._gateway.recorder, request.receive, send).run()
         except Refused as refused:
             if refused.status == 409:
@@ -202,6 +222,16 @@ class ModelCalls:
             raise Refused(str(error), param="messages") from None
         except ContextOverflow as error:
             raise overflow(error) from None
+
+
+async def read_body(request: HttpRequest) -> bytes:
+    """The body, unless it is larger than any conversation: one agent must not take everybody's memory and time."""
+    parts = bytearray()
+    async for part in request.stream():
+        parts += part
+        if len(parts) > MAX_BODY:
+            raise Refused(f"the body is larger than {MAX_BODY >> 20} MiB", status=413, code="request_too_large")
+    return bytes(parts)
 
 
 class _Said(Struct):
@@ -228,9 +258,22 @@ async def _refused(request: HttpRequest, refused: Exception) -> Response:
     return _error(cast(Dialect, chat), cast(Refused, refused))
 
 
+async def _nobody(request: HttpRequest, error: Exception) -> Response:
+    return Response(status_code=499)  # there is nobody to read it
+
+
+async def _broken_store(request: HttpRequest, error: Exception) -> Response:
+    return _error(cast(Dialect, chat), Refused(str(error), status=503, kind="server_error", code="store_error"))
+
+
+async def _too_deep(request: HttpRequest, error: Exception) -> Response:
+    return _error(cast(Dialect, chat), Refused("the request is nested too deeply"))
+
+
 async def _no_such_route(request: HttpRequest, error: Exception) -> Response:
     status = cast(HTTPException, error).status_code
     message = f"{request.method} {request.url.path} is not served here: an agent's base URL ends in /agents/<name>/v1"
+    message += ", and of the model APIs only chat completions are spoken"
     return _error(cast(Dialect, chat), Refused(message, status=status, code="not_found"))
 
 

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from strop.errors import Fenced
+from strop.errors import Fenced, StoreError
 from strop.gateway.dialects.base import Refused
 from strop.gateway.sample import Call, Choice
 from strop.gateway.session import Session, extends
@@ -16,7 +16,8 @@ from strop.types import Event, Finish, Turn
 
 
 class Recorder:
-    """Writes what happened, and counts it: turns, malformed_calls, abandoned, error, refused, branch/<why>."""
+    """Writes what happened, and counts it: turns, malformed_calls, abandoned, error, fenced,
+    unrecorded, refused, branch/<why>."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -39,8 +40,12 @@ class Recorder:
 
     async def undelivered(self, call: Call, finish: Finish) -> None:
         """The same for a call nobody waits for any more; it may have been ended by the attempt's own end."""
-        with contextlib.suppress(Fenced):
+        try:
             await self.turns(call, finish)
+        except Fenced:
+            self.counts["fenced"] += len(call.choices)
+        except StoreError:  # the run ends by it; whoever waited for this turn is gone already
+            self.counts["unrecorded"] += len(call.choices)
 
     async def refused(self, session: Session, agent: str, refused: Refused) -> None:
         """An agent that gets an error may swallow it; whoever looks at the rollout finds it here."""
@@ -50,7 +55,7 @@ class Recorder:
         event = Event(
             rollout=session.rollout.id, attempt=session.attempt.number, kind="error", data=data, time=time.time()
         )
-        with contextlib.suppress(Fenced):
+        with contextlib.suppress(StoreError):  # ended meanwhile, or the run is about to end by it
             await self._store.add_events([event])
 
 

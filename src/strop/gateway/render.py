@@ -60,6 +60,8 @@ class Renderer:
         eos = tokenizer.token_to_id(self._specials.get("eos_token", ""))
         found: list[int] = [self.end_of_turn, *([] if eos is None else [eos]), *stops]
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(found))
+        self.longest = max(map(len, tokenizer.get_vocab()))
+        """The most characters one token may stand for."""
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Renderer:
@@ -72,7 +74,10 @@ class Renderer:
             raise ModelError(f"cannot read {folder / 'tokenizer.json'}: {error}; the model needs one") from None
         config = _read_json(folder / "tokenizer_config.json")
         beside = folder / "chat_template.jinja"
-        template = beside.read_text("utf-8") if beside.exists() else config.get("chat_template")
+        try:
+            template = beside.read_text("utf-8") if beside.exists() else config.get("chat_template")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"cannot read {beside}: {error}") from None
         if not isinstance(template, str):
             raise ModelError(f"{folder} has no chat template: put one there as chat_template.jinja")
         stops: int | list[int] = _read_json(folder / "generation_config.json").get("eos_token_id") or []
@@ -91,7 +96,7 @@ class Renderer:
             return self._template.render(
                 messages=messages, tools=tools or None, documents=None, add_generation_prompt=generate, **self._specials
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             raise BadTemplate(f"the model's chat template refuses these messages: {error}") from None
 
     def prompt(self, messages: Messages, tools: Tools) -> list[int]:

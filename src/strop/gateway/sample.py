@@ -40,6 +40,9 @@ class PolicyRoute(Struct, frozen=True, kw_only=True):
     sampling_for: Callable[[Rollout], Sampling]
 
 
+SHORTEN = "Please reduce the length of the messages."
+
+
 class Call:
     """A request that has its prompt. Raises `BadTemplate` if the chat template refuses the messages and
     `ContextOverflow` if they leave no room for an answer."""
@@ -47,6 +50,9 @@ class Call:
     def __init__(self, session: Session, agent: str, route: PolicyRoute, request: Request) -> None:
         self.session, self.agent, self.route, self.request = session, agent, route, request
         self.started = time.time()
+        # No token is longer than the longest one: text beyond that is refused before it is worth tokenising.
+        if sum(len(message["content"]) for message in request.messages) > route.engine.context * route.renderer.longest:
+            raise ContextOverflow(f"This model's maximum context length is {route.engine.context} tokens. {SHORTEN}")
         self.place = Place.of(request.messages, request.tools)
         contexts = session.contexts(agent)
         self.prompt: Prompt = contexts.prompt(route.renderer, request.messages, request.tools, self.place)
@@ -54,7 +60,7 @@ class Call:
         if room < 1:
             raise ContextOverflow(
                 f"This model's maximum context length is {route.engine.context} tokens. However, your messages "
-                f"resulted in {len(self.prompt.ids)} tokens. Please reduce the length of the messages."
+                f"resulted in {len(self.prompt.ids)} tokens. {SHORTEN}"
             )
         sampling = route.sampling_for(session.rollout)
         sampling = replace(

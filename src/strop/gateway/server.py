@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -31,8 +33,14 @@ class Server:
             await asyncio.wait(left, timeout=5)
 
 
-async def serve(app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0) -> Server:
-    """Start serving and return once requests are answered. Raises `PlaceError` if the address cannot be had."""
+async def serve(app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0, log: Path | None = None) -> Server:
+    """Start serving and return once requests are answered. Raises `PlaceError` if the address cannot be had.
+
+    What the server has to say about broken clients goes to the file `log`, if there is anything, not to the terminal.
+    """
+    if log is not None:
+        logger = logging.getLogger("uvicorn")
+        logger.handlers, logger.propagate = [logging.FileHandler(log, delay=True)], False
     sock = bind(host, port)
     config = uvicorn.Config(
         app,

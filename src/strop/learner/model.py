@@ -73,6 +73,8 @@ def _probe(model: PreTrainedModel, folder: Path) -> None:
     ids, pos, end = np.append(rows[0], rows[1, 2:]), np.array([0, 1, 2, 3, 2, 3]), np.array([6, 6, 4, 4, 6, 6])
     tree = head_of(model)(hidden_states(model, ids, pos, plan(end, model.dtype, model.device)))
     ours = torch.stack([tree[[0, 1, 2, 3]], tree[[0, 1, 4, 5]]])
+    if not torch.isfinite(stock).all():
+        raise ModelError(f"the weights in {folder} are not all finite numbers: they are broken; use another checkpoint")
     limit = 1e-4 if torch.finfo(model.dtype).bits >= 32 else 5e-2
     if not (ours - stock).abs().max() <= limit * stock.abs().max():
         kind = type(model).__name__

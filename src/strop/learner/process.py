@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from strop.config import Config
 from strop.engines.embedded.engine import Arrival
 from strop.errors import LearnerError, StropError
+from strop.imports import one_line
 from strop.trajectory import Batch, Entries
 from strop.types import Sampling
 
@@ -47,6 +49,8 @@ class LearnerProcess:
         self._ids = itertools.count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._streams: dict[int, asyncio.Queue[Arrival]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._died: asyncio.Future[None] = self._loop.create_future()
         self._closing = False
         threading.Thread(target=self._read, name="learner-reader", daemon=True).start()
@@ -71,12 +75,22 @@ class LearnerProcess:
         to: asyncio.Queue[Arrival],
     ) -> None:
         self._streams[id] = to
+        self._idle.clear()
         self._send(("generate", id, list(prompt_ids), sampling, list(stop_ids)))
 
     def cancel(self, id: int) -> None:
-        if self._streams.pop(id, None) is not None and not self._closing:
+        if id in self._streams and not self._closing:
+            self._forget(id)
             with contextlib.suppress(LearnerError):
                 self._send(("cancel", id))
+
+    def _forget(self, id: int) -> None:
+        del self._streams[id]
+        if not self._streams:
+            self._idle.set()
+
+    async def drained(self) -> None:
+        await self._idle.wait()
 
     async def load(self, version: str) -> None:
         await self.call("load", version)
@@ -127,7 +141,7 @@ class LearnerProcess:
                     if queue := self._streams.get(id):
                         queue.put_nowait(chunk)
                         if isinstance(chunk, StropError) or chunk.finish:
-                            del self._streams[id]
+                            self._forget(id)
             case ("result", id, value):
                 if not (future := self._calls.pop(id)).done():
                     future.set_result(value)
@@ -198,6 +212,11 @@ class Child:
                     self.connection.send(("result", id, getattr(self, verb)(*args)))
                 except StropError as error:
                     self.connection.send(("error", id, error))
+                except Exception as error:
+                    traceback.print_exc()
+                    self.connection.send(
+                        ("error", id, LearnerError(f"the learner could not {verb}: {one_line(error)}"))
+                    )
             case _:
                 raise AssertionError(f"unknown message: {message[0]}")
 

@@ -25,9 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from strop.algorithms import Algorithm, View
-from strop.config import LearnerConfig, OptimConfig
+from strop.config import LearnerConfig
 from strop.errors import LearnerError
 from strop.learner import checkpoint
+from strop.learner.critic import Critic
 from strop.learner.logprobs import logprobs
 from strop.learner.model import load
 from strop.learner.optim import Optim
@@ -38,8 +39,8 @@ from strop.trajectory.entries import Floats, Ints
 class Learner:
     """Holds the trained weights. `model`'s parameters stay in place for life: an embedded engine may share them.
 
-    A `critic` is any module called as critic(piece) that gives a value per entry of the piece, [entries]; it is trained
-    by the same loss with an optimizer of its own, and needed when the algorithm asks for `value`.
+    An algorithm that asks for `value` gets a critic (`critic.py`, or the module given: called as critic(piece), it
+    gives a value per entry). The same loss trains it, with an optimizer of its own.
     """
 
     def __init__(
@@ -51,19 +52,16 @@ class Learner:
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         critic: nn.Module | None = None,
-        critic_optim: OptimConfig | None = None,
     ) -> None:
-        if "value" in algorithm.needs and critic is None:
-            raise LearnerError(f"{type(algorithm).__name__} needs a critic: give the learner one")
         torch.manual_seed(seed)
         self.folder = Path(folder)
         self.config = config
         self.algorithm = algorithm
         self.model = load(folder, dtype)
         self.ref = copy.deepcopy(self.model).requires_grad_(False) if "ref" in algorithm.needs else None
-        self.critic = critic
+        self.critic = critic or (Critic(self.model) if "value" in algorithm.needs else None)
         self.optim = Optim(self.model, config.optim)
-        self.critic_optim = Optim(critic, critic_optim or config.optim) if critic is not None else None
+        self.critic_optim = Optim(self.critic, config.critic) if self.critic is not None else None
 
     # -- score ---------------------------------------------------------------------------------------------------
 
@@ -117,7 +115,10 @@ class Learner:
             piece_loss = (view.weight * loss).sum()
             if not math.isfinite(piece_loss.item()):
                 self._clear()
-                raise LearnerError(f"the loss is {piece_loss.item()}: the weights are as they were before this update")
+                raise LearnerError(
+                    f"the loss is {piece_loss.item()}: the run can be resumed from its last checkpoint; if it happens "
+                    "again, begin one with a lower learner.optim.lr"
+                )
             (shares * piece_loss).backward()
             meter.add({"actor/entropy": entropy.detach(), **per_entry}, view.weight)
             fresh = np.isnan(now[piece.entry])

@@ -24,22 +24,23 @@ NAMES: dict[str, str] = {
     "actor/pg_clipfrac": "share of sampled tokens whose ratio was clipped",
     "actor/grad_norm": "gradient norm before clipping",
     "actor/lr": "learning rate",
+    "actor/kl_loss": "distance from the reference policy",
     "actor/skipped": "1 if nothing carried loss and the weights stayed",
     "critic/rewards/{mean,max,min}": "total reward of rollouts",
-    "critic/advantages/{mean,max,min}": "advantages of sampled tokens",
+    "critic/{advantages,returns,values}/{mean,max,min}": "of sampled tokens",
+    "critic/{vf_loss,vf_clipfrac,vf_explained_var,grad_norm,lr}": "the critic's own, where there is one",
     "response_length/{mean,max,min,clip_ratio}": "sampled tokens per turn; the share that ended by length",
     "prompt_length/{mean,max,min}": "prompt tokens per turn",
     "num_turns/{mean,max,min}": "turns per rollout",
     "reward/*": "mean of each named reward",
     "filter/*": "rollouts that carried no loss, by reason",
     "filter_tokens/*": "sampled tokens of turns that carried no loss, by reason",
-    "filter_rewards/*": "rewards given under a name that algorithm.rewards has no weight for",
+    "filter_rewards/*": "rewards that reach nobody: a name without weight, an unknown turn or agent",
     "failed/*": "rollouts that failed, by cause",
     "session/*": "turns that extended a served context exactly, and branches by reason",
     "tree/*": "tokens in turns, tokens laid out once, micro-batches",
     "training/rollout_{logprobs,probs}_diff_{mean,max}": "engine against learner, under the weights that sampled",
     "training/rollout_logprobs_checked": "sampled tokens that were compared",
-    "training/staleness/{mean,max}": "steps between sampling and training",
     "timing_s/*": "seconds by phase",
     "perf/*": "tokens and rollouts per second",
     "val-core/*": "evaluation: val-core/<split>/<reward>/mean@1, greedy splits as <split>-greedy",
@@ -58,17 +59,6 @@ def check(metrics: Iterable[str]) -> None:
     """Crash on a metric nobody declared."""
     for name in metrics:
         assert _KNOWN.fullmatch(name), f"metric {name!r} is not declared in strop.monitor.metrics.NAMES"
-
-
-def spread(values: list[float], name: str) -> dict[str, float]:
-    """mean, max and min under one name; nothing for no values.
-
-    >>> spread([1.0, 3.0], "num_turns")
-    {'num_turns/mean': 2.0, 'num_turns/max': 3.0, 'num_turns/min': 1.0}
-    """
-    if not values:
-        return {}
-    return {f"{name}/mean": sum(values) / len(values), f"{name}/max": max(values), f"{name}/min": min(values)}
 
 
 class MetricsFile:

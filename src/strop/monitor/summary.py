@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,8 @@ class Summary(Struct, kw_only=True):
 
     `start` and `end` are the mean reward on the first evaluated split before and after training, sampled; `_greedy`
     the same, greedily. `before` and `after` have every split and every named reward, `scores` the evaluations between.
-    `max_logprob_diff` is the largest gap between engine and learner over every token of the run (`tokens_checked`).
+    `failed` counts rollouts of training by the cause of their failure. `max_logprob_diff` is the largest gap between
+    engine and learner over every token of the run (`tokens_checked`).
     """
 
     start: float | None
@@ -34,6 +36,7 @@ class Summary(Struct, kw_only=True):
     version: str
     digest: str | None
     checkpoint: str | None
+    failed: dict[str, int]
     max_logprob_diff: float
     tokens_checked: int
     before: dict[str, dict[str, float]]
@@ -47,7 +50,8 @@ def summarize(config: Config, folder: Path, steps: Sequence[Step], scores: Score
     start, end = ends(scores, first, "reward")
     start_greedy, end_greedy = ends(scores, f"{first}-greedy", "reward")
     last = steps[-1] if steps else None
-    rewards = [(step.number, step.metrics["critic/rewards/mean"]) for step in steps]
+    mean = "critic/rewards/mean"
+    rewards = [(step.number, step.metrics[mean]) for step in steps if mean in step.metrics]
     evaluated = {split: means["reward"] for split, means in curves(scores).items() if "reward" in means}
     reward_curve(folder / "curve.png", rewards, evaluated, f"{config.policy.model}, {config.algorithm.name}")
     points = curves(scores)
@@ -63,6 +67,7 @@ def summarize(config: Config, folder: Path, steps: Sequence[Step], scores: Score
         version=last.version if last else "1.0",
         digest=last.digest if last else None,
         checkpoint=last.checkpoint if last else None,
+        failed=dict(sum((failures(step.metrics) for step in steps), Counter[str]())),
         max_logprob_diff=max((s.metrics.get("training/rollout_logprobs_diff_max", 0.0) for s in steps), default=0.0),
         tokens_checked=int(sum(s.metrics.get("training/rollout_logprobs_checked", 0.0) for s in steps)),
         before={split: {name: at[0][1] for name, at in rewards.items()} for split, rewards in points.items()},
@@ -73,14 +78,19 @@ def summarize(config: Config, folder: Path, steps: Sequence[Step], scores: Score
     return summary
 
 
+def failures(metrics: Mapping[str, float]) -> Counter[str]:
+    """Failed rollouts of a step by cause."""
+    return Counter({name.removeprefix("failed/"): int(n) for name, n in metrics.items() if name.startswith("failed/")})
+
+
 def curves(scores: Scores) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """split -> reward name -> points in order of steps.
+    """split -> reward name -> points in order of steps; splits in the order they were evaluated in.
 
     >>> curves({(0, "test"): {"reward": 0.1}, (9, "test"): {"reward": 0.9}})
     {'test': {'reward': [(0, 0.1), (9, 0.9)]}}
     """
     out: dict[str, dict[str, list[tuple[int, float]]]] = {}
-    for (step, split), means in sorted(scores.items()):
+    for (step, split), means in sorted(scores.items(), key=lambda item: item[0][0]):
         for name, value in means.items():
             out.setdefault(split, {}).setdefault(name, []).append((step, value))
     return out

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+REWARD = "critic/rewards/mean"
 BARS = "▁▂▃▄▅▆▇█"
 SHOWN = {
     "actor/entropy": "entropy",
@@ -44,10 +45,14 @@ class View(ABC):
     @abstractmethod
     def note(self, text: str) -> None: ...
 
+    def past(self, steps: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        """Steps that were made before the run was resumed."""
+        return None
+
     def __enter__(self) -> View:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         return None
 
 
@@ -79,9 +84,9 @@ class Lines(View):
     def phase(self, name: str, done: int = 0, total: int = 0) -> None: ...
 
     def step(self, number: int, metrics: Mapping[str, float]) -> None:
-        facts = "  ".join(f"{label} {figure(metrics[name])}" for name, label in SHOWN.items() if name in metrics)
-        reward = figure(metrics.get("critic/rewards/mean", float("nan")))
-        self._print(f"step {number}/{self._steps}  reward {reward}  {facts}")
+        reward = figure(metrics.get(REWARD, float("nan")))
+        line = "  ".join([f"step {number}/{self._steps}", f"reward {reward}", *facts(metrics)])
+        self._print(line.replace("\u00a0", " "))
 
     def evaluation(self, step: int, scores: Mapping[str, float]) -> None:
         self._print(f"evaluation after step {step}  " + "  ".join(f"{k} {figure(v)}" for k, v in scores.items()))
@@ -97,86 +102,103 @@ class Panelled(View):
     """A live panel: where the run is, the reward's curve, the figures worth watching."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=8, transient=False)
         self._title, self._steps, self._number = "", 0, 0
-        self._phase, self._done, self._total = "starting", 0, 0
+        self._phase, self._done, self._total = "", 0, 0
         self._rewards: list[float] = []
+        self._seconds: list[float] = []
         self._metrics: Mapping[str, float] = {}
-        self._scores: dict[str, list[tuple[int, float]]] = {}
+        self._scores: dict[str, list[float]] = {}
         self._notes: list[str] = []
-        self._began, self._first = time.monotonic(), 0
+        self._began = time.monotonic()
+        self._before = 0.0
+        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=8)
 
     def __enter__(self) -> View:
         self._live.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._phase, self._total = "done", 0
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._phase, self._total = "stopped" if kind else "done", 0
+        self._seconds = []
         self._live.stop()
 
     def title(self, text: str, steps: int) -> None:
         self._title, self._steps = text, steps
-        self._began = time.monotonic()
 
     def phase(self, name: str, done: int = 0, total: int = 0) -> None:
         self._phase, self._done, self._total = name, done, total
 
     def step(self, number: int, metrics: Mapping[str, float]) -> None:
-        self._first = min(self._first, number - 1) if self._metrics else number - 1
+        if not self._seconds:
+            self._before = time.monotonic() - self._began - metrics["timing_s/step"]
         self._number, self._metrics = number, metrics
-        self._rewards.append(metrics.get("critic/rewards/mean", 0.0))
+        self._rewards.append(metrics.get(REWARD, 0.0))
+        self._seconds.append(metrics["timing_s/step"])
+
+    def past(self, steps: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        self._rewards = [metrics.get(REWARD, 0.0) for _, metrics in steps]
+        self._number = steps[-1][0] if steps else 0
 
     def evaluation(self, step: int, scores: Mapping[str, float]) -> None:
         for name, value in scores.items():
-            self._scores.setdefault(name, []).append((step, value))
+            self._scores.setdefault(name, []).append(value)
 
     def note(self, text: str) -> None:
         self._notes = [*self._notes, text][-4:]
 
     def _draw(self) -> Panel:
-        spent = time.monotonic() - self._began
-        clock = f"step {self._number}/{self._steps} · {minutes(spent)}"
-        if self._steps > self._number > self._first:
-            left = spent / (self._number - self._first) * (self._steps - self._number)
-            clock += f" · about {minutes(left)} left"
         head = Table.grid(expand=True)
-        head.add_column()
-        head.add_column(justify="right")
-        head.add_row(Text(self._title, style="bold"), Text(clock, style="dim"))
+        head.add_column(no_wrap=True, overflow="ellipsis")
+        head.add_column(justify="right", no_wrap=True)
+        head.add_row(Text(self._title, style="bold"), Text(self._clock(), style="dim"))
         body: list[Table | Text] = [head, self._bar()]
         if self._rewards:
-            line = Text("reward  ")
+            line = Text(f"{'reward':<20}")
             line.append(figure(self._rewards[0]), style="dim")
             line.append(f" {curve(self._rewards)} ", style="green")
             line.append(figure(self._rewards[-1]), style="bold green")
             body.append(line)
-        for name, points in self._scores.items():
-            line = Text(f"{name:<24}", style="dim")
-            line.append(" → ".join(f"{value:.0%}" for _, value in points), style="cyan")
+        for name, values in self._scores.items():
+            line = Text(f"{name:<20}", style="dim")
+            line.append(" → ".join(figure(value) for value in values[-6:]), style="cyan")
             body.append(line)
         if self._metrics:
-            facts = [f"{label} {figure(self._metrics[name])}" for name, label in SHOWN.items() if name in self._metrics]
-            body.append(Text("   ".join(facts), style="dim"))
+            body.append(Text("   ".join(facts(self._metrics)), style="dim"))
         body += [Text(f"! {note}", style="yellow") for note in self._notes]
         return Panel(Group(*body), border_style="blue", padding=(0, 1))
+
+    def _clock(self) -> str:
+        clock = f"step {self._number}/{self._steps} · {minutes(time.monotonic() - self._began)}"
+        if self._seconds:
+            recent = self._seconds[-5:]
+            # What came before the first step, mostly an evaluation, comes again after the last one.
+            left = sum(recent) / len(recent) * (self._steps - self._number) + self._before
+            clock += f" · about {minutes(left)} left"
+        return clock
 
     def _bar(self) -> Table:
         row = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=self._total, completed=self._done, width=40) if self._total else Text("")
-        row.add_row(Text(f"{self._phase:<12}"), bar, Text(f"{self._done}/{self._total}" if self._total else ""))
+        row.add_row(Text(f"{self._phase:<19}"), bar, Text(f"{self._done}/{self._total}" if self._total else ""))
         return row
 
 
-def curve(values: Sequence[float], width: int = 60) -> str:
-    """A line of bars between the lowest and the highest value, the last `width` of them.
+def facts(metrics: Mapping[str, float]) -> list[str]:
+    """The figures worth watching; a label and its value never part at the end of a line."""
+    shown = [f"{label}\u00a0{figure(metrics[name])}" for name, label in SHOWN.items() if name in metrics]
+    failed = sum(value for name, value in metrics.items() if name.startswith("failed/"))
+    return [*shown, f"failed\u00a0{failed:.0f}"] if failed else shown
 
-    >>> curve([0.0, 0.5, 1.0])
-    '▁▅█'
+
+def curve(values: Sequence[float], width: int = 60) -> str:
+    """A line of bars for the last `width` values, between 0 and 1 if they lie there.
+
+    >>> curve([0.0, 0.5, 1.0]), curve([0.1, 0.2])
+    ('▁▅█', '▂▂')
     """
     values = values[-width:]
-    low, high = min(values), max(values)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    low, high = min(0.0, *values), max(1.0, *values)
+    scale = (len(BARS) - 1) / (high - low)
     return "".join(BARS[round((value - low) * scale)] for value in values)
 
 

@@ -25,9 +25,9 @@ class LLM(Struct, frozen=True, kw_only=True):
             answer = llm.client().chat.completions.create(model=llm.model, messages=[...])
             return float(answer.choices[0].message.content == task.data["answer"])
 
-    `sampling` is what the policy will use; what an agent asks for is recorded, but does not win. `prompts` holds the
-    prompts that are being improved, by name. `api_key` opens this attempt and nothing else; `trace_id` is the same
-    secret, for services that hold one base URL and send it as a header.
+    `sampling` is what the policy will use; what an agent asks for is recorded, but does not win. `prompts` will hold
+    prompts that are being improved, by name; none are yet. `api_key` opens this attempt and nothing else; `trace_id` is
+    the same secret, to be passed on to services so that they can be told apart.
     """
 
     base_url: str
@@ -58,8 +58,8 @@ class LLM(Struct, frozen=True, kw_only=True):
     def reward(self, name: str, value: float, *, turn: str | None = None, agent: str | None = None) -> None:
         """Report a reward now: for the rollout, for one turn (the id of the model's answer) or for one agent."""
         given = Reward(name=name, value=float(value), turn=turn, agent=agent)
-        if not given.finite:
-            raise BadReward(f"reward {name!r} is {value}: give a finite number")
+        if given.wrong:
+            raise BadReward(given.wrong)
         self.event("reward", msgspec.to_builtins(given))
 
     def event(self, kind: EventKind, data: dict[str, Any]) -> None:

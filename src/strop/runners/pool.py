@@ -19,9 +19,11 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import msgspec
 
 from strop.config import RunnerConfig
 from strop.errors import AgentError, Fenced, PlaceError
@@ -45,8 +47,8 @@ class Pool:
         ...
         await pool.close()
 
-    What agents print goes to the file `log` (default: nowhere). `sampling` says what a rollout's `llm.sampling` shows,
-    `prompts` what `llm.prompts` holds.
+    What agents print goes to the file `log` (default: nowhere). `sampling` says what a rollout's `llm.sampling` shows.
+    `settled` waits until the gateway has recorded the calls that an attempt's dead worker left behind.
     """
 
     def __init__(
@@ -59,8 +61,7 @@ class Pool:
         model: str,
         log: str | Path | None = None,
         sampling: Callable[[Rollout], Sampling] | None = None,
-        prompts: Mapping[str, str] | None = None,
-        name: str = "local",
+        settled: Callable[[str, int], Awaitable[None]] | None = None,
     ) -> None:
         self._store = store
         self._agent = agent_spec
@@ -69,8 +70,7 @@ class Pool:
         self._model = model
         self._log = log
         self._sampling = sampling
-        self._prompts = dict(prompts or {})
-        self._name = name
+        self._settled = settled
         self._tasks: list[asyncio.Task[None]] = []
         self._workers: set[Worker] = set()
         self._idle: list[Worker] = []
@@ -121,13 +121,18 @@ class Pool:
     # -- work ----------------------------------------------------------------------------------------------------
 
     async def _slot(self, number: int, worker: Worker) -> None:
-        runner = f"{self._name}-{number}"
+        runner = f"local-{number}"
         task_file = f"{self._folder}/{number}.json"
         while True:
             lease = await self._store.lease(runner, seconds=self._config.lease, wait=self._config.lease)
             if lease is None:
                 continue
             outcome = await self._run(worker, self._job(lease, task_file), lease)
+            if worker not in self._workers and self._settled is not None:
+                # Its calls in flight end with it: they are recorded before the attempt is closed to them.
+                await self._settled(lease.rollout.id, lease.attempt.number)
+            if outcome is not None and outcome.cause == "agent_error" and await self._engine_failed(lease):
+                outcome = msgspec.structs.replace(outcome, cause="engine_error")
             if outcome is not None:
                 with contextlib.suppress(Fenced):  # cancelled or reclaimed in the meantime: nobody wants it any more
                     await self._store.finish(
@@ -164,6 +169,11 @@ class Pool:
                 task.cancel()
             await asyncio.gather(answer, beat, return_exceptions=True)
 
+    async def _engine_failed(self, lease: Lease) -> bool:
+        """Whether an agent that raised had been let down by the engine: the gateway says so in an event."""
+        events = await self._store.events(lease.rollout.id, attempt=lease.attempt.number)
+        return any(event.kind == "error" and event.data.get("code") == "engine_error" for event in events)
+
     async def _beat(self, lease: Lease) -> None:
         """Keep the lease alive. Returns when the attempt is over for the store."""
         while True:
@@ -191,14 +201,14 @@ class Pool:
             rollout=rollout.id,
             task=rollout.task,
             sampling=self._sampling(rollout) if self._sampling else Sampling(),
-            prompts=self._prompts,
         )
         return wire.Job(llm=llm, seed=rollout.seed, task_file=task_file)
 
     # -- workers -------------------------------------------------------------------------------------------------
 
     def _make_zygote(self) -> Zygote:
-        environment = dict(os.environ)
+        # Python's own hashing must not make one run of an agent differ from the next.
+        environment = {"PYTHONHASHSEED": "0", **os.environ}
         host = urlsplit(self._gateway_url).hostname
         for name in ("NO_PROXY", "no_proxy"):  # the gateway is reached directly, whatever proxy agents use for the rest
             environment[name] = ",".join(part for part in (environment.get(name), host) if part)
@@ -212,7 +222,13 @@ class Pool:
 
     async def _start_worker(self) -> Worker:
         assert self._zygote is not None
-        pid, connection = await self._zygote.fork()
+        try:
+            async with asyncio.timeout(START_LIMIT):
+                pid, connection = await self._zygote.fork()
+        except TimeoutError:
+            raise AgentError(
+                f"no worker process could be started within {START_LIMIT:g} s: try fewer with runner.workers"
+            ) from None
         worker = Worker(pid, *await asyncio.open_connection(sock=connection))
         self._workers.add(worker)
         try:

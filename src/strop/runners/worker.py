@@ -46,9 +46,12 @@ def serve(connection: socket.socket) -> None:
         connection.sendall(pack(Ready(error=str(error))))
         return
     connection.sendall(pack(Ready()))
+    worker = os.getpid()
     while True:
         job = msgspec.json.decode(inbox.get(), type=Job)
         outcome = run(agent, job)
+        if os.getpid() != worker:  # a child that the agent forked and that came back: the answer is not its to give
+            os._exit(0)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
@@ -97,6 +100,7 @@ def _last_lines(error: BaseException) -> str:
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames)).strip()
+    text = text.encode(errors="replace").decode()  # what cannot be written as UTF-8 must not hide the error
     return text if len(text) <= MAX_DETAIL else "... " + text[-MAX_DETAIL:]
 
 
@@ -162,8 +166,8 @@ def _named(name: str, value: Any, given: Reward | None = None) -> Reward:
     except (TypeError, ValueError) as error:
         raise BadReward(f"the agent returned {_shown(value)} as {name!r}, which is no single number: {error}") from None
     reward = Reward(name=name, value=number) if given is None else msgspec.structs.replace(given, value=number)
-    if not reward.finite:
-        raise BadReward(f"the agent returned {number} as {name!r}: return a finite number")
+    if reward.wrong:
+        raise BadReward(f"the agent returned a bad reward: {reward.wrong}")
     return reward
 
 

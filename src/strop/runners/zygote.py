@@ -71,7 +71,11 @@ class Zygote:
         self._writer.close()
         self._listening.cancel()
         await asyncio.gather(self._listening, return_exceptions=True)
-        await asyncio.to_thread(self._process.wait)
+        try:
+            await asyncio.to_thread(self._process.wait, 10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
         self._process = None
 
     async def _launch(self) -> None:

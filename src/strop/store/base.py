@@ -56,8 +56,11 @@ class Store(ABC):
 
     @abstractmethod
     async def reclaim(self, *, everything: bool = False) -> list[str]:
-        """End attempts whose lease has run out as `lost_runner` (`everything`: all that are running, for when a run is
-        opened again and no runner of it can be alive). Returns the rollouts concerned."""
+        """End attempts whose lease has run out as `lost_runner`. Returns the rollouts concerned.
+
+        `everything` is for a run that is opened again, when no runner of it can be alive: all that are running are
+        queued once more, and while no step was ever committed so are those that failed, since whatever was wrong with
+        the agent may have been mended."""
 
     # -- what happened in them -------------------------------------------------------------------------------------
 

@@ -185,10 +185,10 @@ def reward(data: dict[str, Any]) -> Reward:
         raise BadReward(
             f"a reward event does not fit: {error}; it looks like {{'name': 'reward', 'value': 1.0}}"
         ) from None
-    return finite(found)
+    return checked(found)
 
 
-def finite(given: Reward) -> Reward:
-    if not given.finite:
-        raise BadReward(f"reward {given.name!r} is {given.value}: give a finite number")
+def checked(given: Reward) -> Reward:
+    if given.wrong:
+        raise BadReward(given.wrong)
     return given

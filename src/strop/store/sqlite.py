@@ -141,7 +141,7 @@ class SqliteStore(Store):
         cause: Cause | None = None,
         detail: str | None = None,
     ) -> Rollout:
-        given = [rows.finite(reward) for reward in rewards]
+        given = [rows.checked(reward) for reward in rewards]
 
         def write(db: Connection) -> Rollout:
             _running(db, rollout, attempt)
@@ -178,7 +178,13 @@ class SqliteStore(Store):
                     detail = f"runner {runner} gave no sign of life for {now - lease_until:.0f} s past its lease"
                 assert rollout.attempts == number
                 self._end(db, rollout, "lost_runner", detail)
-            return [row[0] for row in lost]
+            again = db.execute("SELECT id FROM rollouts WHERE status = 'failed' ORDER BY seq").fetchall()
+            if not everything or db.execute("SELECT 1 FROM steps LIMIT 1").fetchone():
+                again = []
+            for (id,) in again:
+                db.execute("UPDATE rollouts SET max_attempts = max_attempts + 1 WHERE id = ?", (id,))
+                self._move(db, _rollout(db, id), "queued", ended=None, cause=None, detail=None)
+            return [row[0] for row in [*lost, *again]]
 
         return await self._writer.do(write)
 
@@ -424,7 +430,7 @@ class SqliteStore(Store):
 def _rollout(db: Connection, id: str) -> Rollout:
     row = db.execute(f"SELECT {rows.ROLLOUT} FROM rollouts WHERE id = ?", (id,)).fetchone()
     if row is None:
-        raise UnknownId(f"there is no rollout {id!r}")
+        raise UnknownId(f"there is no rollout {id!r}: `strop rollouts` lists those there are")
     return rows.rollout(row)
 
 

@@ -51,7 +51,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, Task]]:
                 where = f"{path}, line {number}"
                 try:
                     item = msgspec.json.decode(line)
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                     raise TaskError(f"{where}: not valid JSON ({error}); write one JSON object per line") from None
                 yield where, _task(item, f"{path.stem}-{number}", where)
     except OSError as error:
@@ -68,7 +68,7 @@ def _call(spec: str, kwargs: dict[str, Any]) -> Iterator[tuple[str, Task]]:
         result = function(**kwargs)
     except StropError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TaskError(f"{spec} failed: {one_line(error)}") from error
     if isinstance(result, Iterable) and not isinstance(result, (str, bytes, Mapping)):
         return _from_iterable(cast("Iterable[Any]", result), "task", spec)
@@ -76,9 +76,19 @@ def _call(spec: str, kwargs: dict[str, Any]) -> Iterator[tuple[str, Task]]:
 
 
 def _from_iterable(items: Iterable[Any], stem: str, where: str) -> Iterator[tuple[str, Task]]:
-    for number, item in enumerate(items, 1):
+    for number, item in enumerate(_careful(items, where), 1):
         place = f"{where}, item {number}"
         yield place, item if isinstance(item, Task) else _task(item, f"{stem}-{number}", place)
+
+
+def _careful(items: Iterable[Any], where: str) -> Iterator[Any]:
+    """A generator's own errors, as a sentence."""
+    try:
+        yield from items
+    except StropError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"{where} failed while its tasks were read: {one_line(error)}") from error
 
 
 def _task(item: Any, default_id: str, where: str) -> Task:
@@ -106,6 +116,10 @@ def _checked(found: Iterable[tuple[str, Task]], where: str) -> list[Task]:
         if task.id in seen:
             raise TaskError(f"{place}: id {task.id!r} was used before, at {seen[task.id]}; give each task its own")
         seen[task.id] = place
+        try:
+            msgspec.json.encode(task)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TaskError(f"{place}: its data cannot be written as JSON ({error}); use plain types") from None
         tasks.append(task)
     if not tasks:
         raise TaskError(f"{where}: no tasks there; give at least one")

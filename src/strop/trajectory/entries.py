@@ -15,6 +15,25 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
+REASONS = {
+    "zero_variance": "in groups whose members all got the same reward: nothing to compare",
+    "group_of_one": "alone in their group: nobody to compare with (loop.members)",
+    "no_reward": "without a reward that algorithm.rewards counts",
+    "empty": "in which the model said nothing",
+    "untrained": "in which no trained agent (policy.agents) spoke",
+    "over_budget": "longer than learner.token_budget",
+    "abandoned": "whose answers never reached the agent",
+    "greedy": "sampled at temperature 0",
+    "truncated_sampling": "sampled from a truncated distribution",
+    "superseded": "sampled from weights that a resumed run left behind",
+}
+"""Why a rollout carries no loss, in words. Algorithms and filters bring reasons of their own; `failed:<cause>` too."""
+
+
+def explain(reason: str) -> str:
+    return REASONS.get(reason, f"left out as {reason}")
+
+
 @dataclass(frozen=True)
 class Sample:
     """One rollout that ended, with every turn of its last attempt."""

@@ -28,9 +28,10 @@ def sample(member, reward=None, lengths=(2,), group="g1", rewards=(), choices=1,
     )
 
 
-def credit(*samples, budget=1000, agents=("main",), **config):
+def credit(*samples, budget=1000, agents=("main",), rewards=None, **settings):
     batch = assemble(samples, agents=agents, budget=budget)
-    metrics = make_algorithm(AlgorithmConfig(**config), LearnerConfig()).credit(batch)
+    config = AlgorithmConfig(rewards=rewards or {"reward": 1.0}, settings=settings)
+    metrics = make_algorithm(config, LearnerConfig()).credit(batch)
     return batch, metrics
 
 

@@ -18,8 +18,9 @@ from strop.trajectory import assemble, pack
 def learn(folder):
     """A learner in fp64, and a function that makes a credited batch for it."""
 
-    def build(updates=1, budget=1000, algorithm=None, dtype=torch.float64, optim=None, **more):
-        config = LearnerConfig(updates=updates, token_budget=budget, optim=optim or OptimConfig(lr=1e-2, grad_clip=1e9))
+    def build(updates=1, budget=1000, algorithm=None, dtype=torch.float64, optim=None, critic_lr=1e-2, **more):
+        optim = optim or OptimConfig(lr=1e-2, grad_clip=1e9)
+        config = LearnerConfig(updates=updates, token_budget=budget, optim=optim, critic=OptimConfig(lr=critic_lr))
         return Learner(folder, config, algorithm or make(AlgorithmConfig(), config), dtype=dtype, **more)
 
     return build
@@ -236,15 +237,18 @@ def test_checkpoint_resumes_bitwise(learn, episodes, tmp_path):
     assert train(resumed, range(2, 4)).digest() == straight.digest()
 
 
-def test_a_checkpoint_is_a_plain_folder_and_replaces_the_old_one_whole(learn, episodes, tmp_path):
+def test_a_checkpoint_is_a_plain_folder(learn, episodes, folder, tmp_path):
+    """It loads as it is, with no word about dtypes, to the very weights: config.json must not say another dtype."""
+    config = json.loads((folder / "config.json").read_text()) | {"dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config))
     learner = learn(dtype=torch.float32)
-    learner.save(tmp_path / "c", {"step": 0})
+    (tmp_path / ".c.new").mkdir()  # left by a crash
     learner.update(credited(learner, episodes()))
     learner.save(tmp_path / "c", {"step": 1})
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
     assert json.loads((tmp_path / "c" / "strop.json").read_text()) == {"step": 1}
     assert (tmp_path / "c" / "tokenizer_config.json").exists()
-    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "c", dtype=torch.float32)
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "c")
     assert all(torch.equal(p, dict(stock.named_parameters())[n]) for n, p in learner.model.named_parameters())
     with pytest.raises(ModelError, match="not a checkpoint"):
         learner.restore(tmp_path)
@@ -278,7 +282,7 @@ class Critic(torch.nn.Module):
 
 
 def test_a_critic_and_a_reference_are_scored_trained_and_saved(learn, episodes, tmp_path):
-    learner = learn(algorithm=Critical(), critic=Critic(), critic_optim=OptimConfig(lr=0.1))
+    learner = learn(algorithm=Critical(), critic=Critic(), critic_lr=0.1)
     losses = []
     for _ in range(20):
         batch = credited(learner, episodes())
@@ -290,5 +294,13 @@ def test_a_critic_and_a_reference_are_scored_trained_and_saved(learn, episodes, 
     other = learn(algorithm=Critical(), critic=Critic())
     other.restore(tmp_path / "c")
     assert torch.equal(other.critic.table.weight, learner.critic.table.weight)
-    with pytest.raises(LearnerError, match="needs a critic"):
-        learn(algorithm=Critical())
+
+
+def test_an_algorithm_that_asks_for_values_gets_a_critic_that_learns(learn, episodes):
+    learner = learn(algorithm=Critical(), critic_lr=1e-2)
+    errors = []
+    for _ in range(12):
+        batch = credited(learner, episodes())
+        assert np.isfinite(batch.entries.value).all()
+        errors.append(learner.update(batch)["critic/vf_loss"])
+    assert errors[-1] < errors[0] / 2

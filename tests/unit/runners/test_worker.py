@@ -64,14 +64,14 @@ def test_a_rewards_target_is_kept():
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (math.nan, "returned nan as 'reward': return a finite number"),
-        (-math.inf, "returned -inf as 'reward'"),
+        (math.nan, "reward 'reward' is nan: give a finite number"),
+        (-math.inf, "reward 'reward' is -inf"),
         ("1.0", "returned str '1.0' as 'reward': return a number"),
-        ({"a": 1, "b": math.nan}, "nan as 'b'"),
+        ({"a": 1, "b": math.nan}, "reward 'b' is nan"),
         ({"a": "x"}, "str 'x' as 'a'"),
         ([1.0, 2.0], "list of something else than Reward"),
         (object(), "returned object .* as 'reward'"),
-        (Reward(name="r", value=math.inf), "inf as 'r'"),
+        (Reward(name="r", value=math.inf), "reward 'r' is inf"),
     ],
 )
 def test_what_may_not_be_returned(value: object, says: str):

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from strop.trajectory import Sample, assemble, exactness, pack
+from strop.trajectory import Sample, assemble, pack
 from strop.types import Rollout, Sampling, Task, Turn
 
 
@@ -128,16 +128,3 @@ def test_a_bad_token_is_a_crash(bad):
 def test_a_running_rollout_is_a_crash():
     with pytest.raises(AssertionError, match="not complete"):
         make(sample(status="running"))
-
-
-def test_exactness_report():
-    turns = [
-        turn("g1.0", 0, [1, 2], [3, 4]),
-        turn("g1.0", 1, [1, 2, 3, 4, 5], [6], parent="g1.0/1/0", shared=4),
-        turn("g1.0", 2, [1, 2, 9], [6], branch="edited"),
-    ]
-    batch = make(sample(turns=turns))
-    report = exactness(batch, pack(batch, 100))
-    assert (report.turns, report.extensions, report.branches) == (3, 1, {"edited": 1})
-    assert (report.tokens, report.unique_tokens) == (4 + 6 + 4, 6 + 2)
-    assert report.metrics()["tree/shared"] == pytest.approx(1 - 8 / 14)

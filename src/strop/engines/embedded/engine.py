@@ -34,6 +34,9 @@ class Link(Protocol):
         """The most tokens a sequence may have; known once the model is loaded."""
         ...
 
+    async def drained(self) -> None:
+        """Wait until no request is at work. How fast their tokens are read plays no part in it."""
+
     async def load(self, version: str) -> None: ...
 
 
@@ -45,8 +48,6 @@ class Embedded(Engine):
         self._ids = itertools.count()
         self._open = asyncio.Event()
         self._open.set()
-        self._flying = 0
-        self._landed = asyncio.Condition()
 
     @property
     def context(self) -> int:
@@ -55,9 +56,9 @@ class Embedded(Engine):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
     ) -> AsyncIterator[Chunk]:
-        await self._open.wait()
+        while not self._open.is_set():  # it may have been closed again before this request's turn came
+            await self._open.wait()
         id, arrivals = next(self._ids), asyncio.Queue[Arrival]()
-        self._flying += 1
         done = False
         try:
             self._link.generate(id, prompt_ids, sampling, stop_ids, arrivals)
@@ -70,14 +71,10 @@ class Embedded(Engine):
         finally:
             if not done:
                 self._link.cancel(id)
-            self._flying -= 1
-            async with self._landed:
-                self._landed.notify_all()
 
     async def pause(self) -> None:
         self._open.clear()
-        async with self._landed:
-            await self._landed.wait_for(lambda: self._flying == 0)
+        await self._link.drained()
 
     async def resume(self) -> None:
         self._open.set()

@@ -63,7 +63,7 @@ def read(body: bytes) -> Request:
     """The neutral request, or `Refused` with a sentence that names the parameter."""
     try:
         raw = msgspec.json.decode(body, type=Json)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise Refused(f"the body is not a JSON object: {error}") from None
     fields = _fields({name: value for name, value in raw.items() if value is not None})
     if "messages" not in fields:

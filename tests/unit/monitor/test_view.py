@@ -1,0 +1,95 @@
+"""What users see: on a terminal, in a pipe, and what machines get."""
+
+import io
+import os
+import pty
+import subprocess
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from strop.monitor import metrics, view
+from strop.types import Step
+from tests import runs
+
+METRICS = {"critic/rewards/mean": 0.25, "actor/entropy": 0.5, "timing_s/step": 2.0, "failed/timeout": 3.0}
+
+
+def show(console: Console, *, broken: bool = False) -> None:
+    panel = view.Panelled(console)
+    try:
+        with panel:
+            panel.title("runs/demo", 10)
+            panel.past([(1, METRICS)])
+            panel.phase("collecting", 3, 8)
+            panel.step(2, METRICS | {"critic/rewards/mean": 0.75})
+            panel.evaluation(2, {"test reward": 0.5})
+            panel.note("take care")
+            panel._live.refresh()
+            if broken:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert broken
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_panel_fits_the_terminal(width: int) -> None:
+    out = io.StringIO()
+    show(Console(file=out, force_terminal=True, width=width, height=30, color_system=None))
+    text = out.getvalue()
+    for piece in ("runs/demo", "step 2/10", "left", "0.750", "test reward", "! take care", "failed\u00a03", "done"):
+        assert piece in text
+    assert max(len(line) for line in text.splitlines() if line.startswith("│")) <= width
+
+
+def test_a_stopped_run_does_not_say_that_it_is_done() -> None:
+    out = io.StringIO()
+    show(Console(file=out, force_terminal=True, width=80, height=30, color_system=None), broken=True)
+    assert "stopped" in out.getvalue()
+    assert "done" not in out.getvalue()
+
+
+def test_lines_where_there_is_no_terminal() -> None:
+    out = io.StringIO()
+    lines = view.choose(json=False, out=out)
+    lines.title("runs/demo", 10)
+    lines.step(1, METRICS)
+    assert out.getvalue().splitlines()[-1] == "step 1/10  reward 0.250  entropy 0.500  s/step 2.000  failed 3"
+
+
+def test_a_run_on_a_real_terminal(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    settings = [*runs.SMALL, "loop.steps=1", "loop.eval_splits=[]"]
+    command = [word for word in runs.demo(tmp_path / "run", *settings) if word != "--json"]
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm-256color"})
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the terminal is closed
+            break
+        if not part:
+            break
+        seen += part
+    os.close(ours)
+    assert process.wait() == 0, seen.decode()
+    assert "╭" in seen.decode()
+    assert b"Traceback" not in seen
+
+
+def test_metrics_nobody_declared_are_refused(tmp_path: Path) -> None:
+    file = metrics.MetricsFile(tmp_path / "m.jsonl", [], {})
+    with pytest.raises(AssertionError, match="actor/typo"):
+        file.write(1, {"actor/typo": 1.0})
+
+
+def test_the_metrics_file_is_made_anew_from_the_store(tmp_path: Path) -> None:
+    step = Step(lineage=2, number=1, rollouts=[], metrics={"actor/lr": 0.1}, time=0.0)
+    (tmp_path / "m.jsonl").write_text("what a killed run left\n")
+    metrics.MetricsFile(tmp_path / "m.jsonl", [step], {(0, "test"): {"reward": 0.5}})
+    assert (tmp_path / "m.jsonl").read_text().splitlines() == [
+        '{"step":0,"val-core/test/reward/mean@1":0.5}',
+        '{"step":1,"actor/lr":0.1}',
+    ]
