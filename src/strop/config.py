@@ -67,6 +67,10 @@ class OptimConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     lr: Annotated[float, _doc("learning rate after warm-up"), Meta(gt=0)] = 1e-6
     warmup: Annotated[int, _doc("optimizer steps over which the rate rises from 0"), Meta(ge=0)] = 0
+    decay: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        _doc("optimizer steps over which the rate falls to 0 in a line; default: never"),
+    ] = None
     betas: Annotated[tuple[Rate, Rate], _doc("AdamW's decay rates")] = (0.9, 0.999)
     weight_decay: Annotated[float, _doc("AdamW's decoupled weight decay"), Meta(ge=0)] = 0.0
     grad_clip: Annotated[float, _doc("gradients are scaled to at most this norm"), Meta(gt=0)] = 1.0

@@ -116,17 +116,17 @@ INTRODUCTION = (
 
 def config(kind: str = "calc") -> Config:
     """What `strop demo` runs; every setting can be changed with --set."""
-    sampling = SamplingConfig(max_tokens=48)
+    sampling, steps = SamplingConfig(max_tokens=48), 24 if kind == "calc" else 40
     return Config(
         agent="strop.demo:agent",
         tasks="strop.demo:tasks",
         tasks_args={"kind": kind},
         policy=PolicyConfig(model="strop/nano", context=192, train=sampling, eval=sampling),
         algorithm=AlgorithmConfig(settings={"clip": 0.3}),
-        learner=LearnerConfig(optim=OptimConfig(lr=2e-4, warmup=3), token_budget=2048),
+        learner=LearnerConfig(optim=OptimConfig(lr=3e-4, warmup=3, decay=steps + 4), token_budget=2048),
         engine=EngineConfig(rows=16, prefill_chunk=64, deterministic=True, threads=1),
         runner=RunnerConfig(workers=16, timeout=60.0),
-        loop=LoopConfig(steps=24 if kind == "calc" else 40, eval_splits=("test", "long"), checkpoint_every=5),
+        loop=LoopConfig(steps=steps, eval_splits=("test", "long"), checkpoint_every=5),
     )
 
 

@@ -1,4 +1,4 @@
-"""AdamW with linear warm-up and gradient clipping. Parameters are updated in place: engines may share them."""
+"""AdamW with linear warm-up and decay, and gradient clipping. Parameters are updated in place: engines share them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strop.errors import LearnerError
 
 
 class Optim:
-    """`steps` counts optimizer steps; the warm-up is over the first `config.warmup` of them."""
+    """`steps` counts optimizer steps; warm-up and decay are measured in them."""
 
     def __init__(self, module: nn.Module, config: OptimConfig) -> None:
         self.config = config
@@ -28,7 +28,9 @@ class Optim:
     @property
     def lr(self) -> float:
         """The rate of the next optimizer step."""
-        return self.config.lr * min(1.0, (self.steps + 1) / max(1, self.config.warmup))
+        warm = min(1.0, (self.steps + 1) / max(1, self.config.warmup))
+        left = 1.0 if self.config.decay is None else max(0.0, 1.0 - self.steps / self.config.decay)
+        return self.config.lr * warm * left
 
     def step(self) -> float:
         """Clip, update, clear the gradients; returns the norm before clipping. Refuses NaN with the weights as were."""

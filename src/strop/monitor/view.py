@@ -152,14 +152,15 @@ class Panelled(View):
         head.add_column(justify="right", no_wrap=True)
         head.add_row(Text(self._title, style="bold"), Text(self._clock(), style="dim"))
         body: list[Table | Text] = [head, self._bar()]
+        width = max([20, *(len(name) + 2 for name in self._scores)])
         if self._rewards:
-            line = Text(f"{'reward':<20}")
+            line = Text(f"{'reward':<{width}}")
             line.append(figure(self._rewards[0]), style="dim")
             line.append(f" {curve(self._rewards)} ", style="green")
             line.append(figure(self._rewards[-1]), style="bold green")
             body.append(line)
         for name, values in self._scores.items():
-            line = Text(f"{name:<20}", style="dim")
+            line = Text(f"{name:<{width}}", style="dim")
             line.append(" → ".join(figure(value) for value in values[-6:]), style="cyan")
             body.append(line)
         if self._metrics:
@@ -179,7 +180,7 @@ class Panelled(View):
     def _bar(self) -> Table:
         row = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=self._total, completed=self._done, width=40) if self._total else Text("")
-        row.add_row(Text(f"{self._phase:<19}"), bar, Text(f"{self._done}/{self._total}" if self._total else ""))
+        row.add_row(Text(f"{self._phase:<20}"), bar, Text(f"{self._done}/{self._total}" if self._total else ""))
         return row
 
 
