@@ -113,13 +113,13 @@ def test_metrics(learn, episodes):
     assert metrics["timing_s/update_actor"] > 0
 
 
-@pytest.mark.parametrize("updates", [1, 2])
 def test_the_rate_falls_in_a_line_to_nothing(learn, episodes):
     learner = learn(optim=OptimConfig(lr=1e-2, decay=4))
     rates = [learner.update(credited(learner, episodes()))["actor/lr"] for _ in range(5)]
     assert rates == pytest.approx([1e-2, 0.75e-2, 0.5e-2, 0.25e-2, 0.0])
 
 
+@pytest.mark.parametrize("updates", [1, 2])
 def test_every_logprob_is_compared_under_the_weights_that_sampled(learn, episodes, updates):
     learner = learn(updates=updates)
     samples = episodes(rewards=lambda g, m: float(g > 0 and m == 0))  # the first group teaches nothing
