@@ -151,7 +151,8 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _run(config: Config, arguments: argparse.Namespace, *, resume: bool = False) -> Summary:
-    from strop.run import settled, train
+    from strop.rooms import settled
+    from strop.run import train
 
     with views.choose(json=arguments.json, out=sys.stdout) as view:
         try:

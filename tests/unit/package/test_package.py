@@ -24,7 +24,9 @@ def test_public_names_are_pinned() -> None:
     assert all(hasattr(strop, name) for name in strop.__all__)
 
 
-@pytest.mark.parametrize("module", ["strop", "strop.cli", "strop.run", "strop.gateway.app", "strop.store.sqlite"])
+@pytest.mark.parametrize(
+    "module", ["strop", "strop.cli", "strop.run", "strop.rooms", "strop.gateway.app", "strop.store.sqlite"]
+)
 def test_the_core_imports_without_torch(module: str) -> None:
     heavy = "{'torch', 'transformers', 'matplotlib', 'vllm', 'ray'}"
     code = f"import sys, {module}; found = {heavy} & set(sys.modules); assert not found, found"

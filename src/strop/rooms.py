@@ -1,0 +1,217 @@
+"""A run with every room open, and the rollouts that belong to it.
+
+Together with run.py, the loop, and resume.py, the way back, this is what knows every room; the rooms know none of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from strop import algorithms
+from strop.algorithms import Algorithm
+from strop.config import Config
+from strop.engines.base import Engine
+from strop.engines.embedded.engine import Embedded
+from strop.engines.models import resolve
+from strop.errors import TaskError
+from strop.folder import RunFolder
+from strop.gateway.app import Gateway
+from strop.gateway.render import Renderer
+from strop.gateway.sample import PolicyRoute
+from strop.gateway.server import serve
+from strop.learner.process import LearnerProcess
+from strop.monitor.metrics import MetricsFile, Scores
+from strop.monitor.view import View
+from strop.runners.pool import Pool
+from strop.store.base import Store
+from strop.store.sqlite import SqliteStore
+from strop.tasks.load import load
+from strop.tasks.sampling import evaluation, group
+from strop.trajectory import Sample
+from strop.types import Policy, Rollout, Sampling, Step, Task, lineage_of, version
+from strop.weights.base import Weights
+from strop.weights.shared import Shared
+
+POLICY = "main"
+
+
+@dataclass
+class Collected:
+    """What a step is made from: ended rollouts with their turns, and those that it replaces."""
+
+    samples: list[Sample]
+    dropped: dict[str, str] = field(default_factory=dict[str, str])
+    seconds: float = 0.0
+
+
+@dataclass
+class Run:
+    """Every room, open, and where the run stands.
+
+    `names` are the versions the present weights have been served under: more than one after a replay that made the very
+    same weights again. Only rollouts sampled from them may be trained on. `left_behind` are steps of earlier lineages.
+    """
+
+    config: Config
+    folder: RunFolder
+    tasks: list[Task]
+    view: View
+    store: Store
+    learner: LearnerProcess
+    engine: Engine
+    weights: Weights
+    algorithm: Algorithm
+    gateway: Gateway
+    pool: Pool
+    metrics: MetricsFile | None = None
+    lineage: int = 1
+    step: int = 0
+    names: list[str] = field(default_factory=lambda: [version(1, 0)])
+    cursor: int = 0
+    steps: list[Step] = field(default_factory=list[Step])
+    left_behind: list[Step] = field(default_factory=list[Step])
+    scores: Scores = field(default_factory=Scores)
+
+    @property
+    def origin(self) -> int:
+        """The lineage in which the present weights were first made; groups and evaluations are named after it."""
+        return lineage_of(self.names[0])
+
+    def names_of(self, step: Step) -> list[str]:
+        """Every version whose weights are those of `step`, bit for bit, the first one first."""
+        same = [old.version for old in self.left_behind if old.number == step.number and old.digest == step.digest]
+        return sorted({step.version, *(same if step.digest else ())}, key=lineage_of)
+
+    def next_rollouts(self, origin: int | None = None) -> list[Rollout]:
+        """The next step's rollouts in sampling order, under the names they have in lineage `origin` (default: the
+        present one). Groups that are sampled anew in a later lineage have its number behind their name."""
+        origin = origin or self.origin
+        first, loop = self.step * self.config.loop.groups, self.config.loop
+        tasks = [task for task in self.tasks if task.split == "train"]
+        return [
+            rollout
+            for n in range(first, first + loop.groups)
+            for rollout in group(
+                tasks,
+                seed=self.config.seed,
+                n=n,
+                members=loop.members,
+                max_attempts=self.config.runner.max_attempts,
+                suffix=f"~{origin}" if origin > 1 else "",
+            )
+        ]
+
+    def evaluations(self, step: int, version: str) -> dict[str, list[Rollout]]:
+        """The rollouts of every evaluation of a version, by split, with `-greedy` where they are."""
+        loop = self.config.loop
+        return {
+            f"{split}-greedy" if greedy else split: evaluation(
+                self.tasks,
+                seed=self.config.seed,
+                version=version,
+                step=step,
+                split=split,
+                greedy=greedy,
+                max_attempts=self.config.runner.max_attempts,
+            )
+            for split in loop.eval_splits
+            for greedy in ((False, True) if loop.eval_greedy else (False,))
+        }
+
+
+@asynccontextmanager
+async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenerator[Run]:
+    """Start every room in the order data walks through them; whatever happens, close them in reverse."""
+    algorithm = algorithms.make(config.algorithm, config.learner)
+    model = resolve(config.policy.model)
+    renderer = Renderer.from_folder(model)
+    tasks = load(config.tasks, **config.tasks_args)
+    if not any(task.split == "train" for task in tasks):
+        raise TaskError(f"{config.tasks} has no task of split 'train': nothing to train on")
+    for split in config.loop.eval_splits:
+        if not any(task.split == split for task in tasks):
+            raise TaskError(f"{config.tasks} has no task of split {split!r}: set loop.eval_splits to splits it has")
+    if several := next((task for task in tasks if task.agent is not None), None):
+        raise TaskError(f"task {several.id!r} picks the agent {several.agent!r}: a run has one agent; remove `agent`")
+    async with AsyncExitStack() as rooms:
+        folder = RunFolder.open(config.folder) if resume else RunFolder.create(config.folder)
+        store = await SqliteStore.open(folder.store, config.store.synchronous)
+        rooms.push_async_callback(store.close)
+        if not resume:
+            await store.put_policy(Policy(name=POLICY, version=version(1, 0), model=config.policy.model))
+        view.phase("loading the model")
+        learner = LearnerProcess(folder.learner_log)
+        rooms.push_async_callback(learner.close)
+        engine = Embedded(learner)
+        rooms.push_async_callback(engine.close)
+        route = PolicyRoute(
+            policy=POLICY,
+            model=config.policy.model,
+            engine=engine,
+            renderer=renderer,
+            sampling_for=lambda rollout: sampling_for(config, rollout),
+        )
+        gateway = Gateway(store, {"*": route})
+        server = await serve(gateway.app, host=config.gateway.host, port=config.gateway.port, log=folder.gateway_log)
+        rooms.push_async_callback(server.close)
+        pool = Pool(
+            store,
+            config.agent,
+            config.runner,
+            gateway_url=server.url,
+            model=config.policy.model,
+            log=folder.agents_log,
+            sampling=route.sampling_for,
+            settled=gateway.settled,
+        )
+        rooms.push_async_callback(pool.close)
+        loading = asyncio.create_task(learner.start(config, model))
+        rooms.callback(loading.cancel)
+        await pool.start()
+        await loading
+        if not resume:
+            folder.keep(config)  # from here on there is a run to resume
+        yield Run(
+            config=config,
+            folder=folder,
+            tasks=tasks,
+            view=view,
+            store=store,
+            learner=learner,
+            engine=engine,
+            weights=Shared(engine),
+            algorithm=algorithm,
+            gateway=gateway,
+            pool=pool,
+        )
+
+
+def sampling_for(config: Config, rollout: Rollout) -> Sampling:
+    """How a rollout samples, by its mode: a policy's settings win over what the agent asks for."""
+    if rollout.mode == "train":
+        return config.policy.train.sampling()
+    sampling = config.policy.eval.sampling()
+    return msgspec.structs.replace(sampling, temperature=0.0) if rollout.mode == "greedy" else sampling
+
+
+def settled(config: Config) -> Config:
+    """The configuration with what depends on this machine and folder written out, so that a resumed run does the same
+    from anywhere."""
+    engine = msgspec.structs.replace(config.engine, threads=config.engine.threads or os.cpu_count() or 1)
+    policy = msgspec.structs.replace(config.policy, model=absolute(config.policy.model))
+    return msgspec.structs.replace(
+        config, engine=engine, policy=policy, agent=absolute(config.agent), tasks=absolute(config.tasks)
+    )
+
+
+def absolute(spec: str) -> str:
+    """FILE.py:name, a file or a folder by its whole path; anything else as it is."""
+    place, colon, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
+    return f"{Path(place).expanduser().absolute()}{colon}{name}" if Path(place).expanduser().exists() else spec
