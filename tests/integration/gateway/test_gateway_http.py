@@ -1,6 +1,7 @@
 """What a client sees that is not OpenAI's: refusals by name, events, health, the port."""
 
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "
         (b"{", None, "JSON"),
         (b"[]", None, "JSON"),
         (b"[" * 5000, None, "JSON"),
+        (b'{"messages": [{"role": "user", "content": "\xff"}]}', None, "JSON"),
         ({}, "messages", "required"),
         ({"messages": []}, "messages", "length"),
         ({"messages": "hi"}, "messages", "array"),
@@ -128,3 +130,42 @@ async def test_server_closes(stand: Stand) -> None:
     await server.close()
     with pytest.raises(OSError, match="refused"), socket.socket() as sock:
         sock.connect(("127.0.0.1", port))
+
+
+async def test_a_body_larger_than_any_conversation(stand: Stand) -> None:
+    attempt = await stand.attempt("r1")
+    url = stand.url(attempt) + "/chat/completions"
+    status, answer = await fetch(url, b" " * (17 << 20), key=attempt.key)
+    assert status == 413
+    assert answer["error"]["code"] == "request_too_large"
+    began = time.monotonic()
+    status, answer = await fetch(url, {"messages": [{"role": "user", "content": "x" * (8 << 20)}]}, key=attempt.key)
+    assert status == 400
+    assert answer["error"]["code"] == "context_length_exceeded"
+    assert time.monotonic() - began < 5  # it was not tokenised to find that out
+
+
+async def test_arguments_nested_too_deeply(stand: Stand) -> None:
+    attempt = await stand.attempt("r1")
+    deep = '{"a": ' * 800 + "1" + "}" * 800
+    call = CALL | {"function": {"name": "f", "arguments": deep}}
+    body = {"messages": [*HI, {"role": "assistant", "tool_calls": [call]}]}
+    status, answer = await fetch(stand.url(attempt) + "/chat/completions", body, key=attempt.key)
+    assert status in (200, 400)
+    assert status == 200 or answer["error"]["type"] == "invalid_request_error"
+
+
+async def test_an_attempt_that_is_no_number(stand: Stand) -> None:
+    attempt = await stand.attempt("r1")
+    for number in ("9" * 5000, "x", "-1"):
+        url = f"{stand.server.url}/r/r1/{number}/agents/main/v1/chat/completions"
+        assert (await fetch(url, {"messages": HI}, key=attempt.key))[0] == 401
+
+
+async def test_events_that_are_no_text(stand: Stand) -> None:
+    attempt = await stand.attempt("r1")
+    status, answer = await fetch(
+        stand.events_url(attempt), b'{"kind": "message", "data": {"a": "\xff"}}', key=attempt.key
+    )
+    assert status == 400
+    assert "event" in answer["error"]["message"]
