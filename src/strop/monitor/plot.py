@@ -22,7 +22,8 @@ def reward_curve(
         axes.plot(*zip(*rewards, strict=True), color="#2563eb", linewidth=2, label="training reward, mean of a step")
     marks = iter("osD^vP*X" * 4)
     for name, points in evaluations.items():
-        axes.plot(*zip(*points, strict=True), marker=next(marks), linestyle=":", linewidth=1, label=name)
+        style = ":" if len(points) > 2 else "none"  # a line between two points would claim what nobody measured
+        axes.plot(*zip(*points, strict=True), marker=next(marks), linestyle=style, linewidth=1, label=name)
     axes.set(xlabel="step", ylabel="reward", title=title, ylim=(-0.03, 1.05) if _unit(rewards) else None)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
