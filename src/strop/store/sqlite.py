@@ -178,9 +178,9 @@ class SqliteStore(Store):
                     detail = f"runner {runner} gave no sign of life for {now - lease_until:.0f} s past its lease"
                 assert rollout.attempts == number
                 self._end(db, rollout, "lost_runner", detail)
-            again = db.execute("SELECT id FROM rollouts WHERE status = 'failed' ORDER BY seq").fetchall()
-            if not everything or db.execute("SELECT 1 FROM steps LIMIT 1").fetchone():
-                again = []
+            again: builtins.list[rows.Row] = []
+            if everything and not db.execute("SELECT 1 FROM steps LIMIT 1").fetchone():
+                again = db.execute("SELECT id FROM rollouts WHERE status = 'failed' ORDER BY seq").fetchall()
             for (id,) in again:
                 db.execute("UPDATE rollouts SET max_attempts = max_attempts + 1 WHERE id = ?", (id,))
                 self._move(db, _rollout(db, id), "queued", ended=None, cause=None, detail=None)

@@ -550,3 +550,22 @@ async def test_a_line_begins_only_where_there_is_something(store: Store):
     with pytest.raises(UnknownId, match="'other'"):
         await store.open_lineage("other", after=0)
     assert await store.open_lineage("main", after=0) == 2  # those that were refused used up no number
+
+
+async def test_what_failed_is_tried_again_only_while_no_step_was_made(store):
+    """A run that is opened again may have had its agent mended; what was trained on stays as it was."""
+    await store.put_policy(Policy(name="main", version="1.0", model="m"))
+    await store.enqueue([Rollout(id="g.0", group="g", member=0, created=0.0, task=Task(id="t"))])
+    for _ in range(2):
+        lease = await store.lease("w", seconds=30)
+        assert lease is not None
+        await store.finish("g.0", lease.attempt.number, cause="agent_error", detail="broken")
+        assert await store.reclaim() == []
+        assert await store.reclaim(everything=True) == ["g.0"]
+        assert (await store.get("g.0")).status == "queued"
+    lease = await store.lease("w", seconds=30)
+    assert lease is not None
+    await store.finish("g.0", lease.attempt.number, cause="agent_error", detail="broken")
+    await store.commit_step(Step(lineage=1, number=1, rollouts=["g.0"], metrics={}, time=0.0), policy="main")
+    assert await store.reclaim(everything=True) == []
+    assert (await store.get("g.0")).status == "failed"
