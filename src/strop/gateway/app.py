@@ -230,7 +230,9 @@ async def read_body(request: HttpRequest) -> bytes:
     async for part in request.stream():
         parts += part
         if len(parts) > MAX_BODY:
-            raise Refused(f"the body is larger than {MAX_BODY >> 20} MiB", status=413, code="request_too_large")
+            raise Refused(
+                f"the body is larger than {MAX_BODY >> 20} MiB: send less", status=413, code="request_too_large"
+            )
     return bytes(parts)
 
 
