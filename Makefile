@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 SEED ?= 0
 TASK ?= calc
 
-.PHONY: install demo test test-all lint nano clean
+QUICK := not slow and not fault and not gpu and not postgres and not browser and not frameworks
+
+.PHONY: install demo test test-all bench lint nano postgres clean
 
 install: $(VENV)/.installed
 
@@ -14,17 +16,27 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import sys; sys.exit("strop needs Python 3.11 or newer: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,postgres,dev]"
 	@touch $@
 
 demo: install
 	$(BIN)/strop demo --seed $(SEED) --task $(TASK)
 
 test: install
-	$(BIN)/python -m pytest -m "not slow and not fault and not gpu"
+	$(BIN)/python -m pytest -m "$(QUICK)"
 
-test-all: install lint
+test-all: install lint postgres
 	$(BIN)/python -m pytest -m "not gpu"
+
+# The store beside its peer, in virtual environments of their own; results go to benchmarks/results.
+bench: install
+	$(BIN)/python benchmarks/store.py
+
+# PostgreSQL's programs, for the tests that start a server of their own. Without them those tests are skipped.
+postgres:
+	@command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 \
+	|| (apt-get update -qq && apt-get install -qq -y --no-install-recommends postgresql) \
+	|| echo "PostgreSQL is not installed: its tests will be skipped (Debian: apt-get install postgresql)"
 
 lint: install
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from strop.errors import ConfigError
-from strop.types import Sampling
+from strop.types import RETRIES, Cause, Retry, Sampling
 
 
 def _doc(text: str) -> Meta:
@@ -99,19 +99,41 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = None
 
 
+class RetriesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What leads back to the queue. A runner that was told to stop is not held against a rollout at all."""
+
+    agent_error: Annotated[Retry, _doc("the agent raised, or its command failed")] = Retry(limit=0, wait=1.0)
+    timeout: Annotated[Retry, _doc("the agent took longer than runner.timeout")] = Retry(limit=0)
+    lost_runner: Annotated[Retry, _doc("the process that ran the agent died")] = RETRIES["lost_runner"]
+    engine_error: Annotated[Retry, _doc("the engine let the agent down")] = RETRIES["engine_error"]
+
+    def by_cause(self) -> dict[Cause, Retry]:
+        """As a rollout carries them."""
+        given: dict[Cause, Retry] = {
+            "agent_error": self.agent_error,
+            "timeout": self.timeout,
+            "lost_runner": self.lost_runner,
+            "engine_error": self.engine_error,
+        }
+        return {cause: retry for cause, retry in given.items() if retry.limit}
+
+
 class RunnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What runs agents."""
 
-    workers: Annotated[int, _doc("agents at work at once, each in a process of its own"), Meta(ge=1)] = 16
+    workers: Annotated[int, _doc("agents at work at once"), Meta(ge=1, le=10_000)] = 16
+    agents_in: Annotated[
+        Literal["processes", "threads", "loop"],
+        _doc("where Python agents run: a process each, a thread each, or all in one event loop (async only)"),
+    ] = "processes"
     timeout: Annotated[float, _doc("seconds an agent may take for one rollout"), Meta(gt=0)] = 300.0
     lease: Annotated[float, _doc("seconds without a sign of life after which a runner counts as lost"), Meta(gt=0)] = (
         30.0
     )
-    max_attempts: Annotated[
-        int,
-        _doc("attempts a rollout gets when its process or the engine fails; an agent's own error is final"),
-        Meta(ge=1),
-    ] = 3
+    drain: Annotated[
+        float, _doc("seconds that running agents get to end once a runner is told to stop"), Meta(ge=0)
+    ] = 30.0
+    retries: Annotated[RetriesConfig, _doc("what leads back to the queue")] = RetriesConfig()
 
 
 class LoopConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,8 +155,9 @@ class LoopConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class StoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where everything is kept."""
 
+    url: Annotated[str, _doc("postgresql://USER@HOST/DATABASE; default: SQLite in the run's folder")] = ""
     synchronous: Annotated[
-        Literal["NORMAL", "FULL"], _doc("NORMAL survives kill -9 of any process, FULL also power loss")
+        Literal["NORMAL", "FULL"], _doc("SQLite: NORMAL survives kill -9 of any process, FULL also power loss")
     ] = "NORMAL"
 
 
@@ -148,9 +171,26 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A run."""
 
-    agent: Annotated[str, _doc("the agent: FILE.py:function or package.module:function")] = ""
-    tasks: Annotated[str, _doc("where tasks come from: a .jsonl file, or FILE.py:function")] = ""
-    tasks_args: Annotated[dict[str, Any], _doc("keyword arguments for a tasks function")] = {}
+    agent: Annotated[
+        str, _doc("the agent: FILE.py:function, package.module:function, a command, or the http:// URL of a service")
+    ] = ""
+    agents: Annotated[dict[str, str], _doc("more agents by name, for tasks that pick one with `agent`")] = {}
+    reward: Annotated[
+        str, _doc("FILE.py:function that turns (task, answer) into rewards, the answer being what the agent returned")
+    ] = ""
+    tasks: Annotated[
+        str | dict[str, str],
+        _doc(
+            "where tasks come from: a .jsonl, .csv or .parquet file, a folder, a Hugging Face data set, or "
+            "FILE.py:function; or a table of them by split"
+        ),
+    ] = ""
+    tasks_args: Annotated[
+        dict[str, Any], _doc("keyword arguments for a tasks function or a Hugging Face data set")
+    ] = {}
+    hold_out: Annotated[
+        float, _doc("share (below 1) or number of train tasks kept aside as split test"), Meta(ge=0)
+    ] = 0.0
     folder: Annotated[str, _doc("the run's folder: store, metrics, checkpoints, summary")] = "runs/run"
     seed: Annotated[
         int, _doc("fixes the order of tasks and, in deterministic mode, every sampled token"), Meta(ge=0, lt=2**62)
@@ -173,12 +213,19 @@ def load(
     if toml is not None:
         _merge(raw, _read_toml(Path(toml)))
     _merge(raw, msgspec.to_builtins({k: v for k, v in fields.items() if v is not None}))
+    _merge(raw, _from_sets(sets))
+    return from_builtins(raw)
+
+
+def _from_sets(sets: Sequence[str]) -> dict[str, Any]:
+    """All `a.b=c` as one table, so that several entries of a table that is given whole stand together."""
+    together: dict[str, Any] = {}
     for item in sets:
         key, eq, value = item.partition("=")
         if not eq:
             raise ConfigError(f"--set {item!r} has no '=': write it as section.name=value")
-        _merge(raw, _nest(key.strip().split("."), _literal(value.strip())))
-    return from_builtins(raw)
+        _merge(together, _nest(key.strip().split("."), _literal(value.strip())), replaced=())
+    return together
 
 
 def from_builtins(raw: dict[str, Any]) -> Config:
@@ -265,17 +312,17 @@ def _elsewhere(key: str) -> list[str]:
     return [s.key for s in settings() if s.key.rpartition(".")[2] == key]
 
 
-REPLACED = ("rewards", "tasks_args")
+REPLACED = ("rewards", "tasks_args", "agents", "tasks")
 """Tables that are given whole: a default in them would not go away otherwise."""
 
 
-def _merge(into: dict[str, Any], new: dict[str, Any]) -> None:
+def _merge(into: dict[str, Any], new: dict[str, Any], replaced: Sequence[str] = REPLACED) -> None:
     for key, value in new.items():
         here = into.get(key)
-        if isinstance(here, dict) and key not in REPLACED:
+        if isinstance(here, dict) and key not in replaced:
             if not isinstance(value, dict):
                 raise ConfigError(f"{key!r} is a section, not a value: set {key}.<name> instead")
-            _merge(cast(dict[str, Any], here), cast(dict[str, Any], value))
+            _merge(cast(dict[str, Any], here), cast(dict[str, Any], value), replaced)
         else:
             into[key] = value
 

@@ -20,20 +20,20 @@ from strop.config import Config
 from strop.engines.base import Engine
 from strop.engines.embedded.engine import Embedded
 from strop.engines.models import resolve
-from strop.errors import TaskError
+from strop.errors import PlaceError, TaskError
 from strop.folder import RunFolder
 from strop.gateway.app import Gateway
 from strop.gateway.render import Renderer
 from strop.gateway.sample import PolicyRoute
-from strop.gateway.server import serve
 from strop.learner.process import LearnerProcess
 from strop.monitor.metrics import MetricsFile, Scores
 from strop.monitor.view import View
 from strop.runners.pool import Pool
+from strop.server import serve
 from strop.store.base import Store
-from strop.store.sqlite import SqliteStore
+from strop.store.opening import open_store
 from strop.tasks.load import load
-from strop.tasks.sampling import evaluation, group
+from strop.tasks.sampling import evaluation, group, hold_out
 from strop.trajectory import Sample
 from strop.types import Policy, Rollout, Sampling, Step, Task, lineage_of, version
 from strop.weights.base import Weights
@@ -103,7 +103,7 @@ class Run:
                 seed=self.config.seed,
                 n=n,
                 members=loop.members,
-                max_attempts=self.config.runner.max_attempts,
+                retries=self.config.runner.retries.by_cause(),
                 suffix=f"~{origin}" if origin > 1 else "",
             )
         ]
@@ -119,7 +119,7 @@ class Run:
                 step=step,
                 split=split,
                 greedy=greedy,
-                max_attempts=self.config.runner.max_attempts,
+                retries=self.config.runner.retries.by_cause(),
             )
             for split in loop.eval_splits
             for greedy in ((False, True) if loop.eval_greedy else (False,))
@@ -132,19 +132,14 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
     algorithm = algorithms.make(config.algorithm, config.learner)
     model = resolve(config.policy.model)
     renderer = Renderer.from_folder(model)
-    tasks = load(config.tasks, **config.tasks_args)
-    if not any(task.split == "train" for task in tasks):
-        raise TaskError(f"{config.tasks} has no task of split 'train': nothing to train on")
-    for split in config.loop.eval_splits:
-        if not any(task.split == split for task in tasks):
-            raise TaskError(f"{config.tasks} has no task of split {split!r}: set loop.eval_splits to splits it has")
-    if several := next((task for task in tasks if task.agent is not None), None):
-        raise TaskError(f"task {several.id!r} picks the agent {several.agent!r}: a run has one agent; remove `agent`")
+    tasks = tasks_of(config)
     async with AsyncExitStack() as rooms:
         folder = RunFolder.open(config.folder) if resume else RunFolder.create(config.folder)
-        store = await SqliteStore.open(folder.store, config.store.synchronous)
+        store = await open_store(config.store.url or folder.path, synchronous=config.store.synchronous)
         rooms.push_async_callback(store.close)
         if not resume:
+            if await store.list(limit=1):
+                raise PlaceError("the store holds rollouts of another run: give this one a schema or folder of its own")
             await store.put_policy(Policy(name=POLICY, version=version(1, 0), model=config.policy.model))
         view.phase("loading the model")
         learner = LearnerProcess(folder.learner_log)
@@ -163,10 +158,11 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
         rooms.push_async_callback(server.close)
         pool = Pool(
             store,
-            config.agent,
+            {None: config.agent, **config.agents},
             config.runner,
             gateway_url=server.url,
             model=config.policy.model,
+            judge=config.reward,
             log=folder.agents_log,
             sampling=route.sampling_for,
             settled=gateway.settled,
@@ -193,6 +189,23 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
         )
 
 
+def tasks_of(config: Config) -> list[Task]:
+    """The run's tasks, with everything that would fail later refused now."""
+    tasks = hold_out(load(config.tasks, **config.tasks_args), config.hold_out, seed=config.seed)
+    there = sorted({task.split for task in tasks})
+    if "train" not in there:
+        raise TaskError(f"{config.tasks} has no task of split 'train', only {', '.join(there)}: nothing to train on")
+    for split in config.loop.eval_splits:
+        if split not in there:
+            raise TaskError(
+                f"{config.tasks} has no task of split {split!r}, only {', '.join(there)}: set loop.eval_splits to "
+                "splits it has, or keep some aside with hold_out"
+            )
+    if lost := next((task for task in tasks if task.agent is not None and task.agent not in config.agents), None):
+        raise TaskError(f"task {lost.id!r} picks the agent {lost.agent!r}, which is not there: add it to `agents`")
+    return tasks
+
+
 def sampling_for(config: Config, rollout: Rollout) -> Sampling:
     """How a rollout samples, by its mode: a policy's settings win over what the agent asks for."""
     if rollout.mode == "train":
@@ -206,12 +219,21 @@ def settled(config: Config) -> Config:
     from anywhere."""
     engine = msgspec.structs.replace(config.engine, threads=config.engine.threads or os.cpu_count() or 1)
     policy = msgspec.structs.replace(config.policy, model=absolute(config.policy.model))
+    tasks = config.tasks
     return msgspec.structs.replace(
-        config, engine=engine, policy=policy, agent=absolute(config.agent), tasks=absolute(config.tasks)
+        config,
+        engine=engine,
+        policy=policy,
+        agent=absolute(config.agent),
+        agents={name: absolute(spec) for name, spec in config.agents.items()},
+        reward=absolute(config.reward),
+        tasks=absolute(tasks) if isinstance(tasks, str) else {split: absolute(spec) for split, spec in tasks.items()},
     )
 
 
 def absolute(spec: str) -> str:
     """FILE.py:name, a file or a folder by its whole path; anything else as it is."""
     place, colon, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
+    if not place:
+        return spec
     return f"{Path(place).expanduser().absolute()}{colon}{name}" if Path(place).expanduser().exists() else spec

@@ -25,6 +25,7 @@ from strop.monitor.summary import Summary, failures, summarize
 from strop.monitor.view import View
 from strop.resume import clear_queue, finished_evaluations, go_back, sample, superseded
 from strop.rooms import POLICY, Collected, Run, open_rooms
+from strop.store.reclaim import reclaiming
 from strop.trajectory import Batch, assemble, explain
 from strop.types import TERMINAL, Rollout, Step, version
 
@@ -38,7 +39,8 @@ async def train(config: Config, view: View, *, resume: bool = False) -> Summary:
                 await advance(run, collected)
             await clear_queue(run)
         run.pool.work()  # not before: rollouts are queued that only the restored weights may sample
-        return await beside(loop(run), run.learner.watch(), run.pool.watch())
+        reclaim = reclaiming(run.store, config.runner.lease / 2)
+        return await beside(loop(run), run.learner.watch(), run.pool.watch(), reclaim)
 
 
 async def loop(run: Run) -> Summary:

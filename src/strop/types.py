@@ -12,17 +12,22 @@ from __future__ import annotations
 
 import hashlib
 import math
+import secrets
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 
 Status = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 Mode = Literal["train", "eval", "greedy"]
 """How a rollout samples: the policy's settings for training, for evaluation, or for evaluation at temperature 0."""
 Finish = Literal["stop", "length", "tool_calls", "abandoned", "error"]
-Cause = Literal["agent_error", "timeout", "lost_runner", "engine_error", "bad_reward", "cancelled", "late"]
+Cause = Literal[
+    "agent_error", "timeout", "lost_runner", "engine_error", "bad_reward", "interrupted", "cancelled", "late"
+]
+"""Why an attempt or a rollout did not succeed. `interrupted` is nobody's fault (a runner was told to stop, a run was
+killed and opened again) and always leads back to the queue; `cancelled` and `late` are the loop's own decisions."""
 EventKind = Literal["reward", "message", "span", "error"]
 
 TERMINAL: frozenset[Status] = frozenset({"succeeded", "failed", "cancelled"})
@@ -112,11 +117,31 @@ class Reward(Struct, frozen=True, kw_only=True):
         return None
 
 
+class Retry(Struct, frozen=True, kw_only=True):
+    """How often a rollout is tried again after one cause, and after how many seconds: twice as many each time.
+
+    >>> Retry(limit=3, wait=0.5).pause(1), Retry(limit=3, wait=0.5).pause(3)
+    (0.5, 2.0)
+    """
+
+    limit: Annotated[int, Meta(ge=0, le=1000, description="how often it is tried again")]
+    wait: Annotated[float, Meta(ge=0, le=3600, description="seconds before that, twice as long each time")] = 0.0
+
+    def pause(self, nth: int) -> float:
+        """Seconds to wait before the nth time (from 1) it is tried again; an hour at most."""
+        return min(self.wait * 2.0 ** min(nth - 1, 32), 3600.0)
+
+
+RETRIES: dict[Cause, Retry] = {"lost_runner": Retry(limit=2), "engine_error": Retry(limit=2, wait=1.0)}
+"""What is tried again unless a rollout says otherwise: what was not the agent's doing."""
+
+
 class Rollout(Struct, frozen=True, kw_only=True):
     """One run of an agent on one task. Rollouts with the same `group` are compared with each other.
 
     `seed` fixes every token the rollout samples in deterministic mode; it depends on the run's seed, the group and the
     member, never on attempt or time. `cause` and `detail` say why it failed. `rewards` are those of its last attempt.
+    `retries` says which causes lead back to the queue, and how often; `due` is when a queued one may be leased again.
 
     >>> r = Rollout(id="g000003.1", group="g000003", member=1, task=Task(id="calc-17"), seed=99, created=0.0)
     >>> r.status, r.ended
@@ -131,7 +156,8 @@ class Rollout(Struct, frozen=True, kw_only=True):
     seed: int = 0
     status: Status = "queued"
     attempts: int = 0
-    max_attempts: int = 2
+    retries: dict[Cause, Retry] = field(default_factory=lambda: dict(RETRIES))
+    due: float = 0.0
     created: float
     ended: float | None = None
     cause: Cause | None = None
@@ -227,11 +253,14 @@ class Turn(Struct, frozen=True, kw_only=True):
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """Anything else an agent says while it runs.
+    """Anything else an agent says while it runs. The `id` makes sure that one said twice, because the answer to the
+    first time was lost, is recorded once. What an agent prints is a message with the stream's name:
 
-    >>> Event(rollout="g1.0", attempt=1, kind="reward", data={"name": "format", "value": 0.5}, time=1.0).kind
-    'reward'
+    >>> Event(rollout="g1.0", attempt=1, kind="message", data={"stream": "stdout", "text": "hello"}, time=1.0).kind
+    'message'
     """
+
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     rollout: str
     attempt: int

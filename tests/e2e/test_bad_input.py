@@ -163,7 +163,7 @@ def test_folder_that_holds_a_run(place: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "hint"),
-    [("{oops", "line 2"), ('{"id": "a"}', "'a'"), ("[1]", "line 2"), ('{"agent": "b", "data": 1}', "one agent")],
+    [("{oops", "line 2"), ('{"id": "a"}', "'a'"), ("[1]", "line 2"), ('{"agent": "b", "data": 1}', "`agents`")],
     ids=["not json", "same id twice", "no object", "another agent"],
 )
 def test_bad_tasks(place: Path, line: str, hint: str) -> None:

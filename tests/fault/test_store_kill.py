@@ -27,7 +27,7 @@ WRITER = """
             id = f"r{life}-{worker}-{n}.0"
             await store.enqueue([Rollout(id=id, group=id, member=0, task=Task(id="t"), created=0.0)])
             say("enqueued", id)
-            lease = await store.lease("w", seconds=60)
+            (lease,) = await store.lease("w", seconds=60)
             id, number = lease.rollout.id, lease.attempt.number
             say("leased", id, number)
             for k in range(3):

@@ -12,8 +12,8 @@ from strop.errors import EngineError
 from strop.gateway.app import Gateway
 from strop.gateway.render import Renderer
 from strop.gateway.sample import PolicyRoute
-from strop.gateway.server import serve
 from strop.runners.pool import Pool
+from strop.server import serve
 from strop.store.sqlite import SqliteStore
 from strop.types import TERMINAL, Rollout, Sampling, Task
 
@@ -48,11 +48,11 @@ async def play(
     server = await serve(gateway.app)
     settings = RunnerConfig(workers=1, timeout=timeout)
     agent = f"{folder}/agent.py:agent"
-    pool = Pool(store, agent, settings, gateway_url=server.url, model="m", settled=gateway.settled)
+    pool = Pool(store, {None: agent}, settings, gateway_url=server.url, model="m", settled=gateway.settled)
     try:
         await pool.start()
         pool.work()
-        await store.enqueue([Rollout(id="g.0", group="g", member=0, created=0.0, task=Task(id="t"), max_attempts=2)])
+        await store.enqueue([Rollout(id="g.0", group="g", member=0, created=0.0, task=Task(id="t"))])
         cursor = 0
         while (rollout := await store.get("g.0")).status not in TERMINAL:
             cursor, _ = await store.wait(cursor, timeout=1.0)

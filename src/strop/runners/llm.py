@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import secrets
 import ssl
+import time
 import urllib.error
 import urllib.request
+from collections.abc import MutableMapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +17,13 @@ import msgspec
 from msgspec import Struct
 
 from strop.errors import BadReward, StropError
-from strop.types import EventKind, Reward, Sampling, Task
+from strop.types import EventKind, Lease, Reward, Sampling, Task
 
 if TYPE_CHECKING:
     import openai
+
+PATIENCE = 30.0
+"""Seconds an event is tried again for, while the gateway cannot be reached or cannot answer."""
 
 
 class LLM(Struct, frozen=True, kw_only=True):
@@ -40,6 +48,37 @@ class LLM(Struct, frozen=True, kw_only=True):
     sampling: Sampling = Sampling()
     prompts: dict[str, str] = {}
 
+    @classmethod
+    def at(cls, url: str, lease: Lease, *, model: str, sampling: Sampling | None = None) -> LLM:
+        """What the agent of `lease` is handed, with the gateway at `url`. An attempt's addresses are made here only."""
+        attempt = lease.attempt
+        base = f"{url.rstrip('/')}/r/{attempt.rollout}/{attempt.number}"
+        return cls(
+            base_url=f"{base}/agents/main/v1",
+            api_key=attempt.key,
+            model=model,
+            trace_id=attempt.key,
+            events_url=f"{base}/events",
+            rollout=attempt.rollout,
+            task=lease.rollout.task,
+            sampling=sampling or Sampling(),
+        )
+
+    def environment(self, task_file: str) -> dict[str, str]:
+        """The same for agents, and programs they start, that read it from the environment."""
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": self.api_key,
+            "STROP_TASK": task_file,
+            "STROP_ROLLOUT": self.rollout,
+            "STROP_EVENTS_URL": self.events_url,
+            "AGL_OPENAI_BASE_URL": self.base_url,
+            "AGL_EVENT_URL": self.events_url,
+            "AGL_KEY": self.api_key,
+        }
+
     def client(self) -> openai.OpenAI:
         """A client pointed at this attempt. It shares its connections with every other one of this process."""
         shared = _shared_client()
@@ -63,19 +102,37 @@ class LLM(Struct, frozen=True, kw_only=True):
         self.event("reward", msgspec.to_builtins(given))
 
     def event(self, kind: EventKind, data: dict[str, Any]) -> None:
-        """Record anything else: a message, a span, an error."""
+        """Record anything else: a message, a span, an error. A gateway that is away for a while, because it is started
+        again, loses nothing: the event is sent until it is answered, and recorded once, by its id."""
         request = urllib.request.Request(
             self.events_url,
-            data=msgspec.json.encode({"kind": kind, "data": data}),
+            data=msgspec.json.encode({"id": secrets.token_hex(8), "kind": kind, "data": data}),
             headers={"content-type": "application/json", "authorization": f"Bearer {self.api_key}"},
         )
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                said = error.read(500).decode(errors="replace")
-            raise StropError(f"the gateway refused a {kind} event ({error.code}): {said}") from None
+        pause, deadline = 0.1, time.monotonic() + PATIENCE
+        while (failure := _post(request)) is not None:
+            again, why = failure
+            if not again:
+                raise StropError(f"the gateway refused a {kind} event {why}")
+            if time.monotonic() + pause > deadline:
+                raise StropError(f"the gateway took no {kind} event for {PATIENCE:g} s {why}: see whether it is up")
+            time.sleep(pause)
+            pause = min(2 * pause, 2.0)
+
+
+def _post(request: urllib.request.Request) -> tuple[bool, str] | None:
+    """None, or whether trying again may help, and what went wrong."""
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            answer.read()
+        return None
+    except urllib.error.HTTPError as error:
+        said = b""
+        with error, contextlib.suppress(OSError, http.client.HTTPException):
+            said = error.read(500)
+        return error.code >= 500, f"({error.code}): {said.decode(errors='replace')}"
+    except (OSError, http.client.HTTPException) as error:  # urllib's own errors are OSErrors
+        return True, f"({error})"
 
 
 @lru_cache(maxsize=1)
@@ -92,6 +149,13 @@ def _shared_client() -> openai.OpenAI:
     return openai.OpenAI(
         base_url="http://strop.invalid", api_key="-", http_client=openai.DefaultHttpxClient(verify=_ssl())
     )
+
+
+def bypass_proxy(host: str, environment: MutableMapping[str, str]) -> None:
+    """The gateway is reached directly, whatever proxy agents use for the rest. Clients read this when they are made."""
+    for name in ("NO_PROXY", "no_proxy"):
+        hosts = [part for part in environment.get(name, "").split(",") if part]
+        environment[name] = ",".join(hosts if host in hosts or not host else [*hosts, host])
 
 
 def preload() -> None:

@@ -1,283 +1,293 @@
-"""Keeps agents at work: lease a rollout, hand it to a worker process, keep the lease alive, report what came of it.
+"""Keeps agents at work: lease rollouts, run an agent on each, keep the leases alive, report what came of it.
 
-    store.lease ──▶ slot ──Job──▶ worker process ──▶ agent ──▶ gateway
-    store.finish ◀── slot ◀──Outcome──┘
+    store.lease ──▶ _lease ──▶ one task per attempt: Agent.run ──▶ store.finish
+    store.heartbeat ◀── _beat, for all of them at once: what is over is stopped
 
-One slot per worker, `workers` of them. An agent that takes too long is killed with its worker (`timeout`), a worker
-that dies is noticed (`lost_runner`), a rollout that was cancelled meanwhile is stopped at the next heartbeat; each time
-a fresh worker takes the place.
+As many are leased as there is room for, `workers` in all: what cannot be run now stays in the queue for others. An
+agent that takes too long is stopped (`timeout`), and so is one whose rollout was cancelled or reclaimed meanwhile.
+What kind of agents they are is none of the pool's business (`agents` makes them).
 
-Left out for now: agents as commands and as HTTP services; several agents picked by `task.agent`.
+Left out: ending attempts of runners that are lost, which is for whoever owns the store (`store/reclaim`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
+import secrets
 import shutil
-import signal
-import sys
+import socket
 import tempfile
-from collections.abc import Awaitable, Callable
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from strop.config import RunnerConfig
-from strop.errors import AgentError, Fenced, PlaceError
-from strop.runners import wire
+from strop.errors import Fenced, StoreError
+from strop.runners import agents
+from strop.runners.base import Agent, Job, Outcome, Say
 from strop.runners.llm import LLM
-from strop.runners.zygote import Zygote
-from strop.store.base import Store
-from strop.types import Lease, Rollout, Sampling
+from strop.store.base import Ref, Store
+from strop.types import Event, EventKind, Lease, Rollout, Sampling, Task
 
-GONE = (asyncio.IncompleteReadError, ConnectionError)
-START_LIMIT = 120.0
-"""Seconds an agent's imports may take."""
+STOPPED = Outcome(cause="interrupted", detail="the runner was told to stop", clean=False)
 
 
 class Pool:
-    """Runs `agent_spec` on whatever the store has queued, `config.workers` at a time.
+    """Runs agents on whatever the store has queued, `config.workers` at a time.
 
-        pool = Pool(store, "agent.py:agent", config.runner, gateway_url="http://127.0.0.1:8000", model="main")
-        await pool.start()  # raises AgentError if the agent cannot be imported
+        pool = Pool(store, {None: "agent.py:agent"}, config.runner, gateway_url="http://127.0.0.1:8000", model="main")
+        await pool.start()  # raises AgentError if an agent cannot be had
         pool.work()  # from here on rollouts are leased
         ...
+        await pool.drain(30)  # let them end, give the rest back
         await pool.close()
 
-    What agents print goes to the file `log` (default: nowhere). `sampling` says what a rollout's `llm.sampling` shows.
-    `settled` waits until the gateway has recorded the calls that an attempt's dead worker left behind.
+    `specs` says which agent runs a task that names it with `agent`; None is for all others. `judge` is the reward
+    function. What agents say outside of any rollout goes to the file `log`. `sampling` says what a rollout's
+    `llm.sampling` shows. `settled` waits until the gateway has recorded the calls that a killed agent left behind.
+    `counts` says what happened so far: leased, succeeded, abandoned (not wanted any more), or the cause of a failure.
     """
 
     def __init__(
         self,
         store: Store,
-        agent_spec: str,
+        specs: Mapping[str | None, str],
         config: RunnerConfig,
         *,
         gateway_url: str,
         model: str,
+        name: str | None = None,
+        judge: str = "",
         log: str | Path | None = None,
         sampling: Callable[[Rollout], Sampling] | None = None,
         settled: Callable[[str, int], Awaitable[None]] | None = None,
     ) -> None:
+        self.name = name or f"{socket.gethostname()}-{os.getpid()}"
+        self.counts: Counter[str] = Counter()
         self._store = store
-        self._agent = agent_spec
+        self._specs = specs
         self._config = config
-        self._gateway_url = gateway_url.rstrip("/")
+        self._gateway_url = gateway_url
         self._model = model
-        self._log = log
+        self._judge = judge
+        self._log = None if log is None else Path(log)
         self._sampling = sampling
         self._settled = settled
-        self._tasks: list[asyncio.Task[None]] = []
-        self._workers: set[Worker] = set()
-        self._idle: list[Worker] = []
-        self._zygote: Zygote | None = None
+        self._agents: dict[str | None, Agent] = {}
         self._folder: str | None = None
+        self._jobs = itertools.count()
+        self._running: dict[Ref, _Running] = {}
+        self._room = asyncio.Event()
+        self._token: str | None = None  # of the request for leases that is under way
+        self._leasing: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
+        self._failure: BaseException | None = None
 
     async def start(self) -> None:
-        """Start the workers, the first one alone: if it cannot load the agent, none could, and nothing has begun. They
-        are idle until `work` is called."""
+        """Get every agent ready. They are idle until `work` is called."""
+        self._folder = tempfile.mkdtemp(prefix="strop-runners-")
+        host = urlsplit(self._gateway_url).hostname or ""
         try:
-            self._zygote = self._make_zygote()
-            first = await self._start_worker()
-            others = await asyncio.gather(*(self._start_worker() for _ in range(self._config.workers - 1)))
+            for name, spec in self._specs.items():
+                self._agents[name] = agents.make(
+                    spec, self._config, folder=self._folder, judge=self._judge, log=self._log, host=host
+                )
+            for agent in self._agents.values():
+                await agent.start()
         except BaseException:
             await self.close()
             raise
-        self._idle = [first, *others]
 
     def work(self) -> None:
-        """Lease and run what the store has queued, until closed."""
-        for number, worker in enumerate(self._idle):
-            self._tasks.append(asyncio.create_task(self._slot(number, worker)))
-        self._tasks.append(asyncio.create_task(self._reclaim()))
+        """Lease and run what the store has queued, until drained or closed."""
+        self._room.set()
+        self._leasing = self._begin(self._lease())
+        self._begin(self._beat())
 
     async def watch(self) -> None:
-        """Wait until the pool cannot go on (the store fails, workers cannot start), and raise that."""
-        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            if not task.cancelled():
-                task.result()
+        """Wait until the pool is closed. Raises what it cannot survive: the store fails, agents cannot be started."""
+        await self._ended.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    async def drain(self, seconds: float) -> None:
+        """Lease nothing more, let running agents end for up to `seconds`, then end the rest and give them back to the
+        queue, so that nobody has to wait for their leases to run out. Said again meanwhile, the shorter time counts."""
+        await self._stop_leasing()
+        if self._running:
+            await asyncio.wait([running.task for running in self._running.values()], timeout=seconds)
+        for running in self._running.values():
+            running.stop(STOPPED)
+        if self._running:
+            await asyncio.wait([running.task for running in self._running.values()])
 
     async def close(self) -> None:
-        """End all workers at once. Attempts they were running stay open: `store.reclaim(everything=True)` queues them
-        again when the run is resumed; before that, their lease runs out."""
-        for task in self._tasks:
+        """End everything at once. Attempts that were running stay open: `store.reclaim(everything=True)` queues them
+        again when the run is resumed; before that, their leases run out."""
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
-        for worker in list(self._workers):
-            self._discard(worker)
-        if self._zygote is not None:
-            await self._zygote.close()
-            self._zygote = None
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for agent in self._agents.values():
+            await agent.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        self._ended.set()
 
-    # -- work ----------------------------------------------------------------------------------------------------
+    # -- leases ----------------------------------------------------------------------------------------------------
 
-    async def _slot(self, number: int, worker: Worker) -> None:
-        runner = f"local-{number}"
-        task_file = f"{self._folder}/{number}.json"
+    async def _lease(self) -> None:
         while True:
-            lease = await self._store.lease(runner, seconds=self._config.lease, wait=self._config.lease)
-            if lease is None:
-                continue
-            outcome = await self._run(worker, self._job(lease, task_file), lease)
-            if worker not in self._workers and self._settled is not None:
-                # Its calls in flight end with it: they are recorded before the attempt is closed to them.
-                await self._settled(lease.rollout.id, lease.attempt.number)
-            if outcome is not None and outcome.cause == "agent_error" and await self._engine_failed(lease):
-                outcome = msgspec.structs.replace(outcome, cause="engine_error")
-            if outcome is not None:
-                with contextlib.suppress(Fenced):  # cancelled or reclaimed in the meantime: nobody wants it any more
-                    await self._store.finish(
-                        lease.rollout.id,
-                        lease.attempt.number,
-                        rewards=outcome.rewards,
-                        cause=outcome.cause,
-                        detail=outcome.detail,
-                    )
-            if worker not in self._workers:
-                worker = await self._start_worker()
+            await self._room.wait()
+            self._token = secrets.token_hex(8)
+            leases = await self._store.lease(
+                self.name,
+                seconds=self._config.lease,
+                count=self._config.workers - len(self._running),
+                wait=self._config.lease,
+                token=self._token,
+            )
+            self._token = None
+            for lease in leases:
+                self._take(lease)
+            if len(self._running) >= self._config.workers:
+                self._room.clear()
 
-    async def _run(self, worker: Worker, job: wire.Job, lease: Lease) -> wire.Outcome | None:
-        """What came of a job, or None if the attempt was ended by someone else. A worker that failed is discarded."""
-        answer = asyncio.create_task(worker.run(job))
-        beat = asyncio.create_task(self._beat(lease))
-        try:
-            await asyncio.wait({answer, beat}, timeout=self._config.timeout, return_when=asyncio.FIRST_COMPLETED)
-            if answer.done():
-                return answer.result()
-            self._discard(worker)
-            if beat.done():
-                beat.result()  # the store's failure, if that is what ended it
-                return None
-            limit = f"{self._config.timeout:g} s (runner.timeout)"
-            return wire.Outcome(cause="timeout", detail=f"the agent was stopped after {limit}")
-        except GONE:
-            self._discard(worker)
-            assert self._zygote is not None
-            code = await self._zygote.ended(worker.pid)
-            return wire.Outcome(cause="lost_runner", detail=f"the agent's process died: {_how(code)}")
-        finally:
-            for task in (answer, beat):
-                task.cancel()
-            await asyncio.gather(answer, beat, return_exceptions=True)
+    async def _stop_leasing(self) -> None:
+        if self._leasing is None:
+            return
+        self._leasing.cancel()
+        await asyncio.wait([self._leasing])
+        self._leasing = None
+        if self._token is not None:  # leases may have been on their way: the same token gives them again
+            with contextlib.suppress(StoreError):
+                for lease in await self._store.lease(self.name, seconds=self._config.lease, token=self._token):
+                    self.counts["leased"] += 1
+                    await self._finish(_ref(lease), STOPPED)
 
-    async def _engine_failed(self, lease: Lease) -> bool:
-        """Whether an agent that raised had been let down by the engine: the gateway says so in an event."""
-        events = await self._store.events(lease.rollout.id, attempt=lease.attempt.number)
-        return any(event.kind == "error" and event.data.get("code") == "engine_error" for event in events)
-
-    async def _beat(self, lease: Lease) -> None:
-        """Keep the lease alive. Returns when the attempt is over for the store."""
+    async def _beat(self) -> None:
+        """Keep all leases alive, and stop what is over for the store."""
         while True:
             await asyncio.sleep(self._config.lease / 3)
-            try:
-                await self._store.heartbeat(lease.rollout.id, lease.attempt.number, seconds=self._config.lease)
-            except Fenced:
+            for ref in await self._store.heartbeat(list(self._running), seconds=self._config.lease):
+                if running := self._running.get(ref):
+                    running.stop(None)
+
+    # -- attempts --------------------------------------------------------------------------------------------------
+
+    def _take(self, lease: Lease) -> None:
+        self.counts["leased"] += 1
+        stopped: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
+        self._running[_ref(lease)] = _Running(self._begin(self._attempt(lease, stopped)), stopped)
+
+    async def _attempt(self, lease: Lease, stopped: asyncio.Future[Outcome | None]) -> None:
+        ref = _ref(lease)
+        try:
+            outcome = await self._run(lease, stopped)
+            if outcome is None:
+                self.counts["abandoned"] += 1
                 return
+            if not outcome.clean and self._settled is not None:
+                # Its calls in flight end with it: they are recorded before the attempt is closed to them.
+                await self._settled(*ref)
+            if outcome.cause == "agent_error" and await self._engine_failed(ref):
+                outcome = msgspec.structs.replace(outcome, cause="engine_error")
+            await self._finish(ref, outcome)
+        finally:
+            del self._running[ref]
+            self._room.set()
 
-    async def _reclaim(self) -> None:
-        """Notice runners that are lost, those of other pools too."""
-        while True:
-            await asyncio.sleep(self._config.lease / 2)
-            await self._store.reclaim()
-
-    def _job(self, lease: Lease, task_file: str) -> wire.Job:
-        rollout, attempt = lease.rollout, lease.attempt
-        base = f"{self._gateway_url}/r/{rollout.id}/{attempt.number}"
-        llm = LLM(
-            base_url=f"{base}/agents/main/v1",
-            api_key=attempt.key,
-            model=self._model,
-            trace_id=attempt.key,
-            events_url=f"{base}/events",
-            rollout=rollout.id,
-            task=rollout.task,
-            sampling=self._sampling(rollout) if self._sampling else Sampling(),
-        )
-        return wire.Job(llm=llm, seed=rollout.seed, task_file=task_file)
-
-    # -- workers -------------------------------------------------------------------------------------------------
-
-    def _make_zygote(self) -> Zygote:
-        # Python's own hashing must not make one run of an agent differ from the next.
-        environment = {"PYTHONHASHSEED": "0", **os.environ}
-        host = urlsplit(self._gateway_url).hostname
-        for name in ("NO_PROXY", "no_proxy"):  # the gateway is reached directly, whatever proxy agents use for the rest
-            environment[name] = ",".join(part for part in (environment.get(name), host) if part)
-        log = Path(os.devnull if self._log is None else self._log)
+    async def _run(self, lease: Lease, stopped: asyncio.Future[Outcome | None]) -> Outcome | None:
+        """What came of an attempt, or None if it was ended by someone else."""
+        task = lease.rollout.task
+        agent = self._agents.get(task.agent)
+        if agent is None:
+            return Outcome(cause="agent_error", detail=_no_agent(task, self._specs))
+        job = self._job(lease)
+        doing = asyncio.create_task(agent.run(job, self._say(_ref(lease))))
         try:
-            log.open("ab").close()
-        except OSError as error:
-            raise PlaceError(f"cannot write the runners' log {log}: {error.strerror}; choose another place") from None
-        self._folder = tempfile.mkdtemp(prefix="strop-runners-")
-        return Zygote(log, self._folder, environment)
+            await asyncio.wait({doing, stopped}, timeout=self._config.timeout, return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                return doing.result()
+            if stopped.done():
+                return stopped.result()
+            limit = f"{self._config.timeout:g} s (runner.timeout)"
+            return Outcome(cause="timeout", detail=f"the agent was stopped after {limit}", clean=False)
+        finally:
+            doing.cancel()  # it lets go once everything it started is ended
+            await asyncio.gather(doing, return_exceptions=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(job.task_file)
 
-    async def _start_worker(self) -> Worker:
-        assert self._zygote is not None
+    def _job(self, lease: Lease) -> Job:
+        sampling = self._sampling(lease.rollout) if self._sampling else None
+        llm = LLM.at(self._gateway_url, lease, model=self._model, sampling=sampling)
+        return Job(llm=llm, seed=lease.rollout.seed, task_file=f"{self._folder}/{next(self._jobs)}.json")
+
+    def _say(self, ref: Ref) -> Say:
+        async def say(kind: EventKind, data: dict[str, Any]) -> None:
+            event = Event(rollout=ref[0], attempt=ref[1], kind=kind, data=data, time=time.time())
+            with contextlib.suppress(Fenced):  # nobody wants to hear it any more
+                await self._store.add_events([event])
+
+        return say
+
+    async def _engine_failed(self, ref: Ref) -> bool:
+        """Whether an agent that raised had been let down by the engine: the gateway says so in an event."""
+        events = await self._store.events(ref[0], attempt=ref[1])
+        return any(event.kind == "error" and event.data.get("code") == "engine_error" for event in events)
+
+    async def _finish(self, ref: Ref, outcome: Outcome) -> None:
         try:
-            async with asyncio.timeout(START_LIMIT):
-                pid, connection = await self._zygote.fork()
-        except TimeoutError:
-            raise AgentError(
-                f"no worker process could be started within {START_LIMIT:g} s: try fewer with runner.workers"
-            ) from None
-        worker = Worker(pid, *await asyncio.open_connection(sock=connection))
-        self._workers.add(worker)
-        try:
-            async with asyncio.timeout(START_LIMIT):
-                error = await worker.load(wire.Start(agent=self._agent, sys_path=sys.path))
-        except TimeoutError:
-            error = f"agent: importing {self._agent} took more than {START_LIMIT:g} s: do slow work in the agent itself"
-        except GONE:
-            how = _how(await self._zygote.ended(pid))
-            error = f"agent: the process that imports {self._agent} died: {how}; look into the runners' log"
-        if error is not None:
-            self._discard(worker)
-            raise AgentError(error)
-        return worker
+            await self._store.finish(*ref, rewards=outcome.rewards, cause=outcome.cause, detail=outcome.detail)
+        except Fenced:  # cancelled or reclaimed in the meantime: nobody wants it any more
+            self.counts["abandoned"] += 1
+        else:
+            self.counts[outcome.cause or "succeeded"] += 1
 
-    def _discard(self, worker: Worker) -> None:
-        self._workers.discard(worker)
-        worker.kill()
+    # -- tasks -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = self._failure or error
+            self._ended.set()
 
 
-class Worker:
-    """The pool's side of one worker process."""
+@dataclass
+class _Running:
+    """An attempt at work. `stopped` is set by whoever wants it to end: to what it then came to."""
 
-    def __init__(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.pid = pid
-        self._reader = reader
-        self._writer = writer
+    task: asyncio.Task[None]
+    stopped: asyncio.Future[Outcome | None]
 
-    async def load(self, start: wire.Start) -> str | None:
-        self._writer.write(wire.pack(start))
-        return (await wire.receive(self._reader, wire.Ready)).error
-
-    async def run(self, job: wire.Job) -> wire.Outcome:
-        self._writer.write(wire.pack(job))
-        return await wire.receive(self._reader, wire.Outcome)
-
-    def kill(self) -> None:
-        """End the worker and everything its agent started."""
-        if not self._reader.at_eof():  # after its end the number may belong to someone else
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
-        self._writer.close()
+    def stop(self, outcome: Outcome | None) -> None:
+        if not self.stopped.done():
+            self.stopped.set_result(outcome)
 
 
-def _how(code: int | None) -> str:
-    if code is None:
-        return "it is not known how"
-    if code >= 0:
-        return f"exit code {code}"
-    with contextlib.suppress(ValueError):
-        return f"killed by {signal.Signals(-code).name}"
-    return f"killed by signal {-code}"
+def _ref(lease: Lease) -> Ref:
+    return lease.attempt.rollout, lease.attempt.number
+
+
+def _no_agent(task: Task, specs: Mapping[str | None, str]) -> str:
+    if task.agent is None:
+        return f"task {task.id!r} picks no agent, and there is no main one: set `agent`"
+    known = ", ".join(sorted(name for name in specs if name)) or "none so far"
+    return f"task {task.id!r} picks the agent {task.agent!r}, which is not there: add it to `agents` ({known})"

@@ -1,4 +1,7 @@
-"""What a pool and its workers say to each other: JSON messages, each after its length, over a socket pair."""
+"""What `processes` and its workers say to each other: JSON messages, each after its length, over a socket pair.
+
+Start ──▶ worker ──▶ Ready, then again and again   Job ──▶ worker ──▶ Outcome
+"""
 
 from __future__ import annotations
 
@@ -10,40 +13,24 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from strop.runners.llm import LLM
-from strop.types import Cause, Reward
-
 T = TypeVar("T")
 _LENGTH = struct.Struct("!I")
 
 
 class Start(Struct, frozen=True, kw_only=True):
-    """Pool to worker, first: the agent to import, and where to look for it."""
+    """To the worker, first: the agent to import and the reward function with it, where to look for them, and the file
+    that takes what they print."""
 
     agent: str
+    judge: str
+    output: str
     sys_path: list[str]
 
 
 class Ready(Struct, frozen=True, kw_only=True):
-    """Worker to pool: the agent is loaded, or why it cannot be."""
+    """From the worker: the agent is loaded, or why it cannot be."""
 
     error: str | None = None
-
-
-class Job(Struct, frozen=True, kw_only=True):
-    """Pool to worker: one attempt to run. The task is also put into `task_file`, for programs in any language."""
-
-    llm: LLM
-    seed: int
-    task_file: str
-
-
-class Outcome(Struct, frozen=True, kw_only=True):
-    """Worker to pool: what came of it, in the words of `Store.finish`."""
-
-    rewards: list[Reward] = []
-    cause: Cause | None = None
-    detail: str | None = None
 
 
 def pack(message: Struct) -> bytes:

@@ -1,10 +1,10 @@
 """The process that workers are forked from: it has imported what they all need, so a new worker costs milliseconds and
 shares that memory.
 
-    pool ──one byte and a socket──▶ zygote ──fork──▶ worker (owns the socket)
-         ◀──"forked PID" / "ended PID CODE"──
+    processes ──one byte and a socket──▶ zygote ──fork──▶ worker (owns the socket)
+              ◀──"forked PID" / "ended PID CODE"──
 
-It ends when its connection to the pool closes, and takes all workers and their folder with it. `multiprocessing`'s
+It ends when its connection to the runner closes, and takes all workers and their folder with it. `multiprocessing`'s
 forkserver is the same idea, but imports the program's main script into every worker, which runs it again where it is
 not guarded, and lives until the program ends.
 """
@@ -29,13 +29,14 @@ from strop.errors import AgentError
 
 
 class Zygote:
-    """The pool's side: fork workers, hear of their ends. The process starts with the first fork, anew if it died."""
+    """Our side: fork workers, hear of their ends. The process starts with the first fork, anew if it died."""
 
     def __init__(self, log: Path, folder: str, environment: dict[str, str]) -> None:
         self._folder = folder
         self._log = log
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
         self._forking = asyncio.Lock()
         self._forked: asyncio.Future[int] | None = None
         self._ends: dict[int, asyncio.Future[int | None]] = {}
@@ -43,19 +44,27 @@ class Zygote:
     async def fork(self) -> tuple[int, socket.socket]:
         """A new worker: its process id and the socket to talk to it."""
         ours, theirs = socket.socketpair()
+        # Whoever waits may be cancelled. The answer to the question comes all the same, and must not be taken for the
+        # answer to the next one; a worker whose socket is closed ends by itself.
+        asking = asyncio.create_task(self._ask(theirs))
         try:
-            with theirs:
-                async with self._forking:
-                    if self._process is None or self._process.poll() is not None:
-                        await self._launch()
-                    self._forked = asyncio.get_running_loop().create_future()
-                    socket.send_fds(self._control, [b"f"], [theirs.fileno()])
-                    return await self._forked, ours
+            return await asyncio.shield(asking), ours
         except BaseException as error:
             ours.close()
             if isinstance(error, OSError):
                 raise AgentError(f"the process that starts agents died: look into {self._log}") from error
             raise
+
+    async def _ask(self, theirs: socket.socket) -> int:
+        with theirs:
+            async with self._forking:
+                if self._closed:
+                    raise ConnectionResetError
+                if self._process is None or self._process.poll() is not None:
+                    await self._launch()
+                self._forked = asyncio.get_running_loop().create_future()
+                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+                return await self._forked
 
     async def ended(self, pid: int) -> int | None:
         """How a worker that is gone went: its exit code, or minus the signal that killed it; None if nobody knows."""
@@ -66,11 +75,13 @@ class Zygote:
 
     async def close(self) -> None:
         """End every worker and the process itself."""
+        self._closed = True
         if self._process is None:
             return
         self._writer.close()
         self._listening.cancel()
         await asyncio.gather(self._listening, return_exceptions=True)
+        self._no_answer()
         try:
             await asyncio.to_thread(self._process.wait, 10)
         except subprocess.TimeoutExpired:
@@ -83,9 +94,10 @@ class Zygote:
             self._writer.close()
         self._control, theirs = socket.socketpair()
         with theirs:
-            self._process = self._popen(theirs.fileno())
+            process = self._popen(theirs.fileno())
         reader, self._writer = await asyncio.open_connection(sock=self._control)
         self._listening = asyncio.create_task(self._listen(reader))
+        self._process = process
 
     def _popen(self, control: int) -> subprocess.Popen[bytes]:
         code = f"import sys; sys.path[:] = {sys.path!r}; from strop.runners.zygote import main; main(*sys.argv[1:])"
@@ -113,13 +125,16 @@ class Zygote:
                 self._ends[int(pid)].set_result(int(code[0]))
         for pid in mine:
             self._ends[pid].set_result(None)
+        self._no_answer()
+
+    def _no_answer(self) -> None:
         if self._forked is not None and not self._forked.done():
             self._forked.set_exception(ConnectionResetError())
 
 
 def main(control_fd: str, folder: str) -> None:
     """The zygote's own life. `folder` goes when it goes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool decides when to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner decides when to end
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     from strop.runners import llm, worker
 

@@ -1,7 +1,8 @@
 """The store's interface: the only state rooms share. Every verb returns once what it did is durable.
 
 Verbs are coroutines so that one process can hold a gateway, runners and a loop around one store. Every backend gives
-the same answers; `tests/unit/store` runs against each of them.
+the same answers; `tests/unit/store` runs against each of them. A verb that is said twice, because the answer to the
+first time was lost, does nothing the second time: clients may try again after any failure of the line.
 
 Left out on purpose: the store knows nothing of tokens' meaning, of algorithms or of agents.
 """
@@ -14,8 +15,8 @@ from typing import Literal
 
 from strop.types import Attempt, Cause, Event, Lease, Mode, Policy, Reward, Rollout, Status, Step, Turn
 
-RETRIED: frozenset[Cause] = frozenset({"lost_runner", "engine_error"})
-"""Causes that were not the agent's doing: the rollout is queued again while it has attempts left."""
+Ref = tuple[str, int]
+"""A rollout's id and an attempt's number."""
 
 
 class Store(ABC):
@@ -28,12 +29,15 @@ class Store(ABC):
         """Queue rollouts. An id that is already there is left as it is, so enqueueing again after a crash is safe."""
 
     @abstractmethod
-    async def lease(self, runner: str, *, seconds: float, wait: float = 0.0) -> Lease | None:
-        """Take the oldest queued rollout and open an attempt on it with a fresh key; wait up to `wait` for one."""
+    async def lease(
+        self, runner: str, *, seconds: float, count: int = 1, wait: float = 0.0, token: str | None = None
+    ) -> list[Lease]:
+        """Take up to `count` of the oldest queued rollouts that are due and open an attempt on each, with a fresh key;
+        wait up to `wait` for the first. The same `token` again, while its attempts run, gives the same leases again."""
 
     @abstractmethod
-    async def heartbeat(self, rollout: str, attempt: int, *, seconds: float) -> None:
-        """Prolong a lease by `seconds` from now. `Fenced` if the attempt is over."""
+    async def heartbeat(self, attempts: Sequence[Ref], *, seconds: float) -> list[Ref]:
+        """Prolong leases by `seconds` from now. Returns those that are over or unknown: their runner can stop."""
 
     @abstractmethod
     async def finish(
@@ -46,7 +50,8 @@ class Store(ABC):
         detail: str | None = None,
     ) -> Rollout:
         """End an attempt. No cause: succeeded, with these rewards and those its events reported (same target: these
-        win). With a cause: failed, or queued again if the cause is in RETRIED and attempts are left."""
+        win). With a cause: failed, or queued again as the rollout's `retries` say. `Fenced` if the attempt is over,
+        unless this very end of it was recorded before."""
 
     @abstractmethod
     async def cancel(
@@ -58,19 +63,21 @@ class Store(ABC):
     async def reclaim(self, *, everything: bool = False) -> list[str]:
         """End attempts whose lease has run out as `lost_runner`. Returns the rollouts concerned.
 
-        `everything` is for a run that is opened again, when no runner of it can be alive: all that are running are
-        queued once more, and while no step was ever committed so are those that failed, since whatever was wrong with
+        `everything` is for a run that is opened again, when no runner of it can be alive: all that are running end as
+        `interrupted`, and while no step was ever committed so are those that failed, since whatever was wrong with
         the agent may have been mended."""
 
     # -- what happened in them -------------------------------------------------------------------------------------
 
     @abstractmethod
     async def add_turns(self, turns: Sequence[Turn]) -> None:
-        """Record turns of running attempts. `Fenced` if an attempt is over, and then none of them is recorded."""
+        """Record turns of running attempts. `Fenced` if an attempt is over, and then none of them is recorded. A turn
+        that is there already, the same in every field, is left as it is; another one of the same id is refused."""
 
     @abstractmethod
     async def add_events(self, events: Sequence[Event]) -> None:
-        """Record events of running attempts; rewards that are not finite numbers are refused (`BadReward`)."""
+        """Record events of running attempts, each id once; rewards that are not finite numbers are refused
+        (`BadReward`)."""
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -120,7 +127,7 @@ class Store(ABC):
     @abstractmethod
     async def commit_step(self, step: Step, *, policy: str) -> None:
         """One transaction: the step, what it consumed, its metrics, and the policy's new version. Refused if a step
-        that is not superseded already has the number or consumed one of the rollouts."""
+        that is not superseded already has the number or consumed one of the rollouts; the same step again is not."""
 
     @abstractmethod
     async def steps(self, *, superseded: bool = False) -> list[Step]:

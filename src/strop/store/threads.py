@@ -19,12 +19,16 @@ from typing import Any, TypeVar
 from strop.errors import PlaceError, StoreError, StropError
 
 T = TypeVar("T")
-Operation = Callable[[sqlite3.Connection], T]
+Operation = Callable[[Any], T]
 _Item = tuple[Operation[Any], "asyncio.Future[Any]"]
 
 _Outcome = tuple["asyncio.Future[Any]", Any, Exception | None]
 
 MAX_BATCH = 512
+
+
+class Unavailable(StoreError):
+    """The store cannot be reached or cannot write now. Nothing is wrong with what was asked: asking again may help."""
 
 
 class SqliteThread:
@@ -44,7 +48,7 @@ class SqliteThread:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         with self._lock:  # nothing may be put behind the end mark
             if self._closing:
-                raise StoreError(f"the store {self._path} is closed: open it again")
+                raise Unavailable(f"the store {self._path} is closed: open it again")
             self._queue.put((operation, future))
         return await future
 
@@ -87,6 +91,8 @@ class SqliteThread:
             _settle([(future, result, error)])
 
     def _explain(self, error: Exception) -> Exception:
+        if isinstance(error, OverflowError):
+            return StoreError(f"a number does not fit into {self._path}: {error}")
         return explain(error, self._path) if isinstance(error, sqlite3.Error) else error
 
 
@@ -157,13 +163,13 @@ def explain(error: sqlite3.Error, path: str) -> StropError:
     """What SQLite says, as a sentence with the fix in it."""
     name = getattr(error, "sqlite_errorname", "") or ""
     if name.startswith("SQLITE_FULL"):
-        return StoreError(f"the disk that holds {path} is full: free some space, then resume the run")
+        return Unavailable(f"the disk that holds {path} is full: free some space, then resume the run")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return StoreError(f"another process holds {path} locked: end it, then try again")
+        return Unavailable(f"another process holds {path} locked: end it, then try again")
     if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_CANTOPEN")):
         return PlaceError(f"cannot write {path}: check the permissions of the file and its folder, or choose another")
     if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
         return StoreError(f"{path} is not a Strop store, or is damaged: move it away or choose another folder")
     if name.startswith("SQLITE_IOERR"):
-        return StoreError(f"reading or writing {path} failed ({name}): check the disk that holds it")
+        return Unavailable(f"reading or writing {path} failed ({name}): check the disk that holds it")
     return StoreError(f"the store {path} failed: {error}")

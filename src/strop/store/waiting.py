@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -38,8 +39,14 @@ class Signal:
             call_in(future.get_loop(), lambda future=future: None if future.done() else future.set_result(None))
 
 
-async def until(signal: Signal, timeout: float, look: Callable[[], Awaitable[T | None]]) -> T | None:
-    """What `look` finds, looking again at every signal until it finds something or the time is over."""
+async def until(
+    signal: Signal,
+    timeout: float,
+    look: Callable[[], Awaitable[T | None]],
+    due: Callable[[], float] = lambda: math.inf,
+) -> T | None:
+    """What `look` finds, looking again at every signal, and after `due()` seconds without one, until it finds something
+    or the time is over."""
     deadline = time.monotonic() + timeout
     while True:
         waiter = signal.waiter()
@@ -48,7 +55,7 @@ async def until(signal: Signal, timeout: float, look: Callable[[], Awaitable[T |
             left = deadline - time.monotonic()
             if found is not None or left <= 0:
                 return found
-            await asyncio.wait([waiter], timeout=left)
+            await asyncio.wait([waiter], timeout=min(left, max(due(), 0.001)))
         finally:
             signal.forget(waiter)
             waiter.cancel()

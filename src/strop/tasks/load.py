@@ -1,66 +1,155 @@
-"""Tasks from a .jsonl file, from a Python function, or from any iterable.
+"""Tasks from everything people have: see `load`.
 
-Left out for now: parquet, csv and Hugging Face datasets; a tasks function of three lines reads them.
+    spec ──▶ sources: rows by split ──▶ tasks, checked one by one ──▶ ids that differ over all splits
+
+Left out: URLs (download the file first) and tasks that come in while a run goes on.
 """
 
 from __future__ import annotations
 
+import difflib
+import math
+import os
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
 from strop.errors import StropError, TaskError
 from strop.imports import one_line, resolve
+from strop.tasks import files, folders, hub
+from strop.tasks.rows import Row, Rows, Sources
 from strop.types import Task
 
+Spec = str | Path | Iterable[Any]
+Kind = Literal["file", "folder", "function", "hub"]
+Placed = dict[str, tuple[str, Task]]
+"""Tasks by id, each with the place it was found at."""
+
 _FIELDS = frozenset(Task.__struct_fields__)
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_POSSIBLE = (
+    "a .jsonl, .csv or .parquet file, a folder with files named by split (train.jsonl), a Hugging Face data set "
+    "(openai/gsm8k), FILE.py:function or package.module:function"
+)
 
 
-def load(spec: str | Path | Iterable[Task | Mapping[str, Any]], **kwargs: Any) -> list[Task]:
-    """Tasks, with ids that differ. `spec` is a path to a .jsonl file, `FILE.py:function` or `package.module:function`
-    (called with `kwargs`), or an iterable of tasks or dicts.
+def load(spec: Spec | Mapping[str, Spec], /, **kwargs: Any) -> list[Task]:
+    """Tasks, with ids that differ. `spec` is one of
+
+    - a path to a .jsonl, .csv or .parquet file;
+    - a folder with files named by split, or one that `datasets.save_to_disk` wrote;
+    - the name of a Hugging Face data set; `kwargs` go to `datasets.load_dataset`;
+    - `FILE.py:function` or `package.module:function`, called with `kwargs`;
+    - an iterable of tasks or dicts;
+    - a table of these by split: every task of a source gets that split, whatever its own says. Of a folder or data set
+      with several splits it is the one of that name. An id that two splits have gets the split in front.
 
     An object with no keys but id, split, data and agent is a task as it stands; any other object is the data of one,
     and its id, split and agent count if they are there.
 
     >>> load([{"question": "2 + 2?", "split": "test"}])
     [Task(id='task-1', split='test', data={'question': '2 + 2?', 'split': 'test'}, agent=None)]
+    >>> [(task.id, task.split) for task in load({"train": [{"n": 1}, {"n": 2}], "test": [{"n": 3, "id": "three"}]})]
+    [('task-1', 'train'), ('task-2', 'train'), ('three', 'test')]
     """
-    if isinstance(spec, (str, Path)):
-        text = str(spec)
-        if text.endswith(".jsonl"):
-            if kwargs:
-                raise TaskError(f"{text} is a file and takes no arguments: remove {', '.join(map(repr, kwargs))}")
-            found = _read_jsonl(Path(text))
-        else:
-            found = _call(text, kwargs)
-        where = text
-    else:
-        found, where = _from_iterable(spec, "task", "tasks"), "tasks"
-    return _checked(found, where)
+    found = {split: _tasks(rows, split) for split, rows in _sources(spec, kwargs).items()}
+    tasks = [task for _, task in _together(found).values()]
+    if not tasks:
+        raise _none(spec)
+    return tasks
 
 
-def _read_jsonl(path: Path) -> Iterator[tuple[str, Task]]:
+# --- from a spec to rows ----------------------------------------------------------------------------------------------
+
+
+def _sources(spec: Spec | Mapping[str, Spec], kwargs: dict[str, Any]) -> Sources:
+    if isinstance(spec, Mapping):
+        return _table(cast("Mapping[Any, Spec]", spec), kwargs)
+    kind = _kind(str(spec)) if isinstance(spec, (str, Path)) else None
+    if kwargs and kind not in ("function", "hub"):
+        raise TaskError(f"{_name(spec)} takes no arguments: remove {', '.join(map(repr, kwargs))}")
+    if kind is None:
+        return {None: _items(cast("Iterable[Any]", spec), "tasks")}
+    path = _path(str(spec))
+    match kind:
+        case "file":
+            return {None: files.read(path)}
+        case "folder":
+            return folders.read(path)
+        case "function":
+            return _call(str(spec), kwargs)
+        case "hub":
+            return hub.from_hub(str(spec), files.near(path), **kwargs)
+
+
+def _table(table: Mapping[Any, Spec], kwargs: dict[str, Any]) -> Sources:
+    """One source per split. `kwargs` go to those that take any."""
+    takes = {split: isinstance(spec, str) and _kind(spec) in ("function", "hub") for split, spec in table.items()}
+    if kwargs and not any(takes.values()):
+        raise TaskError(f"none of these tasks takes arguments: remove {', '.join(map(repr, kwargs))}")
+    sources: Sources = {}
+    for split, spec in table.items():
+        if not isinstance(split, str) or not split:
+            raise TaskError(f"{split!r} is no name of a split: write a table of tasks as split = where they come from")
+        if isinstance(spec, Mapping):
+            raise TaskError(f"the tasks of the split {split!r} are a table: write where they come from")
+        sources[split] = _some(_one(_sources(spec, kwargs if takes[split] else {}), split, spec), spec)
+    return sources
+
+
+def _one(found: Sources, split: str, spec: Spec) -> Rows:
+    """The rows that a table means. Never a mix of a source's splits: a run would train on what it is tested on."""
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if split not in found:
+        raise TaskError(
+            f"{_name(spec)} has the splits {', '.join(map(str, found))} and none called {split!r}: "
+            "name the split as it does, or give one of its files"
+        )
+    return found[split]
+
+
+def _some(rows: Rows, spec: Spec) -> Rows:
+    first = next(rows, None)
+    if first is None:
+        raise _none(spec)
+    yield first
+    yield from rows
+
+
+def _none(spec: object) -> TaskError:
+    return TaskError(f"{_name(spec)}: no tasks there; give at least one")
+
+
+def _kind(spec: str) -> Kind:
+    path = _path(spec)
     try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                where = f"{path}, line {number}"
-                try:
-                    item = msgspec.json.decode(line)
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                    raise TaskError(f"{where}: not valid JSON ({error}); write one JSON object per line") from None
-                yield where, _task(item, f"{path.stem}-{number}", where)
+        there = "folder" if path.is_dir() else "file" if path.exists() else None
     except OSError as error:
-        raise TaskError(f"cannot read {path}: {error.strerror}; check the path") from None
+        raise files.unreadable(path, error) from None
+    if there == "folder" and spec:  # no text at all would be the current folder
+        return "folder"
+    if "://" not in spec:
+        if path.suffix.lower() in files.KINDS:
+            return "file"
+        if ":" in spec:
+            return "function"
+        meant_as_file = difflib.get_close_matches(path.suffix, files.KINDS, 1, 0.7)  # .josnl
+        if there is None and not meant_as_file and _HUB_NAME.fullmatch(spec):
+            return "hub"
+    hint = f"; {near}" if there is None and (near := files.near(path)) else ""
+    raise TaskError(f"tasks {spec!r} are none of what can be read: {_POSSIBLE}{hint}")
 
 
-def _call(spec: str, kwargs: dict[str, Any]) -> Iterator[tuple[str, Task]]:
-    if ":" not in spec:
-        raise TaskError(f"tasks {spec!r} is neither a .jsonl file nor FILE.py:function nor package.module:function")
+def _path(spec: str) -> Path:
+    return Path(os.path.expanduser(spec))  # Path's own raises where there is no such user
+
+
+def _call(spec: str, kwargs: dict[str, Any]) -> Sources:
     function = resolve(spec, "tasks")
     if not callable(function):
         raise TaskError(f"{spec} is {type(function).__name__}, not a function: name a function that returns tasks")
@@ -70,15 +159,19 @@ def _call(spec: str, kwargs: dict[str, Any]) -> Iterator[tuple[str, Task]]:
         raise
     except (Exception, SystemExit) as error:
         raise TaskError(f"{spec} failed: {one_line(error)}") from error
-    if isinstance(result, Iterable) and not isinstance(result, (str, bytes, Mapping)):
-        return _from_iterable(cast("Iterable[Any]", result), "task", spec)
-    raise TaskError(f"{spec} returned {type(cast(object, result)).__name__}: return a list of tasks or dicts")
+    if isinstance(result, Mapping):
+        return _table(cast("Mapping[Any, Spec]", result), {})
+    if isinstance(result, Iterable) and not isinstance(result, (str, bytes)):
+        return {None: _items(cast("Iterable[Any]", result), spec)}
+    raise TaskError(
+        f"{spec} returned {type(cast(object, result)).__name__}: return a list of tasks or dicts, or a dict of "
+        "them by split"
+    )
 
 
-def _from_iterable(items: Iterable[Any], stem: str, where: str) -> Iterator[tuple[str, Task]]:
+def _items(items: Iterable[Any], where: str) -> Rows:
     for number, item in enumerate(_careful(items, where), 1):
-        place = f"{where}, item {number}"
-        yield place, item if isinstance(item, Task) else _task(item, f"{stem}-{number}", place)
+        yield Row(f"{where}, item {number}", f"task-{number}", item)
 
 
 def _careful(items: Iterable[Any], where: str) -> Iterator[Any]:
@@ -91,36 +184,80 @@ def _careful(items: Iterable[Any], where: str) -> Iterator[Any]:
         raise TaskError(f"{where} failed while its tasks were read: {one_line(error)}") from error
 
 
-def _task(item: Any, default_id: str, where: str) -> Task:
+def _name(spec: object) -> str:
+    return str(spec) if isinstance(spec, (str, Path)) else "tasks"
+
+
+# --- from rows to tasks -----------------------------------------------------------------------------------------------
+
+
+def _tasks(rows: Rows, split: str | None) -> Placed:
+    return _unique((row.place, _checked(_task(row, split), row.place)) for row in rows)
+
+
+def _task(row: Row, split: str | None) -> Task:
+    if isinstance(row.item, Task):
+        return row.item if split is None else msgspec.structs.replace(row.item, split=split)
+    item: object = row.item
     if not isinstance(item, Mapping):
-        raise TaskError(f"{where}: a task is an object, not {type(item).__name__}; write it as {{...}}")
+        raise TaskError(f"{row.place}: a task is an object, not {type(item).__name__}; write it as {{...}}")
     fields = dict(cast("Mapping[str, Any]", item))
     whole = "data" in fields and fields.keys() <= _FIELDS
-    found: dict[str, Any] = {
-        "id": fields.get("id", default_id),
-        "split": fields.get("split", "train"),
-        "agent": fields.get("agent"),
-    }
+    found: dict[str, Any] = {"id": row.id, "split": "train", "agent": None}
+    # An empty text is an empty cell of a table: as if it were not there.
+    found |= {name: fields[name] for name in found if fields.get(name, "") != ""}
     if isinstance(found["id"], int):  # common in data sets
         found["id"] = str(found["id"])
+    if split is not None:
+        found["split"] = split
     for name, value in found.items():
         if not isinstance(value, str) and not (name == "agent" and value is None):
-            raise TaskError(f"{where}: {name!r} is {value!r}; write it as text")
+            raise TaskError(f"{row.place}: {name!r} is {value!r}; write it as text")
     return Task(**found, data=fields["data"] if whole else fields)
 
 
-def _checked(found: Iterable[tuple[str, Task]], where: str) -> list[Task]:
-    seen: dict[str, str] = {}
-    tasks: list[Task] = []
+def _checked(task: Task, place: str) -> Task:
+    """A task that comes out of JSON as it went in."""
+    try:
+        text = msgspec.json.encode((task.id, task.split, task.agent or "", task.data))
+        # msgspec writes NaN as null: only where there is a null can there be one.
+        wrong = _not_finite(msgspec.to_builtins(task.data, str_keys=True), "") if b"null" in text else None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TaskError(f"{place}: its data cannot be written as JSON ({error}); use plain types") from None
+    if wrong:
+        raise TaskError(f"{place}: {wrong}, which JSON cannot hold; write null or leave it out")
+    return task
+
+
+def _not_finite(value: Any, path: str) -> str | None:
+    """Where a number is NaN or infinite, if any is."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{path or 'data'!r} is {value}"
+    inside: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        inside = cast("dict[str, Any]", value).items()
+    elif isinstance(value, (list, tuple)):
+        inside = enumerate(cast("list[Any]", value))
+    return next((found for key, v in inside if (found := _not_finite(v, f"{path}.{key}" if path else str(key)))), None)
+
+
+def _together(found: Mapping[str | None, Placed]) -> Placed:
+    """The tasks of all splits. Ids that two of them have get the split in front."""
+    if len(found) == 1:
+        return next(iter(found.values()))
+    count = Counter(id for tasks in found.values() for id in tasks)
+    return _unique(
+        (place, msgspec.structs.replace(task, id=f"{split}-{id}") if count[id] > 1 else task)
+        for split, tasks in found.items()
+        for id, (place, task) in tasks.items()
+    )
+
+
+def _unique(found: Iterable[tuple[str, Task]]) -> Placed:
+    tasks: Placed = {}
     for place, task in found:
-        if task.id in seen:
-            raise TaskError(f"{place}: id {task.id!r} was used before, at {seen[task.id]}; give each task its own")
-        seen[task.id] = place
-        try:
-            msgspec.json.encode(task)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise TaskError(f"{place}: its data cannot be written as JSON ({error}); use plain types") from None
-        tasks.append(task)
-    if not tasks:
-        raise TaskError(f"{where}: no tasks there; give at least one")
+        if task.id in tasks:
+            first = tasks[task.id][0]
+            raise TaskError(f"{place}: id {task.id!r} was used before, at {first}; give each task its own")
+        tasks[task.id] = place, task
     return tasks

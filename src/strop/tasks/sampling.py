@@ -1,15 +1,20 @@
-"""Which task is next, and the rollouts of a group. Pure functions of the run's seed and a count, so that a resumed run
-goes on exactly where it was without any state of its own."""
+"""Which tasks are kept aside, which one is next, and the rollouts of a group. Pure functions of the run's seed and a
+count, so that a resumed run goes on exactly where it was without any state of its own."""
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import time
+from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 
-from strop.types import Rollout, Task, stable_hash
+import msgspec
+
+from strop.errors import ConfigError
+from strop.types import RETRIES, Cause, Mode, Retry, Rollout, Task, stable_hash
 
 
 def task_at(tasks: Sequence[Task], seed: int, n: int) -> Task:
@@ -24,14 +29,47 @@ def task_at(tasks: Sequence[Task], seed: int, n: int) -> Task:
 
 
 @lru_cache(maxsize=8)
-def _order(num_tasks: int, seed: int, epoch: int) -> tuple[int, ...]:
-    order = list(range(num_tasks))
+def _order(num_tasks: int, seed: int, epoch: int) -> Sequence[int]:
+    order = array("I", range(num_tasks))  # 4 bytes each: an epoch of a million tasks takes 4 MB, as a tuple 40
     random.Random(stable_hash(seed, "epoch", epoch)).shuffle(order)
-    return tuple(order)
+    return order
+
+
+def hold_out(tasks: Sequence[Task], fraction_or_count: float, *, seed: int, split: str = "test") -> list[Task]:
+    """The same tasks, a share (below 1) or a number of those of split train moved to `split`.
+
+    Which ones depends on the seed and their ids, not on their order. A task that is added later moves at most one.
+
+    >>> [task.split for task in hold_out([Task(id="a"), Task(id="b"), Task(id="c"), Task(id="d")], 0.25, seed=7)]
+    ['test', 'train', 'train', 'train']
+    """
+    train = [task.id for task in tasks if task.split == "train"]
+    count = _count(fraction_or_count, len(train))
+    chosen = set(sorted(train, key=lambda id: (stable_hash(seed, "hold out", id), id))[:count])
+    return [
+        msgspec.structs.replace(task, split=split) if task.split == "train" and task.id in chosen else task
+        for task in tasks
+    ]
+
+
+def _count(fraction_or_count: float, num_train: int) -> int:
+    if fraction_or_count == 0:
+        return 0
+    if 0 < fraction_or_count < 1:
+        count = max(1, round(fraction_or_count * num_train))
+    elif 1 <= fraction_or_count < math.inf and fraction_or_count == int(fraction_or_count):
+        count = int(fraction_or_count)
+    else:
+        raise ConfigError(f"hold_out is {fraction_or_count}: give a share below 1, or a whole number of tasks")
+    if count >= num_train:
+        raise ConfigError(
+            f"hold_out is {fraction_or_count:g} and there are {num_train} tasks of split train: leave at least one"
+        )
+    return count
 
 
 def group(
-    tasks: Sequence[Task], *, seed: int, n: int, members: int, max_attempts: int = 2, suffix: str = ""
+    tasks: Sequence[Task], *, seed: int, n: int, members: int, retries: dict[Cause, Retry] = RETRIES, suffix: str = ""
 ) -> list[Rollout]:
     """The rollouts of the n-th group. `suffix` tells a group that is sampled anew from the one it replaces.
 
@@ -46,7 +84,7 @@ def group(
             member=member,
             task=task,
             seed=stable_hash(seed, "train", n, member),
-            max_attempts=max_attempts,
+            retries=retries,
             created=now,
         )
         for member in range(members)
@@ -54,7 +92,14 @@ def group(
 
 
 def evaluation(
-    tasks: Sequence[Task], *, seed: int, version: str, step: int, split: str, greedy: bool, max_attempts: int = 2
+    tasks: Sequence[Task],
+    *,
+    seed: int,
+    version: str,
+    step: int,
+    split: str,
+    greedy: bool,
+    retries: dict[Cause, Retry] = RETRIES,
 ) -> list[Rollout]:
     """One rollout per task of `split`, all of one group. Seeds depend on the step and the task, not on the lineage, so
     that a resumed run evaluates to the same numbers.
@@ -74,8 +119,40 @@ def evaluation(
             task=task,
             mode="greedy" if greedy else "eval",
             seed=stable_hash(seed, "eval", step, split, kind, task.id),
-            max_attempts=max_attempts,
+            retries=retries,
             created=now,
         )
         for k, task in enumerate(task for task in tasks if task.split == split)
+    ]
+
+
+def queue(
+    tasks: Sequence[Task],
+    *,
+    name: str,
+    members: int = 1,
+    mode: Mode = "eval",
+    seed: int = 0,
+    retries: dict[Cause, Retry] = RETRIES,
+) -> list[Rollout]:
+    """Rollouts of tasks outside of any run: a group per task, in the order of the tasks. The same name makes the same
+    ids and seeds.
+
+    >>> [r.id for r in queue([Task(id="a"), Task(id="b")], name="try", members=2)]
+    ['try-000000.0', 'try-000000.1', 'try-000001.0', 'try-000001.1']
+    """
+    now = time.time()
+    return [
+        Rollout(
+            id=f"{name}-{n:06d}.{member}",
+            group=f"{name}-{n:06d}",
+            member=member,
+            task=task,
+            mode=mode,
+            seed=stable_hash(seed, "queue", name, n, member),
+            retries=retries,
+            created=now,
+        )
+        for n, task in enumerate(tasks)
+        for member in range(members)
     ]

@@ -9,7 +9,7 @@ from strop.engines.scripted import Scripted
 from strop.gateway.app import Gateway
 from strop.gateway.render import Renderer
 from strop.gateway.sample import PolicyRoute
-from strop.gateway.server import serve
+from strop.server import serve
 from strop.store.sqlite import SqliteStore
 from strop.types import Rollout, Sampling
 from tests import chatml

@@ -10,7 +10,7 @@ import openai
 
 from strop.engines.scripted import Answer, Scripted
 from strop.gateway.app import Gateway, agent_url, events_url
-from strop.gateway.server import Server
+from strop.server import Server
 from strop.store.sqlite import SqliteStore
 from strop.types import Attempt, Rollout, Task, Turn
 
@@ -27,8 +27,7 @@ class Stand:
     async def attempt(self, id: str, *, mode: Any = "train", seed: int = 1) -> Attempt:
         rollout = Rollout(id=id, group=id, member=0, task=Task(id="t"), mode=mode, seed=seed, created=0.0)
         await self.store.enqueue([rollout])
-        lease = await self.store.lease("w0", seconds=600)
-        assert lease is not None
+        (lease,) = await self.store.lease("w0", seconds=600)
         assert lease.rollout.id == id
         return lease.attempt
 

@@ -404,8 +404,7 @@ async def test_a_late_first_attempt_does_not_disturb_the_second(stand: Stand) ->
     first = await stand.attempt("r1")
     await stand.client(first).chat.completions.create(model="m", messages=QUESTION)
     await stand.store.reclaim(everything=True)
-    lease = await stand.store.lease("w1", seconds=600)
-    assert lease is not None
+    (lease,) = await stand.store.lease("w1", seconds=600)
     second = lease.attempt
     await stand.client(second).chat.completions.create(model="m", messages=QUESTION)
     session = stand.gateway._sessions["r1", 2]

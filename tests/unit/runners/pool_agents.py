@@ -1,9 +1,13 @@
-"""Agents of the pool's tests. What one does is said by its task."""
+"""Agents of the runners' tests. What one does is said by its task."""
 
+import asyncio
+import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -19,6 +23,10 @@ def agent(task: Any, llm: Any) -> Any:
         case "sleep":
             time.sleep(data["seconds"])
             return 1.0
+        case "until":  # a file is there
+            while not os.path.exists(data["file"]):
+                time.sleep(0.01)
+            return 1.0
         case "spin":  # holds the interpreter's lock without end
             return sum(range(10**12))
         case "exit":
@@ -32,13 +40,28 @@ def agent(task: Any, llm: Any) -> Any:
                 return 1.0
             os._exit(3)
         case "print":
-            print("hello from the agent")
+            print(data.get("text", "hello from the agent"))
             os.write(2, b"and from its stderr\n")
+            print("an end without a line break", end="")
+            return 1.0
+        case "print_and_die":
+            print("last words")
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "print_and_hang":
+            print("waiting for nothing")
+            time.sleep(600)
+        case "print_much":
+            sys.stdout.write(data["line"] * data["lines"])
+            return 1.0
+        case "print_later":  # by a child that outlives it
+            subprocess.Popen(["sh", "-c", "sleep 0.5; echo too late; touch $0", data["file"]])
             return 1.0
         case "child":
-            child = subprocess.Popen(["sleep", "600"])
+            child = subprocess.Popen(["sleep", "600"], start_new_session=data.get("session", False))
             with open(data["file"], "w") as file:
                 file.write(str(child.pid))
+            if "die" in data:
+                os._exit(5)
             time.sleep(600)
         case "fork":  # a copy of the worker that outlives it, with all it has open
             if os.fork() == 0:
@@ -48,5 +71,50 @@ def agent(task: Any, llm: Any) -> Any:
             return {"worker": os.getpid(), "url": len(llm.base_url), "same": llm.base_url == data["url"]}
 
 
-async def agent_async(task: Any, llm: Any) -> float:
-    return 2.0
+here = 0
+
+
+async def agent_async(task: Any, llm: Any) -> Any:
+    global here
+    data = task.data
+    match data["do"]:
+        case "return":
+            return data.get("value", 2.0)
+        case "raise":
+            raise ValueError("out of order")
+        case "exit":
+            sys.exit(3)
+        case "meet":  # wait for so many others
+            here += 1
+            while here < data["count"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            return 1.0
+        case "sleep":
+            try:
+                await asyncio.sleep(600)
+            finally:
+                Path(data["file"]).write_text("told to stop")  # noqa: ASYNC240
+        case "deaf":  # does not hear that it is told to stop
+            while not Path(data["file"]).exists():  # noqa: ASYNC240
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.05)
+            return 1.0
+        case "reward":
+            llm.event("message", {"text": "first"})
+            await asyncio.to_thread(llm.event, "message", {"text": "second"})
+            llm.reward("format", 0.5)
+            return 1.0
+        case "bad_reward":
+            llm.event("reward", {"name": "reward", "value": "good"})
+        case "odd_event":
+            llm.event("thought", {})
+        case "client":
+            llm.client()
+
+
+def judge(task: Any, answer: Any) -> Any:
+    print("judging", answer)
+    return {"reward": 10 * answer}
+
+
+not_a_function = 3

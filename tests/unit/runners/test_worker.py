@@ -5,31 +5,31 @@ import json
 import math
 import os
 import random
+import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from strop.errors import AgentError, BadReward, StropError
+from strop.runners import llm as llm_module
+from strop.runners.base import Job
 from strop.runners.llm import LLM
-from strop.runners.wire import Job
-from strop.runners.worker import load_agent, rewards_of, run
-from strop.types import Reward, Task
+from strop.runners.rewards import load_judge, rewards_of
+from strop.runners.worker import load_agent, run
+from strop.types import Attempt, Lease, Reward, Rollout, Sampling, Task
 
 
-def job(tmp_path: Path, **fields) -> Job:
-    base = "http://127.0.0.1:9/r/g1.0/2"
-    given = {
-        "base_url": f"{base}/agents/main/v1",
-        "api_key": "secret",
-        "trace_id": "secret",
-        "model": "main",
-        "events_url": f"{base}/events",
-        "rollout": "g1.0",
-        "task": Task(id="t", data={"x": 3}),
-    }
-    return Job(llm=LLM(**(given | fields)), seed=5, task_file=str(tmp_path / "task.json"))
+def job(tmp_path: Path, *, url: str = "http://127.0.0.1:9", rollout: str = "g1.0", key: str = "secret") -> Job:
+    task = Task(id="t", data={"x": 3})
+    lease = Lease(
+        rollout=Rollout(id=rollout, group="g1", member=0, task=task, created=0.0),
+        attempt=Attempt(rollout=rollout, number=2, runner="r", key=key, started=0.0, lease_until=30.0),
+    )
+    llm = LLM.at(f"{url}/", lease, model="main", sampling=Sampling(temperature=0.5))
+    return Job(llm=llm, seed=5, task_file=str(tmp_path / "task.json"))
 
 
 class Scalar:
@@ -105,7 +105,7 @@ def test_errors_are_outcomes(tmp_path: Path):
     assert outcome.detail is not None
     assert outcome.detail.endswith("ValueError: the tool is out of order")
     assert "in fails" in outcome.detail
-    assert "strop/runners/worker.py" not in outcome.detail
+    assert "strop/runners/" not in outcome.detail
     assert run(exits, job(tmp_path)).cause == "agent_error"
     assert run(lambda task, llm: math.nan, job(tmp_path)).cause == "bad_reward"
 
@@ -152,13 +152,21 @@ def test_an_agent_must_be_callable():
         load_agent("strop.demo:MAX_TURNS")
 
 
+def test_the_reward_function_sees_what_the_agent_returned(tmp_path: Path):
+    (tmp_path / "judges.py").write_text("async def judge(task, answer, llm):\n    return len(answer) + task.data['x']")
+    judge = load_judge(f"{tmp_path}/judges.py:judge")
+    assert run(lambda task, llm: "four", job(tmp_path), judge).rewards == [Reward(value=7.0)]
+    assert run(lambda task, llm: None, job(tmp_path), judge).cause == "agent_error"
+
+
 # -- llm ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def server():
-    """Answers every request with what it heard."""
+    """Answers every request, writes down what it heard, and first fails as it is told to."""
     heard: list[tuple[str, str, bytes]] = []
+    failing: list[int] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -172,7 +180,9 @@ def server():
                 "model": "main",
                 "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
             }
-            status = 400 if b"refuse" in body else 200
+            status = failing.pop() if failing else 400 if b"refuse" in body else 200
+            if status == 0:
+                return  # hangs up without an answer
             data = json.dumps(answer if status == 200 else {"error": "no such turn"}).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
@@ -186,23 +196,22 @@ def server():
     with HTTPServer(("127.0.0.1", 0), Handler) as http:
         thread = threading.Thread(target=http.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{http.server_port}", heard
+        yield f"http://127.0.0.1:{http.server_port}", heard, failing
         http.shutdown()
         thread.join()
 
 
 def test_clients_speak_to_their_attempt(tmp_path: Path, server):
-    url, heard = server
+    url, heard, _ = server
 
     def ask(llm: LLM) -> str | None:
         answer = llm.client().chat.completions.create(model="main", messages=[{"role": "user", "content": "hello"}])
         return answer.choices[0].message.content
 
     for rollout in ("a", "b"):
-        base = f"{url}/r/{rollout}/1/agents/main/v1"
-        llm = job(tmp_path, base_url=base, api_key=f"key-{rollout}").llm
+        llm = job(tmp_path, url=url, rollout=rollout, key=f"key-{rollout}").llm
         assert ask(llm) == "hi"
-        assert heard[-1][:2] == (f"/r/{rollout}/1/agents/main/v1/chat/completions", f"Bearer key-{rollout}")
+        assert heard[-1][:2] == (f"/r/{rollout}/2/agents/main/v1/chat/completions", f"Bearer key-{rollout}")
         llm.client().close()  # an agent may do this, and must not spoil it for the next one
 
     async def ask_async() -> None:
@@ -211,22 +220,72 @@ def test_clients_speak_to_their_attempt(tmp_path: Path, server):
 
     for _ in range(2):  # each in an event loop of its own
         asyncio.run(ask_async())
-    assert heard[-1][:2] == ("/r/b/1/agents/main/v1/chat/completions", "Bearer key-b")
+    assert heard[-1][:2] == ("/r/b/2/agents/main/v1/chat/completions", "Bearer key-b")
+
+
+def test_addresses_of_an_attempt(tmp_path: Path):
+    llm = job(tmp_path).llm
+    assert llm.base_url == "http://127.0.0.1:9/r/g1.0/2/agents/main/v1"
+    assert llm.events_url == "http://127.0.0.1:9/r/g1.0/2/events"
+    assert (llm.api_key, llm.trace_id, llm.rollout, llm.model) == ("secret", "secret", "g1.0", "main")
+    assert llm.sampling.temperature == 0.5
 
 
 def test_rewards_and_events_are_posted(tmp_path: Path, server):
-    url, heard = server
-    llm = job(tmp_path, events_url=f"{url}/r/a/1/events").llm
+    url, heard, _ = server
+    llm = job(tmp_path, url=url).llm
     llm.reward("format", 0.5, turn="turn-1")
     path, key, body = heard[-1]
-    assert (path, key) == ("/r/a/1/events", "Bearer secret")
-    assert json.loads(body) == {
-        "kind": "reward",
-        "data": {"name": "format", "value": 0.5, "turn": "turn-1", "agent": None},
-    }
+    assert (path, key) == ("/r/g1.0/2/events", "Bearer secret")
+    said = json.loads(body)
+    assert said.pop("id")
+    assert said == {"kind": "reward", "data": {"name": "format", "value": 0.5, "turn": "turn-1", "agent": None}}
     llm.event("message", {"text": "thinking"})
-    assert json.loads(heard[-1][2]) == {"kind": "message", "data": {"text": "thinking"}}
+    assert json.loads(heard[-1][2])["data"] == {"text": "thinking"}
+    assert json.loads(heard[-1][2])["id"] != json.loads(heard[-2][2])["id"]
     with pytest.raises(BadReward, match="finite"):
         llm.reward("format", math.nan)
     with pytest.raises(StropError, match=r"refused a message event \(400\): .*no such turn"):
         llm.event("message", {"text": "refuse"})
+
+
+def test_an_event_is_sent_again_under_the_same_id_until_it_is_taken(tmp_path: Path, server):
+    url, heard, failing = server
+    failing += [0, 503, 500]
+    job(tmp_path, url=url).llm.event("message", {"text": "hello"})
+    assert failing == []
+    assert len(heard) == 4
+    assert len({body for _, _, body in heard}) == 1
+
+
+def test_an_event_waits_for_a_gateway_that_is_started_again(tmp_path: Path, server):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    heard: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            heard.append(self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    def later() -> None:
+        time.sleep(0.5)
+        with HTTPServer(("127.0.0.1", port), Handler) as http:
+            http.handle_request()
+
+    thread = threading.Thread(target=later)
+    thread.start()
+    job(tmp_path, url=f"http://127.0.0.1:{port}").llm.event("message", {"text": "hello"})
+    thread.join()
+    assert len(heard) == 1
+
+
+def test_patience_with_a_gateway_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(llm_module, "PATIENCE", 0.3)
+    with pytest.raises(StropError, match=r"took no message event for 0.3 s .*refused.*: see whether it is up"):
+        job(tmp_path).llm.event("message", {"text": "hello"})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from strop.errors import NewerStore, PlaceError, StoreError
-from strop.store import rows
+from strop.store import schema
 from strop.store.sqlite import SqliteStore
 from strop.types import Event, Rollout, Task
 
@@ -39,7 +39,7 @@ async def test_a_newer_store_is_refused(tmp_path: Path):
     path = tmp_path / "s.sqlite"
     await (await SqliteStore.open(path)).close()
     with sqlite3.connect(path) as db:
-        db.execute("UPDATE strop SET version = ?", (rows.VERSION + 1,))
+        db.execute("UPDATE strop SET version = ?", (schema.VERSION + 1,))
     db.close()
     with pytest.raises(NewerStore, match=r"s\.sqlite was written by a newer strop .* update with"):
         await SqliteStore.open(path)

@@ -5,11 +5,12 @@ import math
 import random
 import time
 
+import msgspec
 import pytest
 
 from strop.errors import BadReward, Fenced, IllegalTransition, StoreError, UnknownId
 from strop.store.base import Store
-from strop.types import Event, Lease, Policy, Reward, Rollout, Sampling, Step, Task, Turn
+from strop.types import Event, Lease, Policy, Retry, Reward, Rollout, Sampling, Step, Task, Turn
 
 
 def rollout(id: str, **fields) -> Rollout:
@@ -37,17 +38,20 @@ def reward_event(lease: Lease, **data) -> Event:
 
 async def leased(store: Store, id: str = "g1.0", **fields) -> Lease:
     await store.enqueue([rollout(id, **fields)])
-    lease = await store.lease("w", seconds=30)
-    assert lease is not None
+    (lease,) = await store.lease("w", seconds=30)
     assert lease.rollout.id == id
     return lease
+
+
+def retries(limit: int, *causes: str) -> dict[str, Retry]:
+    return {cause: Retry(limit=limit) for cause in causes or ("lost_runner", "engine_error")}
 
 
 # -- rollouts ----------------------------------------------------------------------------------------------------------
 
 
 async def test_rollouts_come_back_as_they_were_given(store: Store):
-    given = rollout("g1.0", mode="eval", seed=2**63 - 1, max_attempts=5, member=3)
+    given = rollout("g1.0", mode="eval", seed=2**63 - 1, retries={"timeout": Retry(limit=5, wait=0.25)}, member=3)
     await store.enqueue([given])
     assert await store.get("g1.0") == given
 
@@ -63,20 +67,30 @@ async def test_leases_go_in_order_of_enqueueing_each_with_its_own_key(store: Sto
     ids = ["z.0", "a.0", "m.0"]
     await store.enqueue([rollout(id) for id in ids])
     before = time.time()
-    leases = [await store.lease("w", seconds=30) for _ in ids]
-    assert [lease.rollout.id for lease in leases if lease] == ids
-    assert len({lease.attempt.key for lease in leases if lease}) == 3
-    assert leases[0] is not None
+    leases = [*await store.lease("w", seconds=30), *await store.lease("w", seconds=30, count=5)]
+    assert [lease.rollout.id for lease in leases] == ids
+    assert len({lease.attempt.key for lease in leases}) == 3
     assert leases[0].rollout.status == "running"
     assert leases[0].rollout.attempts == leases[0].attempt.number == 1
     assert 29 < leases[0].attempt.lease_until - before < 32
-    assert await store.lease("w", seconds=30) is None
+    assert await store.lease("w", seconds=30) == []
+
+
+async def test_the_same_token_gives_the_same_leases_while_they_run(store: Store):
+    await store.enqueue([rollout(f"g1.{i}") for i in range(4)])
+    first = await store.lease("w", seconds=30, count=2, token="t1")
+    assert await store.lease("w", seconds=30, count=2, token="t1") == first
+    assert [lease.rollout.id for lease in await store.lease("w", seconds=30, token="t2")] == ["g1.2"]
+    await store.finish("g1.0", 1)
+    assert await store.lease("w", seconds=30, count=2, token="t1") == first[1:]
+    await store.finish("g1.1", 1)
+    assert [lease.rollout.id for lease in await store.lease("w", seconds=30, token="t1")] == ["g1.3"]
 
 
 async def test_one_rollout_is_leased_once_however_many_ask(store: Store):
     await store.enqueue([rollout(f"g1.{i}") for i in range(5)])
     leases = await asyncio.gather(*(store.lease(f"w{i}", seconds=30) for i in range(20)))
-    assert sorted(lease.rollout.id for lease in leases if lease) == [f"g1.{i}" for i in range(5)]
+    assert sorted(lease.rollout.id for (lease,) in filter(None, leases)) == [f"g1.{i}" for i in range(5)]
 
 
 async def test_a_waiting_lease_wakes_when_something_is_queued(store: Store):
@@ -84,13 +98,12 @@ async def test_a_waiting_lease_wakes_when_something_is_queued(store: Store):
     await asyncio.sleep(0.05)
     assert not waiting.done()
     await store.enqueue([rollout("g1.0")])
-    lease = await asyncio.wait_for(waiting, 2)
-    assert lease is not None
+    assert len(await asyncio.wait_for(waiting, 5)) == 1
 
 
 async def test_a_waiting_lease_gives_up(store: Store):
     began = time.monotonic()
-    assert await store.lease("w", seconds=30, wait=0.1) is None
+    assert await store.lease("w", seconds=30, wait=0.1) == []
     assert 0.09 < time.monotonic() - began < 2
 
 
@@ -138,19 +151,18 @@ async def test_a_failed_attempts_rewards_do_not_count(store: Store):
     lease = await leased(store)
     await store.add_events([reward_event(lease, name="reward", value=1.0)])
     await store.finish("g1.0", 1, cause="lost_runner")
-    second = await store.lease("w", seconds=30)
-    assert second is not None
+    (second,) = await store.lease("w", seconds=30)
     assert second.attempt.number == 2
     done = await store.finish("g1.0", 2, rewards=[Reward(name="other", value=2.0)])
     assert [r.target[0] for r in done.rewards] == ["other"]
 
 
-@pytest.mark.parametrize("cause", ["lost_runner", "engine_error"])
-async def test_causes_that_are_not_the_agents_doing_are_tried_again_until_attempts_run_out(store: Store, cause):
-    await leased(store, max_attempts=2)
+@pytest.mark.parametrize("cause", ["lost_runner", "agent_error", "timeout"])
+async def test_a_cause_is_tried_again_as_often_as_the_rollout_says(store: Store, cause):
+    await leased(store, retries=retries(1, cause))
     again = await store.finish("g1.0", 1, cause=cause, detail="first")
     assert (again.status, again.cause, again.ended) == ("queued", None, None)
-    assert await store.lease("w", seconds=30) is not None
+    assert len(await store.lease("w", seconds=30)) == 1
     last = await store.finish("g1.0", 2, cause=cause, detail="second")
     assert (last.status, last.cause, last.detail) == ("failed", cause, "second")
     assert [(a.number, a.cause, a.detail) for a in await store.attempts("g1.0")] == [
@@ -159,18 +171,58 @@ async def test_causes_that_are_not_the_agents_doing_are_tried_again_until_attemp
     ]
 
 
+async def test_each_cause_has_a_limit_of_its_own(store: Store):
+    await leased(store, retries={"timeout": Retry(limit=1), "lost_runner": Retry(limit=2)})
+    for number, cause in enumerate(["lost_runner", "timeout", "lost_runner"], 1):
+        assert (await store.finish("g1.0", number, cause=cause)).status == "queued"
+        await store.lease("w", seconds=30)
+    assert (await store.finish("g1.0", 4, cause="timeout")).status == "failed"
+
+
 @pytest.mark.parametrize("cause", ["agent_error", "timeout", "bad_reward"])
 async def test_other_causes_fail_at_once(store: Store, cause):
-    await leased(store, max_attempts=3)
+    await leased(store, retries=retries(2))
     assert (await store.finish("g1.0", 1, cause=cause)).status == "failed"
+
+
+async def test_a_pause_before_a_retry_grows_and_is_kept(store: Store):
+    await leased(store, retries={"timeout": Retry(limit=3, wait=0.2)})
+    for number, pause in ((1, 0.2), (2, 0.4)):
+        before = time.time()
+        again = await store.finish("g1.0", number, cause="timeout")
+        assert 0 <= again.due - pause - before < 1
+        assert await store.lease("w", seconds=30) == []
+        (lease,) = await store.lease("w", seconds=30, wait=10)  # wakes when it is due, not at the end of the wait
+        assert again.due <= lease.attempt.started < again.due + 3
+
+
+async def test_being_interrupted_is_not_held_against_a_rollout(store: Store):
+    await leased(store, retries={})
+    for number in range(1, 5):
+        again = await store.finish("g1.0", number, cause="interrupted", detail="told to stop")
+        assert (again.status, again.due) == ("queued", 0.0)
+        assert len(await store.lease("w", seconds=30)) == 1
+    assert [a.cause for a in await store.attempts("g1.0")] == ["interrupted"] * 4 + [None]
+
+
+async def test_the_same_end_told_twice_is_one_end(store: Store):
+    await leased(store, "g1.0")
+    done = await store.finish("g1.0", 1, rewards=[Reward(value=0.5)], detail="fine")
+    assert await store.finish("g1.0", 1, rewards=[Reward(value=0.5)], detail="fine") == done
+    for other in ({"rewards": [Reward(value=0.6)], "detail": "fine"}, {"cause": "timeout"}, {"detail": "other"}):
+        with pytest.raises(Fenced):
+            await store.finish("g1.0", 1, **other)
+    await leased(store, "g1.1", retries=retries(1))
+    again = await store.finish("g1.1", 1, cause="lost_runner", detail="x")
+    assert await store.finish("g1.1", 1, cause="lost_runner", detail="x") == again
+    assert (await store.attempts("g1.1"))[-1].number == 1
 
 
 async def test_a_rollout_tried_again_comes_before_newer_ones(store: Store):
     await leased(store, "g1.0")
     await store.enqueue([rollout("g2.0")])
     await store.finish("g1.0", 1, cause="lost_runner")
-    lease = await store.lease("w", seconds=30)
-    assert lease is not None
+    (lease,) = await store.lease("w", seconds=30)
     assert lease.rollout.id == "g1.0"
 
 
@@ -200,7 +252,7 @@ async def test_cancel_ends_what_has_not_ended(store: Store):
         "g1.1": ("cancelled", "cancelled", "late"),
         "g1.2": ("cancelled", "cancelled", "late"),
     }
-    assert await store.lease("w", seconds=30) is None
+    assert await store.lease("w", seconds=30) == []
     with pytest.raises(UnknownId):
         await store.cancel(["nope"], detail="")
 
@@ -230,11 +282,11 @@ async def test_an_attempt_that_is_over_may_not_write(store: Store):
         for write in (
             store.add_turns([turn(old, 0)]),
             store.add_events([reward_event(old, name="reward", value=1.0)]),
-            store.heartbeat("g1.0", 1, seconds=30),
             store.finish("g1.0", 1),
         ):
             with pytest.raises(Fenced, match=r"attempt 1 of rollout 'g1\.0'"):
                 await write
+        assert await store.heartbeat([("g1.0", 1)], seconds=30) == [("g1.0", 1)]
         await store.lease("w", seconds=30)
     assert await store.turns("g1.0", attempt=1) == []
     assert await store.events("g1.0", attempt=1) == []
@@ -251,7 +303,7 @@ async def test_of_turns_with_one_fenced_none_is_recorded(store: Store):
 
 
 async def test_reclaim_takes_back_leases_that_ran_out(store: Store):
-    await store.enqueue([rollout("g1.0"), rollout("g1.1"), rollout("g1.2", max_attempts=1)])
+    await store.enqueue([rollout("g1.0"), rollout("g1.1"), rollout("g1.2", retries={})])
     await store.lease("w", seconds=0.01)
     await store.lease("w", seconds=60)
     await store.lease("w", seconds=0.01)
@@ -268,16 +320,15 @@ async def test_reclaim_takes_back_leases_that_ran_out(store: Store):
 async def test_a_heartbeat_keeps_a_lease(store: Store):
     await store.enqueue([rollout("g1.0")])
     await store.lease("w", seconds=0.05)
-    await store.heartbeat("g1.0", 1, seconds=30)
+    assert await store.heartbeat([("g1.0", 1), ("g1.0", 2), ("x.0", 1)], seconds=30) == [("g1.0", 2), ("x.0", 1)]
     await asyncio.sleep(0.1)
     assert await store.reclaim() == []
 
 
 async def test_reclaiming_everything_never_uses_up_attempts(store: Store):
-    await store.enqueue([rollout("g1.0", max_attempts=1)])
+    await store.enqueue([rollout("g1.0", retries={})])
     for number in range(1, 4):
-        lease = await store.lease("w", seconds=60)
-        assert lease is not None
+        (lease,) = await store.lease("w", seconds=60)
         assert lease.attempt.number == number
         assert await store.reclaim(everything=True) == ["g1.0"]
         assert (await store.get("g1.0")).status == "queued"
@@ -291,7 +342,7 @@ async def test_reclaiming_everything_never_uses_up_attempts(store: Store):
 async def test_turns_come_back_bit_for_bit(store: Store):
     rng = random.Random(3)
     lease = await leased(store)
-    logprobs = [rng.uniform(-30, 0) for _ in range(200)] + [-0.0, -5e-324, -1 / 3, -math.inf]
+    logprobs = [rng.uniform(-30, 0) for _ in range(200)] + [-0.0, -5e-324, -1 / 3]
     given = turn(
         lease,
         0,
@@ -330,8 +381,7 @@ async def test_turns_of_the_last_attempt_are_the_default(store: Store):
     first = await leased(store)
     await store.add_turns([turn(first, 0)])
     await store.finish("g1.0", 1, cause="lost_runner")
-    second = await store.lease("w", seconds=30)
-    assert second is not None
+    (second,) = await store.lease("w", seconds=30)
     await store.add_turns([turn(second, 0), turn(second, 1)])
     assert [t.id for t in await store.turns("g1.0")] == ["g1.0/2/0", "g1.0/2/1"]
     assert [t.id for t in await store.turns("g1.0", attempt=1)] == ["g1.0/1/0"]
@@ -340,9 +390,20 @@ async def test_turns_of_the_last_attempt_are_the_default(store: Store):
 async def test_a_turn_is_recorded_once(store: Store):
     lease = await leased(store)
     await store.add_turns([turn(lease, 0)])
+    await store.add_turns([turn(lease, 0)])  # said again, because the answer was lost
     with pytest.raises(StoreError, match=r"g1\.0/1/0"):
-        await store.add_turns([turn(lease, 1), turn(lease, 0)])
-    assert len(await store.turns("g1.0")) == 1
+        await store.add_turns([turn(lease, 1), turn(lease, 0, response_ids=[7, 9])])
+    assert await store.turns("g1.0") == [turn(lease, 0)]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"logprobs": [-0.1, math.nan]}, {"prompt_ids": [2**31]}, {"logprobs": [-math.inf, 0]}]
+)
+async def test_turns_that_cannot_be_trained_on_are_refused(store: Store, wrong):
+    lease = await leased(store)
+    with pytest.raises(StoreError, match=r"logprobs|prompt_ids"):
+        await store.add_turns([turn(lease, 0, **wrong)])
+    assert await store.turns("g1.0") == []
 
 
 async def test_events_are_in_the_order_they_were_recorded(store: Store):
@@ -350,24 +411,48 @@ async def test_events_are_in_the_order_they_were_recorded(store: Store):
     given = [Event(rollout="g1.0", attempt=1, kind="message", data={"n": n}, time=9.0 - n) for n in range(5)]
     await store.add_events([given[0]])
     await store.add_events(given[1:])
+    await store.add_events(given[2:4])  # said again, because the answer was lost
     assert await store.events("g1.0") == given
     assert lease.rollout.id == "g1.0"
+    with pytest.raises(StoreError, match="recorded before"):
+        await store.add_events([msgspec.structs.replace(given[0], data={"n": 7})])
+
+
+async def test_an_events_id_belongs_to_its_attempt(store: Store):
+    for id in ("g1.0", "g1.1"):
+        await leased(store, id)
+        await store.add_events([Event(id="1", rollout=id, attempt=1, kind="message", data={"of": id}, time=1.0)])
+    assert [(e.id, e.data) for id in ("g1.0", "g1.1") for e in await store.events(id)] == [
+        ("1", {"of": "g1.0"}),
+        ("1", {"of": "g1.1"}),
+    ]
+
+
+@pytest.mark.parametrize("id", ["", "a/b", "a b", "é", "x" * 201, "a\0"])
+async def test_ids_that_cannot_stand_in_an_address_are_refused(store: Store, id: str):
+    with pytest.raises(StoreError, match="is called"):
+        await store.enqueue([rollout(id, group="g")])
+
+
+async def test_text_that_no_database_takes_is_kept_readable(store: Store):
+    await leased(store, retries={})
+    done = await store.finish("g1.0", 1, cause="agent_error", detail="a\0b")
+    assert done.detail == "a\\x00b"
 
 
 async def test_unknown_ids_are_named(store: Store):
     for look in (store.get("x.1"), store.attempts("x.1"), store.turns("x.1"), store.events("x.1")):
         with pytest.raises(UnknownId, match=r"'x\.1'"):
             await look
-    for write in (store.finish("x.1", 1), store.heartbeat("x.1", 1, seconds=1)):
-        with pytest.raises(UnknownId, match=r"'x\.1'"):
-            await write
+    with pytest.raises(UnknownId, match=r"'x\.1'"):
+        await store.finish("x.1", 1)
 
 
 async def test_one_failing_write_does_not_fail_its_neighbours(store: Store):
     lease = await leased(store)
-    same = turn(lease, 0)
+    same, other = turn(lease, 0), turn(lease, 0, finish="length")
     writes = [store.add_turns([turn(lease, k)]) for k in range(1, 40)]
-    writes[20:20] = [store.add_turns([same]), store.add_turns([same]), store.finish("nope", 1)]
+    writes[20:20] = [store.add_turns([same]), store.add_turns([other]), store.finish("nope", 1)]
     results = await asyncio.gather(*writes, return_exceptions=True)
     assert [type(r) for r in results if r is not None] == [StoreError, UnknownId]
     assert len(await store.turns("g1.0")) == 40
@@ -417,8 +502,9 @@ async def test_wait_misses_nothing_under_load(store: Store):
     num, seen, cursor = 200, set(), 0
 
     async def work() -> None:
-        while (lease := await store.lease("w", seconds=30, wait=0.3)) is not None:
-            await store.finish(lease.rollout.id, lease.attempt.number)
+        while leases := await store.lease("w", seconds=30, count=3, wait=0.3):
+            for lease in leases:
+                await store.finish(lease.rollout.id, lease.attempt.number)
 
     workers = [asyncio.create_task(work()) for _ in range(8)]
     for i in range(0, num, 20):
@@ -486,6 +572,7 @@ async def test_a_step_comes_back_as_it_was_committed(store: Store):
         digest="abc",
     )
     await store.commit_step(given, policy="main")
+    await store.commit_step(given, policy="main")  # said again, because the answer was lost
     assert await store.steps() == [given]
     assert await version(store) == "1.1"
 
@@ -557,14 +644,12 @@ async def test_what_failed_is_tried_again_only_while_no_step_was_made(store):
     await store.put_policy(Policy(name="main", version="1.0", model="m"))
     await store.enqueue([Rollout(id="g.0", group="g", member=0, created=0.0, task=Task(id="t"))])
     for _ in range(2):
-        lease = await store.lease("w", seconds=30)
-        assert lease is not None
+        (lease,) = await store.lease("w", seconds=30)
         await store.finish("g.0", lease.attempt.number, cause="agent_error", detail="broken")
         assert await store.reclaim() == []
         assert await store.reclaim(everything=True) == ["g.0"]
         assert (await store.get("g.0")).status == "queued"
-    lease = await store.lease("w", seconds=30)
-    assert lease is not None
+    (lease,) = await store.lease("w", seconds=30)
     await store.finish("g.0", lease.attempt.number, cause="agent_error", detail="broken")
     await store.commit_step(Step(lineage=1, number=1, rollouts=["g.0"], metrics={}, time=0.0), policy="main")
     assert await store.reclaim(everything=True) == []

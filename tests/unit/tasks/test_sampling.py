@@ -1,7 +1,12 @@
 import re
+import tracemalloc
+from collections import Counter
 
-from strop.tasks.sampling import evaluation, group, task_at
-from strop.types import Task, stable_hash
+import pytest
+
+from strop.errors import ConfigError
+from strop.tasks.sampling import evaluation, group, hold_out, task_at
+from strop.types import Retry, Task, stable_hash
 
 TASKS = [Task(id=f"t{i}") for i in range(10)]
 
@@ -20,14 +25,64 @@ def test_the_order_depends_on_the_seed_alone():
     assert order[:5] == ["t5", "t7", "t2", "t1", "t9"]
 
 
+def test_the_orders_of_many_epochs_take_little_memory():
+    tasks = [TASKS[0]] * 100_000
+    tracemalloc.start()
+    for epoch in range(2):
+        task_at(tasks, 7, epoch * len(tasks))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 2 * 5 * len(tasks)
+
+
+def test_what_is_held_out_depends_on_seed_and_ids_alone():
+    tasks = [Task(id=f"t{i}") for i in range(1000)]
+    held = hold_out(tasks, 0.1, seed=7)
+    assert [task.id for task in held] == [task.id for task in tasks]
+    chosen = {task.id for task in held if task.split == "test"}
+    assert len(chosen) == 100
+    assert {task.split for task in held} == {"train", "test"}
+    assert {task.id for task in hold_out(tasks[::-1], 100, seed=7) if task.split == "test"} == chosen
+    assert {task.id for task in hold_out(tasks, 0.1, seed=8) if task.split == "test"} != chosen
+    more = {task.id for task in hold_out([*tasks, Task(id="new")], 100, seed=7) if task.split == "test"}
+    assert len(more & chosen) >= 99
+    # fixed names: a resumed run of an older release must not train on what was held out
+    assert sorted(chosen)[:4] == ["t12", "t13", "t136", "t149"]
+
+
+def test_only_train_tasks_are_held_out():
+    tasks = [Task(id="a"), Task(id="b"), Task(id="c", split="test"), Task(id="d", split="long", data=1)]
+    held = hold_out(tasks, 1, seed=7, split="kept")
+    assert held[2:] == tasks[2:]
+    assert Counter(task.split for task in held) == {"train": 1, "kept": 1, "test": 1, "long": 1}
+    assert hold_out(tasks, 0, seed=7) == tasks
+    assert Counter(task.split for task in hold_out(tasks, 0.01, seed=7))["test"] == 2  # one at least
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        (10, r"hold_out is 10 and there are 10 tasks of split train: leave at least one"),
+        (0.99, r"hold_out is 0\.99 and there are 10 tasks"),
+        (1.5, r"hold_out is 1\.5: give a share below 1, or a whole number of tasks"),
+        (-1, "hold_out is -1: give"),
+        (float("nan"), "hold_out is nan: give"),
+        (float("inf"), "hold_out is inf: give"),
+    ],
+)
+def test_what_cannot_be_held_out(wanted: float, says: str):
+    with pytest.raises(ConfigError, match=says):
+        hold_out(TASKS, wanted, seed=7)
+
+
 def test_a_group():
-    rollouts = group(TASKS, seed=7, n=12, members=3, max_attempts=4, suffix="~1")
+    rollouts = group(TASKS, seed=7, n=12, members=3, retries={"timeout": Retry(limit=4)}, suffix="~1")
     assert [r.id for r in rollouts] == ["g000012~1.0", "g000012~1.1", "g000012~1.2"]
     assert {r.group for r in rollouts} == {"g000012~1"}
     assert [r.member for r in rollouts] == [0, 1, 2]
     assert {r.task.id for r in rollouts} == {task_at(TASKS, 7, 12).id}
     assert [r.seed for r in rollouts] == [stable_hash(7, "train", 12, m) for m in range(3)]
-    assert {(r.mode, r.max_attempts, r.status) for r in rollouts} == {("train", 4, "queued")}
+    assert {(r.mode, r.retries["timeout"].limit, r.status) for r in rollouts} == {("train", 4, "queued")}
 
 
 def test_an_evaluation():

@@ -1,0 +1,38 @@
+"""The command line: parse, call, print. Everything it does can be done from Python as well."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+import strop
+from strop.cli import looking, serving, training
+from strop.errors import StropError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code: 0 done, 1 it failed, 2 it was asked wrongly, 130 it was stopped. Errors
+    meant for people are one sentence on stderr."""
+    arguments = parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    try:
+        return command(arguments)
+    except StropError as error:
+        print(f"strop: {error}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        print("strop: stopped; what was collected is kept", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `strop rollouts | head`
+        sys.stderr.close()
+        return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="strop", description="Train the model behind any agent.")
+    top.add_argument("--version", action="version", version=f"strop {strop.__version__}")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    for part in (training, serving, looking):
+        part.add(commands)
+    return top

@@ -1,0 +1,271 @@
+"""`strop rollouts` and `strop config`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from strop import algorithms
+from strop import config as configs
+from strop.cli.printing import console, json_line, status
+from strop.config import Config
+from strop.errors import StropError
+from strop.folder import RunFolder
+from strop.monitor import view as views
+from strop.store.base import Store
+from strop.store.opening import open_store
+from strop.types import TERMINAL, Attempt, Event, Rollout, Turn
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    rollouts = commands.add_parser("rollouts", help="list rollouts, show one with its turns and logs, or follow them")
+    place = "a run's folder, postgresql://..., or the address of `strop serve` (default: $STROP_URL, or runs/demo)"
+    rollouts.add_argument("run", nargs="?", default=os.environ.get("STROP_URL", "runs/demo"), help=place)
+    rollouts.add_argument("id", nargs="?", help="the rollout to show")
+    rollouts.add_argument("--key", default=os.environ.get("STROP_KEY"), help="opens an address (default: $STROP_KEY)")
+    statuses = ["queued", "running", "succeeded", "failed", "cancelled"]
+    rollouts.add_argument("--status", choices=statuses, help="only those with this status")
+    rollouts.add_argument("--mode", choices=["train", "eval", "greedy"], help="only those that sampled this way")
+    rollouts.add_argument("--group", help="only those of this group")
+    rollouts.add_argument("--limit", type=_positive, default=50, help="how many to list (default: 50)")
+    rollouts.add_argument("--after", metavar="ID", help="continue after this rollout")
+    rollouts.add_argument("--attempt", type=_positive, help="of one rollout: this attempt (default: the last)")
+    rollouts.add_argument("--follow", action="store_true", help="go on as things happen, until interrupted")
+    rollouts.add_argument("--json", action="store_true", help="one JSON object per line")
+    rollouts.set_defaults(command=_rollouts)
+
+    config = commands.add_parser("config", help="every setting, its value and what it means")
+    config.add_argument("run", nargs="?", help="a run's folder; without it the defaults are shown")
+    config.add_argument("--json", action="store_true", help="as JSON")
+    config.set_defaults(command=_config)
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
+# -- rollouts ----------------------------------------------------------------------------------------------------------
+
+
+def _rollouts(arguments: argparse.Namespace) -> int:
+    return asyncio.run(_look(arguments))
+
+
+async def _look(arguments: argparse.Namespace) -> int:
+    store = await open_run(arguments.run, arguments.key)
+    try:
+        if arguments.id:
+            show = _follow_one if arguments.follow else _show_one
+        else:
+            show = _follow_all if arguments.follow else _show_all
+        await show(store, arguments)
+    except asyncio.CancelledError:  # Ctrl-C: that is how following ends
+        if not arguments.follow:
+            raise
+    finally:
+        await store.close()
+    return 0
+
+
+async def open_run(where: str, key: str | None = None) -> Store:
+    """The store of a run's folder, wherever its configuration says it is, or of an address."""
+    folder = Path(where)
+    if "://" not in where and (folder / "config.json").exists() and (url := RunFolder.config(folder).store.url):
+        where = url
+    if "://" not in where and not (folder / "store.sqlite").exists() and not where.endswith(".sqlite"):
+        RunFolder.config(folder)  # a sentence, since there is no run
+    return await open_store(where, key=key, create=False)
+
+
+async def _show_all(store: Store, arguments: argparse.Namespace) -> None:
+    found = await store.list(
+        group=arguments.group,
+        status=arguments.status,
+        mode=arguments.mode,
+        after=arguments.after,
+        limit=arguments.limit,
+    )
+    if arguments.json:
+        for rollout in found:
+            json_line(rollout)
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("rollout", "task", "mode", "status", "attempts", "rewards", "why"):
+        table.add_column(column, overflow="fold")
+    for rollout in found:
+        table.add_row(*_cells(rollout))
+    console().print(table if found else "no rollouts" + " like that" * _narrowed(arguments))
+    if len(found) == arguments.limit:
+        print(f"more: --after {found[-1].id} (or --limit)")
+
+
+def _narrowed(arguments: argparse.Namespace) -> bool:
+    return any((arguments.group, arguments.status, arguments.mode, arguments.after))
+
+
+def _cells(r: Rollout) -> list[Text]:
+    rewards = "  ".join(f"{reward.name} {views.figure(reward.value)}" for reward in r.rewards)
+    return [
+        Text(r.id),
+        Text(r.task.id),
+        Text(r.mode),
+        status(r),
+        Text(str(r.attempts)),
+        Text(rewards),
+        Text(r.cause or ""),
+    ]
+
+
+async def _follow_all(store: Store, arguments: argparse.Namespace) -> None:
+    """A line per change of status, from now on."""
+    cursor, page = await store.wait(0, timeout=0)
+    while page:
+        cursor, page = await store.wait(cursor, timeout=0)
+    if not arguments.json:
+        print(f"following {arguments.run}; Ctrl-C ends it", file=sys.stderr)
+    while True:
+        cursor, changed = await store.wait(cursor, timeout=1.0)
+        for rollout in changed:
+            wanted = {"group": arguments.group, "status": arguments.status, "mode": arguments.mode}
+            if any(value and getattr(rollout, name) != value for name, value in wanted.items()):
+                continue
+            if arguments.json:
+                json_line(rollout)
+            else:
+                console().print(Text("  ").join(_cells(rollout)))
+
+
+async def _show_one(store: Store, arguments: argparse.Namespace) -> None:
+    rollout = await store.get(arguments.id)
+    attempts = await store.attempts(rollout.id)
+    number = arguments.attempt
+    if number is not None and number > len(attempts):
+        raise StropError(f"rollout {rollout.id!r} has {len(attempts)} attempts: there is no attempt {number}")
+    turns, events = await store.turns(rollout.id, attempt=number), await store.events(rollout.id, attempt=number)
+    if arguments.json:
+        json_line({"rollout": rollout, "attempts": attempts, "turns": turns, "events": events})
+    else:
+        _transcript(rollout, turns, events)
+        _attempts(attempts)
+
+
+async def _follow_one(store: Store, arguments: argparse.Namespace) -> None:
+    """Its turns and events as they come, until it has ended."""
+    turns: set[str] = set()
+    events: set[tuple[int, str]] = set()
+    out = Console(highlight=False)
+    while True:
+        rollout = await store.get(arguments.id)
+        number = arguments.attempt or max(rollout.attempts, 1)
+        for turn in await store.turns(rollout.id, attempt=number):
+            if turn.id not in turns:
+                turns.add(turn.id)
+                json_line(turn) if arguments.json else _turn(out, turn)
+        for event in await store.events(rollout.id, attempt=number):
+            if (event.attempt, event.id) not in events:
+                events.add((event.attempt, event.id))
+                json_line(event) if arguments.json else _event(out, event)
+        if rollout.status in TERMINAL:
+            json_line(rollout) if arguments.json else _ending(out, rollout)
+            return
+        await asyncio.sleep(0.3)
+
+
+def _transcript(rollout: Rollout, turns: list[Turn], events: list[Event]) -> None:
+    out = Console(highlight=False)
+    out.print(Text.assemble((rollout.id, "bold"), f"  task {rollout.task.id}  ", status(rollout)))
+    for reward in rollout.rewards:
+        target = f" (turn {reward.turn})" if reward.turn else f" (agent {reward.agent})" if reward.agent else ""
+        out.print(f"  {reward.name} = {views.figure(reward.value)}{target}", markup=False)
+    seen = 0
+    for turn in turns:
+        for message in turn.messages[seen:]:
+            _message(out, message)
+        _turn(out, turn)
+        seen = len(turn.messages) + 1
+    for event in events:
+        _event(out, event)
+    if rollout.detail:
+        out.print(Text(rollout.detail, style="red"))
+
+
+def _turn(out: Console, turn: Turn) -> None:
+    how = f"branch: {turn.branch}" if turn.branch else f"{turn.shared} of {len(turn.prompt_ids)} prompt tokens shared"
+    out.print(
+        Text(
+            f"── turn {turn.id} · {turn.agent} · version {turn.versions[0][1] if turn.versions else '-'} · "
+            f"{len(turn.response_ids)} tokens · {turn.finish} · {how}",
+            style="dim",
+        )
+    )
+    _message(out, turn.answer)
+
+
+def _event(out: Console, event: Event) -> None:
+    if event.kind == "message" and isinstance(text := event.data.get("text"), str):
+        stream = str(event.data.get("stream", "message"))
+        for number, line in enumerate(text.rstrip("\n").split("\n")):
+            out.print(Text.assemble((f"{stream if number == 0 else '':>9}  ", "dim"), line))
+    else:
+        out.print(Text(f"event {event.kind}: {msgspec.json.encode(event.data).decode()}", style="dim"))
+
+
+def _ending(out: Console, rollout: Rollout) -> None:
+    rewards = ", ".join(f"{reward.name} {views.figure(reward.value)}" for reward in rollout.rewards)
+    out.print(Text.assemble(status(rollout), f"  {rewards}" if rewards else ""))
+    if rollout.detail:
+        out.print(Text(rollout.detail, style="red"))
+
+
+def _attempts(attempts: list[Attempt]) -> None:
+    """Who ran it, where there is more to say than that it went well the first time."""
+    out = Console(highlight=False)
+    for attempt in attempts if len(attempts) > 1 else ():
+        lasted = f"{attempt.ended - attempt.started:.1f} s" if attempt.ended else "running"
+        why = f" · {attempt.cause}: {_last_line(attempt.detail)}" if attempt.cause else ""
+        out.print(Text(f"attempt {attempt.number} · {attempt.runner} · {lasted}{why}", style="dim"))
+
+
+def _last_line(text: str | None) -> str:
+    return (text or "").strip().rpartition("\n")[2]
+
+
+def _message(out: Console, message: dict[str, Any]) -> None:
+    role, content = str(message.get("role", "assistant")), str(message.get("content") or "")
+    lines = [content] if content else []
+    for call in message.get("tool_calls") or ():
+        arguments = call["function"]["arguments"]
+        text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+        lines.append(f"{call['function']['name']}({text})")
+    for number, line in enumerate(lines or [""]):
+        style = "magenta" if line is not content else ""
+        out.print(Text.assemble((f"{role if number == 0 else '':>9}  ", "cyan"), (line, style)))
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    config = RunFolder.config(Path(arguments.run)) if arguments.run else Config()
+    if arguments.json:
+        sys.stdout.write(configs.to_json(config).decode() + "\n")
+        return 0
+    table = Table(box=None, pad_edge=False)
+    for column in ("setting", "value", "what it is"):
+        table.add_column(column, overflow="fold")
+    own = configs.walk(algorithms.settings(config.algorithm), "algorithm.settings.")
+    for setting in [*configs.settings(config), *own]:
+        table.add_row(Text(setting.key, style="bold"), Text(str(setting.value), style="cyan"), setting.doc)
+    console().print(table)
+    return 0

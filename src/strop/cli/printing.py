@@ -1,0 +1,34 @@
+"""What the commands print with: tables that fit, JSON for machines, and how this program was called."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from strop.types import Rollout
+
+
+def console() -> Console:
+    """Tables fit the terminal; into a pipe they are as wide as they like, so that no id is cut."""
+    return Console(highlight=False) if sys.stdout.isatty() else Console(width=1000, highlight=False)
+
+
+def json_line(value: Any) -> None:
+    """One JSON object per line, said at once: somebody may be reading along."""
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.flush()
+
+
+def me() -> str:
+    """How this command was called, for sentences that tell what to type next."""
+    return sys.argv[0] if Path(sys.argv[0]).name == "strop" else "strop"
+
+
+def status(rollout: Rollout) -> Text:
+    style = {"succeeded": "green", "failed": "red", "cancelled": "yellow"}.get(rollout.status, "")
+    return Text(rollout.status, style=style)

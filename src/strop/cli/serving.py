@@ -1,0 +1,279 @@
+"""`strop serve`, `strop enqueue`, `strop runner`: a store that machines share, tasks put into it, agents run on it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from strop import config as configs
+from strop.cli.printing import console, json_line, me
+from strop.config import Config
+from strop.errors import ConfigError
+from strop.runners.pool import Pool
+from strop.store.base import Store
+from strop.store.opening import open_store
+from strop.tasks.load import load
+from strop.tasks.sampling import queue
+from strop.types import TERMINAL
+
+PORT = 8640
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    serve = commands.add_parser("serve", help="serve a store to runners and programs on this or other machines")
+    serve.add_argument("--folder", default="runs/served", help="where it is kept (default: runs/served)")
+    serve.add_argument("--store", default="", metavar="URL", help="postgresql://...; default: SQLite in the folder")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    serve.add_argument("--port", type=int, default=PORT, help=f"port to listen on (default: {PORT}; 0: a free one)")
+    serve.add_argument("--key", default=os.environ.get("STROP_KEY"), help="the run key (default: $STROP_KEY, or made)")
+    serve.add_argument("--synchronous", choices=["NORMAL", "FULL"], default="NORMAL", help="FULL survives power loss")
+    serve.add_argument("--json", action="store_true", help="say where it is as one JSON object")
+    serve.set_defaults(command=_serve)
+
+    enqueue = commands.add_parser("enqueue", help="put tasks into a store, to be run by runners")
+    _address(enqueue)
+    enqueue.add_argument("--tasks", required=True, help="a file, a folder, a data set, or FILE.py:function")
+    enqueue.add_argument("--split", help="only tasks of this split (default: all)")
+    enqueue.add_argument("--members", type=int, default=1, help="rollouts per task (default: 1)")
+    enqueue.add_argument("--mode", choices=["train", "eval", "greedy"], default="eval", help="how they sample")
+    enqueue.add_argument("--name", help="begins every rollout's id; the same name again queues nothing twice")
+    enqueue.add_argument("--config", metavar="TOML", help="settings from a file: runner.retries")
+    enqueue.add_argument("--set", action="append", default=[], metavar="a.b=c", help="any setting; see `strop config`")
+    enqueue.add_argument("--wait", action="store_true", help="stay until all of them have ended")
+    enqueue.add_argument("--json", action="store_true", help="one JSON object")
+    enqueue.set_defaults(command=_enqueue)
+
+    runner = commands.add_parser("runner", help="run an agent on what a store has queued")
+    _address(runner)
+    runner.add_argument("--agent", help="FILE.py:function, package.module:function, a command, or a service's URL")
+    runner.add_argument("--reward", metavar="FILE.py:function", help="turns (task, answer) into rewards")
+    runner.add_argument("--workers", type=int, help="agents at work at once (default: 16)")
+    runner.add_argument("--model", help="what agents are told to ask for (default: the store's policy)")
+    runner.add_argument("--name", help="what this runner is called (default: host and process)")
+    runner.add_argument("--config", metavar="TOML", help="settings from a file: agent, agents, reward, runner")
+    runner.add_argument("--set", action="append", default=[], metavar="a.b=c", help="any setting; see `strop config`")
+    runner.add_argument("--until-empty", action="store_true", help="end when nothing is queued or running any more")
+    runner.add_argument("--log", metavar="FILE", help="what agents' processes print outside rollouts")
+    runner.add_argument("--json", action="store_true", help="print the counts as JSON at the end and nothing else")
+    runner.set_defaults(command=_runner)
+
+
+def _address(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--url", default=os.environ.get("STROP_URL"), help="where `strop serve` is (default: $STROP_URL)"
+    )
+    command.add_argument("--key", default=os.environ.get("STROP_KEY"), help="the run key (default: $STROP_KEY)")
+
+
+async def _open(arguments: argparse.Namespace) -> Store:
+    if not arguments.url:
+        raise ConfigError(f"where is the store? --url http://127.0.0.1:{PORT}, as `strop serve` says (or $STROP_URL)")
+    return await open_store(arguments.url, key=arguments.key, create=False)
+
+
+# -- serve -------------------------------------------------------------------------------------------------------------
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from strop import serve
+
+    def ready(url: str, key: str) -> None:
+        if arguments.json:
+            return json_line({"url": url, "key": key, "pid": os.getpid()})
+        where = arguments.store.rpartition("@")[2] or f"{arguments.folder}/store.sqlite"
+        out = console()
+        out.print(f"[bold]serving[/] {where} at [bold]{url}[/]; Ctrl-C ends it", soft_wrap=True)
+        out.print(f"  export STROP_URL={url} STROP_KEY={key}", soft_wrap=True, markup=False)
+        for line, what in {
+            "enqueue --tasks tasks.jsonl": "queue tasks",
+            "runner --agent agent.py:agent": "run an agent on them, on as many machines as you like",
+            "rollouts": "look at what came of them",
+        }.items():
+            out.print(Text.assemble("  ", (f"{me()} {line}".ljust(40), "cyan"), f"  {what}"), soft_wrap=True)
+
+    uvloop.run(
+        serve.main(
+            Path(arguments.folder),
+            store_url=arguments.store,
+            host=arguments.host,
+            port=arguments.port,
+            key=arguments.key,
+            synchronous=arguments.synchronous,
+            on_ready=ready,
+        )
+    )
+    return 0
+
+
+# -- enqueue -----------------------------------------------------------------------------------------------------------
+
+
+def _enqueue(arguments: argparse.Namespace) -> int:
+    return uvloop.run(_enqueue_all(arguments))
+
+
+async def _enqueue_all(arguments: argparse.Namespace) -> int:
+    config = configs.load(toml=arguments.config, sets=arguments.set, tasks=arguments.tasks)
+    if arguments.members < 1:
+        raise ConfigError("--members is the number of rollouts per task: at least 1")
+    tasks = [task for task in load(config.tasks, **config.tasks_args) if arguments.split in (None, task.split)]
+    if not tasks:
+        raise ConfigError(f"{arguments.tasks} has no task of split {arguments.split!r}: leave --split out for all")
+    name = arguments.name or time.strftime("q%Y%m%d-%H%M%S")
+    rollouts = queue(
+        tasks,
+        name=name,
+        members=arguments.members,
+        mode=arguments.mode,
+        seed=config.seed,
+        retries=config.runner.retries.by_cause(),
+    )
+    store = await _open(arguments)
+    try:
+        for first in range(0, len(rollouts), 1000):
+            await store.enqueue(rollouts[first : first + 1000])
+        if not arguments.json:
+            console().print(f"queued {len(rollouts)} rollouts of {len(tasks)} tasks as {name}-*", highlight=False)
+        counts = await _ended(store, {rollout.id for rollout in rollouts}, arguments) if arguments.wait else {}
+    finally:
+        await store.close()
+    if arguments.json:
+        json_line({"name": name, "tasks": len(tasks), "rollouts": len(rollouts), **counts})
+    return 1 if counts.get("failed") else 0
+
+
+async def _ended(store: Store, ids: set[str], arguments: argparse.Namespace) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    cursor = 0
+    with Live(console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
+        while ids:
+            cursor, changed = await store.wait(cursor, timeout=5.0)
+            for rollout in changed:
+                if rollout.id in ids and rollout.status in TERMINAL:
+                    ids.discard(rollout.id)
+                    counts[rollout.status] = counts.get(rollout.status, 0) + 1
+            live.update(Text(f"{len(ids)} to go  " + _figures(counts)))
+    if not arguments.json:
+        console().print(_figures(counts), highlight=False)
+    return counts
+
+
+def _figures(counts: Mapping[str, int]) -> str:
+    return " · ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+
+
+# -- runner ------------------------------------------------------------------------------------------------------------
+
+
+def _runner(arguments: argparse.Namespace) -> int:
+    config = configs.load(
+        toml=arguments.config,
+        sets=arguments.set,
+        agent=arguments.agent,
+        reward=arguments.reward,
+        runner={"workers": arguments.workers} if arguments.workers else None,
+    )
+    if not config.agent and not config.agents:
+        raise ConfigError("which agent? --agent FILE.py:function, a command, or the URL of a service")
+    return uvloop.run(_run_agents(config, arguments))
+
+
+async def _run_agents(config: Config, arguments: argparse.Namespace) -> int:
+    store = await _open(arguments)
+    specs = {**({None: config.agent} if config.agent else {}), **config.agents}
+    try:
+        policies = await store.policies()
+        pool = Pool(
+            store,
+            specs,
+            config.runner,
+            gateway_url=arguments.url.rstrip("/"),
+            model=arguments.model or (policies[0].model if policies else ""),
+            name=arguments.name,
+            judge=config.reward,
+            log=arguments.log,
+        )
+        await pool.start()
+        try:
+            drained = await _work(pool, store, config, arguments)
+        finally:
+            await pool.close()
+    finally:
+        await store.close()
+    if arguments.json:
+        json_line(pool.counts)
+    else:
+        console().print(_figures(pool.counts) or "nothing was queued")
+    return 130 if drained else 0
+
+
+async def _work(pool: Pool, store: Store, config: Config, arguments: argparse.Namespace) -> bool:
+    """Until told to stop, or until nothing is left to do. Whether it was told to stop."""
+    stop, now = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, lambda: (now if stop.is_set() else stop).set())
+    pool.work()
+    ends = [asyncio.create_task(stop.wait()), asyncio.create_task(pool.watch())]
+    if arguments.until_empty:
+        ends.append(asyncio.create_task(_empty(store)))
+    progress = asyncio.create_task(_progress(pool, stop, config, arguments))
+    try:
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        drain = asyncio.create_task(pool.drain(config.runner.drain if stop.is_set() else 0.0))
+        impatient = asyncio.create_task(now.wait())
+        await asyncio.wait({drain, impatient}, return_when=asyncio.FIRST_COMPLETED)
+        if not drain.done():  # told twice
+            await pool.drain(0.0)
+        await drain
+        impatient.cancel()
+        return stop.is_set()
+    finally:
+        for task in (*ends, progress):
+            task.cancel()
+        await asyncio.gather(*ends, progress, return_exceptions=True)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+
+
+async def _empty(store: Store) -> None:
+    """Returns when nothing is queued or running, here or elsewhere."""
+    cursor = 0
+    while (stats := await store.stats())["queued"] or stats["running"]:
+        cursor, _ = await store.wait(cursor, timeout=2.0)
+
+
+async def _progress(pool: Pool, stop: asyncio.Event, config: Config, arguments: argparse.Namespace) -> None:
+    """What the runner does: one live line on a terminal, a line every ten seconds elsewhere, nothing for machines."""
+    if arguments.json:
+        return
+    out, began = Console(stderr=True, highlight=False), time.monotonic()
+    out.print(f"runner {pool.name} at {arguments.url}: up to {config.runner.workers} agents; Ctrl-C drains it")
+
+    def line() -> str:
+        ended = sum(count for name, count in pool.counts.items() if name != "leased")
+        rate = ended / max(time.monotonic() - began, 1e-9)
+        state = "stopping; Ctrl-C again ends it now" if stop.is_set() else f"{rate:.1f}/s"
+        return f"running {pool.counts['leased'] - ended} · ended {ended} · {state}  {_figures(pool.counts)}"
+
+    if not sys.stderr.isatty():
+        while True:
+            await asyncio.sleep(10)
+            out.print(line())
+    with Live(Text(line()), console=out, transient=True, refresh_per_second=4) as live:
+        while True:
+            await asyncio.sleep(0.25)
+            live.update(Text(line()))

@@ -1,0 +1,80 @@
+"""Which kind of agent is meant, by how it is written.
+
+    http://127.0.0.1:9000/run             a service that gets every task by POST
+    agent.py:solve, package.module:solve  a Python function, in processes, threads or the loop (`runner.agents_in`)
+    node agent.js                         anything else is a command
+
+What looks like a function or an address but is none gets a sentence, rather than a shell's word for it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from strop.config import RunnerConfig
+from strop.errors import AgentError
+from strop.runners.base import Agent
+
+
+def make(
+    spec: str, config: RunnerConfig, *, folder: str, judge: str = "", log: Path | None = None, host: str = ""
+) -> Agent:
+    """The agent that `spec` names, not started yet. A near miss of a function or a service raises `AgentError`.
+
+    `folder` is for files that live as long as the agent, `judge` is the reward function, `log` the file for what is
+    said outside of any rollout, `host` the gateway's, to be reached without a proxy.
+    """
+    if spec.startswith(("http://", "https://")):
+        from strop.runners.service import Service
+
+        return Service(spec, judge=judge)
+    if is_python(spec):
+        if config.agents_in == "processes":
+            from strop.runners.processes import Processes
+
+            return Processes(spec, config, folder=folder, judge=judge, log=log, host=host)
+        from strop.runners.inloop import InLoop
+
+        return InLoop(spec, config, judge=judge, host=host)
+    if miss := near_miss(spec):
+        raise AgentError(f"agent: {miss}")
+    from strop.runners.command import Command
+
+    return Command(spec, judge=judge)
+
+
+def is_python(spec: str) -> bool:
+    """Whether it is written as `strop.imports.resolve` reads it.
+
+    >>> is_python("agents/solver.py:solve"), is_python("my_package.agents:solve"), is_python("python agent.py:solve")
+    (True, True, False)
+    """
+    place, _, name = spec.rpartition(":")
+    if not name.isidentifier():
+        return False
+    if place.endswith(".py"):
+        return not re.search(r"\s", place) or Path(place).is_file()
+    return all(part.isidentifier() for part in place.split("."))
+
+
+def near_miss(spec: str) -> str | None:
+    """What is wrong with something that was hardly meant as a command.
+
+    >>> near_miss("agent.py")
+    "'agent.py' names no function: write agent.py:function, or 'python agent.py' to run it as a command"
+    >>> near_miss("localhost:9000/run")
+    "'localhost:9000/run' is no address of a service: write http://localhost:9000/run"
+    """
+    if not spec.strip():
+        return "none is given: write FILE.py:function, a command, or the http:// URL of a service"
+    if re.search(r"\s", spec):
+        return None
+    if spec.endswith((".py", ".py:")):
+        place = spec.rstrip(":")
+        return f"{spec!r} names no function: write {place}:function, or 'python {place}' to run it as a command"
+    if ".py:" in spec or re.fullmatch(r"\w[\w.]*:|:\w+", spec):
+        return f"{spec!r} names no function: write FILE.py:function or package.module:function"
+    if re.fullmatch(r"[\w.-]+:\d+(/.*)?", spec):
+        return f"{spec!r} is no address of a service: write http://{spec}"
+    return None

@@ -1,0 +1,243 @@
+"""Python agents in worker processes, one job at a time each: the way that needs no care from the agent's author.
+
+    run ──Job──▶ worker process ──▶ agent ──▶ gateway
+        ◀──Outcome──┘      └──▶ PID.out, what it prints: told as events when the job is over, however it ended
+
+An agent may hold the interpreter's lock, change the environment, crash or never end: it does so in its own process,
+which is killed with all that the agent started and replaced when the next job needs one.
+
+Left out: a bound on what an agent prints while it runs. It is cut when it is told, but lies on disk until then. And if
+the runner itself is killed, its workers end with their process groups, but not what left those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from strop.config import RunnerConfig
+from strop.errors import AgentError, PlaceError
+from strop.runners import wire
+from strop.runners.base import Agent, Job, Outcome, Say
+from strop.runners.llm import bypass_proxy
+from strop.runners.tree import PATIENCE, Trees, leftovers
+from strop.runners.zygote import Zygote
+
+GONE = (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError)
+"""The worker is gone, or makes no sense any more."""
+START_LIMIT = 120.0
+"""Seconds an agent's imports may take."""
+MAX_PIECE = 8 << 10
+"""Most bytes of output in one event."""
+MAX_KEPT = 1 << 20
+"""Most bytes of output kept of one attempt."""
+
+
+class Processes(Agent):
+    """The function `spec`, in up to `config.workers` processes.
+
+    What is printed while it is imported goes to the file `log`. `judge` is the reward function, which runs in the
+    worker too. `folder` is for the workers' files and goes when they go. `host` is the gateway's, reached without a
+    proxy.
+    """
+
+    def __init__(
+        self, spec: str, config: RunnerConfig, *, folder: str, judge: str = "", log: Path | None = None, host: str = ""
+    ) -> None:
+        self._spec = spec
+        self._count = config.workers
+        self._judge = judge
+        self._folder = folder
+        self._log = Path(os.devnull) if log is None else log
+        # Python's own hashing must not make one run of an agent differ from the next.
+        environment = {"PYTHONHASHSEED": "0", **os.environ}
+        bypass_proxy(host, environment)
+        self._zygote = Zygote(self._log, folder, environment)
+        self._trees: Trees | None = None
+        self._workers: set[Worker] = set()
+        self._idle: list[Worker] = []
+
+    async def start(self) -> None:
+        """Start the workers, the first one alone: if it cannot load the agent, none could, and nothing has begun."""
+        try:
+            self._log.open("ab").close()
+        except OSError as error:
+            raise PlaceError(
+                f"cannot write the runners' log {self._log}: {error.strerror}; choose another place"
+            ) from None
+        self._trees = Trees()
+        try:
+            self._idle.append(await self._start_worker())
+            others = (self._start_worker() for _ in range(self._count - 1))
+            for started in await asyncio.gather(*others, return_exceptions=True):
+                if isinstance(started, BaseException):
+                    raise started
+                self._idle.append(started)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def run(self, job: Job, say: Say) -> Outcome:
+        worker = await self._take_worker()
+        try:
+            return await worker.run(job)
+        except GONE:
+            await self._end(worker, job.llm.api_key)
+            how = _how(await self._zygote.ended(worker.pid))
+            return Outcome(cause="lost_runner", detail=f"the agent's process died: {how}", clean=False)
+        except BaseException:  # cancelled: too late, or not wanted any more
+            await self._end(worker, job.llm.api_key)
+            raise
+        finally:
+            printed = worker.printed()  # before it gets its next job
+            if worker in self._workers:
+                self._idle.append(worker)
+            for data in printed:
+                await say("message", data)
+
+    async def close(self) -> None:
+        self._idle = []
+        await asyncio.gather(*(self._end(worker) for worker in list(self._workers)))
+        await self._zygote.close()
+        if self._trees is not None:
+            await self._trees.close()
+
+    async def _take_worker(self) -> Worker:
+        while self._idle:
+            worker = self._idle.pop()
+            if not worker.gone:
+                return worker
+            await self._end(worker)  # it died while it had nothing to do
+        return await self._start_worker()
+
+    async def _start_worker(self) -> Worker:
+        try:
+            async with asyncio.timeout(START_LIMIT):
+                pid, connection = await self._zygote.fork()
+        except TimeoutError:
+            raise AgentError(
+                f"no worker process could be started within {START_LIMIT:g} s: try fewer with runner.workers"
+            ) from None
+        worker = Worker(pid, f"{self._folder}/{pid}.out", *await asyncio.open_connection(sock=connection))
+        self._workers.add(worker)
+        try:
+            error = await self._load(worker)
+        except BaseException:
+            await self._end(worker)
+            raise
+        if error is not None:
+            await self._end(worker)
+            raise AgentError(error)
+        return worker
+
+    async def _load(self, worker: Worker) -> str | None:
+        start = wire.Start(agent=self._spec, judge=self._judge, output=worker.output, sys_path=sys.path)
+        try:
+            async with asyncio.timeout(START_LIMIT):
+                return await worker.load(start)
+        except TimeoutError:
+            return f"agent: importing {self._spec} took more than {START_LIMIT:g} s: do slow work in the agent itself"
+        except GONE:
+            how = _how(await self._zygote.ended(worker.pid))
+            return f"agent: the process that imports {self._spec} died: {how}; look into the runners' log"
+
+    async def _end(self, worker: Worker, cookie: str = "") -> None:
+        """End a worker and everything its agent started, in whose environment `cookie` stands."""
+        assert self._trees is not None
+        self._workers.discard(worker)
+        try:
+            if not worker.gone:
+                self._trees.add(worker.pid, cookie)
+                await self._trees.end(worker.pid)
+            elif cookie:  # its number may belong to someone else by now; its group was ended when it was
+                await asyncio.to_thread(_kill_leftovers, cookie)
+        finally:
+            worker.close()
+
+
+class Worker:
+    """Our side of one worker process."""
+
+    def __init__(self, pid: int, output: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.pid = pid
+        self.output = output
+        self._reader = reader
+        self._writer = writer
+
+    async def load(self, start: wire.Start) -> str | None:
+        self._writer.write(wire.pack(start))
+        return (await wire.receive(self._reader, wire.Ready)).error
+
+    async def run(self, job: Job) -> Outcome:
+        self._writer.write(wire.pack(job))
+        return await wire.receive(self._reader, Outcome)
+
+    def printed(self) -> list[dict[str, Any]]:
+        """What was printed since it was last asked, as the data of events."""
+        try:
+            with open(self.output, "rb") as file:
+                kept, size = file.read(MAX_KEPT), os.fstat(file.fileno()).st_size
+        except FileNotFoundError:  # it never began
+            return []
+        # A new file for the next job: what a child that outlives this one prints must not get into it.
+        os.unlink(self.output)
+        said: list[dict[str, Any]] = [{"stream": "output", "text": text} for text in pieces(kept)]
+        if dropped := size - len(kept):
+            text = f"... {dropped} more bytes were printed and are not kept"
+            said.append({"stream": "output", "text": text, "dropped": dropped})
+        return said
+
+    @property
+    def gone(self) -> bool:
+        return self._reader.at_eof()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _kill_leftovers(cookie: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while (left := leftovers(cookie)) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def pieces(printed: bytes) -> Iterator[str]:
+    """As many whole lines as fit at a time; a line that does not fit is cut between characters.
+
+    >>> [len(piece) for piece in pieces(b"short\\n" + b"x" * 10_000 + b"\\nend")]
+    [6, 8192, 1812]
+    """
+    begin = 0
+    while begin < len(printed):
+        end = begin + MAX_PIECE
+        if end < len(printed):
+            end = printed.rfind(b"\n", begin, end) + 1 or _between_characters(printed, end)
+        yield printed[begin:end].decode(errors="replace")
+        begin = end
+
+
+def _between_characters(text: bytes, at: int) -> int:
+    """`at`, or up to three bytes before it, where a character of UTF-8 begins."""
+    return next((n for n in range(at, at - 4, -1) if text[n] & 0xC0 != 0x80), at)
+
+
+def _how(code: int | None) -> str:
+    if code is None:
+        return "it is not known how"
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"killed by {signal.Signals(-code).name}"
+    return f"killed by signal {-code}"

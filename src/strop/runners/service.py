@@ -1,0 +1,148 @@
+"""An agent that is an HTTP service: it runs already, somewhere, and gets every task by POST.
+
+    POST URL  trace_id: <the attempt's key>   x-strop-rollout: <id>
+    {"task": {"id", "split", "data", "agent"}, "rollout", "model", "base_url", "api_key", "trace_id", "events_url"}
+
+Its answer, as JSON, is what a Python function would return: a number, an object of named numbers, a list of
+{"name", "value"}, or null or nothing if events give the reward. With a reward function it may be anything, also text.
+
+    status                   what it means
+    2xx                      it has succeeded
+    429, 502, 503, 504       later: it is tried again, after Retry-After if that is given, then it is `lost_runner`
+    anything else            it has failed: `agent_error`, with the beginning of the body
+
+A service that cannot be reached, or that closes the connection before it answers, is tried again as well; so it may get
+a task twice. Left out: services with a request shape of their own. A Python function that posts to one does that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from strop import http
+from strop.errors import AgentError, ConfigError
+from strop.http import Answer, Broken, Client, Lost, Unreachable
+from strop.runners.base import Agent, Job, Outcome, Say
+from strop.runners.rewards import Judge, judged, load_judge
+
+TRIES = 5
+LATER = frozenset({429, 502, 503, 504})
+LONGEST_WAIT = 60.0
+
+
+class Service(Agent):
+    """The service at `url`. `judge` names the reward function; `timeout` is for one answer, in seconds; `wait` is how
+    long the second try waits, each further one waiting twice as long."""
+
+    def __init__(self, url: str, *, judge: str = "", timeout: float | None = None, wait: float = 0.5) -> None:
+        self._url = url
+        self._judge_spec = judge
+        self._judge: Judge | None = None
+        self._timeout = timeout
+        self._wait = wait
+        self._client: Client | None = None
+        base, question, query = url.partition("?")
+        try:
+            place = http.parse(base)
+        except ConfigError as error:
+            raise AgentError(f"agent: {error}") from None
+        self._path = (place.path or "/") + question + query
+        self._root = f"{urlsplit(base).scheme}://{place.netloc}"
+
+    async def start(self) -> None:
+        self._judge = load_judge(self._judge_spec)
+        self._client = Client(self._root)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    async def run(self, job: Job, say: Say) -> Outcome:
+        clean, wrong = True, ""
+        for number in range(1, TRIES + 1):
+            try:
+                answer = await self._post(job)
+            except (Unreachable, Lost) as error:
+                clean = clean and isinstance(error, Unreachable)  # what was sent may be at work still
+                wrong, pause = str(error), 0.0
+            except (Broken, TimeoutError) as error:
+                cause = "timeout" if isinstance(error, TimeoutError) else "lost_runner"
+                return Outcome(cause=cause, detail=str(error), clean=False)
+            else:
+                if answer.status not in LATER:
+                    return msgspec.structs.replace(await self._outcome(answer, job), clean=clean)
+                clean = clean and answer.status in (429, 503)  # the others come from between us and the service
+                wrong, pause = self._said(answer), _retry_after(answer.headers.get("retry-after", ""))
+            if number < TRIES:
+                await asyncio.sleep(max(pause, self._wait * 2 ** (number - 1)))
+        detail = f"the service {self._url} took the task in none of {TRIES} tries, see whether it is up: {wrong}"
+        return Outcome(cause="lost_runner", detail=detail, clean=clean)
+
+    async def _post(self, job: Job) -> Answer:
+        assert self._client is not None, "not started"
+        llm = job.llm
+        body = {
+            "task": llm.task,
+            "rollout": llm.rollout,
+            "model": llm.model,
+            "base_url": llm.base_url,
+            "api_key": llm.api_key,
+            "trace_id": llm.trace_id,
+            "events_url": llm.events_url,
+        }
+        headers = {
+            "content-type": "application/json",
+            "accept": "application/json",
+            "trace_id": llm.trace_id,
+            "x-strop-rollout": llm.rollout,
+        }
+        return await self._client.request(
+            "POST", self._path, msgspec.json.encode(body), headers=headers, timeout=self._timeout, again=True
+        )
+
+    async def _outcome(self, answer: Answer, job: Job) -> Outcome:
+        if 300 <= answer.status < 400:
+            there = answer.headers.get("location", "elsewhere")
+            return Outcome(
+                cause="agent_error",
+                detail=f"{self._url} answered {answer.status} and points to {there}: write that address instead",
+            )
+        if answer.status >= 400:
+            return Outcome(cause="agent_error", detail=self._said(answer))
+        text = answer.body.decode(errors="replace")
+        try:
+            value: Any = json.loads(text) if text.strip() else None
+        except (ValueError, RecursionError):
+            if self._judge is None:
+                detail = f"{self._said(answer)}: answer with JSON: a number, an object of named numbers, or null"
+                return Outcome(cause="bad_reward", detail=detail)
+            value = text
+        return await judged(value, job, self._judge)
+
+    def _said(self, answer: Answer) -> str:
+        text = answer.body[:2000].decode(errors="replace").replace("\0", "\ufffd").strip()[:500]
+        return f"{self._url} answered {answer.status}" + (f": {text}" if text else "")
+
+
+def _retry_after(value: str) -> float:
+    """Seconds to wait, given as such or as a date; 0 if nobody knows.
+
+    >>> _retry_after("2"), _retry_after("soon"), _retry_after("100000")
+    (2.0, 0.0, 60.0)
+    """
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except ValueError:
+            return 0.0
+    return min(max(seconds, 0.0), LONGEST_WAIT) if seconds == seconds else 0.0

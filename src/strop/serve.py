@@ -1,0 +1,130 @@
+"""`strop serve`: a store that other processes and machines share, with everything that keeps it well.
+
+    folder/ ──lock──▶ store ──▶ server (/v1/, /r/) ──▶ HttpStore anywhere
+                        └── reclaiming: attempts of runners that are gone end in time
+
+Told to stop (SIGTERM, SIGINT) it drains: no new connections, requests that wait for something to happen end at once,
+those at work are finished, the store is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import signal
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+from strop.errors import PlaceError, StropError
+from strop.server import Server, serve
+from strop.store.base import Store
+from strop.store.http.keys import run_key
+from strop.store.http.routes import StoreApp
+from strop.store.opening import open_store
+from strop.store.reclaim import reclaiming
+
+LEASE_CHECK = 1.0
+"""Seconds between two looks for leases that have run out."""
+LOG = logging.getLogger("strop.serve")
+
+
+class StoreServer:
+    """A store being served at `url`, to whoever has `key`. Closing it leaves the store open."""
+
+    def __init__(self, server: Server, app: StoreApp, key: str, reclaim: asyncio.Task[None]) -> None:
+        self.url, self.key = server.url, key
+        self._server, self._app, self._reclaim = server, app, reclaim
+
+    async def close(self) -> None:
+        self._reclaim.cancel()
+        self._app.close()
+        await self._server.close()
+        with suppress(asyncio.CancelledError):
+            await self._reclaim
+
+
+async def serve_store(
+    store: Store,
+    *,
+    key: str,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    lease_check: float = LEASE_CHECK,
+    log: Path | None = None,
+) -> StoreServer:
+    """Serve an open store from the running event loop. Raises `PlaceError` if the address cannot be had."""
+    app = StoreApp(store, key)
+    server = await serve(app, host=host, port=port, log=log, settings=("--host", "--port"))
+    return StoreServer(server, app, key, asyncio.create_task(_reclaim(store, lease_check), name="strop-reclaim"))
+
+
+async def _reclaim(store: Store, every: float) -> None:
+    """A store that is away for a while is looked after again when it is back."""
+    while True:
+        try:
+            await reclaiming(store, every)
+        except StropError as error:
+            LOG.warning("leases that have run out could not be looked for: %s", error)
+
+
+@asynccontextmanager
+async def served(store: Store, key: str = "run-key") -> AsyncGenerator[StoreServer]:
+    """For tests and notebooks: a store served on a free port as long as the block lasts."""
+    server = await serve_store(store, key=key)
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+async def main(
+    folder: Path,
+    *,
+    store_url: str | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    key: str | None = None,
+    synchronous: Literal["NORMAL", "FULL"] = "NORMAL",
+    on_ready: Callable[[str, str], None],
+) -> None:
+    """Serve the store of `folder`, or the PostgreSQL database at `store_url`, until told to stop. The folder keeps the
+    log and, unless one is given, the key. `on_ready` is told the address and the key."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    with _held(folder, alone=not store_url):
+        secret = run_key(folder, key)
+        store = await open_store(store_url or folder, synchronous=synchronous)
+        try:
+            server = await serve_store(store, key=secret, host=host, port=port, log=folder / "serve.log")
+            on_ready(server.url, secret)
+            await stop.wait()
+            await server.close()
+        finally:
+            await store.close()
+
+
+@contextmanager
+def _held(folder: Path, *, alone: bool) -> Generator[None]:
+    """Make the folder. A SQLite store in it has one owner at a time, whether that serves it or trains with it; the
+    kernel lets go of the lock when the process dies."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("wb")
+    except OSError as error:
+        raise PlaceError(
+            f"cannot write to {folder} ({error.strerror}): make it writable, or choose another place with --folder"
+        ) from None
+    with lock:
+        try:
+            if alone:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise PlaceError(
+                f"another process is at work in {folder}: wait for it, or choose another --folder"
+            ) from None
+        yield

@@ -1,0 +1,277 @@
+"""A store that is served elsewhere: every verb is a request to it.
+
+    store = await HttpStore.open("http://127.0.0.1:8640", key)
+
+A server that cannot be reached, is being started again or has trouble with its disk is asked again for as long as
+`patience` says: verbs may be said twice. What the server refuses is raised here as it was raised there.
+
+Left out: keys of attempts. `attempts()` tells them as "", since only a lease tells an attempt's key; whoever checks
+keys (a gateway) stands beside the store itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import random
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from strop.errors import StoreError, UnknownId
+from strop.http import Answer, Client
+from strop.store import rows
+from strop.store.base import Ref, Store
+from strop.store.http import wire
+from strop.store.sql import ID
+from strop.types import Attempt, Cause, Event, Lease, Mode, Policy, Reward, Rollout, Status, Step, Turn
+
+T = TypeVar("T")
+POLL = 30.0
+"""Seconds one request waits for something to happen; lines that stay silent for longer are cut by many proxies."""
+TIMEOUT = 30.0
+"""Seconds an answer may take on top of that."""
+MAX_ANSWER = 1 << 30
+"""Bytes: the turns of one long rollout are some hundred megabytes."""
+
+_encode = msgspec.json.Encoder().encode
+_LEASES = msgspec.json.Decoder(list[Lease])
+_ROLLOUT = msgspec.json.Decoder(Rollout)
+_ROLLOUTS = msgspec.json.Decoder(list[Rollout])
+_ATTEMPTS = msgspec.json.Decoder(list[wire.AttemptShown])
+_TURNS = msgspec.json.Decoder(list[Turn])
+_EVENTS = msgspec.json.Decoder(list[Event])
+_POLICIES = msgspec.json.Decoder(list[Policy])
+_STEPS = msgspec.json.Decoder(list[wire.StepRecord])
+_STATS = msgspec.json.Decoder(dict[str, int])
+_OVER = msgspec.json.Decoder(wire.Over)
+_RECLAIMED = msgspec.json.Decoder(wire.Reclaimed)
+_CHANGES = msgspec.json.Decoder(wire.Changes)
+_LINEAGE = msgspec.json.Decoder(wire.Lineage)
+_ERROR = msgspec.json.Decoder(wire.ErrorBody)
+
+
+class HttpStore(Store):
+    """Open it with `await HttpStore.open(url, key)`."""
+
+    def __init__(self, url: str, key: str, *, patience: float = 60.0) -> None:
+        self.url = url.rstrip("/")
+        self._client = Client(self.url, key=wire.checked_key(key) if key else None, max_answer=MAX_ANSWER)
+        self._patience = patience
+
+    @classmethod
+    async def open(cls, url: str, key: str, *, patience: float = 60.0) -> HttpStore:
+        """Raises `StoreError` if nobody answers there for `patience` seconds, or the key does not open it."""
+        store = cls(url, key, patience=patience)
+        try:
+            await store.policies()
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    # -- rollouts ------------------------------------------------------------------------------------------------
+
+    async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
+        if rollouts:
+            await self._send("POST", "/v1/rollouts", rollouts)
+
+    async def lease(
+        self, runner: str, *, seconds: float, count: int = 1, wait: float = 0.0, token: str | None = None
+    ) -> builtins.list[Lease]:
+        # Whatever becomes of the line, the same token leads to the same leases.
+        token = token or secrets.token_hex(16)
+        deadline = time.monotonic() + wait
+        while True:
+            poll = min(max(deadline - time.monotonic(), 0.0), POLL) if wait else 0.0
+            body = wire.LeaseBody(
+                runner=rows.text(runner) or "",
+                seconds=seconds,
+                count=min(count, wire.MAX_COUNT),
+                wait=poll,
+                token=token,
+            )
+            leases = await self._ask(_LEASES, "POST", "/v1/lease", body, wait=poll)
+            if leases or time.monotonic() >= deadline:
+                return leases
+
+    async def heartbeat(self, attempts: Sequence[Ref], *, seconds: float) -> builtins.list[Ref]:
+        if not attempts:
+            return []
+        body = {"attempts": attempts, "seconds": seconds}
+        return (await self._ask(_OVER, "POST", "/v1/heartbeat", body)).over
+
+    async def finish(
+        self,
+        rollout: str,
+        attempt: int,
+        *,
+        rewards: Sequence[Reward] = (),
+        cause: Cause | None = None,
+        detail: str | None = None,
+    ) -> Rollout:
+        # JSON has no NaN: it would arrive as something else.
+        body = {"rewards": [rows.checked(reward) for reward in rewards], "cause": cause, "detail": rows.text(detail)}
+        return await self._ask(_ROLLOUT, "POST", f"{_path(rollout)}/attempts/{attempt}/finish", body)
+
+    async def cancel(
+        self, rollouts: Sequence[str], *, detail: str, cause: Literal["cancelled", "late"] = "cancelled"
+    ) -> None:
+        if rollouts:
+            body = {"rollouts": rollouts, "detail": rows.text(detail), "cause": cause}
+            await self._send("POST", "/v1/cancel", body)
+
+    async def reclaim(self, *, everything: bool = False) -> builtins.list[str]:
+        return (await self._ask(_RECLAIMED, "POST", "/v1/reclaim", {"everything": everything})).rollouts
+
+    # -- what happened in them -----------------------------------------------------------------------------------
+
+    async def add_turns(self, turns: Sequence[Turn]) -> None:
+        if turns:
+            await self._send("POST", "/v1/turns", turns)
+
+    async def add_events(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if event.kind == "reward":
+                rows.reward(event.data)
+        if events:
+            await self._send("POST", "/v1/events", events)
+
+    # -- looking -------------------------------------------------------------------------------------------------
+
+    async def get(self, rollout: str) -> Rollout:
+        return await self._ask(_ROLLOUT, "GET", _path(rollout))
+
+    async def attempts(self, rollout: str) -> builtins.list[Attempt]:
+        """Without their keys, which are "" here."""
+        shown = await self._ask(_ATTEMPTS, "GET", f"{_path(rollout)}/attempts")
+        return [one.attempt() for one in shown]
+
+    async def turns(self, rollout: str, *, attempt: int | None = None) -> builtins.list[Turn]:
+        return await self._ask(_TURNS, "GET", f"{_path(rollout)}/turns{_query(attempt=attempt)}")
+
+    async def events(self, rollout: str, *, attempt: int | None = None) -> builtins.list[Event]:
+        return await self._ask(_EVENTS, "GET", f"{_path(rollout)}/events{_query(attempt=attempt)}")
+
+    async def list(
+        self,
+        *,
+        group: str | None = None,
+        status: Status | None = None,
+        mode: Mode | None = None,
+        after: str | None = None,
+        limit: int = 1000,
+    ) -> builtins.list[Rollout]:
+        found: builtins.list[Rollout] = []
+        while len(found) < limit:
+            size = min(limit - len(found), wire.MAX_COUNT)
+            query = _query(group=group, status=status, mode=mode, after=after, limit=size)
+            page = await self._ask(_ROLLOUTS, "GET", f"/v1/rollouts{query}")
+            found += page
+            if len(page) < size:
+                break
+            after = page[-1].id
+        return found
+
+    async def wait(self, cursor: int, *, timeout: float) -> tuple[int, builtins.list[Rollout]]:
+        deadline = time.monotonic() + timeout
+        while True:
+            poll = min(max(deadline - time.monotonic(), 0.0), POLL) if timeout else 0.0
+            query = _query(cursor=cursor, timeout=poll)
+            told = await self._ask(_CHANGES, "GET", f"/v1/changes{query}", wait=poll)
+            if told.rollouts or time.monotonic() >= deadline:
+                return told.cursor, told.rollouts
+
+    async def stats(self) -> dict[str, int]:
+        return await self._ask(_STATS, "GET", "/v1/stats")
+
+    # -- policies and steps --------------------------------------------------------------------------------------
+
+    async def put_policy(self, policy: Policy) -> None:
+        await self._send("PUT", "/v1/policies", policy)
+
+    async def policies(self) -> builtins.list[Policy]:
+        return await self._ask(_POLICIES, "GET", "/v1/policies")
+
+    async def commit_step(self, step: Step, *, policy: str) -> None:
+        await self._send("POST", "/v1/steps", {"step": step, "policy": policy})
+
+    async def steps(self, *, superseded: bool = False) -> builtins.list[Step]:
+        query = _query(superseded="true" if superseded else "false")
+        return [record.step() for record in await self._ask(_STEPS, "GET", f"/v1/steps{query}")]
+
+    async def open_lineage(self, policy: str, *, after: int) -> int:
+        return (await self._ask(_LINEAGE, "POST", "/v1/lineages", {"policy": policy, "after": after})).lineage
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    async def _ask(
+        self, decoder: msgspec.json.Decoder[T], method: str, path: str, what: Any = None, *, wait: float = 0.0
+    ) -> T:
+        answer = await self._send(method, path, what, wait=wait)
+        try:
+            return decoder.decode(answer)
+        except msgspec.MsgspecError as error:
+            raise StoreError(
+                f"{self.url} answers what cannot be read here ({error}): use the same version of strop on both sides"
+            ) from None
+
+    async def _send(self, method: str, path: str, what: Any = None, *, wait: float = 0.0) -> bytes:
+        """The body of the answer, asked for again and again while nobody is there to give one."""
+        try:
+            body = b"" if what is None else _encode(what)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise StoreError(f"this cannot be sent to the store: {error}") from None
+        pause, began = 0.05, time.monotonic()
+        while True:
+            try:
+                answer = await self._client.request(method, path, body, timeout=wait + TIMEOUT, again=True)
+                if answer.status == 200:
+                    return answer.body
+                why = self._refused(answer)
+                if answer.status not in (502, 503, 504):
+                    raise why
+            except (ConnectionError, TimeoutError) as error:
+                why = error
+            tried = time.monotonic() - began
+            if tried + pause > self._patience + wait:
+                raise self._unreachable(why, tried) from None
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(2 * pause, 2.0)
+
+    def _unreachable(self, why: Exception, tried: float) -> StoreError:
+        if isinstance(why, StoreError):  # it said why
+            return StoreError(f"{why} (the store at {self.url} was asked for {tried:.0f} s)")
+        reason = f"tried for {tried:.0f} s, {why}"
+        return StoreError(f"the store at {self.url} cannot be reached ({reason}): see whether `strop serve` is up")
+
+    def _refused(self, answer: Answer) -> Exception:
+        try:
+            problem = _ERROR.decode(answer.body).error
+        except msgspec.MsgspecError:
+            return StoreError(
+                f"{self.url} answers with status {answer.status}, but is no Strop store: check the address"
+            )
+        if problem.type in wire.ERRORS:
+            return wire.ERRORS[problem.type](problem.message)
+        if answer.status == 401:
+            return StoreError(f"the key does not open the store at {self.url}: give the run's key (--key or STROP_KEY)")
+        return StoreError(problem.message)
+
+
+def _path(rollout: str) -> str:
+    if not ID.fullmatch(rollout):  # it could not be told from another address
+        raise UnknownId(f"there is no rollout {rollout!r}: `strop rollouts` lists those there are")
+    return f"/v1/rollouts/{quote(rollout)}"
+
+
+def _query(**given: Any) -> str:
+    query = urlencode({name: value for name, value in given.items() if value is not None}, errors="replace")
+    return f"?{query}" if query else ""

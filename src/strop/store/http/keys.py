@@ -1,0 +1,124 @@
+"""Keys: the run's key opens everything, an attempt's key opens that attempt and nothing else.
+
+A key comes as `Authorization: Bearer <key>` and is compared in constant time.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+from strop.errors import ConfigError, PlaceError, UnknownId
+from strop.store.base import Store
+from strop.store.http.asgi import Header, Refusal
+from strop.store.http.wire import checked_key
+from strop.types import Attempt
+
+CACHED = 8192
+"""How many attempts' keys are kept in memory; those used last stay."""
+
+
+def run_key(folder: Path, given: str | None = None) -> str:
+    """The run's key: the one given, or the one kept in the folder's file `key`, made there if it is not."""
+    if given is not None:
+        return checked_key(given)
+    path = folder / "key"
+    try:
+        return _kept(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise PlaceError(f"cannot read {path} ({error.strerror}): make it readable, or give a key") from None
+    made = secrets.token_urlsafe(24)
+    part = path.with_name(f"key.{os.getpid()}")
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(made + "\n")
+        try:
+            os.link(part, path)  # unlike a rename, it leaves a key alone that another server has just made
+        except FileExistsError:
+            return _kept(path)
+        finally:
+            part.unlink()
+    except OSError as error:
+        raise PlaceError(f"cannot write {path} ({error.strerror}): make the folder writable, or give a key") from None
+    return made
+
+
+def _kept(path: Path) -> str:
+    try:
+        return checked_key(path.read_text(errors="replace").strip())
+    except ConfigError:
+        raise PlaceError(f"{path} holds no key: delete the file, and a new one is made") from None
+
+
+def bearer(headers: Sequence[Header]) -> bytes:
+    """The key of a request, or nothing."""
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            return key.strip() if scheme.lower() == b"bearer" else b""
+    return b""
+
+
+def same(given: bytes, secret: bytes) -> bool:
+    """Nothing never opens anything."""
+    return hmac.compare_digest(given, secret) and bool(secret)
+
+
+class AttemptKeys:
+    """The keys of attempts at work, so that what an attempt says costs one call of the store and not two."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._keys: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+
+    def add(self, attempt: Attempt) -> None:
+        self._keys[attempt.rollout, attempt.number] = attempt.key.encode()
+        if len(self._keys) > CACHED:
+            self._keys.popitem(last=False)
+
+    async def open(self, rollout: str, number: int, key: bytes) -> bool:
+        """Whether `key` is that attempt's."""
+        known = self._keys.get((rollout, number))
+        if known is None:
+            try:
+                attempts = await self._store.attempts(rollout)
+            except UnknownId:
+                return False
+            attempt = next((attempt for attempt in attempts if attempt.number == number), None)
+            if attempt is None or not same(key, attempt.key.encode()):
+                return False
+            self.add(attempt)
+            return True
+        self._keys.move_to_end((rollout, number))
+        return same(key, known)
+
+    def holds(self, key: bytes) -> bool:
+        """Whether it is the key of an attempt that was leased or heard of here."""
+        return any(same(key, known) for known in self._keys.values())
+
+
+class RunKey:
+    """Guards what only the run's key opens."""
+
+    def __init__(self, key: str, attempts: AttemptKeys) -> None:
+        self._key = key.encode()
+        self._attempts = attempts
+
+    def fits(self, given: bytes) -> bool:
+        return same(given, self._key)
+
+    def check(self, headers: Sequence[Header]) -> None:
+        given = bearer(headers)
+        if self.fits(given):
+            return
+        if given and self._attempts.holds(given):
+            message = "this is an attempt's key, which opens /r/<rollout>/<attempt> only: use the run's key"
+            raise Refusal(message, 403, "Forbidden", "attempt_key")
+        message = "the run's key is needed: send it as `Authorization: Bearer <key>`; `strop serve` says it"
+        raise Refusal(message, 401, "Unauthorized", "invalid_api_key", [(b"www-authenticate", b"Bearer")])

@@ -1,0 +1,116 @@
+"""Serves a store: its verbs under /v1/ with the run's key, what an attempt may say under /r/ with its own.
+
+app = StoreApp(store, key)
+server = await serve(app, host="127.0.0.1", port=8640)
+
+request ──▶ key ──▶ body or question ──▶ verb of the store ──▶ JSON      any error on the way ──▶ {"error": {...}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from strop import __version__
+from strop.store.base import Store
+from strop.store.http.asgi import (
+    ByMethod,
+    Fixed,
+    answer,
+    check_depth,
+    encode,
+    malformed,
+    no_such_route,
+    read_body,
+    refuse,
+)
+from strop.store.http.attempts import attempt_routes
+from strop.store.http.keys import AttemptKeys, RunKey
+from strop.store.http.openapi import describe
+from strop.store.http.verbs import VERBS, Verb, Verbs
+from strop.store.http.wire import Health
+
+ABOUT = {
+    "strop": __version__,
+    "what": "a store of rollouts: runners lease them here and report what came of them",
+    "description": "/openapi.json",
+    "key": "every address below /v1/ wants the run's key, as `Authorization: Bearer <key>`",
+}
+
+
+_NOTHING: dict[str, str] = {}
+
+
+class Endpoint:
+    """One verb at its address."""
+
+    def __init__(self, verb: Verb, verbs: Verbs, key: RunKey) -> None:
+        self._key, self._verbs, self._do = key, verbs, verb.do
+        self._decode: Callable[[bytes], Any] | None = None
+        if verb.method != "GET":
+            self._decode = msgspec.json.Decoder(verb.takes).decode
+        self._asks = verb.takes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._key.check(scope["headers"])
+            if self._decode is None:
+                given = question(scope["query_string"], self._asks)
+            else:
+                body = await read_body(receive)
+                check_depth(body)
+                given = self._decode(body)
+            body = encode(await self._do(self._verbs, given, scope.get("path_params", _NOTHING), receive))
+        except Exception as error:
+            return await refuse(send, error)
+        await answer(send, body)
+
+
+def question(query: bytes, asks: type[Any]) -> Any:
+    """What stands after the `?`, by name."""
+    if not query:
+        return asks()
+    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        raise malformed("a name stands twice in the address: give each once")
+    return msgspec.convert(given, asks, strict=False)
+
+
+def store_routes(verbs: Verbs, key: RunKey) -> list[Route]:
+    """Every verb, one route per address."""
+    by_path: dict[str, dict[str, ASGIApp]] = {}
+    for verb in VERBS:
+        by_path.setdefault(verb.path, {})[verb.method] = Endpoint(verb, verbs, key)
+    return [Route(path, ByMethod(endpoints)) for path, endpoints in by_path.items()]
+
+
+class StoreApp:
+    """The ASGI app. Addresses without names in them, which are those asked for most, are found by one look-up."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        attempts = AttemptKeys(store)
+        run_key = RunKey(key, attempts)
+        self._verbs = Verbs(store, attempts)
+        routes = [
+            *attempt_routes(store, attempts, run_key),
+            *store_routes(self._verbs, run_key),
+            Route("/health", ByMethod({"GET": Fixed(Health("ok", __version__))})),
+            Route("/openapi.json", ByMethod({"GET": Fixed(describe())})),
+            Route("/", ByMethod({"GET": Fixed(ABOUT)})),
+        ]
+        self._plain: dict[str, ASGIApp] = {route.path: route.app for route in routes if "{" not in route.path}
+        named = [route for route in routes if "{" in route.path]
+        self._named = Router(named, redirect_slashes=False, default=no_such_route)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._plain.get(scope["path"], self._named)(scope, receive, send)
+
+    def close(self) -> None:
+        """End requests that wait for something to happen. Do it before the server is closed."""
+        self._verbs.close()

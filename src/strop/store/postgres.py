@@ -1,0 +1,394 @@
+"""The store in one schema of a PostgreSQL database: for runs on several machines, whose processes all open it.
+
+    verb ──▶ a thread ──▶ a connection: BEGIN, the operation, NOTIFY if it changed something, COMMIT ──▶ the answer
+    every process: one listener ◀──LISTEN── wakes whoever waits here for what was committed anywhere
+
+A server that is away for a while (`patience`) is waited for and the operation is said again: that its answer was lost
+does not tell whether it was done, which is why every verb may be said twice.
+
+Left out: poolers that give each transaction another connection (LISTEN and prepared statements need one that lasts).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import re
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+from strop.errors import PlaceError, StoreError, StropError
+from strop.store import rows, schema
+from strop.store.moves import Db
+from strop.store.sql import Operation, SqlStore
+from strop.store.threads import Unavailable
+from strop.types import Lease
+
+try:
+    import psycopg
+    from psycopg import errors
+    from psycopg.conninfo import conninfo_to_dict
+    from psycopg.types.string import StrDumperUnknown
+except ImportError:
+    raise StoreError("a store in PostgreSQL needs psycopg: pip install 'strop[postgres]'") from None
+
+T = TypeVar("T")
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+WRITE = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+READ = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+
+WORDS = {
+    "SERIAL_KEY": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+    "BLOB": "BYTEA",
+    "WITHOUT ROWID": "",
+    "TEXT": 'TEXT COLLATE "C"',  # sorted as Python sorts: rows are locked in that order
+}
+TABLES = frozenset(re.findall(r"CREATE TABLE (\w+)", schema.TABLES))
+
+DEFAULTS: dict[str, Any] = {
+    "application_name": "strop",
+    "connect_timeout": 10,
+    "keepalives_idle": 15,  # a server whose machine is gone is noticed within half a minute
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""What libpq is told unless the address says otherwise."""
+
+COLLISIONS = 10
+"""How often an operation is tried again that PostgreSQL undid in favour of another one."""
+
+logging.getLogger("psycopg").addHandler(logging.NullHandler())  # it also logs errors that it raises
+
+
+class Address:
+    """`postgresql://user:password@host:port/database?schema=run1`; `schema` is ours, everything else is libpq's.
+
+    >>> there = Address("postgresql://me:secret@db.example:5433/runs?sslmode=require&schema=run1")
+    >>> str(there)
+    'postgresql://db.example:5433/runs?schema=run1'
+    >>> there.schema, there.libpq["sslmode"], there.libpq["password"]
+    ('run1', 'require', 'secret')
+    """
+
+    def __init__(self, url: str) -> None:
+        own = re.findall(r"[?&]schema=([^&]*)", url)
+        self.schema = unquote(own[-1]) if own else "public"
+        if not re.fullmatch(r"(?!pg_)[a-z_][a-z0-9_]{0,50}", self.schema):
+            raise PlaceError(
+                f"the schema {self.schema!r} cannot be: use up to 51 small letters, digits and '_', without pg_ at first"
+            )
+        try:
+            self.libpq: dict[str, Any] = DEFAULTS | conninfo_to_dict(re.sub(r"(?<=[?&])schema=[^&]*&?", "", url))
+        except psycopg.Error:
+            self.libpq = {}
+        self._host, self._database = (str(self.libpq.get(name) or "") for name in ("host", "dbname"))
+        self._port = str(self.libpq.get("port") or "5432")
+        misread = "@" in self._host + self._database or not re.fullmatch(r"[0-9,]*", self._port)
+        if not self.libpq or misread or not re.match("postgres(ql)?://", url):
+            raise PlaceError(  # without showing it: what was taken for a port may be half of a password
+                "the address of the store cannot be read: write postgresql://user:password@host:5432/database?schema="
+                "name, with %40, %2F, %3A and %3F for '@', '/', ':' and '?' in a password"
+            )
+
+    def __str__(self) -> str:
+        return f"postgresql://{self._host}:{self._port}/{self._database}?schema={self.schema}"
+
+    @property
+    def channel(self) -> str:
+        return f'"strop.{self.schema}"'
+
+    def connect(self) -> Connection:
+        connection = psycopg.connect(**self.libpq, client_encoding="utf8", autocommit=True)
+        try:
+            connection.adapters.register_dumper(str, Text)
+            connection.execute(f'SET search_path = "{self.schema}"; SET synchronous_commit = on'.encode())
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+class Text(StrDumperUnknown):
+    """Text without the characters that PostgreSQL does not take."""
+
+    def dump(self, obj: str) -> Any:
+        return super().dump(rows.text(obj) or "")
+
+
+class PostgresDb:
+    """A connection inside a transaction, as the verbs see it."""
+
+    lock = " FOR UPDATE"
+    skip = " FOR UPDATE SKIP LOCKED"
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.changed = self.queued = False
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> psycopg.Cursor[tuple[Any, ...]]:
+        return self._connection.execute(_translated(sql), parameters, binary=True)
+
+    def executemany(self, sql: str, parameters: Sequence[Sequence[Any]], /) -> psycopg.Cursor[tuple[Any, ...]]:
+        if len(parameters) == 1:
+            return self.execute(sql, parameters[0])
+        cursor = self._connection.cursor()
+        cursor.executemany(_translated(sql), parameters)
+        return cursor
+
+    def alone(self, name: str) -> None:
+        self.execute("SELECT pg_advisory_xact_lock(hashtext(current_schema()), hashtext(?))", (name,))
+
+
+@functools.cache
+def _translated(sql: str) -> bytes:
+    """
+    >>> _translated("SELECT 5 % 2 WHERE a = ?")
+    b'SELECT 5 %% 2 WHERE a = %s'
+    """
+    return sql.replace("%", "%%").replace("?", "%s").encode()
+
+
+class PostgresStore(SqlStore):
+    """Open it with `await PostgresStore.open("postgresql://user@host:5432/database?schema=run1")`."""
+
+    def __init__(self, address: Address, size: int, patience: float) -> None:
+        super().__init__()
+        self._address = address
+        self._patience = patience
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []  # at most one per thread
+        self._threads = ThreadPoolExecutor(size, thread_name_prefix="strop-store")
+        self._listener = Listener(address, self._heard)
+
+    @classmethod
+    async def open(cls, url: str, size: int = 8, patience: float = 60.0) -> PostgresStore:
+        """Open the store in a schema, made with its tables if it is not there, migrated if it is older.
+
+        `size`: how many operations run at a time, each on a connection of its own; one more listens. `patience`: how
+        many seconds a server that does not answer is waited for."""
+        address = Address(url)
+        await asyncio.to_thread(_bring_up_to_date, address)
+        return cls(address, size, patience)
+
+    async def close(self) -> None:
+        with self._lock:
+            self._closing.set()
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        self._threads.shutdown()
+        self._listener.close()
+        self._forget_idle()
+
+    async def lease(
+        self, runner: str, *, seconds: float, count: int = 1, wait: float = 0.0, token: str | None = None
+    ) -> list[Lease]:
+        # With a token, so that what is said again after a lost answer takes nothing more.
+        token = token or secrets.token_hex(8)
+        return await super().lease(runner, seconds=seconds, count=count, wait=wait, token=token)
+
+    async def _write(self, operation: Operation[T]) -> T:
+        return await self._in_thread(WRITE, operation)
+
+    async def _read(self, operation: Operation[T]) -> T:
+        return await self._in_thread(READ, operation)
+
+    async def _in_thread(self, begin: bytes, operation: Operation[T]) -> T:
+        deadline = time.monotonic() + self._patience
+        with self._lock:  # nothing may be put behind the end
+            if self._closing.is_set():
+                raise Unavailable(f"the store {self._address} is closed: open it again")
+            done = self._threads.submit(self._do, begin, operation, deadline)
+        return await asyncio.wrap_future(done)
+
+    def _do(self, begin: bytes, operation: Operation[T], deadline: float) -> T:
+        """Until it is done, or cannot be done, or the server has been away for too long."""
+        pause, collisions = 0.05, 0
+        while True:
+            try:
+                return self._once(begin, operation)
+            except (errors.DeadlockDetected, errors.SerializationFailure) as error:
+                collisions += 1
+                if collisions > COLLISIONS:
+                    raise explain(error, str(self._address)) from None
+            except psycopg.Error as error:
+                if not _away(error):
+                    raise explain(error, str(self._address)) from None
+                self._forget_idle()  # they were lost with it
+                if self._closing.is_set() or time.monotonic() + pause > deadline:
+                    raise Unavailable(
+                        f"PostgreSQL at {self._address} does not answer ({_reason(error)}):"
+                        " start the server again, then resume the run"
+                    ) from None
+                self._closing.wait(pause)
+                pause = min(2 * pause, 1.0)
+
+    def _once(self, begin: bytes, operation: Operation[T]) -> T:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._address.connect()
+        try:
+            return _transaction(connection, begin, operation, self._address.channel)
+        finally:
+            if connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    def _forget_idle(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop().close()
+
+    def _heard(self, words: set[str]) -> None:
+        """In the listener's thread."""
+        if "queued" in words:
+            self._queued.fire()
+        if "changed" in words:
+            self._changed.fire()
+
+
+def _transaction(connection: Connection, begin: bytes, operation: Operation[T], channel: str) -> T:
+    """All of it or nothing. What it changed is told with the commit, at one go."""
+    connection.execute(begin)
+    try:
+        db = PostgresDb(connection)
+        result = operation(db)
+        words = " ".join(word for word, said in (("changed", db.changed), ("queued", db.queued)) if said)
+        connection.execute(f"NOTIFY {channel}, '{words}'; COMMIT".encode() if words else b"COMMIT")
+    except BaseException:
+        with contextlib.suppress(psycopg.Error):
+            connection.rollback()
+        raise
+    return result
+
+
+class Listener:
+    """A thread with a connection of its own that hears what was committed, here and in other processes."""
+
+    def __init__(self, address: Address, heard: Callable[[set[str]], None]) -> None:
+        self._address = address
+        self._heard = heard
+        self._closing = threading.Event()
+        self._woken, self._wake = socket.socketpair()
+        # A daemon, so that a program that never closes its store can still end.
+        self._thread = threading.Thread(target=self._serve, name="strop-store-listener", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._wake.close()
+        self._thread.join()
+        self._woken.close()
+
+    def _serve(self) -> None:
+        while not self._closing.is_set():
+            try:
+                with contextlib.closing(self._address.connect()) as connection:
+                    connection.execute(f"LISTEN {self._address.channel}".encode())
+                    self._heard({"changed", "queued"})  # while nobody listened something may have been missed
+                    self._hear(connection)
+            except psycopg.Error:
+                self._closing.wait(0.5)
+
+    def _hear(self, connection: Connection) -> None:
+        with selectors.DefaultSelector() as either:
+            either.register(connection, selectors.EVENT_READ)
+            either.register(self._woken, selectors.EVENT_READ)
+            while not self._closing.is_set():
+                either.select()
+                said = [notify.payload for notify in connection.notifies(timeout=0)]
+                self._heard({word for payload in said for word in payload.split()})
+
+
+def _bring_up_to_date(address: Address) -> None:
+    """Make the schema and its tables, or migrate them: all of it or nothing."""
+    where = str(address)
+
+    def update(db: Db) -> None:
+        db.execute("SELECT pg_advisory_xact_lock(hashtext('strop'), hashtext(?))", (address.schema,))
+        if not db.execute("SELECT 1 FROM pg_namespace WHERE nspname = ?", (address.schema,)).fetchone():
+            db.execute(f'CREATE SCHEMA "{address.schema}"')
+        found = db.execute("SELECT tablename::text FROM pg_tables WHERE schemaname = current_schema()").fetchall()
+        tables = {name for (name,) in found}
+        version: int | None = None
+        if tables & TABLES:
+            try:
+                (version,) = db.execute("SELECT version FROM strop").fetchone()
+            except (errors.UndefinedTable, errors.UndefinedColumn, TypeError):  # TypeError: it has no row
+                raise StoreError(
+                    f"{where} holds tables of another program: choose another schema, with ?schema=NAME"
+                ) from None
+        for script in schema.steps_from(version, where):
+            for statement in schema.adapt(script, WORDS):
+                db.execute(statement)
+
+    try:
+        connection = address.connect()
+    except psycopg.Error as error:
+        raise unreachable(error, where) from None
+    try:
+        encoding = connection.info.parameter_status("server_encoding")
+        if encoding != "UTF8":
+            raise PlaceError(f"the database of {where} is encoded in {encoding}: make one with ENCODING 'UTF8'")
+        _transaction(connection, WRITE, update, address.channel)
+    except psycopg.Error as error:
+        raise explain(error, where) from None
+    finally:
+        connection.close()
+
+
+def _away(error: psycopg.Error) -> bool:
+    """Whether the server, rather than what it was asked, is the matter. Failing to connect has no code."""
+    code = error.sqlstate or "08000"
+    return isinstance(error, psycopg.OperationalError) and (code.startswith("08") or code.startswith("57P"))
+
+
+def _reason(error: psycopg.Error) -> str:
+    """What PostgreSQL says, in one line."""
+    said = error.diag.message_primary or str(error).strip().rpartition("failed: ")[2]
+    return " ".join(said.split()).removesuffix(".")
+
+
+def unreachable(error: psycopg.Error, where: str) -> PlaceError:
+    """Why there is no connection, as a sentence with the fix in it. Never with the password."""
+    reason = _reason(error)
+    fixes = {
+        "password": "give the right user and password, in the address or in ~/.pgpass",
+        "database .* does not exist": "make it with `createdb`, or correct the address",
+        "role .* does not exist": "make it with `createuser`, or correct the address",
+        "pg_hba.conf": "let this machine in there, or correct the address",
+        "starting up|shutting down|recovery": "try again in a moment",
+        "too many|connection slots": "raise the server's max_connections, or end what uses them up",
+    }
+    fix = next((fix for said, fix in fixes.items() if re.search(said, reason)), "check the address and the server")
+    return PlaceError(f"cannot open {where} ({reason}): {fix}")
+
+
+def explain(error: psycopg.Error, where: str) -> StropError:
+    """What PostgreSQL says, as a sentence with the fix in it."""
+    reason = _reason(error)
+    if isinstance(error, errors.DiskFull):
+        return Unavailable(f"the disk of the server of {where} is full: free some space, then resume the run")
+    if isinstance(error, errors.InsufficientPrivilege):
+        return PlaceError(f"cannot write {where} ({reason}): grant that to the user, or choose another schema")
+    if isinstance(error, errors.ReadOnlySqlTransaction):
+        return Unavailable(f"{where} can only be read ({reason}): give the address of the primary server")
+    if isinstance(error, errors.ProgramLimitExceeded):
+        return StoreError(f"something is too long to be stored in {where} ({reason}): use shorter ids and names")
+    if isinstance(error, psycopg.DataError):
+        return StoreError(f"a value does not fit into {where}: {reason}")
+    return StoreError(f"the store {where} failed: {reason}")

@@ -1,0 +1,361 @@
+"""What every verb does to the tables, the same in every SQL database.
+
+A verb is one function of a connection inside a transaction. The backends (`sqlite`, `postgres`) say how a transaction
+is run and made durable, and in which two words their SQL differs: how rows are locked, and how locked ones are skipped.
+
+Locks are taken in one order, so that no two verbs ever wait for each other: rows of rollouts by id, then of attempts,
+then the one row of `strop`, which counts the changes of status. Holding it until the commit makes the order of those
+numbers the order in which changes become visible: a cursor never runs past a change that is still on its way.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import re
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeVar
+
+from strop.errors import Fenced, IllegalTransition, StoreError, UnknownId
+from strop.store import moves, rows
+from strop.store.base import Ref, Store
+from strop.store.moves import Db
+from strop.store.waiting import Signal, until
+from strop.types import (
+    TERMINAL,
+    TRANSITIONS,
+    Attempt,
+    Cause,
+    Event,
+    Lease,
+    Mode,
+    Policy,
+    Reward,
+    Rollout,
+    Status,
+    Step,
+    Turn,
+)
+
+T = TypeVar("T")
+PAGE = 1000
+"""Most rollouts one `wait` answers with; the cursor leads on to the rest."""
+
+HELD = 1.0
+"""Seconds until one looks again for a rollout that somebody else held."""
+
+ID = re.compile(r"[A-Za-z0-9._~-]{1,200}")
+"""Ids of rollouts stand in addresses."""
+
+
+Operation = Callable[[Db], T]
+
+
+class SqlStore(Store):
+    """The verbs. A backend gives `_write` and `_read`, and fires the signals after what it committed."""
+
+    def __init__(self) -> None:
+        self._changed = Signal()  # a rollout's status changed
+        self._queued = Signal()  # a rollout was queued, or queued again
+
+    @abstractmethod
+    async def _write(self, operation: Operation[T]) -> T:
+        """Run it in a transaction; returns once that is durable."""
+
+    @abstractmethod
+    async def _read(self, operation: Operation[T]) -> T:
+        """Run it on one view of the data."""
+
+    # -- rollouts ------------------------------------------------------------------------------------------------
+
+    async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
+        for given in rollouts:
+            if given.status != "queued":
+                raise IllegalTransition(f"rollout {given.id!r} is {given.status}: only queued ones can be enqueued")
+            if not ID.fullmatch(given.id):
+                raise StoreError(f"a rollout is called {given.id!r}: use letters, digits, '.', '_', '~' and '-'")
+        encoded = [rows.encode(rollout) for rollout in rollouts]
+
+        def write(db: Db) -> None:
+            first = moves.tick(db, len(encoded))
+            db.executemany(
+                f"INSERT INTO rollouts ({rows.ROLLOUT}, changed) VALUES ({rows.marks(rows.ROLLOUT)}, ?)"
+                " ON CONFLICT (id) DO NOTHING",
+                [(*row, first + n) for n, row in enumerate(encoded)],
+            )
+            db.queued = True
+
+        if encoded:
+            await self._write(write)
+
+    async def lease(
+        self, runner: str, *, seconds: float, count: int = 1, wait: float = 0.0, token: str | None = None
+    ) -> builtins.list[Lease]:
+        next_due = float("inf")
+
+        def write(db: Db) -> builtins.list[Lease]:
+            nonlocal next_due
+            if token is not None and (before := moves.leased(db, token)):
+                return before
+            now = time.time()
+            free = db.execute(
+                f"SELECT {rows.ROLLOUT} FROM rollouts WHERE status = 'queued' AND due <= ? ORDER BY seq LIMIT ?"
+                + db.skip,
+                (now, count),
+            ).fetchall()
+            if not free:  # one that is due is held by somebody, who may let it go without a word
+                (due,) = db.execute(
+                    "SELECT min(CASE WHEN due > ? THEN due ELSE ? END) FROM rollouts WHERE status = 'queued'",
+                    (now, now + HELD),
+                ).fetchone()
+                next_due = float("inf") if due is None else due
+            return [moves.open_attempt(db, rows.rollout(row), runner, now, seconds, token) for row in free]
+
+        async def look() -> builtins.list[Lease] | None:
+            return await self._write(write) or None
+
+        return await until(self._queued, wait, look, lambda: next_due - time.time()) or []
+
+    async def heartbeat(self, attempts: Sequence[Ref], *, seconds: float) -> builtins.list[Ref]:
+        def write(db: Db) -> builtins.list[Ref]:
+            query = "UPDATE attempts SET lease_until = ? WHERE rollout = ? AND number = ? AND ended IS NULL"
+            until = time.time() + seconds
+            return [
+                (rollout, number)
+                for rollout, number in sorted(set(attempts))
+                if db.execute(query, (until, rollout, number)).rowcount == 0
+            ]
+
+        return await self._write(write) if attempts else []
+
+    async def finish(
+        self,
+        rollout: str,
+        attempt: int,
+        *,
+        rewards: Sequence[Reward] = (),
+        cause: Cause | None = None,
+        detail: str | None = None,
+    ) -> Rollout:
+        given, said = [rows.checked(reward) for reward in rewards], rows.text(detail)
+
+        def write(db: Db) -> Rollout:
+            now = moves.find(db, rollout, db.lock)
+            try:
+                moves.running(db, rollout, attempt)
+            except Fenced:
+                if moves.ended_so(db, now, attempt, cause, said, given):
+                    return now  # the answer to the first time was lost
+                raise
+            return moves.end(db, now, cause, said, given)
+
+        return await self._write(write)
+
+    async def cancel(
+        self, rollouts: Sequence[str], *, detail: str, cause: Literal["cancelled", "late"] = "cancelled"
+    ) -> None:
+        def write(db: Db) -> None:
+            found = [moves.find(db, id, db.lock) for id in sorted(set(rollouts))]
+            for rollout in found:
+                if rollout.status == "running":
+                    moves.held(db, rollout)
+            for rollout in found:
+                if rollout.status not in TERMINAL:
+                    moves.end(db, rollout, cause, rows.text(detail))
+
+        if rollouts:
+            await self._write(write)
+
+    async def reclaim(self, *, everything: bool = False) -> builtins.list[str]:
+        def write(db: Db) -> builtins.list[str]:
+            now = time.time()
+            which = (
+                ""
+                if everything
+                else " AND id IN (SELECT rollout FROM attempts WHERE ended IS NULL AND lease_until < ?)"
+            )
+            found = db.execute(
+                f"SELECT {rows.ROLLOUT} FROM rollouts WHERE status = 'running'{which} ORDER BY id" + db.skip,
+                () if everything else (now,),
+            ).fetchall()
+            running = [(rollout, *moves.held(db, rollout)) for rollout in map(rows.rollout, found)]
+            ended = [id for attempt in running if (id := moves.reclaimed(db, *attempt, now, everything)) is not None]
+            return ended + (moves.tried_again(db) if everything else [])
+
+        return await self._write(write)
+
+    # -- what happened in them -------------------------------------------------------------------------------------
+
+    async def add_turns(self, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            if not all(map(math.isfinite, turn.logprobs)):
+                raise StoreError(f"turn {turn.id!r} has logprobs that are no finite numbers: it cannot be trained on")
+        attempts = sorted({(turn.rollout, turn.attempt) for turn in turns})
+        encoded = [rows.encode(turn) for turn in turns]
+
+        def write(db: Db) -> None:
+            for rollout, number in attempts:
+                moves.running(db, rollout, number)
+            insert = f"INSERT INTO turns ({rows.TURN}) VALUES ({rows.marks(rows.TURN)}) ON CONFLICT (id) DO NOTHING"
+            if db.executemany(insert, encoded).rowcount < len(encoded):
+                for row in encoded:
+                    there = db.execute(f"SELECT {rows.TURN} FROM turns WHERE id = ?", (row[0],)).fetchone()
+                    if builtins.list(there) != row:
+                        raise StoreError(f"turn {row[0]!r} was recorded before: give each turn an id of its own")
+
+        if encoded:
+            await self._write(write)
+
+    async def add_events(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if event.kind == "reward":
+                rows.reward(event.data)
+        attempts = sorted({(event.rollout, event.attempt) for event in events})
+        encoded = [rows.encode(event) for event in events]
+
+        def write(db: Db) -> None:
+            for rollout, number in attempts:
+                moves.running(db, rollout, number)
+            insert = f"INSERT INTO events ({rows.EVENT}) VALUES ({rows.marks(rows.EVENT)}) ON CONFLICT DO NOTHING"
+            if db.executemany(insert, encoded).rowcount < len(encoded):
+                for id, rollout, attempt, kind, data, _ in encoded:
+                    query = "SELECT kind, data FROM events WHERE rollout = ? AND attempt = ? AND id = ?"
+                    if tuple(db.execute(query, (rollout, attempt, id)).fetchone()) != (kind, data):
+                        raise StoreError(f"event {id!r} was recorded before: give each event an id of its own")
+
+        if encoded:
+            await self._write(write)
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    async def get(self, rollout: str) -> Rollout:
+        return await self._read(lambda db: moves.find(db, rollout))
+
+    async def attempts(self, rollout: str) -> builtins.list[Attempt]:
+        def read(db: Db) -> builtins.list[Attempt]:
+            moves.find(db, rollout)
+            query = f"SELECT {rows.ATTEMPT} FROM attempts WHERE rollout = ? ORDER BY number"
+            return [rows.attempt(row) for row in db.execute(query, (rollout,)).fetchall()]
+
+        return await self._read(read)
+
+    async def turns(self, rollout: str, *, attempt: int | None = None) -> builtins.list[Turn]:
+        query = f"SELECT {rows.TURN} FROM turns WHERE rollout = ? AND attempt = ? ORDER BY started, seq"
+        return await self._of_attempt(query, rows.turn, rollout, attempt)
+
+    async def events(self, rollout: str, *, attempt: int | None = None) -> builtins.list[Event]:
+        query = f"SELECT {rows.EVENT} FROM events WHERE rollout = ? AND attempt = ? ORDER BY seq"
+        return await self._of_attempt(query, rows.event, rollout, attempt)
+
+    async def _of_attempt(
+        self, query: str, decode: Callable[[rows.Row], T], rollout: str, attempt: int | None
+    ) -> builtins.list[T]:
+        def read(db: Db) -> builtins.list[rows.Row]:
+            last = moves.find(db, rollout).attempts
+            return db.execute(query, (rollout, last if attempt is None else attempt)).fetchall()
+
+        return [decode(row) for row in await self._read(read)]
+
+    async def list(
+        self,
+        *,
+        group: str | None = None,
+        status: Status | None = None,
+        mode: Mode | None = None,
+        after: str | None = None,
+        limit: int = 1000,
+    ) -> builtins.list[Rollout]:
+        def read(db: Db) -> builtins.list[rows.Row]:
+            given = {"grp": group, "status": status, "mode": mode}
+            where = {f"{column} = ?": value for column, value in given.items() if value is not None}
+            if after is not None:
+                moves.find(db, after)
+                where["seq > (SELECT seq FROM rollouts WHERE id = ?)"] = after
+            which = f"WHERE {' AND '.join(where)}" if where else ""
+            query = f"SELECT {rows.ROLLOUT} FROM rollouts {which} ORDER BY seq LIMIT ?"
+            return db.execute(query, (*where.values(), limit)).fetchall()
+
+        return [rows.rollout(row) for row in await self._read(read)]
+
+    async def wait(self, cursor: int, *, timeout: float) -> tuple[int, builtins.list[Rollout]]:
+        def read(db: Db) -> builtins.list[rows.Row]:
+            query = f"SELECT changed, {rows.ROLLOUT} FROM rollouts WHERE changed > ? ORDER BY changed LIMIT {PAGE}"
+            return db.execute(query, (cursor,)).fetchall()
+
+        async def changes() -> builtins.list[rows.Row] | None:
+            return await self._read(read) or None
+
+        found = await until(self._changed, timeout, changes)
+        if found is None:
+            return cursor, []
+        return found[-1][0], [rows.rollout(row[1:]) for row in found]
+
+    async def stats(self) -> dict[str, int]:
+        def read(db: Db) -> dict[str, int]:
+            counts: dict[str, int] = dict.fromkeys(TRANSITIONS, 0)
+            counts |= dict(db.execute("SELECT status, count(*) FROM rollouts GROUP BY status").fetchall())
+            tables = {"turns": "turns", "events": "events", "steps": "steps WHERE superseded = 0"}
+            return counts | {
+                name: db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for name, table in tables.items()
+            }
+
+        return await self._read(read)
+
+    # -- policies and steps ------------------------------------------------------------------------------------------
+
+    async def put_policy(self, policy: Policy) -> None:
+        def write(db: Db) -> None:
+            db.execute(
+                f"INSERT INTO policies ({rows.POLICY}, original) VALUES ({rows.marks(rows.POLICY)}, ?)"
+                " ON CONFLICT (name) DO UPDATE SET version = excluded.version, model = excluded.model,"
+                " kind = excluded.kind",
+                (*rows.encode(policy), policy.version),
+            )
+
+        await self._write(write)
+
+    async def policies(self) -> builtins.list[Policy]:
+        def read(db: Db) -> builtins.list[Policy]:
+            found = db.execute(f"SELECT {rows.POLICY} FROM policies ORDER BY name").fetchall()
+            return [rows.policy(row) for row in found]
+
+        return await self._read(read)
+
+    async def commit_step(self, step: Step, *, policy: str) -> None:
+        if len(set(step.rollouts)) < len(step.rollouts):
+            raise StoreError(f"step {step.number} names a rollout twice: consume each one once")
+        await self._write(lambda db: moves.commit_step(db, step, policy))
+
+    async def steps(self, *, superseded: bool = False) -> builtins.list[Step]:
+        def read(db: Db) -> builtins.list[Step]:
+            consumed: dict[tuple[int, int], builtins.list[rows.Row]] = {}
+            query = "SELECT lineage, number, rollout, position, dropped FROM consumed ORDER BY position, rollout"
+            for lineage, number, *rest in db.execute(query).fetchall():
+                consumed.setdefault((lineage, number), []).append(rest)
+            which = "" if superseded else "WHERE superseded = 0"
+            found = db.execute(f"SELECT {rows.STEP} FROM steps {which} ORDER BY lineage, number").fetchall()
+            return [rows.step(row, consumed.get((row[0], row[1]), ())) for row in found]
+
+        return await self._read(read)
+
+    async def open_lineage(self, policy: str, *, after: int) -> int:
+        def write(db: Db) -> int:
+            db.execute("SELECT changes FROM strop" + db.lock).fetchone()  # one new line at a time
+            lineage = moves.newest_lineage(db) + 1
+            if after == 0:
+                row = db.execute("SELECT original FROM policies WHERE name = ?", (policy,)).fetchone()
+                version = row[0] if row else ""
+            else:
+                query = "SELECT lineage FROM steps WHERE number = ? AND superseded = 0"
+                row = db.execute(query, (after,)).fetchone()
+                if row is None:
+                    raise UnknownId(f"there is no step {after} to go on from: list them with `steps()`")
+                version = f"{row[0]}.{after}"
+            moves.set_version(db, policy, version)
+            db.execute("UPDATE steps SET superseded = 1 WHERE number > ?", (after,))
+            db.execute("INSERT INTO lineages VALUES (?, ?)", (lineage, after))
+            return lineage
+
+        return await self._write(write)

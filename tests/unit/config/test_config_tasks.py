@@ -1,0 +1,32 @@
+from pathlib import Path
+
+import pytest
+
+from strop.config import Config, from_json, load, to_json
+from strop.errors import ConfigError
+
+
+def test_tasks_are_a_place_or_a_table_of_them_by_split(tmp_path: Path):
+    toml = tmp_path / "run.toml"
+    toml.write_text('tasks = "openai/gsm8k"\ntasks_args = {name = "main"}\nhold_out = 500\n')
+    config = load(toml=toml)
+    assert (config.tasks, config.tasks_args, config.hold_out) == ("openai/gsm8k", {"name": "main"}, 500)
+    toml.write_text('hold_out = 0.1\n[tasks]\ntrain = "a.parquet"\ntest = "b.jsonl"\n')
+    config = load(toml=toml)
+    assert (config.tasks, config.hold_out) == ({"train": "a.parquet", "test": "b.jsonl"}, 0.1)
+    assert from_json(to_json(config)) == config
+
+
+def test_tasks_are_given_whole():
+    """What is set later takes the place of what was there: splits of two sources are never mixed."""
+    base = Config(tasks={"train": "a.parquet", "test": "b.jsonl"})
+    assert load(base=base, sets=["tasks=c.csv"]).tasks == "c.csv"
+    assert load(base=base, tasks={"train": "c.csv"}).tasks == {"train": "c.csv"}
+    assert load(sets=['tasks={"train": "a.csv", "test": "b.csv"}']).tasks == {"train": "a.csv", "test": "b.csv"}
+
+
+def test_what_does_not_fit():
+    with pytest.raises(ConfigError, match=r"hold_out does not fit: .*>= 0"):
+        load(hold_out=-1)
+    with pytest.raises(ConfigError, match="tasks"):
+        load(sets=["tasks=3"])

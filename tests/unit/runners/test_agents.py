@@ -1,0 +1,63 @@
+"""Which kind of agent is meant, by how it is written."""
+
+from pathlib import Path
+
+import pytest
+
+from strop.config import RunnerConfig
+from strop.errors import AgentError
+from strop.runners.agents import make
+
+
+def kind(spec: str, **config) -> str:
+    return type(make(spec, RunnerConfig(**config), folder="/nowhere")).__name__
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("http://127.0.0.1:9000/run", "Service"),
+        ("https://agents.example/run", "Service"),
+        ("agent.py:solve", "Processes"),
+        ("some/folder-1/agent.py:solve", "Processes"),
+        ("package.module:solve", "Processes"),
+        ("module:solve", "Processes"),
+        ("node agent.js", "Command"),
+        ("./agent", "Command"),
+        ("python agent.py", "Command"),
+        ("python agent.py:solve", "Command"),
+        ("python -m package.module:solve", "Command"),
+        ("agent --url http://127.0.0.1", "Command"),
+    ],
+)
+def test_kinds(spec: str, expected: str):
+    assert kind(spec) == expected
+
+
+def test_where_python_agents_run():
+    assert kind("agent.py:solve", agents_in="threads") == kind("agent.py:solve", agents_in="loop") == "InLoop"
+    assert kind("node agent.js", agents_in="loop") == "Command"
+
+
+def test_a_file_may_lie_in_a_folder_with_spaces(tmp_path: Path):
+    place = tmp_path / "my agents"
+    place.mkdir()
+    (place / "agent.py").touch()
+    assert kind(f"{place}/agent.py:solve") == "Processes"
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("", "none is given: write FILE.py:function"),
+        ("agent.py", "write agent.py:function, or 'python agent.py' to run it as a command"),
+        ("agent.py:", "write agent.py:function"),
+        ("agent.py:my-function", "write FILE.py:function"),
+        ("package.module:", "names no function"),
+        ("localhost:9000", "write http://localhost:9000"),
+        ("10.0.0.1:80/run", "write http://10.0.0.1:80/run"),
+    ],
+)
+def test_near_misses(spec: str, says: str):
+    with pytest.raises(AgentError, match=says):
+        make(spec, RunnerConfig(), folder="/nowhere")

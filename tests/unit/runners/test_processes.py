@@ -1,0 +1,219 @@
+"""Agents in worker processes: what they print, how they die, and what is left of them."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from strop.errors import AgentError
+from strop.runners.processes import MAX_KEPT, MAX_PIECE, Processes, pieces
+from strop.store.sqlite import SqliteStore
+from tests.unit.runners.stand import AGENT, AGENTS, alive, eventually, printed, run, running, written
+
+
+def processes_of(pool) -> Processes:
+    agent = pool._agents[None]
+    assert isinstance(agent, Processes)
+    return agent
+
+
+async def test_a_worker_that_dies_is_replaced_and_the_rollout_tried_again(store: SqliteStore, tmp_path: Path):
+    async with running(store, workers=1):
+        once, killed, after = await run(
+            store, {"do": "exit_once", "mark": str(tmp_path / "mark")}, {"do": "kill"}, {"do": "return", "value": 1}
+        )
+    assert (once.status, once.attempts, once.reward()) == ("succeeded", 2, 1.0)
+    assert (killed.cause, killed.detail) == ("lost_runner", "the agent's process died: killed by SIGKILL")
+    assert after.reward() == 1.0
+
+
+async def test_a_dead_worker_is_noticed_though_a_copy_of_it_lives_on(store: SqliteStore):
+    async with running(store, workers=1):
+        (lost,) = await run(store, {"do": "fork"}, retries={})
+    assert lost.detail == "the agent's process died: exit code 4"
+
+
+@pytest.mark.parametrize("session", [False, True], ids=["same session", "session of its own"])
+@pytest.mark.parametrize("how", ["timeout", "death"])
+async def test_what_an_agent_started_ends_with_it(store: SqliteStore, tmp_path: Path, session: bool, how: str):
+    file = tmp_path / "child"
+    doing = {"do": "child", "file": str(file), "session": session} | ({"die": True} if how == "death" else {})
+    async with running(store, workers=1, timeout=2.0):
+        await run(store, doing, retries={})
+        assert await eventually(lambda: not alive(int(file.read_text())))
+
+
+async def test_interrupts_are_the_parents_business(store: SqliteStore):
+    async with running(store, workers=1) as pool:
+        (worker,) = processes_of(pool)._workers
+        os.killpg(worker.pid, signal.SIGINT)
+        (done,) = await run(store, {"do": "return", "value": 1})
+        assert worker in processes_of(pool)._workers
+    assert done.attempts == 1
+
+
+async def test_the_process_workers_come_from_is_replaced_if_it_dies(store: SqliteStore):
+    async with running(store, workers=1) as pool:
+        process = processes_of(pool)._zygote._process
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        _, after = await run(store, {"do": "exit"}, {"do": "return", "value": 1}, retries={})
+    assert after.reward() == 1.0
+
+
+async def test_a_start_that_is_cancelled_confuses_no_other(store: SqliteStore):
+    async with running(store, workers=1) as pool:
+        agent = processes_of(pool)
+        cancelled = asyncio.create_task(agent._start_worker())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        cancelled.cancel()
+        worker = await agent._start_worker()
+        agent._idle = [worker]
+        (done,) = await run(store, {"do": "address", "url": ""})
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+    assert done.reward("worker") == worker.pid
+
+
+async def test_a_worker_that_died_while_idle_costs_nothing(store: SqliteStore):
+    async with running(store, workers=1) as pool:
+        (worker,) = processes_of(pool)._workers
+        os.kill(worker.pid, signal.SIGKILL)
+        assert await eventually(lambda: worker.gone)
+        (done,) = await run(store, {"do": "return", "value": 1})
+    assert (done.reward(), done.attempts) == (1.0, 1)
+
+
+# -- what agents print -------------------------------------------------------------------------------------------------
+
+
+async def test_what_an_agent_prints_is_told_as_events_of_its_rollout(
+    store: SqliteStore, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    log = tmp_path / "agents.log"
+    async with running(store, log=log, workers=1):
+        first, second = await run(store, {"do": "print", "text": "grüße"}, {"do": "return"})
+    (event,) = await store.events(first.id)
+    assert (event.kind, event.data["stream"]) == ("message", "output")
+    assert event.data["text"] == "grüße\nand from its stderr\nan end without a line break"
+    assert await store.events(second.id) == []
+    assert log.read_text() == ""
+    assert capfd.readouterr() == ("", "")
+
+
+async def test_what_is_printed_outside_of_rollouts_goes_to_the_log(store: SqliteStore, tmp_path: Path):
+    (tmp_path / "loud_agent.py").write_text("print('importing')\ndef agent(task, llm): return 1.0")
+    async with running(store, f"{tmp_path}/loud_agent.py:agent", log=tmp_path / "log", workers=1):
+        (done,) = await run(store, {})
+    assert (tmp_path / "log").read_text() == "importing\n"
+    assert await store.events(done.id) == []
+
+
+async def test_the_last_words_of_an_agent_that_is_killed_are_told(store: SqliteStore):
+    async with running(store, workers=2, timeout=2.0):
+        died, hung = await run(store, {"do": "print_and_die"}, {"do": "print_and_hang"}, retries={})
+    assert (died.cause, await printed(store, died.id)) == ("lost_runner", "last words\n")
+    assert (hung.cause, await printed(store, hung.id)) == ("timeout", "waiting for nothing\n")
+
+
+async def test_much_output_is_cut_and_says_so(store: SqliteStore):
+    line = "x" * 99 + "\n"
+    async with running(store, workers=1):
+        (done,) = await run(store, {"do": "print_much", "line": line, "lines": 12_000})
+    *events, last = await store.events(done.id)
+    assert all(len(event.data["text"]) <= MAX_PIECE for event in events)
+    assert all(event.data["text"].endswith("\n") for event in events[:-1])
+    assert sum(len(event.data["text"]) for event in events) == MAX_KEPT
+    assert last.data["dropped"] == 1_200_000 - MAX_KEPT
+    assert f"{1_200_000 - MAX_KEPT} more bytes" in last.data["text"]
+
+
+async def test_what_a_child_prints_too_late_gets_into_no_other_rollout(store: SqliteStore, tmp_path: Path):
+    file = tmp_path / "done"
+    async with running(store, workers=1):
+        (first,) = await run(store, {"do": "print_later", "file": str(file)})
+        (second,) = await run(store, {"do": "until", "file": str(file)})
+    assert await store.events(first.id) == await store.events(second.id) == []
+
+
+def test_pieces_are_whole_lines_and_characters():
+    lines = b"".join(b"%d " % n + b"x" * 1000 + b"\n" for n in range(50))
+    found = list(pieces(lines))
+    assert "".join(found).encode() == lines
+    assert all(piece.endswith("\n") and len(piece) <= MAX_PIECE for piece in found)
+    wide = "aü€😀" * 5000
+    found = list(pieces(wide.encode()))
+    assert "".join(found) == wide
+    assert all(MAX_PIECE - 4 < len(piece.encode()) <= MAX_PIECE for piece in found[:-1])
+    broken = list(pieces(b"\x80" * 20_000))
+    assert sum(map(len, broken)) == 20_000
+    assert list(pieces(b"")) == []
+
+
+# -- the reward function -----------------------------------------------------------------------------------------------
+
+
+async def test_the_reward_function_runs_in_the_worker(store: SqliteStore):
+    async with running(store, judge=f"{AGENTS}:judge", workers=1):
+        (done,) = await run(store, {"do": "return", "value": 3})
+    assert done.reward() == 30.0
+    assert await printed(store, done.id) == "judging 3\n"
+
+
+async def test_a_broken_reward_function_is_told_before_anything_begins(store: SqliteStore):
+    with pytest.raises(AgentError, match="judgee"):
+        async with running(store, judge=f"{AGENTS}:judgee"):
+            pass
+
+
+# -- a parent that dies ------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+    import asyncio, sys
+    from strop.config import RunnerConfig
+    from strop.runners.pool import Pool
+    from strop.store.sqlite import SqliteStore
+    from strop.types import Rollout, Task
+
+    async def main():
+        store = await SqliteStore.open(sys.argv[1])
+        specs = {None: sys.argv[2], "other": sys.argv[2]}
+        pool = Pool(store, specs, RunnerConfig(workers=4), gateway_url="http://127.0.0.1:9", model="main")
+        await pool.start()
+        pool.work()
+        doing = [{"do": "spin"}, {"do": "sleep", "seconds": 600}, {"do": "child", "file": sys.argv[3]}]
+        await store.enqueue([
+            Rollout(id=f"g.{i}", group="g", member=i, created=0.0, task=Task(id="t", data=data))
+            for i, data in enumerate(doing)
+        ])
+        while (await store.stats())["running"] < 3:
+            await asyncio.sleep(0.1)
+        agents = pool._agents.values()
+        pids = [agent._zygote._process.pid for agent in agents] + [w.pid for agent in agents for w in agent._workers]
+        print(pool._folder, *pids, flush=True)
+        await asyncio.sleep(600)
+
+    asyncio.run(main())  # not guarded by __name__: workers must not run it again
+"""
+
+
+async def test_a_killed_parent_leaves_no_process_behind(tmp_path: Path):
+    program, file = tmp_path / "program.py", tmp_path / "child"
+    program.write_text(textwrap.dedent(PROGRAM))
+    command = [sys.executable, program, tmp_path / "s.sqlite", AGENT, file]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:  # noqa: ASYNC220
+        assert parent.stdout is not None
+        folder, *numbers = parent.stdout.readline().decode().split()
+        pids = [int(number) for number in numbers] + [int(await written(file))]
+        assert len(pids) == 11
+        assert all(alive(pid) for pid in pids)
+        assert os.path.isdir(folder)  # noqa: ASYNC240
+        parent.kill()
+        assert await eventually(lambda: not any(alive(pid) for pid in pids)), [pid for pid in pids if alive(pid)]
+        assert not os.path.exists(folder)  # noqa: ASYNC240
