@@ -1,7 +1,7 @@
 """A real PostgreSQL server for tests: a cluster in a temporary folder, on a free port of the loopback.
 
     server = Server()           # initdb, start
-    server.url("run1")          # postgresql://strop@127.0.0.1:PORT/strop?schema=run1
+    server.url("run1")          # postgresql://strop@127.0.0.1:PORT/postgres?schema=run1
     server.kill9(); server.start()
     server.close()
 

@@ -7,7 +7,8 @@ from strop.config import Config
 from strop.engines.scripted import Scripted
 from strop.errors import StropError
 from strop.runners.llm import LLM
-from strop.types import Event, Policy, Reward, Rollout, Sampling, Task, Turn
+from strop.store.opening import open_store
+from strop.types import Event, Policy, Retry, Reward, Rollout, Sampling, Task, Turn
 
 __version__ = "0.1.0"
 
@@ -16,6 +17,7 @@ __all__ = [
     "Config",
     "Event",
     "Policy",
+    "Retry",
     "Reward",
     "Rollout",
     "Sampling",
@@ -24,4 +26,5 @@ __all__ = [
     "Task",
     "Turn",
     "__version__",
+    "open_store",
 ]

@@ -124,7 +124,10 @@ class RunnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     workers: Annotated[int, _doc("agents at work at once"), Meta(ge=1, le=10_000)] = 16
     agents_in: Annotated[
         Literal["processes", "threads", "loop"],
-        _doc("where Python agents run: a process each, a thread each, or all in one event loop (async only)"),
+        _doc(
+            "where Python agents run: a process each, a thread each, or all in one event loop (async only); outside of "
+            "processes they get everything through `llm`, no variables, and what they print is not kept"
+        ),
     ] = "processes"
     timeout: Annotated[float, _doc("seconds an agent may take for one rollout"), Meta(gt=0)] = 300.0
     lease: Annotated[float, _doc("seconds without a sign of life after which a runner counts as lost"), Meta(gt=0)] = (

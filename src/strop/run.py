@@ -198,8 +198,7 @@ async def ended_of(run: Run, wanted: Sequence[Rollout], phase: str) -> list[Roll
         example = next(rollout for rollout in failed if rollout.cause == cause)
         raise AgentError(
             f"all {len(ids)} rollouts failed while {phase}, {count} with {cause}: {last_line(example.detail)} "
-            f"(look: strop rollouts {run.folder.path} {example.id}; the agent's output: {run.folder.agents_log}); "
-            "mend it, then resume"
+            f"(look, with what the agent printed: strop rollouts {run.folder.path} {example.id}); mend it, then resume"
         )
     return [now[id] for id in ids]
 

@@ -92,11 +92,7 @@ async def main(
 ) -> None:
     """Serve the store of `folder`, or the PostgreSQL database at `store_url`, until told to stop. The folder keeps the
     log and, unless one is given, the key. `on_ready` is told the address and the key."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    with _held(folder, alone=not store_url):
+    with _told() as stop, _held(folder, alone=not store_url):
         secret = run_key(folder, key)
         store = await open_store(store_url or folder, synchronous=synchronous)
         try:
@@ -106,6 +102,20 @@ async def main(
             await server.close()
         finally:
             await store.close()
+
+
+@contextmanager
+def _told() -> Generator[asyncio.Event]:
+    """Set once the process is told to stop."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield stop
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
 
 
 @contextmanager

@@ -41,6 +41,7 @@ def post(url: str, key: str, body: object) -> int:
 
 def work(rollout: str, attempt: int, events_url: str, key: str) -> float:
     rng = random.Random(f"{rollout}/{attempt}/{os.getpid()}")
+    slow = rollout.endswith(("3.0", "7.0"))  # longer than a lease, to be overtaken by a second attempt
     base, run_key = os.environ["STROP_TEST_URL"], os.environ["STROP_TEST_KEY"]
     for k in range(3):
         event = {"id": f"{os.getpid()}-{k}", "kind": "message", "data": {"k": k, "attempt": attempt}}
@@ -60,7 +61,7 @@ def work(rollout: str, attempt: int, events_url: str, key: str) -> float:
         }
         status = post(f"{base}/v1/turns", run_key, [turn])
         note("turn" if status == 200 else "refused_turn", rollout, attempt, turn["id"], status)
-        time.sleep(rng.uniform(0.0, 0.12))
+        time.sleep(rng.uniform(0.8, 1.5) if slow else rng.uniform(0.0, 0.12))
     return float(attempt)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ def json_line(value: Any) -> None:
 
 def me() -> str:
     """How this command was called, for sentences that tell what to type next."""
-    return sys.argv[0] if Path(sys.argv[0]).name == "strop" else "strop"
+    called = sys.argv[0]
+    return "strop" if Path(called).name != "strop" or shutil.which("strop") == called else called
 
 
 def status(rollout: Rollout) -> Text:

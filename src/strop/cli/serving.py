@@ -95,12 +95,14 @@ def _serve(arguments: argparse.Namespace) -> int:
         out = console()
         out.print(f"[bold]serving[/] {where} at [bold]{url}[/]; Ctrl-C ends it", soft_wrap=True)
         out.print(f"  export STROP_URL={url} STROP_KEY={key}", soft_wrap=True, markup=False)
-        for line, what in {
-            "enqueue --tasks tasks.jsonl": "queue tasks",
-            "runner --agent agent.py:agent": "run an agent on them, on as many machines as you like",
-            "rollouts": "look at what came of them",
-        }.items():
-            out.print(Text.assemble("  ", (f"{me()} {line}".ljust(40), "cyan"), f"  {what}"), soft_wrap=True)
+        next_steps = {
+            f"{me()} enqueue --tasks tasks.jsonl": "queue tasks",
+            f"{me()} runner --agent agent.py:agent": "run an agent on them, on as many machines as you like",
+            f"{me()} rollouts": "look at what came of them",
+        }
+        width = max(map(len, next_steps))
+        for line, what in next_steps.items():
+            out.print(Text.assemble("  ", (line.ljust(width), "cyan"), f"  {what}"), soft_wrap=True)
 
     uvloop.run(
         serve.main(

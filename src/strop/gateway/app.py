@@ -5,8 +5,9 @@
 
     POST /r/{rollout}/{attempt}/agents/{name}/v1/chat/completions
     GET  /r/{rollout}/{attempt}/agents/{name}/v1/models
-    POST /r/{rollout}/{attempt}/events        {"kind": "reward", "data": {...}} or a list of them
     GET  /health
+
+and, from the store's own routes, what an attempt may say about itself: POST /r/{rollout}/{attempt}/events.
 
 The attempt's key is the API key; it opens that attempt and nothing else.
 """
@@ -22,7 +23,6 @@ from types import ModuleType
 from typing import Any, cast
 
 import msgspec
-from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -31,7 +31,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from strop.errors import BadReward, ContextOverflow, Fenced, StoreError, UnknownId
+from strop.errors import ContextOverflow, Fenced, StoreError, UnknownId
 from strop.gateway.dialects import chat
 from strop.gateway.dialects.base import Dialect, Refused, Request
 from strop.gateway.record import Recorder
@@ -40,27 +40,13 @@ from strop.gateway.sample import Call, PolicyRoute
 from strop.gateway.session import Session
 from strop.gateway.stream import Exchange, fenced, overflow
 from strop.store.base import Store
-from strop.types import Event, EventKind
+from strop.store.http.attempts import attempt_routes
 
 ANY = "*"
 """The route for agents that have none of their own."""
 
 PATH = "/r/{rollout}/{attempt}"
 MAX_BODY = 16 << 20
-
-
-def agent_url(base: str, rollout: str, attempt: int, agent: str = "main") -> str:
-    """An agent's OPENAI_BASE_URL.
-
-    >>> agent_url("http://127.0.0.1:8000", "g1.0", 1)
-    'http://127.0.0.1:8000/r/g1.0/1/agents/main/v1'
-    """
-    return f"{base}/r/{rollout}/{attempt}/agents/{agent}/v1"
-
-
-def events_url(base: str, rollout: str, attempt: int) -> str:
-    """An attempt's STROP_EVENTS_URL."""
-    return f"{base}/r/{rollout}/{attempt}/events"
 
 
 class Gateway:
@@ -80,7 +66,7 @@ class Gateway:
             routes=[
                 Route(PATH + "/agents/{agent}/v1/chat/completions", ModelCalls(self, chat), methods=["POST"]),
                 Route(PATH + "/agents/{agent}/v1/models", self._models, methods=["GET"]),
-                Route(PATH + "/events", self._events, methods=["POST"]),
+                *attempt_routes(store),
                 Route("/health", self._health, methods=["GET"]),
             ],
             exception_handlers={
@@ -160,24 +146,6 @@ class Gateway:
         model = {"id": self.route(request.path_params["agent"]).model, "object": "model", "owned_by": "strop"}
         return _json({"object": "list", "data": [model | {"created": int(session.attempt.started)}]})
 
-    async def _events(self, request: HttpRequest) -> Response:
-        session = await self.session(request)
-        try:
-            body = (await read_body(request)).strip()
-            said = _LIST.decode(body) if body.startswith(b"[") else [_ONE.decode(body)]
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise Refused(f'an event is {{"kind": ..., "data": {{...}}}}, or a list of them: {error}') from None
-        rollout, attempt, now = session.rollout.id, session.attempt.number, time.time()
-        events = [Event(rollout=rollout, attempt=attempt, kind=event.kind, data=event.data, time=now) for event in said]
-        try:
-            await self._store.add_events(events)
-        except BadReward as error:
-            raise Refused(str(error), param="data.value", code="bad_reward") from None
-        except Fenced as error:
-            self.drop(session)
-            raise fenced(error) from None
-        return _json({"recorded": len(events)})
-
     async def _health(self, request: HttpRequest) -> Response:
         return _json({"status": "ok", "sessions": len(self._sessions), "counts": self.counts})
 
@@ -234,16 +202,6 @@ async def read_body(request: HttpRequest) -> bytes:
                 f"the body is larger than {MAX_BODY >> 20} MiB: send less", status=413, code="request_too_large"
             )
     return bytes(parts)
-
-
-class _Said(Struct):
-    """An event as agents write it."""
-
-    kind: EventKind
-    data: dict[str, Any] = {}
-
-
-_ONE, _LIST = msgspec.json.Decoder(_Said), msgspec.json.Decoder(list[_Said])
 
 
 def _json(data: Any, status: int = 200) -> Response:

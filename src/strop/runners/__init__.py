@@ -1,1 +1,1 @@
-"""Lease, run, heartbeat, report. `llm` is what an agent is handed, `worker` runs one, `pool` keeps many at work."""
+"""Lease, run, heartbeat, report. `base` is the seam: `pool` keeps agents of any kind at work, `agents` makes them."""

@@ -86,7 +86,7 @@ class Address:
         self.schema = unquote(own[-1]) if own else "public"
         if not re.fullmatch(r"(?!pg_)[a-z_][a-z0-9_]{0,50}", self.schema):
             raise PlaceError(
-                f"the schema {self.schema!r} cannot be: use up to 51 small letters, digits and '_', without pg_ at first"
+                f"the schema {self.schema!r} cannot be: use up to 51 small letters, digits and '_', no pg_ at first"
             )
         try:
             self.libpq: dict[str, Any] = DEFAULTS | conninfo_to_dict(re.sub(r"(?<=[?&])schema=[^&]*&?", "", url))

@@ -53,8 +53,8 @@ class SqliteStore(SqlStore):
         return cls(str(path), write, read)
 
     async def close(self) -> None:
-        await self._writer.close()
         await self._reader.close()
+        await self._writer.close()  # the last one out tidies up, which a reader may not
 
     async def _write(self, operation: Operation[T]) -> T:
         return await self._writer.do(operation)

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 
 from strop.engines.scripted import Answer, Scripted
-from strop.gateway.app import Gateway, agent_url, events_url
+from strop.gateway.app import Gateway
 from strop.server import Server
 from strop.store.sqlite import SqliteStore
 from strop.types import Attempt, Rollout, Task, Turn
@@ -32,10 +32,10 @@ class Stand:
         return lease.attempt
 
     def url(self, attempt: Attempt, agent: str = "main") -> str:
-        return agent_url(self.server.url, attempt.rollout, attempt.number, agent)
+        return f"{self.server.url}/r/{attempt.rollout}/{attempt.number}/agents/{agent}/v1"
 
     def events_url(self, attempt: Attempt) -> str:
-        return events_url(self.server.url, attempt.rollout, attempt.number)
+        return f"{self.server.url}/r/{attempt.rollout}/{attempt.number}/events"
 
     def client(self, attempt: Attempt, agent: str = "main", **options: Any) -> openai.AsyncOpenAI:
         options = {"api_key": attempt.key, "max_retries": 0} | options

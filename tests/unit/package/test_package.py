@@ -16,7 +16,7 @@ from tests import runs
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
-PUBLIC = "Config Event LLM Policy Reward Rollout Sampling Scripted StropError Task Turn __version__"
+PUBLIC = "Config Event LLM Policy Retry Reward Rollout Sampling Scripted StropError Task Turn __version__ open_store"
 
 
 def test_public_names_are_pinned() -> None:
@@ -25,10 +25,10 @@ def test_public_names_are_pinned() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["strop", "strop.cli", "strop.run", "strop.rooms", "strop.gateway.app", "strop.store.sqlite"]
+    "module", ["strop", "strop.cli", "strop.run", "strop.rooms", "strop.gateway.app", "strop.serve", "strop.runners.pool"]
 )
 def test_the_core_imports_without_torch(module: str) -> None:
-    heavy = "{'torch', 'transformers', 'matplotlib', 'vllm', 'ray'}"
+    heavy = "{'torch', 'transformers', 'matplotlib', 'vllm', 'ray', 'datasets', 'pyarrow', 'psycopg'}"
     code = f"import sys, {module}; found = {heavy} & set(sys.modules); assert not found, found"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -17,7 +17,7 @@ from strop.errors import AgentError, BadReward, StropError
 from strop.runners import llm as llm_module
 from strop.runners.base import Job
 from strop.runners.llm import LLM
-from strop.runners.rewards import load_judge, rewards_of
+from strop.runners.rewards import load_judge
 from strop.runners.worker import load_agent, run
 from strop.types import Attempt, Lease, Reward, Rollout, Sampling, Task
 
@@ -30,53 +30,6 @@ def job(tmp_path: Path, *, url: str = "http://127.0.0.1:9", rollout: str = "g1.0
     )
     llm = LLM.at(f"{url}/", lease, model="main", sampling=Sampling(temperature=0.5))
     return Job(llm=llm, seed=5, task_file=str(tmp_path / "task.json"))
-
-
-class Scalar:
-    """As numpy's and torch's scalars do it."""
-
-    def __float__(self) -> float:
-        return 0.5
-
-
-@pytest.mark.parametrize(
-    ("value", "rewards"),
-    [
-        (None, []),
-        (1, [("reward", 1.0)]),
-        (0.25, [("reward", 0.25)]),
-        (True, [("reward", 1.0)]),
-        (Scalar(), [("reward", 0.5)]),
-        ({"reward": 1, "format": False}, [("reward", 1.0), ("format", 0.0)]),
-        ({}, []),
-        (Reward(name="a", value=2), [("a", 2.0)]),
-        ([Reward(name="a", value=2), Reward(name="b", value=3)], [("a", 2.0), ("b", 3.0)]),
-    ],
-)
-def test_what_may_be_returned(value: object, rewards: list[tuple[str, float]]):
-    assert [(r.name, r.value) for r in rewards_of(value)] == rewards
-
-
-def test_a_rewards_target_is_kept():
-    assert rewards_of(Reward(value=1, turn="g1.0/1/0")) == [Reward(value=1.0, turn="g1.0/1/0")]
-
-
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        (math.nan, "reward 'reward' is nan: give a finite number"),
-        (-math.inf, "reward 'reward' is -inf"),
-        ("1.0", "returned str '1.0' as 'reward': return a number"),
-        ({"a": 1, "b": math.nan}, "reward 'b' is nan"),
-        ({"a": "x"}, "str 'x' as 'a'"),
-        ([1.0, 2.0], "list of something else than Reward"),
-        (object(), "returned object .* as 'reward'"),
-        (Reward(name="r", value=math.inf), "reward 'r' is inf"),
-    ],
-)
-def test_what_may_not_be_returned(value: object, says: str):
-    with pytest.raises(BadReward, match=says):
-        rewards_of(value)
 
 
 def test_sync_and_async_agents(tmp_path: Path):

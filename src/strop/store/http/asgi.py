@@ -65,8 +65,10 @@ def refusal(error: Exception) -> Refusal:
     that."""
     if isinstance(error, Refusal):
         return error
-    if isinstance(error, (msgspec.MsgspecError, UnicodeError)):
+    if isinstance(error, msgspec.ValidationError):
         return malformed(f"the request does not fit: {error}")
+    if isinstance(error, (msgspec.MsgspecError, UnicodeError)):
+        return malformed(f"the body is no JSON: {error}")
     if isinstance(error, RecursionError):
         return malformed(f"the request is nested too deeply: {MAX_DEPTH} levels are allowed")
     for kind, status, code in _STATUS:

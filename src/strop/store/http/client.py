@@ -229,7 +229,7 @@ class HttpStore(Store):
             body = b"" if what is None else _encode(what)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise StoreError(f"this cannot be sent to the store: {error}") from None
-        pause, began = 0.05, time.monotonic()
+        pause, since = 0.05, None  # since when it fails: a request may have waited in peace for long before
         while True:
             try:
                 answer = await self._client.request(method, path, body, timeout=wait + TIMEOUT, again=True)
@@ -240,10 +240,12 @@ class HttpStore(Store):
                     raise why
             except (ConnectionError, TimeoutError) as error:
                 why = error
-            tried = time.monotonic() - began
-            if tried + pause > self._patience + wait:
+            now = time.monotonic()
+            since = now if since is None else since
+            tried = now - since
+            if tried >= self._patience:
                 raise self._unreachable(why, tried) from None
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            await asyncio.sleep(min(pause * random.uniform(0.5, 1.5), self._patience - tried))
             pause = min(2 * pause, 2.0)
 
     def _unreachable(self, why: Exception, tried: float) -> StoreError:

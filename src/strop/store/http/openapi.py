@@ -35,7 +35,6 @@ def describe() -> Json:
     answers = [wire.ErrorBody, wire.Said, wire.Recorded, wire.Health, Rollout]
     types = [*(verb.takes for verb in VERBS), *(verb.gives for verb in VERBS), *answers]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    _plain(components)
     for component in components.values():
         if "description" in component:  # its first paragraph: the rest is for readers of the code
             component["description"] = " ".join(component["description"].partition("\n\n")[0].split())
@@ -65,14 +64,6 @@ def describe() -> Json:
             },
         },
     }
-
-
-def _plain(schema: Any) -> None:
-    """Tables of a fixed length say so twice, which some readers of descriptions stumble over."""
-    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
-        _plain(part)
-    if isinstance(schema, dict) and "prefixItems" in schema:
-        del schema["items"]
 
 
 def _operation(verb: Verb, takes: Json, gives: Json, components: Json) -> Json:
