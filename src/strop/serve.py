@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
+import secrets
 import signal
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -71,9 +72,9 @@ async def _reclaim(store: Store, every: float) -> None:
 
 
 @asynccontextmanager
-async def served(store: Store, key: str = "run-key") -> AsyncGenerator[StoreServer]:
-    """For tests and notebooks: a store served on a free port as long as the block lasts."""
-    server = await serve_store(store, key=key)
+async def served(store: Store, key: str | None = None) -> AsyncGenerator[StoreServer]:
+    """For tests and notebooks: a store served on a free port of this machine as long as the block lasts."""
+    server = await serve_store(store, key=key or secrets.token_urlsafe(24))
     try:
         yield server
     finally:

@@ -127,7 +127,10 @@ def ended_so(
 ) -> bool:
     """Whether an attempt that is over ended in just this way."""
     query = "SELECT cause, detail FROM attempts WHERE rollout = ? AND number = ?"
-    if tuple(db.execute(query, (rollout.id, attempt)).fetchone()) != (cause, detail):
+    ended = db.execute(query, (rollout.id, attempt)).fetchone()
+    if ended is None:
+        raise UnknownId(f"there is no attempt {attempt} of rollout {rollout.id!r}")
+    if tuple(ended) != (cause, detail):
         return False
     return cause is not None or (rollout.attempts == attempt and set(given) <= set(rollout.rewards))
 

@@ -143,13 +143,11 @@ class SqlStore(Store):
 
         def write(db: Db) -> Rollout:
             now = moves.find(db, rollout, db.lock)
-            try:
-                moves.running(db, rollout, attempt)
-            except Fenced:
-                if moves.ended_so(db, now, attempt, cause, said, given):
-                    return now  # the answer to the first time was lost
-                raise
-            return moves.end(db, now, cause, said, given)
+            if (now.status, now.attempts) == ("running", attempt):
+                return moves.end(db, now, cause, said, given)
+            if moves.ended_so(db, now, attempt, cause, said, given):
+                return now  # the answer to the first time was lost
+            raise Fenced(f"attempt {attempt} of rollout {rollout!r} is over: how it ended was recorded before")
 
         return await self._write(write)
 

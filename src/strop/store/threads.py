@@ -1,9 +1,10 @@
 """Two threads around SQLite: one writes with group commit, one reads. Callers await futures of their own loops.
 
-    verb ──(operation, future)──▶ queue ──▶ writer: BEGIN, a savepoint per operation, COMMIT ──▶ futures resolve
+    verb ──(operation, future)──▶ queue ──▶ writer: BEGIN, operation, operation, ..., COMMIT ──▶ futures resolve
 
-Many callers share one commit, which is what costs; a caller hears back only once its commit is done. An operation that
-fails is undone alone. Operations run in the order they were put.
+Many callers share one commit, which is what costs; a caller hears back only once its commit is done. When an operation
+fails, all of the batch is undone and run again with a savepoint around each, so that the one that fails is undone
+alone: an operation may run twice, but what it did the first time is gone. They run in the order they were put.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -25,6 +27,9 @@ _Item = tuple[Operation[Any], "asyncio.Future[Any]"]
 _Outcome = tuple["asyncio.Future[Any]", Any, Exception | None]
 
 MAX_BATCH = 512
+GATHER = 0.0005
+"""Seconds the writer waits at most for callers that shared the last commit. They were all answered at once, so they are
+likely on their way with the next operation, and one more commit costs more than the moment."""
 
 
 class Unavailable(StoreError):
@@ -72,12 +77,16 @@ class SqliteThread:
     def _take(self) -> list[_Item | None]:
         """Wait for an item, then take all that are there. None, the end mark, can only be the last."""
         batch = [self._queue.get()]
+        self._gather()
         while batch[-1] is not None and len(batch) < MAX_BATCH:
             try:
                 batch.append(self._queue.get_nowait())
             except queue.Empty:
                 break
         return batch
+
+    def _gather(self) -> None:
+        """Called when there is work: whether to wait for more of it."""
 
     def _run(self, batch: list[_Item]) -> None:
         for operation, future in batch:
@@ -101,16 +110,22 @@ class Writer(SqliteThread):
 
     def __init__(self, connection: sqlite3.Connection, path: str, after_commit: Callable[[], None]) -> None:
         self._after_commit = after_commit
+        self._shared = 1  # how many shared the last commit
         super().__init__(connection, path, "strop-store-writer")
 
+    def _gather(self) -> None:
+        if self._shared > 1:
+            deadline = time.monotonic() + GATHER
+            while self._queue.qsize() + 1 < self._shared and time.monotonic() < deadline:
+                time.sleep(GATHER / 10)
+
     def _run(self, batch: list[_Item]) -> None:
+        self._shared = len(batch)
         if not batch:
             return
         connection = self._connection
         try:
-            connection.execute("BEGIN IMMEDIATE")
-            outcomes = [(future, *self._one(operation)) for operation, future in batch]
-            connection.execute("COMMIT")
+            outcomes = self._together(batch) or self._each(batch)
         except sqlite3.Error as raised:
             # The commit failed, or SQLite undid everything (a full disk does that): nobody's work is durable.
             if connection.in_transaction:
@@ -119,6 +134,26 @@ class Writer(SqliteThread):
             return
         _settle(outcomes)
         self._after_commit()
+
+    def _together(self, batch: list[_Item]) -> list[_Outcome] | None:
+        """The whole batch as one, or nothing of it if an operation fails."""
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            outcomes: list[_Outcome] = [(future, operation(connection), None) for operation, future in batch]
+        except Exception:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            return None
+        connection.execute("COMMIT")
+        return outcomes
+
+    def _each(self, batch: list[_Item]) -> list[_Outcome]:
+        """The batch with a savepoint around each operation, which costs two statements more for each."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        outcomes: list[_Outcome] = [(future, *self._one(operation)) for operation, future in batch]
+        self._connection.execute("COMMIT")
+        return outcomes
 
     def _one(self, operation: Operation[Any]) -> tuple[Any, Exception | None]:
         connection = self._connection

@@ -1,17 +1,37 @@
-"""One fixture, `store`, parametrised by backend: every test of this folder runs against each of them."""
+"""One fixture, `store`, parametrised by backend: every test that asks for it runs against each of them."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from strop.serve import served
 from strop.store.base import Store
+from strop.store.http.client import HttpStore
 from strop.store.sqlite import SqliteStore
+from tests.postgres import postgres_server
+
+__all__ = ["postgres_server"]  # a fixture
+
+BACKENDS = ["sqlite", "http", pytest.param("postgres", marks=pytest.mark.postgres)]
 
 
-@pytest.fixture(params=["sqlite"])
+@pytest.fixture(params=BACKENDS)
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    opened = {"sqlite": lambda: SqliteStore.open(tmp_path / "store.sqlite")}[request.param]
-    store = await opened()
-    yield store
-    await store.close()
+    if request.param == "postgres":
+        from strop.store.postgres import PostgresStore
+
+        server = request.getfixturevalue("postgres_server")
+        opened: Store = await PostgresStore.open(server.url(f"t{abs(hash(request.node.nodeid))}"))
+        yield opened
+        await opened.close()
+        return
+    behind = await SqliteStore.open(tmp_path / "store.sqlite")
+    if request.param == "sqlite":
+        yield behind
+    else:
+        async with served(behind) as server:
+            over = await HttpStore.open(server.url, server.key)
+            yield over
+            await over.close()
+    await behind.close()

@@ -56,7 +56,7 @@ class Stand:
 @pytest.fixture
 async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
     behind = await SqliteStore.open(tmp_path / "store.sqlite")
-    async with served(behind) as server:
+    async with served(behind, "run-key") as server:
         stand = Stand(behind, server)
         yield stand
         for client in stand.clients:

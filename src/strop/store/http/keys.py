@@ -76,11 +76,14 @@ class AttemptKeys:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._keys: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._all: set[bytes] = set()
 
     def add(self, attempt: Attempt) -> None:
-        self._keys[attempt.rollout, attempt.number] = attempt.key.encode()
+        key = attempt.key.encode()
+        self._keys[attempt.rollout, attempt.number] = key
+        self._all.add(key)
         if len(self._keys) > CACHED:
-            self._keys.popitem(last=False)
+            self._all.discard(self._keys.popitem(last=False)[1])
 
     async def open(self, rollout: str, number: int, key: bytes) -> bool:
         """Whether `key` is that attempt's."""
@@ -99,8 +102,8 @@ class AttemptKeys:
         return same(key, known)
 
     def holds(self, key: bytes) -> bool:
-        """Whether it is the key of an attempt that was leased or heard of here."""
-        return any(same(key, known) for known in self._keys.values())
+        """Whether it is the key of an attempt that was leased or heard of here. It opens nothing by that."""
+        return key in self._all
 
 
 class RunKey:
