@@ -162,3 +162,18 @@ def test_a_learner_that_is_killed_ends_the_run_with_a_sentence(whole: Path, tmp_
     assert len(done.stderr.strip().splitlines()) == 1
     runs.finish(runs.strop("train", "--resume", folder, "--json"))
     runs.same(whole, folder)  # no agent was blamed for it
+
+
+def test_told_to_stop_it_says_how_to_go_on_and_does(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def stop(family: list[int]) -> None:
+        learner = next(pid for pid in family if b"strop.learner" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        parent = Path(f"/proc/{learner}/stat").read_text().rpartition(")")[2].split()[1]
+        os.kill(int(parent), signal.SIGTERM)
+
+    done = runs.disturb(runs.demo(folder, *SMALL), runs.during_step(folder, 2, ended=1), stop)
+    assert done.returncode == 130
+    assert done.stderr == "strop: stopped; what was collected is kept\n"
+    runs.finish(runs.strop("train", "--resume", folder, "--json"))
+    runs.same(whole, folder)

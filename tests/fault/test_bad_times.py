@@ -69,10 +69,14 @@ async def test_a_full_disk_is_a_sentence_and_work_goes_on_when_there_is_room(sma
     await store.enqueue([rollout("r.0")])
     await store.lease("w", seconds=600)
     recorded: list[str] = []
-    with pytest.raises(StoreError, match=r"disk.* is full: free some space"):
+
+    async def fill() -> None:
         for n in range(400):
             await store.add_events([event(n)])
             recorded.append(str(n))
+
+    with pytest.raises(StoreError, match=r"disk.* is full: free some space"):
+        await fill()
     assert recorded
     assert (await store.get("r.0")).status == "running"  # looking still works
     ballast.unlink()

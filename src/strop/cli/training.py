@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import signal
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from rich.console import Console
@@ -104,11 +108,19 @@ def _run(config: Config, arguments: argparse.Namespace, *, resume: bool = False)
 
     with views.choose(json=arguments.json, out=sys.stdout) as view:
         try:
-            return uvloop.run(train(config if resume else settled(config), view, resume=resume))
-        except KeyboardInterrupt:
+            return uvloop.run(_until_told(train(config if resume else settled(config), view, resume=resume)))
+        except (KeyboardInterrupt, asyncio.CancelledError):
             if (Path(config.folder) / "config.json").exists():
                 view.note(f"stopped; go on with: {me()} train --resume {config.folder}")
-            raise
+            raise KeyboardInterrupt from None
+
+
+async def _until_told(run: Coroutine[Any, Any, Summary]) -> Summary:
+    """Whoever ends the process politely is told the same as with Ctrl-C."""
+    task = asyncio.create_task(run)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    return await task
 
 
 def _tell(summary: Summary, folder: Path, arguments: argparse.Namespace) -> int:

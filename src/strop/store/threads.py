@@ -30,6 +30,9 @@ MAX_BATCH = 512
 GATHER = 0.0005
 """Seconds the writer waits at most for callers that shared the last commit. They were all answered at once, so they are
 likely on their way with the next operation, and one more commit costs more than the moment."""
+WAL_PAGES = 4000
+"""How long the log grows before it is copied into the database (16 MiB). The same pages change again and again: copied
+more rarely, they are copied fewer times."""
 
 
 class Unavailable(StoreError):
@@ -111,6 +114,7 @@ class Writer(SqliteThread):
     def __init__(self, connection: sqlite3.Connection, path: str, after_commit: Callable[[], None]) -> None:
         self._after_commit = after_commit
         self._shared = 1  # how many shared the last commit
+        connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
         super().__init__(connection, path, "strop-store-writer")
 
     def _gather(self) -> None:
