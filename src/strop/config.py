@@ -130,9 +130,9 @@ class RunnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = "processes"
     timeout: Annotated[float, _doc("seconds an agent may take for one rollout"), Meta(gt=0)] = 300.0
-    lease: Annotated[float, _doc("seconds without a sign of life after which a runner counts as lost"), Meta(gt=0)] = (
-        30.0
-    )
+    lease: Annotated[
+        float, _doc("seconds without a sign of life after which a runner counts as lost"), Meta(gt=0, le=3600)
+    ] = 30.0
     drain: Annotated[
         float, _doc("seconds that running agents get to end once a runner is told to stop"), Meta(ge=0)
     ] = 30.0
@@ -286,7 +286,9 @@ def _hints(struct: type[Struct]) -> dict[str, Any]:
 
 
 def _description(hint: Any) -> str:
-    return next((m.description for m in get_args(hint)[1:] if isinstance(m, Meta) and m.description), "")
+    said = next((m.description for m in get_args(hint)[1:] if isinstance(m, Meta) and m.description), "")
+    choices = get_args(get_args(hint)[0]) if get_origin(get_args(hint)[0]) is Literal else ()
+    return f"{said} ({', '.join(choices)})" if choices else said
 
 
 def _struct_of(hint: Any) -> type[Struct] | None:

@@ -64,6 +64,10 @@ class NewerStore(StoreError):
     """The database was written by a newer strop."""
 
 
+class Unavailable(StoreError):
+    """The store cannot be reached or cannot write now. Nothing is wrong with what was asked: asking again may help."""
+
+
 class EngineError(StropError):
     """The engine cannot make tokens: it died, or the request cannot be served."""
 

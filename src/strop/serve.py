@@ -15,7 +15,7 @@ import logging
 import secrets
 import signal
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -43,8 +43,7 @@ class StoreServer:
         self._reclaim.cancel()
         self._app.close()
         await self._server.close()
-        with suppress(asyncio.CancelledError):
-            await self._reclaim
+        await asyncio.gather(self._reclaim, return_exceptions=True)
 
 
 async def serve_store(
@@ -98,9 +97,11 @@ async def main(
         store = await open_store(store_url or folder, synchronous=synchronous)
         try:
             server = await serve_store(store, key=secret, host=host, port=port, log=folder / "serve.log")
-            on_ready(server.url, secret)
-            await stop.wait()
-            await server.close()
+            try:
+                on_ready(server.url, secret)
+                await stop.wait()
+            finally:
+                await server.close()
         finally:
             await store.close()
 
@@ -124,7 +125,7 @@ def _held(folder: Path, *, alone: bool) -> Generator[None]:
     """Make the folder. A SQLite store in it has one owner at a time, whether that serves it or trains with it; the
     kernel lets go of the lock when the process dies."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the store holds keys
         lock = (folder / "lock").open("wb")
     except OSError as error:
         raise PlaceError(

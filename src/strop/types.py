@@ -114,6 +114,9 @@ class Reward(Struct, frozen=True, kw_only=True):
             return f"reward {self.name!r} is {self.value}: give a finite number"
         if not self.name or not self.name.isprintable():  # surrogates are not printable either
             return f"a reward is called {self.name!r}: give it a name of printable characters"
+        target = self.turn or self.agent or ""
+        if not target.isprintable():
+            return f"reward {self.name!r} is for {target!r}: name a turn or an agent with printable characters"
         return None
 
 

@@ -17,6 +17,7 @@ import os, sys, time
 
 def agent(task, llm):
     print("working on", task.id)
+    assert "STROP_KEY" not in os.environ and "STROP_URL" not in os.environ
     if task.data["n"] == 3:
         raise ValueError("three is too much")
     llm.reward("style", 0.5)
@@ -90,15 +91,18 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 def test_queue_here_run_there_look_at_it(place: Place):
     queued = json.loads(place.run("enqueue", "--tasks", "tasks.jsonl", "--members", 2, "--name", "a", "--json").stdout)
-    assert queued == {"name": "a", "tasks": 6, "rollouts": 12}
-    place.run("enqueue", "--tasks", "tasks.jsonl", "--members", 2, "--name", "a")  # the same again is nothing new
+    assert queued == {"name": "a", "tasks": 6, "rollouts": 12, "queued": 12}
+    again = place.run("enqueue", "--tasks", "tasks.jsonl", "--members", 2, "--name", "a").stdout
+    assert "queued 0 rollouts of 6 tasks as a-*; 12 were there already" in again
+    (place.folder / "other.jsonl").write_text('{"id": "o", "n": 9}\n')
+    assert "used for other tasks" in place.run("enqueue", "--tasks", "other.jsonl", "--name", "a", code=2).stderr
     done = place.run("runner", "--agent", "agents.py:agent", "--workers", 4, "--until-empty", "--json")
     assert json.loads(done.stdout) == {"leased": 12, "succeeded": 10, "agent_error": 2}
     found = place.rollouts()
     assert [r["id"] for r in found] == [f"a-{n:06d}.{m}" for n in range(6) for m in range(2)]
     rewards = {r["name"]: r["value"] for r in found[2]["rewards"]}
     assert (rewards["style"], rewards["reward"]) == (0.5, 1.0)
-    shown = place.run("rollouts", place.said["url"], "a-000003.0").stdout
+    shown = place.run("rollouts", "a-000003.0").stdout  # $STROP_URL says where
     assert "working on t3" in shown  # what it printed
     assert "ValueError: three is too much" in shown  # and why it failed
     assert [r["id"] for r in place.rollouts("--status", "failed")] == ["a-000003.0", "a-000003.1"]
@@ -161,12 +165,16 @@ def test_following_shows_what_changes(place: Place):
         (["runner", "--agent", "agents.py:nobody"], 2, "agents.py has no 'nobody'"),
         (["runner", "--agent", "no-such-program --x"], 2, "no-such-program"),
         (["runner"], 2, "which agent?"),
+        (["runner", "--agent", "agents.py:agent", "--workers", 0], 2, "runner.workers"),
+        (["runner", "--agent", "agents.py:agent", "--url", "127.0.0.1:8640"], 2, "did you mean http://127.0.0.1:8640?"),
+        (["runner", "--agent", "agents.py:agent", "--url", "served"], 2, "http://"),
+        (["serve", "--store", "mysql://me:secret@x/y"], 2, "'mysql://me@x/y' is no postgresql://"),
         (["enqueue", "--tasks", "nothing.jsonl"], 2, "nothing.jsonl"),
         (["enqueue", "--tasks", "tasks.jsonl", "--members", 0], 2, "at least 1"),
         (["enqueue", "--tasks", "tasks.jsonl", "--split", "test"], 2, "no task of split 'test'"),
         (["serve", "--folder", "served", "--port", 0], 2, "another process is at work"),
         (["serve", "--folder", "other", "--host", "300.1.1.1"], 2, "300.1.1.1"),
-        (["rollouts", "nowhere"], 2, "holds no run"),
+        (["rollouts", "nowhere", "x"], 2, "holds no run"),
     ],
 )
 def test_what_users_get_wrong_is_one_sentence(place: Place, arguments: list, code: int, says: str):
@@ -177,5 +185,5 @@ def test_what_users_get_wrong_is_one_sentence(place: Place, arguments: list, cod
 
 
 def test_an_unknown_rollout_is_one_sentence(place: Place):
-    done = place.run("rollouts", place.said["url"], "nobody", code=1)
+    done = place.run("rollouts", "nobody", code=1)
     assert "there is no rollout 'nobody'" in done.stderr

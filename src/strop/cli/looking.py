@@ -16,7 +16,7 @@ from rich.text import Text
 
 from strop import algorithms
 from strop import config as configs
-from strop.cli.printing import console, json_line, status
+from strop.cli.printing import console, json_line, status, without_password
 from strop.config import Config
 from strop.errors import StropError
 from strop.folder import RunFolder
@@ -59,6 +59,9 @@ def _positive(text: str) -> int:
 
 
 def _rollouts(arguments: argparse.Namespace) -> int:
+    known = os.environ.get("STROP_URL")
+    if known and arguments.id is None and "://" not in arguments.run and not Path(arguments.run).exists():
+        arguments.run, arguments.id = known, arguments.run  # an id alone, since it is known where to look
     return asyncio.run(_look(arguments))
 
 
@@ -102,12 +105,12 @@ async def _show_all(store: Store, arguments: argparse.Namespace) -> None:
         return
     table = Table(box=None, pad_edge=False)
     for column in ("rollout", "task", "mode", "status", "attempts", "rewards", "why"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column == "rollout")
     for rollout in found:
         table.add_row(*_cells(rollout))
     console().print(table if found else "no rollouts" + " like that" * _narrowed(arguments))
     if len(found) == arguments.limit:
-        print(f"more: --after {found[-1].id} (or --limit)")
+        print(f"more: --after {found[-1].id} (or --limit)", file=sys.stderr)
 
 
 def _narrowed(arguments: argparse.Namespace) -> bool:
@@ -116,15 +119,9 @@ def _narrowed(arguments: argparse.Namespace) -> bool:
 
 def _cells(r: Rollout) -> list[Text]:
     rewards = "  ".join(f"{reward.name} {views.figure(reward.value)}" for reward in r.rewards)
-    return [
-        Text(r.id),
-        Text(r.task.id),
-        Text(r.mode),
-        status(r),
-        Text(str(r.attempts)),
-        Text(rewards),
-        Text(r.cause or ""),
-    ]
+    why = f"{r.cause}: {_last_line(r.detail)}" if r.cause else ""
+    why = why if len(why) <= 100 else why[:99] + "…"
+    return [Text(r.id), Text(r.task.id), Text(r.mode), status(r), Text(str(r.attempts)), Text(rewards), Text(why)]
 
 
 async def _follow_all(store: Store, arguments: argparse.Namespace) -> None:
@@ -133,7 +130,7 @@ async def _follow_all(store: Store, arguments: argparse.Namespace) -> None:
     while page:
         cursor, page = await store.wait(cursor, timeout=0)
     if not arguments.json:
-        print(f"following {arguments.run}; Ctrl-C ends it", file=sys.stderr)
+        print(f"following {without_password(arguments.run)}; Ctrl-C ends it", file=sys.stderr)
     while True:
         cursor, changed = await store.wait(cursor, timeout=1.0)
         for rollout in changed:
@@ -164,7 +161,7 @@ async def _follow_one(store: Store, arguments: argparse.Namespace) -> None:
     """Its turns and events as they come, until it has ended."""
     turns: set[str] = set()
     events: set[tuple[int, str]] = set()
-    out = Console(highlight=False)
+    out = console()
     while True:
         rollout = await store.get(arguments.id)
         number = arguments.attempt or max(rollout.attempts, 1)
@@ -183,7 +180,7 @@ async def _follow_one(store: Store, arguments: argparse.Namespace) -> None:
 
 
 def _transcript(rollout: Rollout, turns: list[Turn], events: list[Event]) -> None:
-    out = Console(highlight=False)
+    out = console()
     out.print(Text.assemble((rollout.id, "bold"), f"  task {rollout.task.id}  ", status(rollout)))
     for reward in rollout.rewards:
         target = f" (turn {reward.turn})" if reward.turn else f" (agent {reward.agent})" if reward.agent else ""
@@ -230,7 +227,7 @@ def _ending(out: Console, rollout: Rollout) -> None:
 
 def _attempts(attempts: list[Attempt]) -> None:
     """Who ran it, where there is more to say than that it went well the first time."""
-    out = Console(highlight=False)
+    out = console()
     for attempt in attempts if len(attempts) > 1 else ():
         lasted = f"{attempt.ended - attempt.started:.1f} s" if attempt.ended else "running"
         why = f" · {attempt.cause}: {_last_line(attempt.detail)}" if attempt.cause else ""
@@ -262,7 +259,8 @@ def _config(arguments: argparse.Namespace) -> int:
         sys.stdout.write(configs.to_json(config).decode() + "\n")
         return 0
     table = Table(box=None, pad_edge=False)
-    for column in ("setting", "value", "what it is"):
+    table.add_column("setting", no_wrap=True)
+    for column in ("value", "what it is"):
         table.add_column(column, overflow="fold")
     own = configs.walk(algorithms.settings(config.algorithm), "algorithm.settings.")
     for setting in [*configs.settings(config), *own]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -34,3 +35,11 @@ def me() -> str:
 def status(rollout: Rollout) -> Text:
     style = {"succeeded": "green", "failed": "red", "cancelled": "yellow"}.get(rollout.status, "")
     return Text(rollout.status, style=style)
+
+
+def without_password(url: str) -> str:
+    """
+    >>> without_password("postgresql://me:secret@host/db")
+    'postgresql://me@host/db'
+    """
+    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1@", url)

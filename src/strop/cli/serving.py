@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -17,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from strop import config as configs
-from strop.cli.printing import console, json_line, me
+from strop.cli.printing import console, json_line, me, without_password
 from strop.config import Config
 from strop.errors import ConfigError
 from strop.runners.pool import Pool
@@ -79,7 +80,11 @@ def _address(command: argparse.ArgumentParser) -> None:
 async def _open(arguments: argparse.Namespace) -> Store:
     if not arguments.url:
         raise ConfigError(f"where is the store? --url http://127.0.0.1:{PORT}, as `strop serve` says (or $STROP_URL)")
-    return await open_store(arguments.url, key=arguments.key, create=False)
+    if re.fullmatch(r"[\w.-]+:\d+", arguments.url):
+        raise ConfigError(f"--url {arguments.url} has no http:// before it: did you mean http://{arguments.url}?")
+    if not arguments.url.startswith(("http://", "https://")):
+        raise ConfigError("--url is the address of `strop serve`, http://...: serve the folder or database there first")
+    return await open_store(arguments.url, key=arguments.key)
 
 
 # -- serve -------------------------------------------------------------------------------------------------------------
@@ -88,13 +93,16 @@ async def _open(arguments: argparse.Namespace) -> Store:
 def _serve(arguments: argparse.Namespace) -> int:
     from strop import serve
 
+    if arguments.store and not arguments.store.startswith(("postgresql://", "postgres://")):
+        raise ConfigError(f"--store {without_password(arguments.store)!r} is no postgresql://USER@HOST/DATABASE")
+
     def ready(url: str, key: str) -> None:
         if arguments.json:
             return json_line({"url": url, "key": key, "pid": os.getpid()})
-        where = arguments.store.rpartition("@")[2] or f"{arguments.folder}/store.sqlite"
+        where = without_password(arguments.store) or f"{arguments.folder}/store.sqlite"
         out = console()
         out.print(f"[bold]serving[/] {where} at [bold]{url}[/]; Ctrl-C ends it", soft_wrap=True)
-        out.print(f"  export STROP_URL={url} STROP_KEY={key}", soft_wrap=True, markup=False)
+        out.print(f"  export STROP_URL={url}\n  export STROP_KEY={key}", soft_wrap=True, markup=False)
         next_steps = {
             f"{me()} enqueue --tasks tasks.jsonl": "queue tasks",
             f"{me()} runner --agent agent.py:agent": "run an agent on them, on as many machines as you like",
@@ -143,15 +151,19 @@ async def _enqueue_all(arguments: argparse.Namespace) -> int:
     )
     store = await _open(arguments)
     try:
+        new = 0
         for first in range(0, len(rollouts), 1000):
-            await store.enqueue(rollouts[first : first + 1000])
+            new += await store.enqueue(rollouts[first : first + 1000])
+        if new < len(rollouts) and (await store.get(rollouts[0].id)).task != rollouts[0].task:
+            raise ConfigError(f"--name {name} was used for other tasks: choose another name")
         if not arguments.json:
-            console().print(f"queued {len(rollouts)} rollouts of {len(tasks)} tasks as {name}-*", highlight=False)
+            there = f"; {len(rollouts) - new} were there already" if new < len(rollouts) else ""
+            console().print(f"queued {new} rollouts of {len(tasks)} tasks as {name}-*{there}")
         counts = await _ended(store, {rollout.id for rollout in rollouts}, arguments) if arguments.wait else {}
     finally:
         await store.close()
     if arguments.json:
-        json_line({"name": name, "tasks": len(tasks), "rollouts": len(rollouts), **counts})
+        json_line({"name": name, "tasks": len(tasks), "rollouts": len(rollouts), "queued": new, **counts})
     return 1 if counts.get("failed") else 0
 
 
@@ -172,7 +184,10 @@ async def _ended(store: Store, ids: set[str], arguments: argparse.Namespace) -> 
 
 
 def _figures(counts: Mapping[str, int]) -> str:
-    return " · ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+    """Leased and succeeded first, then what went wrong."""
+    first = [name for name in ("leased", "succeeded") if name in counts]
+    names = [*first, *sorted(counts.keys() - set(first))]
+    return " · ".join(f"{name} {counts[name]}" for name in names)
 
 
 # -- runner ------------------------------------------------------------------------------------------------------------
@@ -184,8 +199,10 @@ def _runner(arguments: argparse.Namespace) -> int:
         sets=arguments.set,
         agent=arguments.agent,
         reward=arguments.reward,
-        runner={"workers": arguments.workers} if arguments.workers else None,
+        runner={"workers": arguments.workers} if arguments.workers is not None else None,
     )
+    for name in ("STROP_KEY", "STROP_URL"):  # agents inherit the environment, and the run's key is not for them
+        os.environ.pop(name, None)
     if not config.agent and not config.agents:
         raise ConfigError("which agent? --agent FILE.py:function, a command, or the URL of a service")
     return uvloop.run(_run_agents(config, arguments))
@@ -217,6 +234,8 @@ async def _run_agents(config: Config, arguments: argparse.Namespace) -> int:
         json_line(pool.counts)
     else:
         console().print(_figures(pool.counts) or "nothing was queued")
+        if pool.counts.keys() - {"leased", "succeeded", "interrupted", "abandoned"}:
+            console().print(f"why they failed: {me()} rollouts {arguments.url} --status failed", soft_wrap=True)
     return 130 if drained else 0
 
 
@@ -253,9 +272,8 @@ async def _work(pool: Pool, store: Store, config: Config, arguments: argparse.Na
 
 async def _empty(store: Store) -> None:
     """Returns when nothing is queued or running, here or elsewhere."""
-    cursor = 0
-    while (stats := await store.stats())["queued"] or stats["running"]:
-        cursor, _ = await store.wait(cursor, timeout=2.0)
+    while await store.list(status="queued", limit=1) or await store.list(status="running", limit=1):  # noqa: ASYNC110
+        await asyncio.sleep(0.2)
 
 
 async def _progress(pool: Pool, stop: asyncio.Event, config: Config, arguments: argparse.Namespace) -> None:

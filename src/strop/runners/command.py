@@ -22,8 +22,6 @@ process is killed itself. Left out: a terminal, and a shell (write sh -c '...' f
 from __future__ import annotations
 
 import asyncio
-import codecs
-import contextlib
 import errno
 import json
 import os
@@ -39,23 +37,27 @@ from urllib.parse import urlsplit
 import msgspec
 
 from strop.errors import AgentError
+from strop.runners import output
 from strop.runners.base import Agent, Job, Outcome, Say
+from strop.runners.llm import bypass_proxy
+from strop.runners.output import KEPT, PIECE
 from strop.runners.rewards import Judge, is_rewards, judged, load_judge
 from strop.runners.tree import Trees
 
 T = TypeVar("T")
 
-PIECE = 8 << 10
-"""Bytes of output that make an event at once."""
 EVERY = 0.5
-"""Seconds after which less does."""
-KEPT = 1 << 20
-"""Bytes of each stream that become events, and bytes of its end that are looked at for the answer."""
+"""Seconds after which output is told that does not fill an event."""
 DRAIN = 2.0
 """Seconds to wait for the end of the output once all that could write to it was killed."""
 TRY_AGAIN = 75
 KILLED = 128 + signal.SIGKILL
 """What a shell says when its command was killed."""
+MEANING = {
+    None: "it did not end when it was killed",
+    TRY_AGAIN: f"exit code {TRY_AGAIN} (it asks to be tried again)",
+    KILLED: f"exit code {KILLED} (killed by SIGKILL)",
+}
 SHORT_OF = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO}
 
 
@@ -102,9 +104,8 @@ class Command(Agent):
             await _follow(process, streams, say)
         except BaseException as error:
             await _finished(_end(process, streams, trees))
-            if isinstance(error, asyncio.CancelledError):  # what it printed may say why it took so long
-                with contextlib.suppress(Exception):
-                    await asyncio.wait_for(streams.tell(say, last=True), DRAIN)
+            if isinstance(error, asyncio.CancelledError):
+                await output.in_time(streams.tell(say, last=True))
             raise
         killed = await _finished(_end(process, streams, trees))
         await streams.tell(say, last=True)
@@ -127,7 +128,7 @@ class Command(Agent):
         if code == 0:
             answer = _answer(streams.out.end())
             return await judged(answer if self._judge or is_rewards(answer) else None, job, self._judge)
-        how = _how(code)
+        how = MEANING.get(code) or output.how_ended(code)
         if words := _last_lines(streams.err.end()) or _last_lines(streams.out.end()):
             how = f"{how}: {words}"
         lost = code is None or code in (TRY_AGAIN, KILLED, -signal.SIGKILL)
@@ -149,9 +150,7 @@ def _environment(job: Job) -> dict[str, str]:
     # Python's own hashing must not make one run of an agent differ from the next, and what it printed before it was
     # killed must not be lost.
     environment = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", **os.environ}
-    host = urlsplit(job.llm.base_url).hostname
-    for name in ("NO_PROXY", "no_proxy"):  # the gateway is reached directly, whatever proxy agents use for the rest
-        environment[name] = ",".join(part for part in (environment.get(name), host) if part)
+    bypass_proxy(urlsplit(job.llm.base_url).hostname or "", environment)
     return environment | job.llm.environment(job.task_file)
 
 
@@ -227,16 +226,16 @@ class _Streams:
     async def connect(self, process: subprocess.Popen[bytes], message: bytes) -> None:
         """Send `message` as its input, and take what it prints."""
         loop = asyncio.get_running_loop()
-        for pipe, output in ((process.stdout, self.out), (process.stderr, self.err)):
-            transport, _ = await loop.connect_read_pipe(lambda output=output: output, cast("IO[bytes]", pipe))
+        for pipe, stream in ((process.stdout, self.out), (process.stderr, self.err)):
+            transport, _ = await loop.connect_read_pipe(lambda stream=stream: stream, cast("IO[bytes]", pipe))
             self._outputs.append(transport)
         transport, _ = await loop.connect_write_pipe(lambda: self._input, cast("IO[bytes]", process.stdin))
         transport.write(message)  # a program that does not read it closes the pipe, which hurts nobody
         transport.write_eof()
 
     async def tell(self, say: Say, *, last: bool = False) -> None:
-        for output in (self.out, self.err):
-            await output.tell(say, last)
+        for stream in (self.out, self.err):
+            await stream.tell(say, last)
 
     async def close(self) -> None:
         await asyncio.wait([self.out.closed, self.err.closed], timeout=DRAIN)
@@ -266,7 +265,6 @@ class _Output(asyncio.Protocol):
         self._name = name
         self._wake = wake
         self._timer: asyncio.TimerHandle | None = None
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._pending = bytearray()
         self._tail = bytearray()
         self._taken = 0
@@ -291,31 +289,16 @@ class _Output(asyncio.Protocol):
 
     def end(self) -> str:
         """The last of it, as text."""
-        return _text(self._tail[-KEPT:].decode(errors="replace"))
+        return output.text_of(self._tail[-KEPT:])
 
     async def tell(self, say: Say, last: bool) -> None:
-        """Whole lines, or as much of one as an event takes. What is left of a line waits for the rest of it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        while size := len(self._pending) if last and len(self._pending) < PIECE else self._lines():
-            piece = bytes(self._pending[:size])
-            del self._pending[:size]
-            if text := self._decoder.decode(piece):
-                await say("message", {"stream": self._name, "text": _text(text)})
-        if last and (text := self._decoder.decode(b"", final=True)):
-            await say("message", {"stream": self._name, "text": text})
+        for text in output.take(self._pending, last=last):
+            await say("message", output.message(self._name, text))
         if last and self._dropped:
-            text = f"... {self._dropped} more bytes were printed and are not kept"
-            await say("message", {"stream": self._name, "text": text, "dropped": self._dropped})
-
-    def _lines(self) -> int:
-        end = self._pending.rfind(b"\n", 0, PIECE) + 1
-        return end or (PIECE if len(self._pending) >= PIECE else 0)
-
-
-def _text(text: str) -> str:
-    return text.replace("\0", "\ufffd")  # PostgreSQL keeps none in text
+            await say("message", output.dropped(self._name, self._dropped))
 
 
 def _answer(printed: str) -> Any:
@@ -332,15 +315,3 @@ def _answer(printed: str) -> Any:
 
 def _last_lines(printed: str) -> str:
     return "\n".join(printed.strip().splitlines()[-20:])[-2000:]
-
-
-def _how(code: int | None) -> str:
-    if code is None:
-        return "it did not end when it was killed"
-    if code in (TRY_AGAIN, KILLED):
-        return f"exit code {code} ({'it asks to be tried again' if code == TRY_AGAIN else 'killed by SIGKILL'})"
-    if code > 0:
-        return f"exit code {code}"
-    with contextlib.suppress(ValueError):
-        return f"killed by {signal.Signals(-code).name}"
-    return f"killed by signal {-code}"

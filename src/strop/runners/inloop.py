@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -21,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from strop.config import RunnerConfig
-from strop.errors import AgentError, BadReward, StropError
+from strop.errors import AgentError, StropError
 from strop.runners.base import Agent, Job, Outcome, Say
 from strop.runners.llm import LLM, bypass_proxy
-from strop.runners.rewards import judged, load_judge
-from strop.runners.worker import Function, call, failed, load_agent
+from strop.runners.rewards import is_async, judged, load_judge
+from strop.runners.worker import call, failed, load_agent
 from strop.types import EventKind
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class InLoop(Agent):
         bypass_proxy(self._host, os.environ)
         self._function = load_agent(self._spec)
         self._judge = load_judge(self._judge_spec)
-        if self._config.agents_in == "loop" and not _is_async(self._function):
+        if self._config.agents_in == "loop" and not is_async(self._function):
             raise AgentError(
                 f'agent: {self._spec} is not async: write it as `async def`, or set runner.agents_in to "threads"'
             )
@@ -87,10 +86,7 @@ class InLoop(Agent):
                 task.add_done_callback(self.stuck.discard)
             await outbox.close()
             raise
-        try:
-            await outbox.close()
-        except BadReward as error:
-            return failed(error)
+        await outbox.close()
         return task.result()
 
     async def _call(self, job: Job) -> Outcome:
@@ -145,9 +141,9 @@ class LoopLLM(LLM, frozen=True, kw_only=True):
         )
 
     def event(self, kind: EventKind, data: dict[str, Any]) -> None:
-        try:  # a copy: the agent may go on to change its own
-            said = msgspec.convert((kind, msgspec.to_builtins(data)), tuple[EventKind, dict[str, Any]])
-        except msgspec.ValidationError as error:
+        try:  # a copy, since the agent may go on to change its own; and what cannot be stored is told here, not later
+            said = msgspec.json.decode(msgspec.json.encode((kind, data)), type=tuple[EventKind, dict[str, Any]])
+        except (TypeError, ValueError, RecursionError) as error:  # msgspec's and Unicode's are ValueErrors
             raise StropError(f"an event is a kind and a dict: {error}") from None
         self.outbox.put(*said)
 
@@ -171,7 +167,3 @@ class _Outbox:
     async def _send(self, say: Say) -> None:
         while (event := await self._queue.get()) is not None:
             await say(*event)
-
-
-def _is_async(function: Function) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

@@ -71,6 +71,7 @@ class LLM(Struct, frozen=True, kw_only=True):
             "OPENAI_API_KEY": self.api_key,
             "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"),
             "ANTHROPIC_API_KEY": self.api_key,
+            "STROP_MODEL": self.model,
             "STROP_TASK": task_file,
             "STROP_ROLLOUT": self.rollout,
             "STROP_EVENTS_URL": self.events_url,

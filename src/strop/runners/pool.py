@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from strop.config import RunnerConfig
-from strop.errors import Fenced, StoreError
+from strop.errors import BadReward, Fenced, StoreError, Unavailable
 from strop.runners import agents
 from strop.runners.base import Agent, Job, Outcome, Say
 from strop.runners.llm import LLM
@@ -138,11 +138,13 @@ class Pool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for agent in self._agents.values():
-            await agent.close()
+        closed = await asyncio.gather(*(agent.close() for agent in self._agents.values()), return_exceptions=True)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._ended.set()
+        for error in closed:
+            if error is not None:
+                raise error
 
     # -- leases ----------------------------------------------------------------------------------------------------
 
@@ -193,19 +195,26 @@ class Pool:
     async def _attempt(self, lease: Lease, stopped: asyncio.Future[Outcome | None]) -> None:
         ref = _ref(lease)
         try:
-            outcome = await self._run(lease, stopped)
-            if outcome is None:
-                self.counts["abandoned"] += 1
-                return
-            if not outcome.clean and self._settled is not None:
-                # Its calls in flight end with it: they are recorded before the attempt is closed to them.
-                await self._settled(*ref)
-            if outcome.cause == "agent_error" and await self._engine_failed(ref):
-                outcome = msgspec.structs.replace(outcome, cause="engine_error")
-            await self._finish(ref, outcome)
+            await self._conclude(ref, await self._run(lease, stopped))
+        except Unavailable:
+            raise
+        except (StoreError, BadReward) as error:  # the store takes no such words: that is about one agent, not the pool
+            cause = "bad_reward" if isinstance(error, BadReward) else "agent_error"
+            await self._conclude(ref, Outcome(cause=cause, detail=str(error), clean=False))
         finally:
             del self._running[ref]
             self._room.set()
+
+    async def _conclude(self, ref: Ref, outcome: Outcome | None) -> None:
+        if outcome is None:
+            self.counts["abandoned"] += 1
+            return
+        if not outcome.clean and self._settled is not None:
+            # Its calls in flight end with it: they are recorded before the attempt is closed to them.
+            await self._settled(*ref)
+        if outcome.cause == "agent_error" and await self._engine_failed(ref):
+            outcome = msgspec.structs.replace(outcome, cause="engine_error")
+        await self._finish(ref, outcome)
 
     async def _run(self, lease: Lease, stopped: asyncio.Future[Outcome | None]) -> Outcome | None:
         """What came of an attempt, or None if it was ended by someone else."""

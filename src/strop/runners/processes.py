@@ -18,7 +18,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +25,17 @@ import msgspec
 
 from strop.config import RunnerConfig
 from strop.errors import AgentError, PlaceError
-from strop.runners import wire
+from strop.runners import output, wire
 from strop.runners.base import Agent, Job, Outcome, Say
 from strop.runners.llm import bypass_proxy
+from strop.runners.output import KEPT
 from strop.runners.tree import PATIENCE, Trees, leftovers
-from strop.runners.zygote import Zygote
+from strop.runners.zygote import Child, Zygote
 
 GONE = (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError)
 """The worker is gone, or makes no sense any more."""
 START_LIMIT = 120.0
 """Seconds an agent's imports may take."""
-MAX_PIECE = 8 << 10
-"""Most bytes of output in one event."""
-MAX_KEPT = 1 << 20
-"""Most bytes of output kept of one attempt."""
 
 
 class Processes(Agent):
@@ -89,20 +85,15 @@ class Processes(Agent):
     async def run(self, job: Job, say: Say) -> Outcome:
         worker = await self._take_worker()
         try:
-            return await worker.run(job)
-        except GONE:
-            await self._end(worker, job.llm.api_key)
-            how = _how(await self._zygote.ended(worker.pid))
-            return Outcome(cause="lost_runner", detail=f"the agent's process died: {how}", clean=False)
-        except BaseException:  # cancelled: too late, or not wanted any more
-            await self._end(worker, job.llm.api_key)
+            outcome = await self._run_on(worker, job)
+        except asyncio.CancelledError:
+            await output.in_time(_tell(worker.printed(), say))
             raise
-        finally:
-            printed = worker.printed()  # before it gets its next job
-            if worker in self._workers:
-                self._idle.append(worker)
-            for data in printed:
-                await say("message", data)
+        printed = worker.printed()  # before it gets its next job
+        if worker in self._workers:
+            self._idle.append(worker)
+        await _tell(printed, say)
+        return outcome
 
     async def close(self) -> None:
         self._idle = []
@@ -110,6 +101,17 @@ class Processes(Agent):
         await self._zygote.close()
         if self._trees is not None:
             await self._trees.close()
+
+    async def _run_on(self, worker: Worker, job: Job) -> Outcome:
+        try:
+            return await worker.run(job)
+        except GONE:
+            await self._end(worker, job.llm.api_key)
+            how = output.how_ended(await worker.ended())
+            return Outcome(cause="lost_runner", detail=f"the agent's process died: {how}", clean=False)
+        except BaseException:  # cancelled: too late, or not wanted any more
+            await self._end(worker, job.llm.api_key)
+            raise
 
     async def _take_worker(self) -> Worker:
         while self._idle:
@@ -122,12 +124,12 @@ class Processes(Agent):
     async def _start_worker(self) -> Worker:
         try:
             async with asyncio.timeout(START_LIMIT):
-                pid, connection = await self._zygote.fork()
+                child, connection = await self._zygote.fork()
         except TimeoutError:
             raise AgentError(
                 f"no worker process could be started within {START_LIMIT:g} s: try fewer with runner.workers"
             ) from None
-        worker = Worker(pid, f"{self._folder}/{pid}.out", *await asyncio.open_connection(sock=connection))
+        worker = Worker(child, f"{self._folder}/{child.pid}.out", *await asyncio.open_connection(sock=connection))
         self._workers.add(worker)
         try:
             error = await self._load(worker)
@@ -140,14 +142,14 @@ class Processes(Agent):
         return worker
 
     async def _load(self, worker: Worker) -> str | None:
-        start = wire.Start(agent=self._spec, judge=self._judge, output=worker.output, sys_path=sys.path)
+        start = wire.Start(agent=self._spec, judge=self._judge, output=worker.file, sys_path=sys.path)
         try:
             async with asyncio.timeout(START_LIMIT):
                 return await worker.load(start)
         except TimeoutError:
             return f"agent: importing {self._spec} took more than {START_LIMIT:g} s: do slow work in the agent itself"
         except GONE:
-            how = _how(await self._zygote.ended(worker.pid))
+            how = output.how_ended(await worker.ended())
             return f"agent: the process that imports {self._spec} died: {how}; look into the runners' log"
 
     async def _end(self, worker: Worker, cookie: str = "") -> None:
@@ -167,9 +169,10 @@ class Processes(Agent):
 class Worker:
     """Our side of one worker process."""
 
-    def __init__(self, pid: int, output: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.pid = pid
-        self.output = output
+    def __init__(self, child: Child, file: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.pid = child.pid
+        self.file = file
+        self._end = child.end
         self._reader = reader
         self._writer = writer
 
@@ -184,17 +187,21 @@ class Worker:
     def printed(self) -> list[dict[str, Any]]:
         """What was printed since it was last asked, as the data of events."""
         try:
-            with open(self.output, "rb") as file:
-                kept, size = file.read(MAX_KEPT), os.fstat(file.fileno()).st_size
+            with open(self.file, "rb") as file:
+                kept, size = bytearray(file.read(KEPT)), os.fstat(file.fileno()).st_size
         except FileNotFoundError:  # it never began
             return []
         # A new file for the next job: what a child that outlives this one prints must not get into it.
-        os.unlink(self.output)
-        said: list[dict[str, Any]] = [{"stream": "output", "text": text} for text in pieces(kept)]
-        if dropped := size - len(kept):
-            text = f"... {dropped} more bytes were printed and are not kept"
-            said.append({"stream": "output", "text": text, "dropped": dropped})
-        return said
+        os.unlink(self.file)
+        dropped = size - len(kept)
+        said = [output.message("output", text) for text in output.take(kept, last=True)]
+        return [*said, output.dropped("output", dropped)] if dropped else said
+
+    async def ended(self) -> int | None:
+        """How it went, now that it is gone: its exit code, or minus the signal that killed it; None if nobody knows."""
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(asyncio.shield(self._end), 5.0)
+        return None
 
     @property
     def gone(self) -> bool:
@@ -204,6 +211,11 @@ class Worker:
         self._writer.close()
 
 
+async def _tell(printed: list[dict[str, Any]], say: Say) -> None:
+    for data in printed:
+        await say("message", data)
+
+
 def _kill_leftovers(cookie: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while (left := leftovers(cookie)) and time.monotonic() < deadline:
@@ -211,33 +223,3 @@ def _kill_leftovers(cookie: str) -> None:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
-
-
-def pieces(printed: bytes) -> Iterator[str]:
-    """As many whole lines as fit at a time; a line that does not fit is cut between characters.
-
-    >>> [len(piece) for piece in pieces(b"short\\n" + b"x" * 10_000 + b"\\nend")]
-    [6, 8192, 1812]
-    """
-    begin = 0
-    while begin < len(printed):
-        end = begin + MAX_PIECE
-        if end < len(printed):
-            end = printed.rfind(b"\n", begin, end) + 1 or _between_characters(printed, end)
-        yield printed[begin:end].decode(errors="replace")
-        begin = end
-
-
-def _between_characters(text: bytes, at: int) -> int:
-    """`at`, or up to three bytes before it, where a character of UTF-8 begins."""
-    return next((n for n in range(at, at - 4, -1) if text[n] & 0xC0 != 0x80), at)
-
-
-def _how(code: int | None) -> str:
-    if code is None:
-        return "it is not known how"
-    if code >= 0:
-        return f"exit code {code}"
-    with contextlib.suppress(ValueError):
-        return f"killed by {signal.Signals(-code).name}"
-    return f"killed by signal {-code}"

@@ -132,7 +132,7 @@ def load_judge(spec: str) -> Judge | None:
     function = cast("Callable[..., Any]", found)
     if _takes_llm(function, spec):
         return function
-    if _is_async(function):
+    if is_async(function):
 
         async def later(task: Task, answer: Any, llm: LLM) -> Any:
             return await function(task, answer)
@@ -165,7 +165,7 @@ async def judged(answer: Any, job: Job, judge: Judge | None) -> Outcome:
     """What an agent's answer comes to. Whatever the reward function does wrong is an outcome, never an exception."""
     if judge is None:
         return _outcome(answer, "the agent")
-    if not _is_async(judge):
+    if not is_async(judge):
         return await asyncio.to_thread(judge_now, answer, job, judge)
     try:
         value = await judge(job.llm.task, answer, job.llm)
@@ -179,9 +179,7 @@ def judge_now(answer: Any, job: Job, judge: Judge | None) -> Outcome:
     if judge is None:
         return _outcome(answer, "the agent")
     try:
-        value = judge(job.llm.task, answer, job.llm)
-        if inspect.isawaitable(value):
-            value = asyncio.run(_wait(value))
+        value = awaited(judge(job.llm.task, answer, job.llm))
     except (Exception, SystemExit) as error:
         return _failed(error)
     return _outcome(value, "the reward function")
@@ -208,9 +206,14 @@ def last_lines(error: BaseException) -> str:
     return text if len(text) <= MAX_DETAIL else "... " + text[-MAX_DETAIL:]
 
 
-async def _wait(value: Any) -> Any:
-    return await value
+def awaited(value: Any) -> Any:
+    """The value, or what it comes to if it has to be waited for. For where no event loop runs."""
+
+    async def wait() -> Any:
+        return await value
+
+    return asyncio.run(wait()) if inspect.isawaitable(value) else value
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
+def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

@@ -8,11 +8,13 @@ Its answer, as JSON, is what a Python function would return: a number, an object
 
     status                   what it means
     2xx                      it has succeeded
-    429, 502, 503, 504       later: it is tried again, after Retry-After if that is given, then it is `lost_runner`
+    429, 503                 later: it is asked again, after Retry-After if that is given, then it is `lost_runner`
+    502, 504                 something between us and the service lost it: `lost_runner`
     anything else            it has failed: `agent_error`, with the beginning of the body
 
-A service that cannot be reached, or that closes the connection before it answers, is tried again as well; so it may get
-a task twice. Left out: services with a request shape of their own. A Python function that posts to one does that.
+A service that cannot be reached is asked again as well. One that closes the connection before it has answered is
+`lost_runner`: it may be at work still, and what two executions say must not mix in one attempt. The next attempt has a
+key of its own. Left out: services with a request shape of their own. A Python function that posts to one does that.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from strop.runners.base import Agent, Job, Outcome, Say
 from strop.runners.rewards import Judge, judged, load_judge
 
 TRIES = 5
-LATER = frozenset({429, 502, 503, 504})
+LATER = frozenset({429, 503})
+BETWEEN = frozenset({502, 504})
+"""What proxies answer that have no answer of the service."""
 LONGEST_WAIT = 60.0
 
 
@@ -66,25 +70,23 @@ class Service(Agent):
             self._client = None
 
     async def run(self, job: Job, say: Say) -> Outcome:
-        clean, wrong = True, ""
+        wrong = ""
         for number in range(1, TRIES + 1):
             try:
                 answer = await self._post(job)
-            except (Unreachable, Lost) as error:
-                clean = clean and isinstance(error, Unreachable)  # what was sent may be at work still
+            except Unreachable as error:
                 wrong, pause = str(error), 0.0
-            except (Broken, TimeoutError) as error:
+            except (Lost, Broken, TimeoutError) as error:  # what was sent may be at work still
                 cause = "timeout" if isinstance(error, TimeoutError) else "lost_runner"
                 return Outcome(cause=cause, detail=str(error), clean=False)
             else:
                 if answer.status not in LATER:
-                    return msgspec.structs.replace(await self._outcome(answer, job), clean=clean)
-                clean = clean and answer.status in (429, 503)  # the others come from between us and the service
+                    return await self._outcome(answer, job)
                 wrong, pause = self._said(answer), _retry_after(answer.headers.get("retry-after", ""))
             if number < TRIES:
                 await asyncio.sleep(max(pause, self._wait * 2 ** (number - 1)))
         detail = f"the service {self._url} took the task in none of {TRIES} tries, see whether it is up: {wrong}"
-        return Outcome(cause="lost_runner", detail=detail, clean=clean)
+        return Outcome(cause="lost_runner", detail=detail)
 
     async def _post(self, job: Job) -> Answer:
         assert self._client is not None, "not started"
@@ -105,7 +107,7 @@ class Service(Agent):
             "x-strop-rollout": llm.rollout,
         }
         return await self._client.request(
-            "POST", self._path, msgspec.json.encode(body), headers=headers, timeout=self._timeout, again=True
+            "POST", self._path, msgspec.json.encode(body), headers=headers, timeout=self._timeout
         )
 
     async def _outcome(self, answer: Answer, job: Job) -> Outcome:
@@ -115,6 +117,8 @@ class Service(Agent):
                 cause="agent_error",
                 detail=f"{self._url} answered {answer.status} and points to {there}: write that address instead",
             )
+        if answer.status in BETWEEN:
+            return Outcome(cause="lost_runner", detail=self._said(answer), clean=False)
         if answer.status >= 400:
             return Outcome(cause="agent_error", detail=self._said(answer))
         text = answer.body.decode(errors="replace")

@@ -7,9 +7,7 @@ behind. What is printed while an agent runs, by it or by its children, goes into
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import inspect
 import io
 import os
 import queue
@@ -27,7 +25,7 @@ import msgspec
 from strop.errors import AgentError, BadReward, StropError
 from strop.imports import resolve
 from strop.runners.base import Job, Outcome
-from strop.runners.rewards import Judge, judge_now, last_lines, load_judge
+from strop.runners.rewards import Judge, awaited, judge_now, last_lines, load_judge
 from strop.runners.wire import Ready, Start, pack, receive_bytes
 
 Function = Callable[..., Any]
@@ -110,10 +108,7 @@ def run(agent: Function, job: Job, judge: Judge | None = None) -> Outcome:
 def call(agent: Function, job: Job, judge: Judge | None = None) -> Outcome:
     """What the agent comes to. Whatever it does wrong is an outcome, never an exception."""
     try:
-        answer = agent(job.llm.task, job.llm)
-        if inspect.isawaitable(answer):
-            answer = asyncio.run(_wait(answer))
-        return judge_now(answer, job, judge)
+        return judge_now(awaited(agent(job.llm.task, job.llm)), job, judge)
     except BaseException as error:  # sys.exit in an agent must not end its worker
         return failed(error)
 
@@ -123,10 +118,6 @@ def failed(error: BaseException) -> Outcome:
     if isinstance(error, BadReward):
         return Outcome(cause="bad_reward", detail=str(error))
     return Outcome(cause="agent_error", detail=last_lines(error))
-
-
-async def _wait(result: Any) -> Any:
-    return await result
 
 
 @contextlib.contextmanager

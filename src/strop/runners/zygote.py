@@ -23,9 +23,16 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from strop.errors import AgentError
+
+
+class Child(NamedTuple):
+    """A forked worker. `end` becomes its exit code, or minus the signal that killed it, or None if nobody knows."""
+
+    pid: int
+    end: asyncio.Future[int | None]
 
 
 class Zygote:
@@ -38,11 +45,10 @@ class Zygote:
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._forking = asyncio.Lock()
-        self._forked: asyncio.Future[int] | None = None
-        self._ends: dict[int, asyncio.Future[int | None]] = {}
+        self._forked: asyncio.Future[Child] | None = None
 
-    async def fork(self) -> tuple[int, socket.socket]:
-        """A new worker: its process id and the socket to talk to it."""
+    async def fork(self) -> tuple[Child, socket.socket]:
+        """A new worker, and the socket to talk to it."""
         ours, theirs = socket.socketpair()
         # Whoever waits may be cancelled. The answer to the question comes all the same, and must not be taken for the
         # answer to the next one; a worker whose socket is closed ends by itself.
@@ -55,7 +61,7 @@ class Zygote:
                 raise AgentError(f"the process that starts agents died: look into {self._log}") from error
             raise
 
-    async def _ask(self, theirs: socket.socket) -> int:
+    async def _ask(self, theirs: socket.socket) -> Child:
         with theirs:
             async with self._forking:
                 if self._closed:
@@ -65,13 +71,6 @@ class Zygote:
                 self._forked = asyncio.get_running_loop().create_future()
                 socket.send_fds(self._control, [b"f"], [theirs.fileno()])
                 return await self._forked
-
-    async def ended(self, pid: int) -> int | None:
-        """How a worker that is gone went: its exit code, or minus the signal that killed it; None if nobody knows."""
-        future = self._ends[pid]
-        with contextlib.suppress(TimeoutError):
-            return await asyncio.wait_for(asyncio.shield(future), 5.0)
-        return None
 
     async def close(self) -> None:
         """End every worker and the process itself."""
@@ -112,19 +111,17 @@ class Zygote:
             )
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        mine: set[int] = set()
+        ends: dict[int, asyncio.Future[int | None]] = {}  # of those that live
         while line := await reader.readline():
             what, pid, *code = line.split()
             if what == b"forked":
-                mine.add(int(pid))
-                self._ends[int(pid)] = asyncio.get_running_loop().create_future()
+                ends[int(pid)] = end = asyncio.get_running_loop().create_future()
                 if self._forked is not None and not self._forked.done():
-                    self._forked.set_result(int(pid))
+                    self._forked.set_result(Child(int(pid), end))
             else:
-                mine.discard(int(pid))
-                self._ends[int(pid)].set_result(int(code[0]))
-        for pid in mine:
-            self._ends[pid].set_result(None)
+                ends.pop(int(pid)).set_result(int(code[0]))
+        for end in ends.values():
+            end.set_result(None)
         self._no_answer()
 
     def _no_answer(self) -> None:

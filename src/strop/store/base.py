@@ -2,7 +2,8 @@
 
 Verbs are coroutines so that one process can hold a gateway, runners and a loop around one store. Every backend gives
 the same answers; `tests/unit/store` runs against each of them. A verb that is said twice, because the answer to the
-first time was lost, does nothing the second time: clients may try again after any failure of the line.
+first time was lost, changes nothing the second time, so that clients may try again: leases carry a token for that,
+turns and events an id. (`open_lineage` then uses up one more number, which harms nothing.)
 
 Left out on purpose: the store knows nothing of tokens' meaning, of algorithms or of agents.
 """
@@ -25,8 +26,9 @@ class Store(ABC):
     # -- rollouts ------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
-        """Queue rollouts. An id that is already there is left as it is, so enqueueing again after a crash is safe."""
+    async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
+        """Queue rollouts. An id that is already there is left as it is, so enqueueing again after a crash is safe.
+        Returns how many were new."""
 
     @abstractmethod
     async def lease(

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from msgspec import structs
 
 from strop.errors import Fenced, IllegalTransition, StoreError, UnknownId
 from strop.store import rows
+from strop.store.base import Ref
 from strop.types import TRANSITIONS, Attempt, Cause, Lease, Reward, Rollout, Status, Step
 
 
@@ -57,6 +58,27 @@ def running(db: Db, rollout: str, number: int) -> None:
         raise UnknownId(f"there is no attempt {number} of rollout {rollout!r}")
     if row[0] is not None:
         raise Fenced(f"attempt {number} of rollout {rollout!r} is over: what it says now is not recorded")
+
+
+def add(
+    db: Db,
+    insert: str,
+    encoded: Sequence[rows.Row],
+    attempts: Sequence[Ref],
+    there: Callable[[Db, rows.Row], bool],
+) -> None:
+    """Record rows of running attempts, each once. What was recorded before, all of it, may be said again at any time:
+    the answer to the first time was lost."""
+    try:
+        for rollout, number in attempts:
+            running(db, rollout, number)
+    except Fenced:
+        if all(there(db, row) for row in encoded):
+            return
+        raise
+    if db.executemany(insert, encoded).rowcount < len(encoded):
+        for row in encoded:
+            there(db, row)
 
 
 def tick(db: Db, count: int = 1) -> int:
@@ -132,7 +154,8 @@ def ended_so(
         raise UnknownId(f"there is no attempt {attempt} of rollout {rollout.id!r}")
     if tuple(ended) != (cause, detail):
         return False
-    return cause is not None or (rollout.attempts == attempt and set(given) <= set(rollout.rewards))
+    last = {reward.target: reward for reward in given}
+    return cause is not None or (rollout.attempts == attempt and set(last.values()) <= set(rollout.rewards))
 
 
 def merged(db: Db, rollout: Rollout, given: Sequence[Reward]) -> tuple[Reward, ...]:
@@ -190,14 +213,8 @@ def commit_step(db: Db, step: Step, policy: str) -> None:
         if tuple(there) == (step.lineage, step.digest, step.time) and before == set(consumed):
             return  # the answer to the first time was lost
         raise StoreError(f"step {step.number} was committed before")
-    for _, _, rollout, _, _ in consumed:
-        find(db, rollout)
-        taken = db.execute(
-            "SELECT number FROM consumed JOIN steps USING (lineage, number) WHERE rollout = ? AND superseded = 0",
-            (rollout,),
-        ).fetchone()
-        if taken:
-            raise StoreError(f"rollout {rollout!r} was consumed by step {taken[0]}: it cannot be trained on twice")
+    for first in range(0, len(consumed), 500):
+        _consumable(db, [row[2] for row in consumed[first : first + 500]])
     db.execute(
         f"INSERT INTO steps ({rows.STEP}) VALUES ({rows.marks(rows.STEP)})",
         (
@@ -212,6 +229,22 @@ def commit_step(db: Db, step: Step, policy: str) -> None:
     )
     db.executemany("INSERT INTO consumed VALUES (?, ?, ?, ?, ?)", consumed)
     set_version(db, policy, step.version)
+
+
+def _consumable(db: Db, rollouts: Sequence[str]) -> None:
+    """All of them are there, and no step of the present line has consumed one."""
+    marks = ", ".join("?" * len(rollouts))
+    there = {id for (id,) in db.execute(f"SELECT id FROM rollouts WHERE id IN ({marks})", rollouts).fetchall()}
+    for rollout in rollouts:
+        if rollout not in there:
+            find(db, rollout)  # says that it is not there
+    taken = db.execute(
+        "SELECT rollout, number FROM consumed JOIN steps USING (lineage, number)"
+        f" WHERE superseded = 0 AND rollout IN ({marks}) ORDER BY rollout LIMIT 1",
+        rollouts,
+    ).fetchone()
+    if taken:
+        raise StoreError(f"rollout {taken[0]!r} was consumed by step {taken[1]}: it cannot be trained on twice")
 
 
 def newest_lineage(db: Db) -> int:

@@ -26,11 +26,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from strop.errors import PlaceError, StoreError, StropError
+from strop.errors import PlaceError, StoreError, StropError, Unavailable
 from strop.store import rows, schema
 from strop.store.moves import Db
 from strop.store.sql import Operation, SqlStore
-from strop.store.threads import Unavailable
 from strop.types import Lease
 
 try:

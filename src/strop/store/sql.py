@@ -70,7 +70,7 @@ class SqlStore(Store):
 
     # -- rollouts ------------------------------------------------------------------------------------------------
 
-    async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
+    async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
         for given in rollouts:
             if given.status != "queued":
                 raise IllegalTransition(f"rollout {given.id!r} is {given.status}: only queued ones can be enqueued")
@@ -78,17 +78,16 @@ class SqlStore(Store):
                 raise StoreError(f"a rollout is called {given.id!r}: use letters, digits, '.', '_', '~' and '-'")
         encoded = [rows.encode(rollout) for rollout in rollouts]
 
-        def write(db: Db) -> None:
+        def write(db: Db) -> int:
             first = moves.tick(db, len(encoded))
-            db.executemany(
+            db.queued = True
+            return db.executemany(
                 f"INSERT INTO rollouts ({rows.ROLLOUT}, changed) VALUES ({rows.marks(rows.ROLLOUT)}, ?)"
                 " ON CONFLICT (id) DO NOTHING",
                 [(*row, first + n) for n, row in enumerate(encoded)],
-            )
-            db.queued = True
+            ).rowcount
 
-        if encoded:
-            await self._write(write)
+        return await self._write(write) if encoded else 0
 
     async def lease(
         self, runner: str, *, seconds: float, count: int = 1, wait: float = 0.0, token: str | None = None
@@ -193,15 +192,15 @@ class SqlStore(Store):
         attempts = sorted({(turn.rollout, turn.attempt) for turn in turns})
         encoded = [rows.encode(turn) for turn in turns]
 
+        def there(db: Db, row: rows.Row) -> bool:
+            found = db.execute(f"SELECT {rows.TURN} FROM turns WHERE id = ?", (row[0],)).fetchone()
+            if found is not None and builtins.list(found) != row:
+                raise StoreError(f"turn {row[0]!r} was recorded before: give each turn an id of its own")
+            return found is not None
+
         def write(db: Db) -> None:
-            for rollout, number in attempts:
-                moves.running(db, rollout, number)
             insert = f"INSERT INTO turns ({rows.TURN}) VALUES ({rows.marks(rows.TURN)}) ON CONFLICT (id) DO NOTHING"
-            if db.executemany(insert, encoded).rowcount < len(encoded):
-                for row in encoded:
-                    there = db.execute(f"SELECT {rows.TURN} FROM turns WHERE id = ?", (row[0],)).fetchone()
-                    if builtins.list(there) != row:
-                        raise StoreError(f"turn {row[0]!r} was recorded before: give each turn an id of its own")
+            moves.add(db, insert, encoded, attempts, there)
 
         if encoded:
             await self._write(write)
@@ -213,15 +212,17 @@ class SqlStore(Store):
         attempts = sorted({(event.rollout, event.attempt) for event in events})
         encoded = [rows.encode(event) for event in events]
 
+        def there(db: Db, row: rows.Row) -> bool:
+            id, rollout, attempt, kind, data, _ = row
+            query = "SELECT kind, data FROM events WHERE rollout = ? AND attempt = ? AND id = ?"
+            found = db.execute(query, (rollout, attempt, id)).fetchone()
+            if found is not None and tuple(found) != (kind, data):
+                raise StoreError(f"event {id!r} was recorded before: give each event an id of its own")
+            return found is not None
+
         def write(db: Db) -> None:
-            for rollout, number in attempts:
-                moves.running(db, rollout, number)
             insert = f"INSERT INTO events ({rows.EVENT}) VALUES ({rows.marks(rows.EVENT)}) ON CONFLICT DO NOTHING"
-            if db.executemany(insert, encoded).rowcount < len(encoded):
-                for id, rollout, attempt, kind, data, _ in encoded:
-                    query = "SELECT kind, data FROM events WHERE rollout = ? AND attempt = ? AND id = ?"
-                    if tuple(db.execute(query, (rollout, attempt, id)).fetchone()) != (kind, data):
-                        raise StoreError(f"event {id!r} was recorded before: give each event an id of its own")
+            moves.add(db, insert, encoded, attempts, there)
 
         if encoded:
             await self._write(write)

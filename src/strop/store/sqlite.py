@@ -1,6 +1,6 @@
 """The store in one SQLite file: everything a run on one machine knows.
 
-Writes go through one thread with group commit, reads through another (`threads`). One process writes at a time; others
+Writes are committed in groups, reads have a thread of their own (`threads`). One process writes at a time; others
 may read the file while it does. WAL with synchronous=NORMAL survives kill -9 of any process, FULL also power loss.
 
 Left out: waking waiters of other processes. `wait` and `lease(wait=...)` hear of changes made by their own process;
@@ -17,12 +17,9 @@ from typing import Literal, TypeVar
 from strop.errors import PlaceError, StoreError
 from strop.store import schema
 from strop.store.sql import Operation, SqlStore
-from strop.store.threads import SqliteThread, Writer, explain
+from strop.store.threads import BUSY, SqliteThread, Writer, explain
 
 T = TypeVar("T")
-BUSY = 60.0
-"""Seconds to wait for a lock that another program holds on the file."""
-
 WORDS = {"SERIAL_KEY": "INTEGER PRIMARY KEY"}
 
 
@@ -39,18 +36,18 @@ class SqliteDb(sqlite3.Connection):
 class SqliteStore(SqlStore):
     """Open it with `await SqliteStore.open("run/store.sqlite")`."""
 
-    def __init__(self, path: str, write: SqliteDb, read: SqliteDb) -> None:
+    def __init__(self, path: str, write: SqliteDb, read: SqliteDb, *, synced: bool) -> None:
         super().__init__()
         self.path = path
         self._db = write
-        self._writer = Writer(write, path, self._notify)
+        self._writer = Writer(write, path, self._notify, synced=synced)
         self._reader = SqliteThread(read, path, "strop-store-reader")
 
     @classmethod
     async def open(cls, path: str | Path, synchronous: Literal["NORMAL", "FULL"] = "NORMAL") -> SqliteStore:
         """Open the store in file `path`, made with its folder if it is not there, migrated if it is older."""
         write, read = await asyncio.to_thread(_open, str(path), synchronous)
-        return cls(str(path), write, read)
+        return cls(str(path), write, read, synced=synchronous == "FULL")
 
     async def close(self) -> None:
         await self._reader.close()
@@ -63,7 +60,7 @@ class SqliteStore(SqlStore):
         return await self._reader.do(operation)
 
     def _notify(self) -> None:
-        """In the writer's thread, after a commit."""
+        """After a commit, wherever it was made."""
         queued, changed = self._db.queued, self._db.changed
         self._db.queued = self._db.changed = False
         if queued:

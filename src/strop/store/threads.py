@@ -1,10 +1,10 @@
-"""Two threads around SQLite: one writes with group commit, one reads. Callers await futures of their own loops.
+"""How coroutines reach SQLite: reads go through a thread of their own, writes are committed in groups.
 
-    verb ──(operation, future)──▶ queue ──▶ writer: BEGIN, operation, operation, ..., COMMIT ──▶ futures resolve
+    verb ──(operation, future)──▶ batch ──▶ BEGIN, operation, operation, ..., COMMIT ──▶ futures resolve
 
-Many callers share one commit, which is what costs; a caller hears back only once its commit is done. When an operation
-fails, all of the batch is undone and run again with a savepoint around each, so that the one that fails is undone
-alone: an operation may run twice, but what it did the first time is gone. They run in the order they were put.
+Many callers share one commit; a caller hears back only once its commit is done. When an operation fails, all of the
+batch is undone and run again with a savepoint around each, so that the one that fails is undone alone: an operation may
+run twice, but what it did the first time is gone. They run in the order they were put.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from strop.errors import PlaceError, StoreError, StropError
+from strop.errors import PlaceError, StoreError, StropError, Unavailable
 
 T = TypeVar("T")
 Operation = Callable[[Any], T]
@@ -30,13 +30,11 @@ MAX_BATCH = 512
 GATHER = 0.0005
 """Seconds the writer waits at most for callers that shared the last commit. They were all answered at once, so they are
 likely on their way with the next operation, and one more commit costs more than the moment."""
-WAL_PAGES = 4000
-"""How long the log grows before it is copied into the database (16 MiB). The same pages change again and again: copied
-more rarely, they are copied fewer times."""
-
-
-class Unavailable(StoreError):
-    """The store cannot be reached or cannot write now. Nothing is wrong with what was asked: asking again may help."""
+COPY_EVERY = 256
+"""Commits after which the log is copied into the database. The same pages change again and again: copied more rarely,
+they are copied fewer times."""
+BUSY = 60.0
+"""Seconds to wait for a lock that another program holds on the file."""
 
 
 class SqliteThread:
@@ -73,8 +71,7 @@ class SqliteThread:
         while more:
             batch = self._take()
             more = batch[-1] is not None
-            # A caller that has gone away before its turn wants nothing done any more.
-            self._run([item for item in batch if item is not None and not item[1].cancelled()])
+            self._run([item for item in batch if item is not None])
         self._connection.close()
 
     def _take(self) -> list[_Item | None]:
@@ -92,7 +89,7 @@ class SqliteThread:
         """Called when there is work: whether to wait for more of it."""
 
     def _run(self, batch: list[_Item]) -> None:
-        for operation, future in batch:
+        for operation, future in _wanted(batch):
             try:
                 self._connection.execute("BEGIN")  # one view of the data for all statements of a read
                 result, error = operation(self._connection), None
@@ -109,13 +106,76 @@ class SqliteThread:
 
 
 class Writer(SqliteThread):
-    """Group commit. `after_commit` is called in the writer's thread each time something became durable."""
+    """Group commit. `after_commit` is called each time something became durable.
 
-    def __init__(self, connection: sqlite3.Connection, path: str, after_commit: Callable[[], None]) -> None:
+    A commit that need not wait for the disk takes a fraction of a millisecond, less than handing it to a thread and
+    back while both want Python's lock. So what came up in one turn of the event loop is committed at its end, right
+    there. Whatever may take longer goes to the thread, and what comes after it queues up behind it: commits that are
+    synced (`synced`), a file that another program holds, the log being copied into the database, other event loops.
+    """
+
+    def __init__(
+        self, connection: sqlite3.Connection, path: str, after_commit: Callable[[], None], *, synced: bool
+    ) -> None:
         self._after_commit = after_commit
+        self._synced = synced
+        self._home: asyncio.AbstractEventLoop | None = None
+        self._here: list[_Item] = []  # to be committed at the end of this turn of the loop
+        self._there = 0  # how many are in the thread's hands
+        self._commits = 0  # since the log was last copied
+        self._using = threading.Lock()
         self._shared = 1  # how many shared the last commit
-        connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+        self._deadline = 0.0
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute("PRAGMA busy_timeout = 0")
         super().__init__(connection, path, "strop-store-writer")
+
+    async def do(self, operation: Operation[T]) -> T:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        with self._lock:
+            if self._closing:
+                raise Unavailable(f"the store {self._path} is closed: open it again")
+            if self._home is None or self._home.is_closed():
+                self._home = loop
+            if self._synced or self._there or loop is not self._home:
+                self._hand_over([(operation, future)])
+            else:
+                self._here.append((operation, future))
+                if len(self._here) == 1:
+                    self._deadline = time.monotonic() + GATHER
+                    loop.call_soon(self._commit_here)
+        return await future
+
+    async def close(self) -> None:
+        with self._lock:
+            self._hand_over(self._here)
+            self._here = []
+        await super().close()
+
+    def _hand_over(self, items: list[_Item]) -> None:
+        self._there += len(items)
+        for item in items:
+            self._queue.put(item)
+
+    def _commit_here(self) -> None:
+        if len(self._here) < self._shared and time.monotonic() < self._deadline and self._home is not None:
+            self._home.call_soon(self._commit_here)
+            return
+        with self._lock:
+            batch, self._here = self._here, []
+            self._shared = len(batch)
+            if self._there or not self._using.acquire(blocking=False):
+                return self._hand_over(batch)
+        try:
+            done = self._commit(batch, patient=False)
+        finally:
+            self._using.release()
+        with self._lock:
+            if not done:
+                self._hand_over(batch)
+            elif self._commits >= COPY_EVERY and not self._closing:
+                self._hand_over([_nothing()])  # the thread copies the log when it has work
 
     def _gather(self) -> None:
         if self._shared > 1:
@@ -124,20 +184,37 @@ class Writer(SqliteThread):
                 time.sleep(GATHER / 10)
 
     def _run(self, batch: list[_Item]) -> None:
+        """In the thread."""
         self._shared = len(batch)
-        if not batch:
-            return
-        connection = self._connection
+        with self._using:
+            self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY)}")
+            self._commit(batch, patient=True)
+            if self._commits >= COPY_EVERY:
+                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+                self._commits = 0
+            self._connection.execute("PRAGMA busy_timeout = 0")
+        with self._lock:
+            self._there -= len(batch)
+
+    def _commit(self, batch: list[_Item], *, patient: bool) -> bool:
+        """Run and commit a batch, and tell everybody. False if another program holds the file: nothing was done."""
+        wanted = _wanted(batch)
+        if not wanted:
+            return True
         try:
-            outcomes = self._together(batch) or self._each(batch)
+            outcomes = self._together(wanted) or self._each(wanted)
         except sqlite3.Error as raised:
             # The commit failed, or SQLite undid everything (a full disk does that): nobody's work is durable.
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            _settle([(future, None, self._explain(raised)) for _, future in batch])
-            return
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            if not patient and raised.sqlite_errorname.startswith("SQLITE_BUSY"):
+                return False
+            _settle([(future, None, self._explain(raised)) for _, future in wanted])
+            return True
+        self._commits += 1
         _settle(outcomes)
         self._after_commit()
+        return True
 
     def _together(self, batch: list[_Item]) -> list[_Outcome] | None:
         """The whole batch as one, or nothing of it if an operation fails."""
@@ -174,13 +251,29 @@ class Writer(SqliteThread):
         return result, None
 
 
+def _wanted(batch: list[_Item]) -> list[_Item]:
+    """A caller that has gone away before its turn wants nothing done any more."""
+    return [item for item in batch if not item[1].cancelled()]
+
+
+def _nothing() -> _Item:
+    """Work for nobody."""
+    nobody: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    nobody.cancel()
+    return lambda _: None, nobody
+
+
 def _settle(outcomes: list[_Outcome]) -> None:
     """Resolve futures in their own loops, with one wake-up per loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
     for outcome in outcomes:
         by_loop.setdefault(outcome[0].get_loop(), []).append(outcome)
+    here = asyncio._get_running_loop()
     for loop, mine in by_loop.items():
-        call_in(loop, lambda mine=mine: _resolve(mine))
+        if loop is here:
+            _resolve(mine)
+        else:
+            call_in(loop, lambda mine=mine: _resolve(mine))
 
 
 def _resolve(outcomes: list[_Outcome]) -> None:

@@ -108,6 +108,10 @@ async def agent_async(task: Any, llm: Any) -> Any:
             llm.event("reward", {"name": "reward", "value": "good"})
         case "odd_event":
             llm.event("thought", {})
+        case "surrogate":
+            llm.event("message", {"text": "\ud800"})
+        case "no_json":
+            llm.event("message", {"text": object()})
         case "client":
             llm.client()
 

@@ -86,6 +86,14 @@ async def at_work(store: Store, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
+async def lease_renewed(store: Store, rollout: str) -> None:
+    """Wait until the lease of a running rollout was made longer."""
+    *_, first = await store.attempts(rollout)
+    async with asyncio.timeout(30):
+        while (await store.attempts(rollout))[-1].lease_until <= first.lease_until:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
 async def written(file: Path) -> str:
     """Wait until a file has something in it."""
     assert await eventually(lambda: file.exists() and file.read_text(), 30), f"{file} is not written"

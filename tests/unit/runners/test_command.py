@@ -17,8 +17,9 @@ import uvloop
 
 from strop.errors import AgentError, Fenced
 from strop.runners.base import Job, Outcome, Say
-from strop.runners.command import KEPT, PIECE, Command
+from strop.runners.command import Command
 from strop.runners.llm import LLM
+from strop.runners.output import KEPT, PIECE
 from strop.runners.tree import leftovers
 from strop.types import EventKind, Reward, Task
 

@@ -80,6 +80,17 @@ async def test_events_and_rewards_of_agents_in_the_loop(store: SqliteStore):
     assert "an event is a kind and a dict: Invalid enum value 'thought'" in odd.detail
 
 
+async def test_an_event_that_cannot_be_written_is_refused_where_it_is_said(store: SqliteStore):
+    async with running(store, ASYNC, agents_in="loop"):
+        text, odd, after = await run(store, {"do": "surrogate"}, {"do": "no_json"}, {"do": "return"})
+    for bad, says in ((text, "surrogates not allowed"), (odd, "object is unsupported")):
+        assert bad.cause == "agent_error"
+        assert bad.detail is not None
+        assert "StropError: an event is a kind and a dict" in bad.detail
+        assert says in bad.detail
+    assert after.reward() == 2.0
+
+
 @pytest.mark.parametrize("agents_in", ["loop", "threads"])
 async def test_the_reward_function(store: SqliteStore, agents_in: str):
     async with running(store, ASYNC, agents_in=agents_in, judge=f"{AGENTS}:judge"):

@@ -4,13 +4,15 @@ import asyncio
 import os
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from strop.errors import AgentError, PlaceError, StoreError
+from strop.errors import AgentError, PlaceError, StoreError, Unavailable
 from strop.store.sqlite import SqliteStore
-from strop.types import Event, Retry, Task
+from strop.types import Event, Retry, Reward, Rollout, Task
 from tests.unit.runners.stand import (
     AGENT,
     AGENTS,
@@ -21,6 +23,7 @@ from tests.unit.runners.stand import (
     ended,
     enqueue,
     eventually,
+    lease_renewed,
     make_pool,
     run,
     running,
@@ -100,11 +103,13 @@ async def test_an_answer_nobody_wants_any_more_is_dropped(store: SqliteStore, tm
     assert (await store.get(ids[0])).rewards == ()
 
 
-async def test_heartbeats_keep_long_rollouts(store: SqliteStore):
-    async with running(store, agents_in="threads", workers=2, lease=0.6):
-        ids = await enqueue(store, *({"do": "sleep", "seconds": 1.5} for _ in range(2)))
-        await asyncio.sleep(1.0)
-        assert await store.reclaim() == []
+async def test_heartbeats_keep_long_rollouts(store: SqliteStore, tmp_path: Path):
+    async with running(store, agents_in="threads", workers=2, lease=3.0):
+        ids = await enqueue(store, *({"do": "until", "file": str(tmp_path / "go")} for _ in range(2)))
+        await at_work(store, 2)
+        for id in ids:
+            await lease_renewed(store, id)
+        (tmp_path / "go").touch()
         done = await ended(store, ids)
     assert [(r.status, r.attempts) for r in done] == [("succeeded", 1)] * 2
 
@@ -235,6 +240,81 @@ async def test_watch_raises_what_the_pool_cannot_survive(store: SqliteStore):
         await store.close()
         with pytest.raises(StoreError, match="is closed"):
             await asyncio.wait_for(watching, 10)
+
+
+async def test_a_reward_for_what_cannot_be_written_ends_one_attempt_only(store: SqliteStore, tmp_path: Path):
+    script = tmp_path / "agent.sh"
+    script.write_text("""echo '[{"name": "x", "value": 1, "agent": "\\ud800"}]'""")
+    async with running(store, f"sh {script}", workers=1):
+        bad, after = await run(store, {}, {})
+    assert (bad.cause, after.cause) == ("bad_reward", "bad_reward")
+    assert bad.detail is not None
+    assert "printable characters" in bad.detail
+
+
+async def test_words_that_the_store_does_not_take_end_one_attempt_only(tmp_path: Path):
+    class Picky(SqliteStore):
+        async def add_events(self, events: Sequence[Event]) -> None:
+            if any("unspeakable" in event.data["text"] for event in events):
+                raise StoreError("'data' of a event cannot be stored")
+            await super().add_events(events)
+
+        async def finish(self, rollout: str, attempt: int, *, rewards: Sequence[Reward] = (), **given: Any) -> Rollout:
+            if any(reward.value == 13 for reward in rewards):
+                raise StoreError("13 cannot be stored")
+            return await super().finish(rollout, attempt, rewards=rewards, **given)
+
+    settled: list[str] = []
+
+    async def wait(rollout: str, attempt: int) -> None:
+        settled.append(rollout)
+
+    store = await Picky.open(tmp_path / "picky.sqlite")
+    async with running(store, workers=1, settled=wait) as pool:
+        said, given, after = await run(
+            store,
+            {"do": "print", "text": "unspeakable"},
+            {"do": "return", "value": 13},
+            {"do": "return", "value": 1},
+        )
+    assert (said.cause, said.detail) == ("agent_error", "'data' of a event cannot be stored")
+    assert (given.cause, given.detail) == ("agent_error", "13 cannot be stored")
+    assert after.reward() == 1.0
+    assert settled == [said.id, given.id]  # nobody knows what they left behind
+    assert pool.counts == {"leased": 3, "agent_error": 2, "succeeded": 1}
+    await store.close()
+
+
+async def test_a_store_that_is_away_when_an_attempt_ends_is_the_end_of_the_pool(store: SqliteStore, tmp_path: Path):
+    async with running(store, agents_in="threads", workers=1, lease=600) as pool:
+        await enqueue(store, {"do": "until", "file": str(tmp_path / "go")})
+        await at_work(store, 1)
+        await pool._stop_leasing()  # or that would find out first
+        await store.close()
+        (tmp_path / "go").touch()
+        with pytest.raises(Unavailable, match="is closed"):
+            await asyncio.wait_for(pool.watch(), 10)
+    assert pool.counts == {"leased": 1}
+
+
+async def test_an_agent_that_cannot_be_closed_keeps_no_other_from_it(store: SqliteStore):
+    pool = make_pool(store, {None: AGENT, "second": AGENT, "third": AGENT}, workers=1)
+    before = children()
+    await pool.start()
+    folder = pool._folder
+    assert folder is not None
+    close = pool._agents["second"].close
+
+    async def fails() -> None:
+        await close()
+        raise OSError("it does not close")
+
+    pool._agents["second"].close = fails
+    with pytest.raises(OSError, match="it does not close"):
+        await pool.close()
+    assert children() <= before
+    assert not os.path.exists(folder)  # noqa: ASYNC240
+    await asyncio.wait_for(pool.watch(), 10)
 
 
 async def test_watch_ends_when_the_pool_is_closed(store: SqliteStore):

@@ -7,12 +7,19 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from strop.config import RunnerConfig
 from strop.errors import AgentError
-from strop.runners.processes import MAX_KEPT, MAX_PIECE, Processes, pieces
+from strop.runners import output
+from strop.runners.base import Job
+from strop.runners.llm import LLM
+from strop.runners.output import KEPT, PIECE
+from strop.runners.processes import Processes
 from strop.store.sqlite import SqliteStore
+from strop.types import Attempt, EventKind, Lease, Rollout, Task
 from tests.unit.runners.stand import AGENT, AGENTS, alive, eventually, printed, run, running, written
 
 
@@ -127,11 +134,11 @@ async def test_much_output_is_cut_and_says_so(store: SqliteStore):
     async with running(store, workers=1):
         (done,) = await run(store, {"do": "print_much", "line": line, "lines": 12_000})
     *events, last = await store.events(done.id)
-    assert all(len(event.data["text"]) <= MAX_PIECE for event in events)
+    assert all(len(event.data["text"]) <= PIECE for event in events)
     assert all(event.data["text"].endswith("\n") for event in events[:-1])
-    assert sum(len(event.data["text"]) for event in events) == MAX_KEPT
-    assert last.data["dropped"] == 1_200_000 - MAX_KEPT
-    assert f"{1_200_000 - MAX_KEPT} more bytes" in last.data["text"]
+    assert sum(len(event.data["text"]) for event in events) == KEPT
+    assert last.data["dropped"] == 1_200_000 - KEPT
+    assert f"{1_200_000 - KEPT} more bytes" in last.data["text"]
 
 
 async def test_what_a_child_prints_too_late_gets_into_no_other_rollout(store: SqliteStore, tmp_path: Path):
@@ -142,18 +149,50 @@ async def test_what_a_child_prints_too_late_gets_into_no_other_rollout(store: Sq
     assert await store.events(first.id) == await store.events(second.id) == []
 
 
-def test_pieces_are_whole_lines_and_characters():
+def test_output_is_told_in_whole_lines_and_characters():
+    def pieces(printed: bytes) -> list[str]:
+        return list(output.take(bytearray(printed), last=True))
+
     lines = b"".join(b"%d " % n + b"x" * 1000 + b"\n" for n in range(50))
-    found = list(pieces(lines))
+    found = pieces(lines)
     assert "".join(found).encode() == lines
-    assert all(piece.endswith("\n") and len(piece) <= MAX_PIECE for piece in found)
+    assert all(piece.endswith("\n") and len(piece) <= PIECE for piece in found)
     wide = "aü€😀" * 5000
-    found = list(pieces(wide.encode()))
+    found = pieces(wide.encode())
     assert "".join(found) == wide
-    assert all(MAX_PIECE - 4 < len(piece.encode()) <= MAX_PIECE for piece in found[:-1])
-    broken = list(pieces(b"\x80" * 20_000))
+    assert all(PIECE - 4 < len(piece.encode()) <= PIECE for piece in found[:-1])
+    broken = pieces(b"\x80" * 20_000)
     assert sum(map(len, broken)) == 20_000
-    assert list(pieces(b"")) == []
+    assert pieces(b"") == []
+    assert pieces(b"a\0b") == ["a\ufffdb"]
+
+
+async def test_what_a_stopped_agent_printed_is_not_told_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The store hangs: whoever stopped the agent is let go all the same."""
+    monkeypatch.setattr(output, "LAST_WORDS", 0.2)
+    said: list[str] = []
+
+    async def say(kind: EventKind, data: dict[str, Any]) -> None:
+        said.append(data["text"])
+        await asyncio.sleep(600)
+
+    agent = Processes(AGENT, RunnerConfig(workers=1), folder=str(tmp_path))
+    await agent.start()
+    (worker,) = agent._workers
+    task = Task(id="t", data={"do": "print_and_hang"})
+    lease = Lease(
+        rollout=Rollout(id="g.0", group="g", member=0, task=task, created=0.0),
+        attempt=Attempt(rollout="g.0", number=1, runner="r", key="secret-of-g0", started=0.0, lease_until=1.0),
+    )
+    job = Job(llm=LLM.at("http://127.0.0.1:9", lease, model="main"), seed=0, task_file=str(tmp_path / "task.json"))
+    running = asyncio.create_task(agent.run(job, say))
+    await written(Path(worker.file))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(running, 30)
+    assert said == ["waiting for nothing\n"]
+    assert await worker.ended() == -signal.SIGKILL
+    await agent.close()
 
 
 # -- the reward function -----------------------------------------------------------------------------------------------

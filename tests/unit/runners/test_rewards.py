@@ -77,6 +77,8 @@ def test_what_may_be_returned(value: object, rewards: list[Reward]) -> None:
         ("1.0", "returned str '1.0' as 'reward': return a number"),
         ("x" * 10_000, r"returned str 'x+\.\.\.x+' as 'reward'"),
         ({"a": 1, "b": math.nan}, "reward 'b' is nan"),
+        ([{"value": 1, "agent": "\ud800"}], r"is for '\\ud800': name a turn or an agent with printable characters"),
+        ([{"value": 1, "turn": "\ud800"}], r"is for '\\ud800': name a turn or an agent with printable characters"),
         ({"a": "x"}, "str 'x' as 'a'"),
         ({"": 1}, "a name of printable characters"),
         ([1.0, 2.0], r"list of something else than Reward \(float 1\.0\)"),

@@ -158,11 +158,20 @@ async def test_a_redirect_is_not_followed(stand: Stand) -> None:
     assert "http://elsewhere/agent: write that address" in outcome.detail
 
 
-@pytest.mark.parametrize(("status", "clean"), [(429, True), (503, True), (502, False), (504, False)])
-async def test_a_busy_service_is_tried_again(stand: Stand, status: int, clean: bool) -> None:
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_busy_service_is_asked_again(stand: Stand, status: int) -> None:
     busy = Response("busy", status_code=status)
-    assert await stand.run(busy, busy, JSONResponse(1)) == Outcome(rewards=[Reward(value=1.0)], clean=clean)
+    assert await stand.run(busy, busy, JSONResponse(1)) == Outcome(rewards=[Reward(value=1.0)])
     assert len(stand.seen) == 3
+
+
+@pytest.mark.parametrize("status", [502, 504])
+async def test_what_a_proxy_lost_is_not_sent_again_with_the_same_key(stand: Stand, status: int) -> None:
+    """The service may be at work on it: a second execution would mix with the first one in one attempt."""
+    outcome = await stand.run(Response("bad gateway", status_code=status), JSONResponse(1))
+    detail = f"{stand.server.url}/agent answered {status}: bad gateway"
+    assert outcome == Outcome(cause="lost_runner", detail=detail, clean=False)
+    assert len(stand.seen) == 1
 
 
 async def test_a_service_that_stays_busy_is_given_up(stand: Stand) -> None:
@@ -207,24 +216,30 @@ async def test_a_service_that_is_not_up_yet(stand: Stand) -> None:
     await server.close()
 
 
-async def test_a_service_that_hangs_up_before_it_answers_is_tried_again() -> None:
+async def test_a_service_that_hangs_up_before_it_answers_gets_no_second_task_with_the_same_key() -> None:
+    """Nor on a connection that was kept from an earlier task."""
     seen = 0
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal seen
-        seen += 1
-        await reader.readuntil(b"\r\n\r\n")
-        if seen == 3:
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\nconnection: close\r\n\r\n1")
+        for answers in (True, False):
+            length = int((await reader.readuntil(b"\r\n\r\n")).split(b"content-length: ")[1].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            seen += 1
+            if answers:
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n1")
         writer.close()
         await writer.wait_closed()
 
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
     agent = Service(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", wait=0.01)
     await agent.start()
-    # Not clean: what was sent before may be at work still.
-    assert await agent.run(job(), say) == Outcome(rewards=[Reward(value=1.0)], clean=False)
-    assert seen == 3
+    assert await agent.run(job(), say) == Outcome(rewards=[Reward(value=1.0)])
+    outcome = await agent.run(job(), say)
+    assert (outcome.cause, outcome.clean) == ("lost_runner", False)
+    assert outcome.detail is not None
+    assert "closed the connection before it answered" in outcome.detail
+    assert seen == 2
     await agent.close()
     server.close()
     await server.wait_closed()

@@ -89,7 +89,7 @@ def test_the_environment_is_set_for_the_rollout_and_put_back(tmp_path: Path, mon
     assert seen["ANTHROPIC_BASE_URL"] == f"{base}/agents/main"
     assert seen["OPENAI_API_KEY"] == seen["ANTHROPIC_API_KEY"] == seen["AGL_KEY"] == "secret"
     assert seen["STROP_EVENTS_URL"] == seen["AGL_EVENT_URL"] == f"{base}/events"
-    assert seen["STROP_ROLLOUT"] == "g1.0"
+    assert (seen["STROP_ROLLOUT"], seen["STROP_MODEL"]) == ("g1.0", "main")
     assert seen["task"] == {"id": "t", "split": "train", "data": {"x": 3}, "agent": None}
     assert os.environ["OPENAI_API_KEY"] == "mine"
     assert "STROP_TASK" not in os.environ

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from strop.errors import NewerStore, PlaceError, StoreError
-from strop.store import schema
+from strop.store import schema, threads
 from strop.store.sqlite import SqliteStore
 from strop.types import Event, Rollout, Task
 
@@ -91,10 +91,9 @@ async def test_a_full_disk_is_a_sentence_and_loses_nothing_acknowledged(tmp_path
     await store.close()
 
 
-async def test_another_writer_is_a_sentence(tmp_path: Path):
+async def test_another_writer_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(threads, "BUSY", 0.05)
     store = await SqliteStore.open(tmp_path / "s.sqlite")
-    await store._writer.do(lambda db: None)
-    store._writer._connection.execute("PRAGMA busy_timeout = 50")
     other = sqlite3.connect(tmp_path / "s.sqlite", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreError, match="another process holds"):
@@ -102,6 +101,34 @@ async def test_another_writer_is_a_sentence(tmp_path: Path):
     other.execute("ROLLBACK")
     other.close()
     await store.enqueue(rollouts(1))
+    await store.close()
+
+
+async def test_a_locked_file_holds_up_writes_but_neither_the_loop_nor_reads(tmp_path: Path):
+    store = await SqliteStore.open(tmp_path / "s.sqlite")
+    other = sqlite3.connect(tmp_path / "s.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    writes = [asyncio.create_task(store.enqueue([rollout])) for rollout in rollouts(10)]
+    for _ in range(5):
+        await asyncio.sleep(0.02)
+        assert await store.list() == []
+    assert not any(write.done() for write in writes)
+    other.execute("ROLLBACK")
+    other.close()
+    await asyncio.gather(*writes)
+    assert [r.id for r in await store.list()] == [f"g1.{i}" for i in range(10)]  # in the order they were put
+    await store.close()
+
+
+async def test_the_log_does_not_grow_for_ever(tmp_path: Path):
+    store = await SqliteStore.open(tmp_path / "s.sqlite")
+    await store.enqueue(rollouts(1))
+    await store.lease("w", seconds=600)
+    for n in range(3 * threads.COPY_EVERY):
+        data = {"x": "y" * 4000}
+        await store.add_events([Event(rollout="g1.0", attempt=1, kind="message", data=data, time=float(n))])
+    assert (tmp_path / "s.sqlite").stat().st_size > 2 * threads.COPY_EVERY * 4000  # copied into the database
+    assert (tmp_path / "s.sqlite-wal").stat().st_size < 12 * threads.COPY_EVERY * 4000
     await store.close()
 
 

@@ -58,7 +58,8 @@ async def test_rollouts_come_back_as_they_were_given(store: Store):
 
 async def test_enqueueing_again_changes_nothing(store: Store):
     lease = await leased(store)
-    await store.enqueue([rollout("g1.0", seed=5), rollout("g1.1")])
+    assert await store.enqueue([rollout("g1.0", seed=5), rollout("g1.1")]) == 1
+    assert await store.enqueue([]) == 0
     assert await store.get("g1.0") == lease.rollout
     assert [r.id for r in await store.list()] == ["g1.0", "g1.1"]
 
@@ -416,6 +417,25 @@ async def test_events_are_in_the_order_they_were_recorded(store: Store):
     assert lease.rollout.id == "g1.0"
     with pytest.raises(StoreError, match="recorded before"):
         await store.add_events([msgspec.structs.replace(given[0], data={"n": 7})])
+
+
+async def test_what_was_recorded_may_be_said_again_even_after_the_end(store: Store):
+    lease = await leased(store)
+    event = reward_event(lease, name="style", value=1.0)
+    await store.add_turns([turn(lease, 0)])
+    await store.add_events([event])
+    twice = [Reward(value=0.25), Reward(value=0.5)]  # of the same target the last one counts
+    done = await store.finish("g1.0", 1, rewards=twice)
+    await store.add_turns([turn(lease, 0)])
+    await store.add_events([event])
+    assert await store.finish("g1.0", 1, rewards=twice) == done
+    for new in (
+        store.add_turns([turn(lease, 0), turn(lease, 1)]),
+        store.add_events([event, reward_event(lease, value=2)]),
+    ):
+        with pytest.raises(Fenced):
+            await new
+    assert (len(await store.turns("g1.0")), len(await store.events("g1.0"))) == (1, 1)
 
 
 async def test_an_events_id_belongs_to_its_attempt(store: Store):

@@ -22,7 +22,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from strop.errors import StoreError, UnknownId
+from strop.errors import StoreError, Unavailable, UnknownId
 from strop.http import Answer, Client
 from strop.store import rows
 from strop.store.base import Ref, Store
@@ -49,6 +49,7 @@ _POLICIES = msgspec.json.Decoder(list[Policy])
 _STEPS = msgspec.json.Decoder(list[wire.StepRecord])
 _STATS = msgspec.json.Decoder(dict[str, int])
 _OVER = msgspec.json.Decoder(wire.Over)
+_QUEUED = msgspec.json.Decoder(wire.Queued)
 _RECLAIMED = msgspec.json.Decoder(wire.Reclaimed)
 _CHANGES = msgspec.json.Decoder(wire.Changes)
 _LINEAGE = msgspec.json.Decoder(wire.Lineage)
@@ -79,9 +80,10 @@ class HttpStore(Store):
 
     # -- rollouts ------------------------------------------------------------------------------------------------
 
-    async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
-        if rollouts:
-            await self._send("POST", "/v1/rollouts", rollouts)
+    async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
+        if not rollouts:
+            return 0
+        return (await self._ask(_QUEUED, "POST", "/v1/rollouts", rollouts)).queued
 
     async def lease(
         self, runner: str, *, seconds: float, count: int = 1, wait: float = 0.0, token: str | None = None
@@ -248,11 +250,11 @@ class HttpStore(Store):
             await asyncio.sleep(min(pause * random.uniform(0.5, 1.5), self._patience - tried))
             pause = min(2 * pause, 2.0)
 
-    def _unreachable(self, why: Exception, tried: float) -> StoreError:
+    def _unreachable(self, why: Exception, tried: float) -> Unavailable:
         if isinstance(why, StoreError):  # it said why
-            return StoreError(f"{why} (the store at {self.url} was asked for {tried:.0f} s)")
+            return Unavailable(f"{why} (the store at {self.url} was asked for {tried:.0f} s)")
         reason = f"tried for {tried:.0f} s, {why}"
-        return StoreError(f"the store at {self.url} cannot be reached ({reason}): see whether `strop serve` is up")
+        return Unavailable(f"the store at {self.url} cannot be reached ({reason}): see whether `strop serve` is up")
 
     def _refused(self, answer: Answer) -> Exception:
         try:

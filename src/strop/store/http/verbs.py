@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 from starlette.types import Receive
 
-from strop.errors import UnknownId
+from strop.errors import Unavailable, UnknownId
 from strop.store.base import Store
 from strop.store.http import wire
 from strop.store.http.asgi import Gone, until_gone
@@ -79,10 +79,9 @@ class Verbs:
         return await self._store.finish(rollout, number, rewards=given.rewards, cause=given.cause, detail=given.detail)
 
     @served("POST", "/v1/rollouts")
-    async def enqueue(self, given: list[wire.NewRollout], at: At, receive: Receive) -> wire.Recorded:
+    async def enqueue(self, given: list[wire.NewRollout], at: At, receive: Receive) -> wire.Queued:
         """Queue rollouts. An id that is already there is left as it is."""
-        await self._store.enqueue(given)
-        return wire.Recorded(len(given))
+        return wire.Queued(await self._store.enqueue(given), len(given))
 
     @served("POST", "/v1/lease")
     async def lease(self, given: wire.LeaseBody, at: At, receive: Receive) -> list[Lease]:
@@ -90,7 +89,7 @@ class Verbs:
         work = self._store.lease(
             given.runner, seconds=given.seconds, count=given.count, wait=given.wait, token=given.token
         )
-        leases = await self._poll(work, receive, []) if given.wait else await work
+        leases = await self._poll(work, receive, None) if given.wait else await work
         for lease in leases:
             self._attempts.add(lease.attempt)
         return leases
@@ -194,8 +193,9 @@ class Verbs:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    async def _poll(self, work: Coroutine[Any, Any, T], receive: Receive, nothing: T) -> T:
-        """What `work` finds, unless the client goes away or the server closes: nothing may be taken for nobody."""
+    async def _poll(self, work: Coroutine[Any, Any, T], receive: Receive, nothing: T | None) -> T:
+        """What `work` finds, unless the client goes away or the server closes: nothing may be taken for nobody. Where
+        nobody can say that nothing was found, the client is told to ask again."""
         working = asyncio.create_task(work)
         gone = asyncio.create_task(until_gone(receive))
         closing = asyncio.create_task(self._closing.wait())
@@ -205,6 +205,8 @@ class Verbs:
                 return working.result()
             if gone.done():
                 raise Gone
+            if nothing is None:
+                raise Unavailable("the server is closing: ask again")
             return nothing
         finally:
             for task in (working, gone, closing):

@@ -24,6 +24,7 @@ from strop.errors import (
     NewerStore,
     StoreError,
     StropError,
+    Unavailable,
     UnknownId,
 )
 from strop.types import Attempt, Cause, Event, EventKind, Mode, Policy, Reward, Rollout, Status, Step, Turn
@@ -221,6 +222,13 @@ class Recorded(Struct):
     recorded: int
 
 
+class Queued(Struct):
+    """How many of the rollouts are new, and how many are there now."""
+
+    queued: int
+    recorded: int
+
+
 class Over(Struct):
     """Attempts that are over or unknown, as [rollout, number]: their runner can stop."""
 
@@ -297,6 +305,7 @@ class ErrorBody(Struct):
 
 
 ERRORS: dict[str, type[StropError]] = {
-    error.__name__: error for error in (BadReward, UnknownId, Fenced, IllegalTransition, NewerStore, StoreError)
+    error.__name__: error
+    for error in (BadReward, UnknownId, Fenced, IllegalTransition, NewerStore, StoreError, Unavailable)
 }
 """Errors that are the same on both sides, by the `type` they travel under."""
