@@ -11,6 +11,7 @@ runs/demo/
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import re
@@ -105,6 +106,22 @@ class RunFolder:
         for folder in (self.path / "checkpoints").iterdir():
             if folder.name not in keep and re.fullmatch(r"\.?step-\d+-\d+(\.new)?", folder.name):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+async def until_gone(path: Path) -> None:
+    """Raises once `path` is not the file any more that it was when this began: removed, moved away or replaced. What is
+    written after that is written into nowhere."""
+    inode = _inode(path)
+    while _inode(path) == inode:  # noqa: ASYNC110
+        await asyncio.sleep(1.0)
+    raise PlaceError(f"{path} was removed or replaced while it was in use: what was said since then is lost")
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from strop.algorithms.credit import spread
 from strop.config import Config
 from strop.errors import AgentError, ConfigError
+from strop.folder import until_gone
 from strop.monitor.metrics import MetricsFile, flat
 from strop.monitor.summary import Summary, failures, summarize
 from strop.monitor.view import View
@@ -39,8 +40,9 @@ async def train(config: Config, view: View, *, resume: bool = False) -> Summary:
                 await advance(run, collected)
             await clear_queue(run)
         run.pool.work()  # not before: rollouts are queued that only the restored weights may sample
-        reclaim = reclaiming(run.store, config.runner.lease / 2)
-        return await beside(loop(run), run.learner.watch(), run.pool.watch(), reclaim)
+        reclaim = reclaiming(run.store, config.runner.lease / 2, grace=config.runner.lease)
+        gone = until_gone(run.folder.path)
+        return await beside(loop(run), run.learner.watch(), run.pool.watch(), reclaim, gone)
 
 
 async def loop(run: Run) -> Summary:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from strop.errors import PlaceError, StropError
+from strop.folder import until_gone
 from strop.server import Server, serve
 from strop.store.base import Store
 from strop.store.http.keys import run_key
@@ -29,6 +30,8 @@ from strop.store.reclaim import reclaiming
 
 LEASE_CHECK = 1.0
 """Seconds between two looks for leases that have run out."""
+GRACE = 10.0
+"""Seconds that runners get to be heard of again after the store was away."""
 LOG = logging.getLogger("strop.serve")
 
 
@@ -53,19 +56,21 @@ async def serve_store(
     host: str = "127.0.0.1",
     port: int = 0,
     lease_check: float = LEASE_CHECK,
+    grace: float = GRACE,
     log: Path | None = None,
 ) -> StoreServer:
     """Serve an open store from the running event loop. Raises `PlaceError` if the address cannot be had."""
     app = StoreApp(store, key)
     server = await serve(app, host=host, port=port, log=log, settings=("--host", "--port"))
-    return StoreServer(server, app, key, asyncio.create_task(_reclaim(store, lease_check), name="strop-reclaim"))
+    reclaim = asyncio.create_task(_reclaim(store, lease_check, grace), name="strop-reclaim")
+    return StoreServer(server, app, key, reclaim)
 
 
-async def _reclaim(store: Store, every: float) -> None:
+async def _reclaim(store: Store, every: float, grace: float) -> None:
     """A store that is away for a while is looked after again when it is back."""
     while True:
         try:
-            await reclaiming(store, every)
+            await reclaiming(store, every, grace)
         except StropError as error:
             LOG.warning("leases that have run out could not be looked for: %s", error)
 
@@ -88,6 +93,7 @@ async def main(
     port: int = 0,
     key: str | None = None,
     synchronous: Literal["NORMAL", "FULL"] = "NORMAL",
+    grace: float = GRACE,
     on_ready: Callable[[str, str], None],
 ) -> None:
     """Serve the store of `folder`, or the PostgreSQL database at `store_url`, until told to stop. The folder keeps the
@@ -96,10 +102,16 @@ async def main(
         secret = run_key(folder, key)
         store = await open_store(store_url or folder, synchronous=synchronous)
         try:
-            server = await serve_store(store, key=secret, host=host, port=port, log=folder / "serve.log")
+            server = await serve_store(store, key=secret, host=host, port=port, grace=grace, log=folder / "serve.log")
             try:
                 on_ready(server.url, secret)
-                await stop.wait()
+                told = asyncio.create_task(stop.wait())
+                gone = asyncio.create_task(until_gone(folder if store_url else folder / "store.sqlite"))
+                await asyncio.wait({told, gone}, return_when=asyncio.FIRST_COMPLETED)
+                told.cancel()
+                if gone.done():
+                    gone.result()
+                gone.cancel()
             finally:
                 await server.close()
         finally:

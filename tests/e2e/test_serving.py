@@ -184,6 +184,23 @@ def test_what_users_get_wrong_is_one_sentence(place: Place, arguments: list, cod
     assert not done.stdout
 
 
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_store_that_is_taken_away_ends_its_server(tmp_path: Path, how: str):
+    command = runs.strop("serve", "--folder", tmp_path / "served", "--port", 0, "--json")
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    assert server.stdout.readline()
+    store = tmp_path / "served" / "store.sqlite"
+    copy = store.read_bytes()
+    store.unlink()
+    if how == "replaced":
+        store.write_bytes(copy)
+    _, stderr = server.communicate(timeout=30)
+    assert server.returncode == 2
+    assert "removed or replaced while it was in use" in stderr
+    assert stderr.count("\n") == 1
+
+
 def test_an_unknown_rollout_is_one_sentence(place: Place):
     done = place.run("rollouts", "nobody", code=1)
     assert "there is no rollout 'nobody'" in done.stderr

@@ -59,7 +59,18 @@ class Stage:
         store = ["--store", self.where] if "://" in self.where else []
         agent = {"function": f"{AGENT}:agent", "command": f"{sys.executable} {AGENT}"}.get(name, "")
         arguments = {
-            "server": ["serve", "--folder", self.folder / "served", "--port", self.port, "--key", KEY, *store],
+            "server": [
+                "serve",
+                "--folder",
+                self.folder / "served",
+                "--port",
+                self.port,
+                "--key",
+                KEY,
+                "--grace",
+                1,
+                *store,
+            ],
         }.get(name) or [
             *("runner", "--url", self.url, "--key", KEY, "--agent", agent, "--workers", 4),
             *("--set", "runner.lease=2", "--set", "runner.timeout=60", "--log", self.folder / f"{name}.log"),

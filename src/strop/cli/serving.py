@@ -39,6 +39,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     serve.add_argument("--port", type=int, default=PORT, help=f"port to listen on (default: {PORT}; 0: a free one)")
     serve.add_argument("--key", default=os.environ.get("STROP_KEY"), help="the run key (default: $STROP_KEY, or made)")
     serve.add_argument("--synchronous", choices=["NORMAL", "FULL"], default="NORMAL", help="FULL survives power loss")
+    serve.add_argument(
+        "--grace", type=float, default=10.0, metavar="S", help="seconds for runners to be heard of after a start (10)"
+    )
     serve.add_argument("--json", action="store_true", help="say where it is as one JSON object")
     serve.set_defaults(command=_serve)
 
@@ -120,6 +123,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             port=arguments.port,
             key=arguments.key,
             synchronous=arguments.synchronous,
+            grace=arguments.grace,
             on_ready=ready,
         )
     )

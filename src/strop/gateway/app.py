@@ -15,7 +15,6 @@ The attempt's key is the API key; it opens that attempt and nothing else.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
@@ -41,6 +40,7 @@ from strop.gateway.session import Session
 from strop.gateway.stream import Exchange, fenced, overflow
 from strop.store.base import Store
 from strop.store.http.attempts import attempt_routes
+from strop.store.http.keys import bearer, same
 
 ANY = "*"
 """The route for agents that have none of their own."""
@@ -106,9 +106,9 @@ class Gateway:
         if not (attempt.isascii() and attempt.isdigit() and len(attempt) < 10):
             raise _unauthorized()
         number = int(attempt)
-        key = _bearer(request)
+        key = bearer(request.scope["headers"])
         session = self._sessions.get((rollout, number)) or await self._open(rollout, number, key)
-        if not _same(key, session.attempt.key):
+        if not same(key, session.attempt.key.encode()):
             raise _unauthorized()
         self._sessions.move_to_end((rollout, number))
         return session
@@ -120,13 +120,13 @@ class Gateway:
             raise Refused(f"no model answers for agent {agent!r}; known: {known}", status=404, code="model_not_found")
         return route
 
-    async def _open(self, rollout: str, number: int, key: str) -> Session:
+    async def _open(self, rollout: str, number: int, key: bytes) -> Session:
         try:
             attempts = await self._store.attempts(rollout)
         except UnknownId:
             raise _unauthorized() from None
         attempt = next((attempt for attempt in attempts if attempt.number == number), None)
-        if attempt is None or not _same(key, attempt.key):
+        if attempt is None or not same(key, attempt.key.encode()):
             raise _unauthorized()
         if attempt.ended is not None:
             raise fenced(Fenced(f"attempt {number} of rollout {rollout} is over"))
@@ -235,15 +235,6 @@ async def _no_such_route(request: HttpRequest, error: Exception) -> Response:
     message = f"{request.method} {request.url.path} is not served here: an agent's base URL ends in /agents/<name>/v1"
     message += ", and of the model APIs only chat completions are spoken"
     return _error(cast(Dialect, chat), Refused(message, status=status, code="not_found"))
-
-
-def _bearer(request: HttpRequest) -> str:
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""
-
-
-def _same(given: str, secret: str) -> bool:
-    return secrets.compare_digest(given.encode(), secret.encode())
 
 
 def _unauthorized() -> Refused:

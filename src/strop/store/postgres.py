@@ -111,11 +111,23 @@ class Address:
         connection = psycopg.connect(**self.libpq, client_encoding="utf8", autocommit=True)
         try:
             connection.adapters.register_dumper(str, Text)
-            connection.execute(f'SET search_path = "{self.schema}"; SET synchronous_commit = on'.encode())
+            settings = {"search_path": f'"{self.schema}"', **SETTINGS}
+            connection.execute("; ".join(f"SET {name} = {value}" for name, value in settings.items()).encode())
         except BaseException:
             connection.close()
             raise
         return connection
+
+
+SETTINGS = {
+    "synchronous_commit": "on",
+    # A process that is frozen, or a machine that is gone, in the middle of a transaction must not stop all others.
+    "idle_in_transaction_session_timeout": "'10s'",
+    "lock_timeout": "'20s'",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
 
 
 class Text(StrDumperUnknown):
@@ -218,7 +230,7 @@ class PostgresStore(SqlStore):
         while True:
             try:
                 return self._once(begin, operation)
-            except (errors.DeadlockDetected, errors.SerializationFailure) as error:
+            except (errors.DeadlockDetected, errors.SerializationFailure, errors.LockNotAvailable) as error:
                 collisions += 1
                 if collisions > COLLISIONS:
                     raise explain(error, str(self._address)) from None

@@ -166,8 +166,9 @@ class SqlStore(Store):
             await self._write(write)
 
     async def reclaim(self, *, everything: bool = False) -> builtins.list[str]:
+        now = time.time()  # not later: heartbeats that wait for the store as well must not come too late for it
+
         def write(db: Db) -> builtins.list[str]:
-            now = time.time()
             which = (
                 ""
                 if everything

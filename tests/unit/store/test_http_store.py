@@ -80,10 +80,11 @@ async def test_a_url_may_end_in_a_slash_or_begin_with_a_prefix(behind: SqliteSto
     await proxy.close()
 
 
-@pytest.mark.parametrize("key", ["", "wrong"])
-async def test_a_wrong_key_says_what_to_do(server: StoreServer, key: str):
+async def test_a_wrong_key_says_what_to_do(server: StoreServer):
     with pytest.raises(StoreError, match=rf"{server.url}: give the run's key \(--key or STROP_KEY\)"):
-        await HttpStore.open(server.url, key)
+        await HttpStore.open(server.url, "wrong")
+    with pytest.raises(ConfigError, match=r"no key given: .* keeps it in its folder's file `key`"):
+        await HttpStore.open(server.url, "")
 
 
 @pytest.mark.parametrize("key", ["two words", "line\nbreak", "schlüssel"])
@@ -108,9 +109,37 @@ async def test_a_server_that_is_no_store():
 async def test_nobody_there(unused_tcp_port: int):
     url = f"http://127.0.0.1:{unused_tcp_port}"
     began = time.monotonic()
-    with pytest.raises(StoreError, match=rf"{url} cannot be reached \(tried for . s, .*refused.*strop serve"):
+    with pytest.raises(StoreError, match=rf"{url} cannot be reached \(tried for . s, .*refused.*strop serve") as raised:
         await HttpStore.open(url, KEY, patience=0.5)
     assert 0.3 < time.monotonic() - began < 10
+    assert str(raised.value).count("cannot be reached") == str(raised.value).count(url) == 1
+
+
+async def test_who_never_answered_is_given_up_sooner(
+    behind: SqliteStore, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("strop.store.http.client.FIRST", 0.2)
+    server = await serve_store(behind, key=KEY, port=unused_tcp_port)
+    async with client(server.url) as store:
+        await server.close()
+        async with asyncio.timeout(30):
+            with pytest.raises(StoreError, match=r"cannot be reached \(tried for 0 s"):
+                await HttpStore.open(server.url, KEY)
+        waiting = asyncio.create_task(store.stats())  # it has answered before: a pause, not an end
+        await asyncio.sleep(0.6)
+        server = await serve_store(behind, key=KEY, port=unused_tcp_port)
+        assert (await waiting)["queued"] == 0
+        await server.close()
+
+
+async def test_an_answer_that_is_too_large_is_not_asked_for_again(
+    server: StoreServer, behind: SqliteStore, monkeypatch: pytest.MonkeyPatch
+):
+    await behind.enqueue([rollout("a", task=Task(id="t", data="x" * 5000))])
+    monkeypatch.setattr("strop.store.http.client.MAX_ANSWER", 4096)
+    async with client(server.url, patience=1000) as store, asyncio.timeout(30):
+        with pytest.raises(StoreError, match="larger than 4096 bytes: read it beside the store itself"):
+            await store.get("a")
 
 
 # -- records -----------------------------------------------------------------------------------------------------------
@@ -309,6 +338,29 @@ async def test_patience_begins_when_the_line_breaks():
     await server.wait_closed()
 
 
+async def test_a_heartbeat_does_not_wait_on_a_silent_line():
+    """Nobody says that the line is dead: the lease must not run out over it."""
+    silent: list[asyncio.StreamWriter] = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        silent.append(writer)
+        if len(silent) == 1:
+            return  # takes the request and says nothing
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b'HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n{"over":[]}')
+
+    line = await asyncio.start_server(talk, "127.0.0.1", 0)
+    store = HttpStore(f"http://127.0.0.1:{line.sockets[0].getsockname()[1]}", KEY)
+    async with asyncio.timeout(20):  # less than any other request is given
+        assert await store.heartbeat([("a", 1)], seconds=1.0) == []
+    assert len(silent) == 2
+    await store.close()
+    for writer in silent:
+        writer.close()
+    line.close()
+    await line.wait_closed()
+
+
 async def test_a_store_that_has_trouble_is_asked_again(behind: SqliteStore, server: StoreServer):
     async with client(server.url, patience=0.5) as store:
         await behind.close()  # as good as a disk that is full
@@ -326,7 +378,7 @@ async def test_waiting_longer_than_one_request_may(server: StoreServer, monkeypa
 
 
 async def test_leases_that_ran_out_are_taken_back(behind: SqliteStore):
-    server = await serve_store(behind, key=KEY, lease_check=0.05)
+    server = await serve_store(behind, key=KEY, lease_check=0.05, grace=0.0)
     async with client(server.url) as store:
         await store.enqueue([rollout("a")])
         await store.lease("w", seconds=0.05)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,9 @@ async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
 
 
 async def test_a_rollouts_way_with_nothing_but_curl(stand: Stand) -> None:
-    assert await stand.ask("POST", "/v1/rollouts", [{"id": "a", "task": {"id": "t"}}]) == (200, {"recorded": 1})
+    new = [{"id": "a", "task": {"id": "t"}}]
+    assert await stand.ask("POST", "/v1/rollouts", new) == (200, {"queued": 1, "recorded": 1})
+    assert await stand.ask("POST", "/v1/rollouts", new) == (200, {"queued": 0, "recorded": 1})
     status, (lease,) = await stand.ask("POST", "/v1/lease", {"runner": "w", "seconds": 30, "token": "x"})
     assert (status, lease["rollout"]["group"], lease["rollout"]["status"]) == (200, "a", "running")
     assert lease["rollout"]["created"] > 1e9
@@ -189,8 +192,10 @@ async def test_events_of_an_attempt(stand: Stand) -> None:
     big = b'{"kind": "message", "data": {"a": "' + b"x" * (17 << 20) + b'"}}'
     assert await stand.refused("POST", "/r/a/1/events", big, key=attempt.key) == (413, "request_too_large")
     await stand.behind.finish("a", 1)
+    assert await say(reward) == (200, {"recorded": 1})  # it was recorded while there was time
+    late = json.dumps(reward | {"id": "e2"}).encode()
     for _ in range(2):
-        answer = await stand.client(attempt.key).request("POST", "/r/a/1/events", json.dumps(reward).encode())
+        answer = await stand.client(attempt.key).request("POST", "/r/a/1/events", late)
         assert (answer.status, json.loads(answer.body)["error"]["code"]) == (409, "attempt_over")
         assert answer.headers["x-should-retry"] == "false"
     assert (await stand.ask("GET", "/r/a/1", key=attempt.key))[1]["status"] == "succeeded"
@@ -199,6 +204,7 @@ async def test_events_of_an_attempt(stand: Stand) -> None:
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
 LEASE = {"runner": "w", "seconds": 30}
+STEP = {"lineage": 1, "number": 1, "rollouts": [], "metrics": {}, "time": 1.0}
 DEEP = b"[" * 200 + b"]" * 200
 
 
@@ -227,11 +233,26 @@ DEEP = b"[" * 200 + b"]" * 200
         ("POST", "/v1/rollouts", [{"id": "a"}], "task"),
         ("POST", "/v1/rollouts", [{"id": "a", "task": {"id": "t"}, "member": 2**63}], "member"),
         ("POST", "/v1/rollouts", [{"id": "a", "task": {"id": "t"}, "max_attempts": 3}], "max_attempts"),
+        *(
+            ("POST", "/v1/rollouts", [{"id": "b", "task": {"id": "t"}, name: value}], name)  # the store's to say
+            for name, value in {
+                "status": "running",
+                "attempts": 2**63 - 1,
+                "due": 1e308,
+                "ended": 1.0,
+                "cause": "timeout",
+                "detail": "x",
+                "rewards": [{"value": 1.0}],
+            }.items()
+        ),
         ("POST", "/v1/rollouts", b'[{"id": "a", "task": {"id": "t", "data": ' + DEEP + b"}}]", "nested too deeply"),
         ("POST", "/v1/rollouts", b'[{"id": "a", "task": {"id": "t", "data": ' + b"[" * 10**5, "nested too deeply"),
         ("POST", "/v1/heartbeat", {"attempts": [["a"]], "seconds": 1}, "length 2"),
         ("POST", "/v1/steps", {"step": {}, "policy": "main"}, "$.step"),
+        ("POST", "/v1/steps", {"step": STEP | {"lineage": -1}, "policy": "main"}, "$.step.lineage"),
+        ("POST", "/v1/steps", {"step": STEP | {"number": 2**53}, "policy": "main"}, "$.step.number"),
         ("POST", "/v1/lineages", {"policy": "main", "after": -1}, "$.after"),
+        ("POST", "/v1/lineages", {"policy": "main", "after": 2**53}, "$.after"),
         ("POST", "/v1/rollouts/a/attempts/1/finish", {"rewards": [{"value": None}]}, "$.rewards[0].value"),
         ("POST", "/v1/rollouts/a/attempts/1/finish", {"rewards": [{"value": 1, "turn": "t", "agent": "a"}]}, "one of"),
         ("POST", "/v1/rollouts/a/attempts/1/finish", {"cause": "boredom"}, "boredom"),
@@ -280,7 +301,6 @@ async def test_what_does_not_fit_is_refused_by_name(
         ("POST", "/v1/rollouts", [{"id": "a/b", "task": {"id": "t"}}], (409, "refused")),
         ("POST", "/v1/rollouts", [{"id": "a\0", "task": {"id": "t"}}], (409, "refused")),
         ("POST", "/v1/rollouts", [{"id": "", "task": {"id": "t"}}], (409, "refused")),
-        ("POST", "/v1/rollouts", [{"id": "b", "task": {"id": "t"}, "status": "running"}], (409, "illegal_transition")),
         (
             "POST",
             "/v1/rollouts/a/attempts/1/finish",
@@ -325,8 +345,28 @@ async def test_nesting_as_deep_as_is_allowed_comes_back(stand: Stand) -> None:
     flat = [
         {"id": f"r{n}", "task": {"id": "t", "data": '[[[{"\\'}} for n in range(200)
     ]  # brackets in text do not count
-    assert await stand.ask("POST", "/v1/rollouts", [deep, *flat]) == (200, {"recorded": 201})
+    assert await stand.ask("POST", "/v1/rollouts", [deep, *flat]) == (200, {"queued": 201, "recorded": 201})
     assert (await stand.ask("GET", "/v1/rollouts/deep"))[1]["task"]["data"] == data
+
+
+@pytest.mark.parametrize(
+    ("body", "refusal"),
+    [
+        (b"[" * 101 + b'"' + b'\\"' * (7 << 20), (400, "malformed")),  # a text without an end
+        (b"[" * 101 + b'"' + b"\\" * (15 << 20), (400, "malformed")),
+        (b"[" * (15 << 20), (400, "malformed")),
+        (b"[" + b",".join([b"[" * 99 + b"]" * 99] * 80_000) + b"]", (413, "request_too_large")),
+        (b"[" + b"[]," * (5 << 20) + b"[]]", (413, "request_too_large")),
+        (b"[" + b'"[",' * (3 << 20) + b'"["]', (400, "malformed")),
+        (b'"' + b"[" * (15 << 20) + b'"', (400, "malformed")),
+    ],
+    ids=["quotes", "backslashes", "brackets", "towers", "pairs", "texts", "text"],
+)
+async def test_junk_holds_nobody_up(stand: Stand, body: bytes, refusal: tuple[int, str]) -> None:
+    attempt = await stand.attempt("a")
+    began = time.process_time()
+    assert await stand.refused("POST", "/r/a/1/events", body, key=attempt.key) == refusal
+    assert time.process_time() - began < 3
 
 
 async def test_a_store_that_cannot_be_reached_is_not_the_clients_fault(stand: Stand) -> None:
@@ -376,5 +416,6 @@ async def test_long_polls_end_at_once_when_the_server_closes(stand: Stand) -> No
     await stand.waiters(1)
     async with asyncio.timeout(4):  # less than the server gives to requests that are at work
         await stand.server.close()
-    assert await leasing == (200, [])
+    status, answer = await leasing
+    assert (status, answer["error"]["code"]) == (503, "store_unavailable")  # a lease may be on its way: ask again
     assert await changing == (200, {"cursor": 7, "rollouts": []})

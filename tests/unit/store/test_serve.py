@@ -9,9 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -21,6 +22,8 @@ from strop.folder import RunFolder
 from strop.store.http.client import HttpStore
 from strop.store.sqlite import SqliteStore
 from strop.types import Rollout, Task
+
+CHUNKED = b"POST /v1/lease HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 @asynccontextmanager
@@ -88,9 +91,62 @@ async def test_places_that_cannot_be_had(tmp_path: Path):
     with taken, pytest.raises(PlaceError, match=r"is in use; --port=0 picks a free one"):
         async with running(tmp_path / "two", port=taken.getsockname()[1]):
             pass
+    for port in (-1, 65536, 99999):
+        with pytest.raises(PlaceError, match=f"there is no port {port}: --port is from 1 to 65535"):
+            async with running(tmp_path / "two", port=port):
+                pass
     with pytest.raises(PlaceError, match="set --host to an address of this machine"):
         async with running(tmp_path / "two", host="192.0.2.1"):
             pass
+
+
+@pytest.mark.parametrize(
+    "begin", [b"GET /", b"GET / HTTP/1.1\r\nhost: x\r\nx: ", CHUNKED + b"0\r\nx: ", CHUNKED + b"1;x="]
+)
+async def test_an_endless_head_is_cut_off(tmp_path: Path, begin: bytes):
+    async with running(tmp_path) as (url, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+        writer.write(begin)
+        async with asyncio.timeout(30):
+            with suppress(ConnectionError):
+                for _ in range(1000):
+                    writer.write(b"a" * 65536)
+                    await writer.drain()
+                    await asyncio.sleep(0)
+                pytest.fail("64 MB were taken")
+        writer.transport.abort()
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 60_000 + b"\r\n\r\n")
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 70_000)
+        assert b"HTTP/1.1 431 " in await reader.read()
+        writer.close()
+
+
+async def test_who_never_shows_a_whole_head_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("strop.server.HEAD_TIME", 0.5)
+    async with running(tmp_path) as (url, key):
+        store = await HttpStore.open(url, key)
+        waiting = asyncio.create_task(store.wait(10**6, timeout=4.0))  # longer, but all of it was said
+        for begin in (b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+            writer.write(begin)
+            dripping = asyncio.create_task(drip(writer))
+            async with asyncio.timeout(30):
+                with suppress(ConnectionError):
+                    assert (b"200 OK" in await reader.read()) == (b"host" in begin)
+            dripping.cancel()
+            writer.close()
+        assert await waiting == (10**6, [])
+        await store.close()
+
+
+async def drip(writer: asyncio.StreamWriter) -> None:
+    """A byte now and then, once the first have been said."""
+    await asyncio.sleep(0.2)
+    while True:
+        writer.write(b"X")
+        await asyncio.sleep(0.2)
 
 
 async def test_it_drains_when_told_to_stop(tmp_path: Path):

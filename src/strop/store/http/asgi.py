@@ -31,6 +31,8 @@ MAX_BODY = 64 << 20
 MAX_DEPTH = 100
 """How deep lists and tables may be nested. What is deeper than Python's own limit allows could be stored, but not read
 by everybody who wants to."""
+MAX_LISTS = 1_000_000
+"""How many lists and tables one body may hold: each costs much more memory and time than the bytes it came as."""
 
 JSON: Header = (b"content-type", b"application/json")
 LOG = logging.getLogger("strop.store")
@@ -99,16 +101,14 @@ async def read_body(receive: Receive, limit: int = MAX_BODY) -> bytes:
         part: bytes = message.get("body", b"")
         size += len(part)
         if size > limit:
-            raise _too_large(limit)
+            raise _too_large(f"is larger than {limit >> 20} MiB")
         parts.append(part)
         if not message.get("more_body"):
             return b"".join(parts)
 
 
-def _too_large(limit: int) -> Refusal:
-    return Refusal(
-        f"the body is larger than {limit >> 20} MiB: send less at once", 413, "TooLarge", "request_too_large"
-    )
+def _too_large(how: str) -> Refusal:
+    return Refusal(f"the body {how}: send less at once", 413, "TooLarge", "request_too_large")
 
 
 _checked = msgspec.json.Decoder(msgspec.Raw).decode
@@ -117,7 +117,7 @@ _NO_STEPS = bytes(set(range(256)) - set(b'[]{}"'))
 
 
 def check_depth(body: bytes) -> None:
-    """Refuse JSON that is nested too deeply. Any body costs a few passes over it and no more: it is an agent's.
+    """Refuse JSON that is nested too deeply or holds too many lists. Whatever comes costs a few quick passes over it.
 
     >>> check_depth(b"[" * 100 + b"]" * 100)
     >>> check_depth(b"[" * 101 + b"]" * 101)
@@ -130,7 +130,9 @@ def check_depth(body: bytes) -> None:
     plain = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(_STEPS, _NO_STEPS)
     # Two quotes side by side are an empty text, or two texts that may as well be one.
     steps = b"".join(plain.replace(b'""', b"").split(b'"')[::2])
-    if max(accumulate(memoryview(steps).cast("b"))) > MAX_DEPTH:
+    if len(steps) > 2 * MAX_LISTS:
+        raise _too_large(f"holds more than {MAX_LISTS} lists and tables")
+    if max(accumulate(memoryview(steps).cast("b")), default=0) > MAX_DEPTH:
         raise RecursionError
 
 

@@ -3,7 +3,8 @@
     store = await HttpStore.open("http://127.0.0.1:8640", key)
 
 A server that cannot be reached, is being started again or has trouble with its disk is asked again for as long as
-`patience` says: verbs may be said twice. What the server refuses is raised here as it was raised there.
+`patience` says: verbs may be said twice. One that has never answered is given up after a few seconds, since the address
+is likely wrong. What the server refuses is raised here as it was raised there.
 
 Left out: keys of attempts. `attempts()` tells them as "", since only a lease tells an attempt's key; whoever checks
 keys (a gateway) stands beside the store itself.
@@ -22,8 +23,8 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from strop.errors import StoreError, Unavailable, UnknownId
-from strop.http import Answer, Client
+from strop.errors import ConfigError, IllegalTransition, StoreError, Unavailable, UnknownId
+from strop.http import Answer, Broken, Client
 from strop.store import rows
 from strop.store.base import Ref, Store
 from strop.store.http import wire
@@ -35,6 +36,8 @@ POLL = 30.0
 """Seconds one request waits for something to happen; lines that stay silent for longer are cut by many proxies."""
 TIMEOUT = 30.0
 """Seconds an answer may take on top of that."""
+FIRST = 5.0
+"""Seconds a server that has never answered is tried for, and any is given to take a connection."""
 MAX_ANSWER = 1 << 30
 """Bytes: the turns of one long rollout are some hundred megabytes."""
 
@@ -60,13 +63,21 @@ class HttpStore(Store):
     """Open it with `await HttpStore.open(url, key)`."""
 
     def __init__(self, url: str, key: str, *, patience: float = 60.0) -> None:
-        self.url = url.rstrip("/")
-        self._client = Client(self.url, key=wire.checked_key(key) if key else None, max_answer=MAX_ANSWER)
+        if not key:
+            how = "give the run's key (--key or STROP_KEY), `strop serve` keeps it in its folder's file `key`"
+            raise ConfigError(f"no key given: {how}")
+        self.url, self._key = url.rstrip("/"), wire.checked_key(key)
+        self._client = self._connections()
+        self._beats = self._connections()  # of their own: one that has gone silent is not followed by another
         self._patience = patience
+        self._answered = False
+
+    def _connections(self) -> Client:
+        return Client(self.url, key=self._key, connect_timeout=FIRST, max_answer=MAX_ANSWER)
 
     @classmethod
     async def open(cls, url: str, key: str, *, patience: float = 60.0) -> HttpStore:
-        """Raises `StoreError` if nobody answers there for `patience` seconds, or the key does not open it."""
+        """Raises `StoreError` if nobody answers there within seconds, or the key does not open it."""
         store = cls(url, key, patience=patience)
         try:
             await store.policies()
@@ -77,13 +88,18 @@ class HttpStore(Store):
 
     async def close(self) -> None:
         await self._client.close()
+        await self._beats.close()
 
     # -- rollouts ------------------------------------------------------------------------------------------------
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
+        for given in rollouts:
+            if given.status != "queued":
+                raise IllegalTransition(f"rollout {given.id!r} is {given.status}: only queued ones can be enqueued")
         if not rollouts:
             return 0
-        return (await self._ask(_QUEUED, "POST", "/v1/rollouts", rollouts)).queued
+        new = [wire.NewRollout.of(given) for given in rollouts]
+        return (await self._ask(_QUEUED, "POST", "/v1/rollouts", new)).queued
 
     async def lease(
         self, runner: str, *, seconds: float, count: int = 1, wait: float = 0.0, token: str | None = None
@@ -100,7 +116,7 @@ class HttpStore(Store):
                 wait=poll,
                 token=token,
             )
-            leases = await self._ask(_LEASES, "POST", "/v1/lease", body, wait=poll)
+            leases = await self._ask(_LEASES, "POST", "/v1/lease", body, timeout=poll + TIMEOUT)
             if leases or time.monotonic() >= deadline:
                 return leases
 
@@ -108,7 +124,9 @@ class HttpStore(Store):
         if not attempts:
             return []
         body = {"attempts": attempts, "seconds": seconds}
-        return (await self._ask(_OVER, "POST", "/v1/heartbeat", body)).over
+        # A line may go silent without a word: there must be time to say it again before the lease runs out.
+        timeout = min(max(seconds / 3, 1.0), TIMEOUT)
+        return (await self._ask(_OVER, "POST", "/v1/heartbeat", body, timeout=timeout, client=self._beats)).over
 
     async def finish(
         self,
@@ -187,7 +205,7 @@ class HttpStore(Store):
         while True:
             poll = min(max(deadline - time.monotonic(), 0.0), POLL) if timeout else 0.0
             query = _query(cursor=cursor, timeout=poll)
-            told = await self._ask(_CHANGES, "GET", f"/v1/changes{query}", wait=poll)
+            told = await self._ask(_CHANGES, "GET", f"/v1/changes{query}", timeout=poll + TIMEOUT)
             if told.rollouts or time.monotonic() >= deadline:
                 return told.cursor, told.rollouts
 
@@ -215,9 +233,16 @@ class HttpStore(Store):
     # ------------------------------------------------------------------------------------------------------------
 
     async def _ask(
-        self, decoder: msgspec.json.Decoder[T], method: str, path: str, what: Any = None, *, wait: float = 0.0
+        self,
+        decoder: msgspec.json.Decoder[T],
+        method: str,
+        path: str,
+        what: Any = None,
+        *,
+        timeout: float = TIMEOUT,
+        client: Client | None = None,
     ) -> T:
-        answer = await self._send(method, path, what, wait=wait)
+        answer = await self._send(method, path, what, timeout=timeout, client=client)
         try:
             return decoder.decode(answer)
         except msgspec.MsgspecError as error:
@@ -225,7 +250,9 @@ class HttpStore(Store):
                 f"{self.url} answers what cannot be read here ({error}): use the same version of strop on both sides"
             ) from None
 
-    async def _send(self, method: str, path: str, what: Any = None, *, wait: float = 0.0) -> bytes:
+    async def _send(
+        self, method: str, path: str, what: Any = None, *, timeout: float = TIMEOUT, client: Client | None = None
+    ) -> bytes:
         """The body of the answer, asked for again and again while nobody is there to give one."""
         try:
             body = b"" if what is None else _encode(what)
@@ -234,27 +261,33 @@ class HttpStore(Store):
         pause, since = 0.05, None  # since when it fails: a request may have waited in peace for long before
         while True:
             try:
-                answer = await self._client.request(method, path, body, timeout=wait + TIMEOUT, again=True)
+                answer = await (client or self._client).request(method, path, body, timeout=timeout, again=True)
+                self._answered = True
                 if answer.status == 200:
                     return answer.body
                 why = self._refused(answer)
                 if answer.status not in (502, 503, 504):
                     raise why
             except (ConnectionError, TimeoutError) as error:
+                if isinstance(error, Broken) and "is larger than" in str(error):
+                    raise StoreError(f"{error}: read it beside the store itself") from None
                 why = error
             now = time.monotonic()
             since = now if since is None else since
-            tried = now - since
-            if tried >= self._patience:
+            tried, patience = now - since, self._patience if self._answered else min(FIRST, self._patience)
+            if tried >= patience:
                 raise self._unreachable(why, tried) from None
-            await asyncio.sleep(min(pause * random.uniform(0.5, 1.5), self._patience - tried))
+            await asyncio.sleep(min(pause * random.uniform(0.5, 1.5), patience - tried))
             pause = min(2 * pause, 2.0)
 
     def _unreachable(self, why: Exception, tried: float) -> Unavailable:
         if isinstance(why, StoreError):  # it said why
             return Unavailable(f"{why} (the store at {self.url} was asked for {tried:.0f} s)")
-        reason = f"tried for {tried:.0f} s, {why}"
-        return Unavailable(f"the store at {self.url} cannot be reached ({reason}): see whether `strop serve` is up")
+        reason = str(why).removeprefix(f"{self.url} ").removeprefix("cannot be reached: ")
+        return Unavailable(
+            f"the store at {self.url} cannot be reached (tried for {tried:.0f} s, {reason}): "
+            "check the address, and whether `strop serve` is up there"
+        )
 
     def _refused(self, answer: Answer) -> Exception:
         try:

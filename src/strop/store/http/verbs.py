@@ -81,7 +81,7 @@ class Verbs:
     @served("POST", "/v1/rollouts")
     async def enqueue(self, given: list[wire.NewRollout], at: At, receive: Receive) -> wire.Queued:
         """Queue rollouts. An id that is already there is left as it is."""
-        return wire.Queued(await self._store.enqueue(given), len(given))
+        return wire.Queued(await self._store.enqueue([new.rollout() for new in given]), len(given))
 
     @served("POST", "/v1/lease")
     async def lease(self, given: wire.LeaseBody, at: At, receive: Receive) -> list[Lease]:

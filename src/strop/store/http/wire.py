@@ -1,9 +1,9 @@
 """What goes over the wire: the bodies of requests, the questions in addresses, the answers, the shape of refusals.
 
 All of it is JSON. A field that a request has and its record has not is refused by name: it is likely misspelt. Records
-travel as they are (`strop.types`), with three exceptions. Fields that a program can make up itself may be left out of
-new rollouts and events. An attempt is shown without its key, which its lease alone tells. Metrics of a step may be NaN,
-which JSON has not: null stands for it.
+travel as they are (`strop.types`), with three exceptions. New rollouts and events may leave out what can be made up for
+them, and new rollouts say nothing of what is the store's to say. An attempt is shown without its key, which its lease
+alone tells. Metrics of a step may be NaN, which JSON has not: null stands for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,22 @@ from strop.errors import (
     Unavailable,
     UnknownId,
 )
-from strop.types import Attempt, Cause, Event, EventKind, Mode, Policy, Reward, Rollout, Status, Step, Turn
+from strop.types import (
+    RETRIES,
+    Attempt,
+    Cause,
+    Event,
+    EventKind,
+    Mode,
+    Policy,
+    Retry,
+    Reward,
+    Rollout,
+    Status,
+    Step,
+    Task,
+    Turn,
+)
 
 MAX_WAIT = 60.0
 """Seconds one request may wait for something to happen; whoever wants to wait longer asks again."""
@@ -40,6 +55,7 @@ Wait = Annotated[float, Meta(ge=0, le=MAX_WAIT, description="seconds to wait for
 Limit = Annotated[int, Meta(ge=1, le=MAX_COUNT, description="at most so many")]
 Whole = Annotated[int, Meta(ge=-INT64, le=INT64)]
 Count = Annotated[int, Meta(ge=0, le=INT64)]
+Nth = Annotated[int, Meta(ge=0, lt=2**53, description="counted from 1; 0 is before the first")]
 AttemptNumber = Annotated[int, Meta(ge=0, le=2**31 - 1, description="an attempt's number; default: the last one")]
 
 
@@ -53,21 +69,30 @@ def checked_key(key: str) -> str:
 # -- records as they come in -------------------------------------------------------------------------------------------
 
 
-class NewRollout(Rollout, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NewRollout(Struct, kw_only=True, forbid_unknown_fields=True):
     """A rollout to queue. An id and a task are enough: left to itself it is a group of its own, made now.
 
-    >>> msgspec.json.decode(b'{"id": "q1", "task": {"id": "t"}}', type=NewRollout).group
+    >>> msgspec.json.decode(b'{"id": "q1", "task": {"id": "t"}}', type=NewRollout).rollout().group
     'q1'
     """
 
+    id: str
     group: str = ""
     member: Whole = 0
+    task: Task
+    mode: Mode = "train"
     seed: Whole = 0
+    retries: dict[Cause, Retry] = field(default_factory=lambda: dict(RETRIES))
     created: float = field(default_factory=time.time)
 
-    def __post_init__(self) -> None:
-        if not self.group:
-            msgspec.structs.force_setattr(self, "group", self.id)
+    def rollout(self) -> Rollout:
+        fields = msgspec.structs.asdict(self)
+        fields["group"] = self.group or self.id
+        return Rollout(**fields)
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> NewRollout:
+        return cls(**{name: getattr(rollout, name) for name in cls.__struct_fields__})
 
 
 class NewTurn(Turn, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,8 +168,8 @@ class ReclaimBody(Struct, kw_only=True, forbid_unknown_fields=True):
 class StepRecord(Struct, kw_only=True, forbid_unknown_fields=True):
     """A step. Metrics may be null, which stands for NaN."""
 
-    lineage: Whole
-    number: Whole
+    lineage: Nth
+    number: Nth
     rollouts: list[str]
     dropped: dict[str, str] = {}
     metrics: dict[str, float | None]
@@ -174,7 +199,7 @@ class LineageBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """The policy, and the number of the step to go on from; 0 is the beginning."""
 
     policy: str
-    after: Count
+    after: Nth
 
 
 # -- questions ---------------------------------------------------------------------------------------------------------
