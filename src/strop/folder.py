@@ -111,17 +111,21 @@ class RunFolder:
 async def until_gone(path: Path) -> None:
     """Raises once `path` is not the file any more that it was when this began: removed, moved away or replaced. What is
     written after that is written into nowhere."""
-    inode = _inode(path)
-    while _inode(path) == inode:  # noqa: ASYNC110
-        await asyncio.sleep(1.0)
+    held = os.open(path, os.O_RDONLY)
+    try:
+        while _still_there(path, held):  # noqa: ASYNC110
+            await asyncio.sleep(1.0)
+    finally:
+        os.close(held)
     raise PlaceError(f"{path} was removed or replaced while it was in use: what was said since then is lost")
 
 
-def _inode(path: Path) -> int | None:
+def _still_there(path: Path, held: int) -> bool:
+    ours = os.fstat(held)
     try:
-        return path.stat().st_ino
+        return ours.st_nlink > 0 and os.path.samestat(ours, path.stat())
     except OSError:
-        return None
+        return False
 
 
 def write_whole(path: Path, data: bytes) -> None:

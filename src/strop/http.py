@@ -55,6 +55,10 @@ class Broken(ConnectionError):
     """An answer began but cannot be used."""
 
 
+class TooLarge(Broken):
+    """An answer that would never fit: asking again does not help."""
+
+
 class Answer(Struct, frozen=True):
     """Header names are in lower case; a header that came twice is joined by ", "."""
 
@@ -228,7 +232,7 @@ class _Connection(asyncio.Protocol):
             return self.abort()
         self._size += len(data)
         if self._size > self._max_answer:
-            return self._fail(Broken(f"the answer of {self._url} is larger than {self._max_answer} bytes"))
+            return self._fail(TooLarge(f"the answer of {self._url} is larger than {self._max_answer} bytes"))
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:

@@ -104,9 +104,10 @@ async def main(
         try:
             server = await serve_store(store, key=secret, host=host, port=port, grace=grace, log=folder / "serve.log")
             try:
-                on_ready(server.url, secret)
                 told = asyncio.create_task(stop.wait())
                 gone = asyncio.create_task(until_gone(folder if store_url else folder / "store.sqlite"))
+                await asyncio.sleep(0)  # it has begun to watch before anybody knows of the store
+                on_ready(server.url, secret)
                 await asyncio.wait({told, gone}, return_when=asyncio.FIRST_COMPLETED)
                 told.cancel()
                 if gone.done():

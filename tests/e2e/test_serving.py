@@ -195,7 +195,10 @@ def test_a_store_that_is_taken_away_ends_its_server(tmp_path: Path, how: str):
     store.unlink()
     if how == "replaced":
         store.write_bytes(copy)
-    _, stderr = server.communicate(timeout=30)
+    try:
+        _, stderr = server.communicate(timeout=30)
+    finally:
+        server.kill()
     assert server.returncode == 2
     assert "removed or replaced while it was in use" in stderr
     assert stderr.count("\n") == 1

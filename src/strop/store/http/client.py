@@ -24,7 +24,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from strop.errors import ConfigError, IllegalTransition, StoreError, Unavailable, UnknownId
-from strop.http import Answer, Broken, Client
+from strop.http import Answer, Client, TooLarge
 from strop.store import rows
 from strop.store.base import Ref, Store
 from strop.store.http import wire
@@ -269,7 +269,7 @@ class HttpStore(Store):
                 if answer.status not in (502, 503, 504):
                     raise why
             except (ConnectionError, TimeoutError) as error:
-                if isinstance(error, Broken) and "is larger than" in str(error):
+                if isinstance(error, TooLarge):
                     raise StoreError(f"{error}: read it beside the store itself") from None
                 why = error
             now = time.monotonic()
