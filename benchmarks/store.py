@@ -294,7 +294,7 @@ def hardware() -> dict[str, Any]:
         model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         model = platform.processor()
-    return {"cpu": model, "cores": os.cpu_count(), "system": platform.platform(), "load_before": os.getloadavg()}
+    return {"cpu": model, "cores": os.cpu_count(), "system": platform.system(), "load_before": os.getloadavg()}
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
     agentlightning_store.py serve PORT   its server, in a process of its own, until it is ended
     agentlightning_store.py laps         laps in process, or through its client where the order names a URL
 
-What was chosen for it, from its source, each of them its fastest:
+What was chosen for it, from its source; variants of the server were within the noise of each other:
 - its in-memory store. The only durable one needs a MongoDB, and so do several server workers (`mp` mode wants a store
   that processes can share);
 - launch mode `asyncio`, as its own `agl store` command does, but on uvloop (its launcher asks for plain asyncio) and

@@ -184,4 +184,6 @@ class ByMethod:
 
 async def no_such_route(scope: Scope, receive: Receive, send: Send) -> None:
     message = f"{scope['method']} {scope['path']} is not served here: /openapi.json says what is"
+    if "/agents/" in scope["path"]:
+        message = "no model is served here, only a store: agents bring a model of their own, or run under `strop train`"
     await refuse(send, Refusal(message, 404, "NoSuchRoute", "not_found"))
