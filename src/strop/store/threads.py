@@ -138,6 +138,8 @@ class Writer(SqliteThread):
                 raise Unavailable(f"the store {self._path} is closed: open it again")
             if self._home is None or self._home.is_closed():
                 self._home = loop
+                self._hand_over(self._here)  # what the closed loop left will not be committed there any more
+                self._here = []
             if self._synced or self._there or loop is not self._home:
                 self._hand_over([(operation, future)])
             else:
@@ -190,8 +192,9 @@ class Writer(SqliteThread):
             self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY)}")
             self._commit(batch, patient=True)
             if self._commits >= COPY_EVERY:
-                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
-                self._commits = 0
+                with contextlib.suppress(sqlite3.Error):  # a full disk: the log keeps everything, it is tried again
+                    self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+                    self._commits = 0
             self._connection.execute("PRAGMA busy_timeout = 0")
         with self._lock:
             self._there -= len(batch)
@@ -206,7 +209,8 @@ class Writer(SqliteThread):
         except sqlite3.Error as raised:
             # The commit failed, or SQLite undid everything (a full disk does that): nobody's work is durable.
             if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+                with contextlib.suppress(sqlite3.Error):  # it was undone already
+                    self._connection.execute("ROLLBACK")
             if not patient and raised.sqlite_errorname.startswith("SQLITE_BUSY"):
                 return False
             _settle([(future, None, self._explain(raised)) for _, future in wanted])

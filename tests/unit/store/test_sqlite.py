@@ -9,7 +9,7 @@ import pytest
 
 from strop.errors import NewerStore, PlaceError, StoreError
 from strop.store import schema, threads
-from strop.store.sqlite import SqliteStore
+from strop.store.sqlite import SqliteDb, SqliteStore
 from strop.types import Event, Rollout, Task
 
 
@@ -130,6 +130,38 @@ async def test_the_log_does_not_grow_for_ever(tmp_path: Path):
     assert (tmp_path / "s.sqlite").stat().st_size > 2 * threads.COPY_EVERY * 4000  # copied into the database
     assert (tmp_path / "s.sqlite-wal").stat().st_size < 12 * threads.COPY_EVERY * 4000
     await store.close()
+
+
+async def test_a_log_that_cannot_be_copied_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def execute(db: SqliteDb, sql: str, *rest):
+        if "wal_checkpoint" in sql:
+            raise sqlite3.OperationalError("disk I/O error")
+        return sqlite3.Connection.execute(db, sql, *rest)
+
+    store = await SqliteStore.open(tmp_path / "s.sqlite")
+    monkeypatch.setattr(SqliteDb, "execute", execute, raising=False)
+    monkeypatch.setattr(threads, "COPY_EVERY", 3)
+    for rollout in rollouts(20):
+        await asyncio.wait_for(store.enqueue([rollout]), 10)
+    monkeypatch.undo()
+    assert len(await store.list()) == 20
+    await store.close()
+
+
+def test_what_a_closed_loop_left_behind_holds_up_nobody(tmp_path: Path):
+    store = asyncio.run(SqliteStore.open(tmp_path / "s.sqlite"))
+
+    async def leave() -> None:
+        store._writer._here.append((lambda db: None, asyncio.get_running_loop().create_future()))
+        store._writer._home = asyncio.get_running_loop()
+
+    async def go_on() -> None:
+        await asyncio.wait_for(store.enqueue(rollouts(2)), 10)
+        assert len(await store.list()) == 2
+        await store.close()
+
+    asyncio.run(leave())
+    asyncio.run(go_on())
 
 
 async def test_close_finishes_what_is_queued_and_refuses_what_comes_after(tmp_path: Path):
