@@ -146,6 +146,19 @@ def test_a_runner_that_is_told_to_stop_gives_its_work_back(place: Place):
     assert [a["cause"] for a in json.loads(shown)["attempts"]] == ["interrupted"]
 
 
+def test_a_runner_waits_for_its_server(place: Place):
+    place.run("enqueue", "--tasks", "tasks.jsonl", "--name", "a")
+    place.server.terminate()
+    place.server.communicate(timeout=30)
+    runner = place.popen("runner", "--agent", "agents.py:quick", "--until-empty", "--json")
+    time.sleep(8)  # longer than a command that is only asked once would wait
+    assert runner.poll() is None
+    port = place.said["url"].rpartition(":")[2]
+    place.server = place.popen("serve", "--folder", "served", "--port", port, "--json")
+    stdout, _ = runner.communicate(timeout=60)
+    assert json.loads(stdout) == {"leased": 6, "succeeded": 6}
+
+
 def test_following_shows_what_changes(place: Place):
     follow = place.popen("rollouts", "--follow", "--json")
     time.sleep(1.5)

@@ -20,7 +20,7 @@ from rich.text import Text
 from strop import config as configs
 from strop.cli.printing import console, json_line, me, without_password
 from strop.config import Config
-from strop.errors import ConfigError
+from strop.errors import ConfigError, Unavailable
 from strop.runners.pool import Pool
 from strop.store.base import Store
 from strop.store.opening import open_store
@@ -88,6 +88,19 @@ async def _open(arguments: argparse.Namespace) -> Store:
     if not arguments.url.startswith(("http://", "https://")):
         raise ConfigError("--url is the address of `strop serve`, http://...: serve the folder or database there first")
     return await open_store(arguments.url, key=arguments.key)
+
+
+async def _open_in_time(arguments: argparse.Namespace) -> Store:
+    """A runner may be started before its server, or while that is started again: it waits a minute."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return await _open(arguments)
+        except Unavailable:
+            if time.monotonic() > deadline:
+                raise
+            if not arguments.json:
+                print(f"waiting for {arguments.url}", file=sys.stderr)
 
 
 # -- serve -------------------------------------------------------------------------------------------------------------
@@ -213,7 +226,7 @@ def _runner(arguments: argparse.Namespace) -> int:
 
 
 async def _run_agents(config: Config, arguments: argparse.Namespace) -> int:
-    store = await _open(arguments)
+    store = await _open_in_time(arguments)
     specs = {**({None: config.agent} if config.agent else {}), **config.agents}
     try:
         policies = await store.policies()
