@@ -95,16 +95,26 @@ async def main(
     synchronous: Literal["NORMAL", "FULL"] = "NORMAL",
     grace: float = GRACE,
     on_ready: Callable[[str, str], None],
+    patience: float = 0.0,
+    on_wait: Callable[[StropError], None] | None = None,
 ) -> None:
     """Serve the store of `folder`, or the PostgreSQL database at `store_url`, until told to stop. The folder keeps the
-    log and, unless one is given, the key. `on_ready` is told the address and the key."""
+    log and, unless one is given, the key. `on_ready` is told the address and the key; a database that does not answer
+    is waited for as `open_store` says."""
     with _told() as stop, _held(folder, alone=not store_url):
         secret = run_key(folder, key)
-        store = await open_store(store_url or folder, synchronous=synchronous)
+        opening = asyncio.create_task(
+            open_store(store_url or folder, synchronous=synchronous, patience=patience, on_wait=on_wait)
+        )
+        told = asyncio.create_task(stop.wait())
+        await asyncio.wait({opening, told}, return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
+            opening.cancel()
+            return
+        store = opening.result()
         try:
             server = await serve_store(store, key=secret, host=host, port=port, grace=grace, log=folder / "serve.log")
             try:
-                told = asyncio.create_task(stop.wait())
                 gone = asyncio.create_task(until_gone(folder if store_url else folder / "store.sqlite"))
                 await asyncio.sleep(0)  # it has begun to watch before anybody knows of the store
                 on_ready(server.url, secret)

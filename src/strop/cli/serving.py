@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import uvloop
@@ -20,7 +20,7 @@ from rich.text import Text
 from strop import config as configs
 from strop.cli.printing import console, json_line, me, without_password
 from strop.config import Config
-from strop.errors import ConfigError, Unavailable
+from strop.errors import ConfigError, StropError
 from strop.runners.pool import Pool
 from strop.store.base import Store
 from strop.store.opening import open_store
@@ -29,6 +29,8 @@ from strop.tasks.sampling import queue
 from strop.types import TERMINAL
 
 PORT = 8640
+PATIENCE = 60.0
+"""Seconds that a server which does not answer yet is waited for by what is to run for long."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -80,27 +82,26 @@ def _address(command: argparse.ArgumentParser) -> None:
     command.add_argument("--key", default=os.environ.get("STROP_KEY"), help="the run key (default: $STROP_KEY)")
 
 
-async def _open(arguments: argparse.Namespace) -> Store:
+async def _open(arguments: argparse.Namespace, patience: float = 0.0) -> Store:
     if not arguments.url:
         raise ConfigError(f"where is the store? --url http://127.0.0.1:{PORT}, as `strop serve` says (or $STROP_URL)")
     if re.fullmatch(r"[\w.-]+:\d+", arguments.url):
         raise ConfigError(f"--url {arguments.url} has no http:// before it: did you mean http://{arguments.url}?")
     if not arguments.url.startswith(("http://", "https://")):
         raise ConfigError("--url is the address of `strop serve`, http://...: serve the folder or database there first")
-    return await open_store(arguments.url, key=arguments.key)
+    return await open_store(
+        arguments.url, key=arguments.key, patience=patience, on_wait=_waiting(arguments.url, arguments.json)
+    )
 
 
-async def _open_in_time(arguments: argparse.Namespace) -> Store:
-    """A runner may be started before its server, or while that is started again: it waits a minute."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            return await _open(arguments)
-        except Unavailable:
-            if time.monotonic() > deadline:
-                raise
-            if not arguments.json:
-                print(f"waiting for {arguments.url}", file=sys.stderr)
+def _waiting(what: str, json: bool) -> Callable[[StropError], None]:
+    """Says once what is waited for."""
+
+    def say(why: StropError) -> None:
+        if not json:
+            print(f"waiting for {what}", file=sys.stderr)
+
+    return say
 
 
 # -- serve -------------------------------------------------------------------------------------------------------------
@@ -138,6 +139,8 @@ def _serve(arguments: argparse.Namespace) -> int:
             synchronous=arguments.synchronous,
             grace=arguments.grace,
             on_ready=ready,
+            patience=PATIENCE,
+            on_wait=_waiting(without_password(arguments.store), arguments.json),
         )
     )
     return 0
@@ -226,7 +229,7 @@ def _runner(arguments: argparse.Namespace) -> int:
 
 
 async def _run_agents(config: Config, arguments: argparse.Namespace) -> int:
-    store = await _open_in_time(arguments)
+    store = await _open(arguments, PATIENCE)
     specs = {**({None: config.agent} if config.agent else {}), **config.agents}
     try:
         policies = await store.policies()

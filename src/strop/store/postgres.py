@@ -357,7 +357,7 @@ def _bring_up_to_date(address: Address) -> None:
             raise PlaceError(f"the database of {where} is encoded in {encoding}: make one with ENCODING 'UTF8'")
         _transaction(connection, WRITE, update, address.channel)
     except psycopg.Error as error:
-        raise explain(error, where) from None
+        raise (unreachable if _away(error) else explain)(error, where) from None
     finally:
         connection.close()
 
@@ -374,15 +374,16 @@ def _reason(error: psycopg.Error) -> str:
     return " ".join(said.split()).removesuffix(".")
 
 
-def unreachable(error: psycopg.Error, where: str) -> PlaceError:
+def unreachable(error: psycopg.Error, where: str) -> StropError:
     """Why there is no connection, as a sentence with the fix in it. Never with the password."""
     reason = _reason(error)
+    if re.search("(?i)refused|starting up|shut(ting )?down|recovery|closed|lost|terminating|time(d )?out", reason):
+        return Unavailable(f"PostgreSQL at {where} does not answer ({reason}): start it, or correct the address")
     fixes = {
         "password": "give the right user and password, in the address or in ~/.pgpass",
         "database .* does not exist": "make it with `createdb`, or correct the address",
         "role .* does not exist": "make it with `createuser`, or correct the address",
         "pg_hba.conf": "let this machine in there, or correct the address",
-        "starting up|shutting down|recovery": "try again in a moment",
         "too many|connection slots": "raise the server's max_connections, or end what uses them up",
     }
     fix = next((fix for said, fix in fixes.items() if re.search(said, reason)), "check the address and the server")

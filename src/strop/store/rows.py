@@ -6,11 +6,12 @@ and logprobs little-endian float64, so that they come back bit for bit (`numpy.f
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from array import array
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
@@ -93,34 +94,46 @@ def _column(name: str, value: Any) -> Any:
     return text(value) if isinstance(value, str) else value
 
 
-def _fields(record: type[msgspec.Struct], row: Row) -> dict[str, Any]:
-    fields = dict(zip(record.__struct_fields__, row, strict=True))
-    for name in fields:
-        if name in _JSON:
-            fields[name] = msgspec.json.decode(fields[name])
-        elif name in _ARRAYS:
-            fields[name] = from_blob(_ARRAYS[name], fields[name])
-    return fields
+def _decoders(record: type[msgspec.Struct]) -> dict[int, Callable[[Any], Any]]:
+    """How the columns that hold more than one value are read, by their place."""
+    found: dict[int, Callable[[Any], Any]] = {}
+    for place, (name, kind) in enumerate(get_type_hints(record).items()):
+        if name in _ARRAYS:
+            found[place] = functools.partial(from_blob, _ARRAYS[name])
+        elif name in _JSON:
+            found[place] = msgspec.json.Decoder(kind).decode
+    return found
+
+
+_DECODERS = {record: _decoders(record) for record in (Rollout, Attempt, Turn, Event, Policy)}
+R = TypeVar("R", Rollout, Attempt, Turn, Event, Policy)
+
+
+def decode(record: type[R], row: Row) -> R:
+    values = list(row)
+    for place, read in _DECODERS[record].items():
+        values[place] = read(values[place])
+    return record(**dict(zip(record.__struct_fields__, values, strict=True)))
 
 
 def rollout(row: Row) -> Rollout:
-    return msgspec.convert(_fields(Rollout, row), Rollout)
+    return decode(Rollout, row)
 
 
 def attempt(row: Row) -> Attempt:
-    return Attempt(**dict(zip(Attempt.__struct_fields__, row, strict=True)))
+    return decode(Attempt, row)
 
 
 def turn(row: Row) -> Turn:
-    return msgspec.convert(_fields(Turn, row), Turn)
+    return decode(Turn, row)
 
 
 def event(row: Row) -> Event:
-    return Event(**_fields(Event, row))
+    return decode(Event, row)
 
 
 def policy(row: Row) -> Policy:
-    return Policy(**dict(zip(Policy.__struct_fields__, row, strict=True)))
+    return decode(Policy, row)
 
 
 def step(row: Row, consumed: Sequence[Row]) -> Step:
