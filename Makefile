@@ -7,7 +7,7 @@ TASK ?= calc
 
 QUICK := not slow and not fault and not gpu and not postgres and not browser and not frameworks
 
-.PHONY: install demo test test-all bench lint nano postgres clean
+.PHONY: install demo test test-all bench lint nano postgres frameworks clean
 
 install: $(VENV)/.installed
 
@@ -25,7 +25,7 @@ demo: install
 test: install
 	$(BIN)/python -m pytest -m "$(QUICK)"
 
-test-all: install lint postgres
+test-all: install lint postgres frameworks
 	$(BIN)/python -m pytest -m "not gpu"
 
 # The store beside its peer, in virtual environments of their own; results go to benchmarks/results.
@@ -38,6 +38,10 @@ postgres:
 	|| (apt-get update -qq && apt-get install -qq -y --no-install-recommends postgresql) \
 	|| echo "PostgreSQL is not installed: its tests will be skipped (Debian: apt-get install postgresql)"
 
+# Agent frameworks, each in an environment of its own under .frameworks, for the tests that run agents written with them.
+frameworks: install
+	$(BIN)/python tests/frameworks/environments.py
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -48,4 +52,4 @@ nano: install
 	$(BIN)/python recipes/nano/train.py
 
 clean:
-	rm -rf $(VENV) runs build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .frameworks runs build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

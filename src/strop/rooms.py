@@ -24,7 +24,7 @@ from strop.errors import PlaceError, TaskError
 from strop.folder import RunFolder
 from strop.gateway.app import Gateway
 from strop.gateway.render import Renderer
-from strop.gateway.sample import PolicyRoute
+from strop.gateway.route import PolicyRoute, Routes
 from strop.learner.process import LearnerProcess
 from strop.monitor.metrics import MetricsFile, Scores
 from strop.monitor.view import View
@@ -153,8 +153,8 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
             renderer=renderer,
             sampling_for=lambda rollout: sampling_for(config, rollout),
         )
-        gateway = Gateway(store, {"*": route})
-        server = await serve(gateway.app, host=config.gateway.host, port=config.gateway.port, log=folder.gateway_log)
+        gateway = Gateway(store, Routes({"*": route}))
+        server = await serve(gateway, host=config.gateway.host, port=config.gateway.port, log=folder.gateway_log)
         rooms.push_async_callback(server.close)
         pool = Pool(
             store,

@@ -11,7 +11,7 @@ from strop.engines.scripted import Answer, Breaks, Scripted
 from strop.errors import EngineError
 from strop.gateway.app import Gateway
 from strop.gateway.render import Renderer
-from strop.gateway.sample import PolicyRoute
+from strop.gateway.route import PolicyRoute, Routes
 from strop.runners.pool import Pool
 from strop.server import serve
 from strop.store.sqlite import SqliteStore
@@ -44,8 +44,8 @@ async def play(
     route = PolicyRoute(
         policy="main", model="m", engine=engine, renderer=renderer, sampling_for=lambda _: Sampling(max_tokens=200)
     )
-    gateway = Gateway(store, {"*": route})
-    server = await serve(gateway.app)
+    gateway = Gateway(store, Routes({"*": route}))
+    server = await serve(gateway)
     settings = RunnerConfig(workers=1, timeout=timeout)
     agent = f"{folder}/agent.py:agent"
     pool = Pool(store, {None: agent}, settings, gateway_url=server.url, model="m", settled=gateway.settled)

@@ -10,7 +10,7 @@ from strop.engines.models import SHIPPED
 from strop.engines.scripted import Scripted
 from strop.gateway.app import Gateway
 from strop.gateway.render import Renderer
-from strop.gateway.sample import PolicyRoute
+from strop.gateway.route import PolicyRoute, Routes
 from strop.runners.pool import Pool
 from strop.server import serve
 from strop.store.sqlite import SqliteStore
@@ -39,7 +39,7 @@ async def test_agents_say_the_same_wherever_they_run(tmp_path: Path, agents_in: 
         sampling_for=lambda _: Sampling(max_tokens=200),
     )
     store = await SqliteStore.open(tmp_path / "store.sqlite")
-    server = await serve(Gateway(store, {"*": route}).app)
+    server = await serve(Gateway(store, Routes({"*": route})))
     settings = RunnerConfig(workers=COUNT if agents_in == "loop" else 4, agents_in=agents_in)  # pyright: ignore
     specs: dict[str | None, str] = {None: f"{tmp_path}/agent.py:agent"}
     pool = Pool(store, specs, settings, gateway_url=server.url, model="m")

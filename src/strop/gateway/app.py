@@ -1,95 +1,149 @@
 """The gateway: model APIs on one side, engines on the other, everything recorded in between.
 
-    gateway = Gateway(store, {"*": PolicyRoute(policy="main", ...)})
-    server = await serve(gateway.app, host="127.0.0.1", port=0)
+    gateway = Gateway(store, Routes({"*": PolicyRoute(policy="main", ...)}))
+    server = await serve(gateway, host="127.0.0.1", port=0)
 
-    POST /r/{rollout}/{attempt}/agents/{name}/v1/chat/completions
-    GET  /r/{rollout}/{attempt}/agents/{name}/v1/models
+    POST /r/{rollout}/{attempt}/agents/{name}/v1/{chat/completions, completions, responses, messages}
+    POST .../v1/messages/count_tokens, .../v1/responses/input_tokens
+    GET  .../v1/models
     GET  /health
 
 and, from the store's own routes, what an attempt may say about itself: POST /r/{rollout}/{attempt}/events.
 
-The attempt's key is the API key; it opens that attempt and nothing else.
+The attempt's key is the API key; it opens that attempt and nothing else. Whoever has one base URL for all rollouts
+(an agent service) leaves the first part of the path out and sends the key alone, also as header `trace_id`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
+from functools import partial
 from types import ModuleType
 from typing import Any, cast
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
-from starlette.routing import Route
+from msgspec import Struct
+from msgspec.structs import replace
+from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from strop.errors import ContextOverflow, Fenced, StoreError, UnknownId
-from strop.gateway.dialects import chat
+from strop.gateway.dialects import chat, completions, messages, responses
 from strop.gateway.dialects.base import Dialect, Refused, Request
 from strop.gateway.record import Recorder
 from strop.gateway.render import BadTemplate
-from strop.gateway.sample import Call, PolicyRoute
+from strop.gateway.route import Routes
+from strop.gateway.sample import Call, check_length, conversations
 from strop.gateway.session import Session
 from strop.gateway.stream import Exchange, fenced, overflow
 from strop.store.base import Store
+from strop.store.http import asgi
 from strop.store.http.attempts import attempt_routes
 from strop.store.http.keys import bearer, same
 
-ANY = "*"
-"""The route for agents that have none of their own."""
-
-PATH = "/r/{rollout}/{attempt}"
 MAX_BODY = 16 << 20
+AGENT = "main"
+"""The name of agents that say none."""
+LOG = logging.getLogger("strop.gateway")
+
+DIALECTS: dict[str, ModuleType] = {
+    "chat/completions": chat,
+    "completions": completions,
+    "responses": responses,
+    "messages": messages,
+}
+"""Every model API, by the end of its address."""
+
+
+class Address(Struct, frozen=True, kw_only=True):
+    """Who speaks, as the request says: `path` is what follows /v1/. Without a rollout the key must say it."""
+
+    rollout: str | None = None
+    attempt: str = ""
+    agent: str = AGENT
+    path: str
+
+    @classmethod
+    def of(cls, path: str) -> Address | None:
+        """
+        >>> Address.of("/r/g1.0/1/agents/main/v1/chat/completions").path
+        'chat/completions'
+        >>> Address.of("/v1/models").rollout is None, Address.of("/health") is None
+        (True, True)
+        """
+        if path.startswith("/v1/"):
+            return cls(path=path[4:])
+        parts = path.split("/", 7)
+        if len(parts) == 8 and (parts[1], parts[4], parts[6]) == ("r", "agents", "v1"):
+            return cls(rollout=parts[2], attempt=parts[3], agent=parts[5], path=parts[7])
+        return None
 
 
 class Gateway:
-    """`routes` says which policy answers for which agent name, "*" for all others. `counts` has what happened so far.
+    """An ASGI app. `routes` says who answers whom; `counts` has what happened so far.
 
     Sessions live while their attempt does: call `forget` when a rollout has ended. Should that be forgotten, the least
     recently used ones go once there are `max_sessions`; one that is needed again is rebuilt from the store.
     """
 
-    def __init__(self, store: Store, routes: Mapping[str, PolicyRoute], *, max_sessions: int = 4096) -> None:
+    def __init__(self, store: Store, routes: Routes, *, max_sessions: int = 4096) -> None:
         self._store = store
-        self._routes = routes
+        self.routes = routes
         self._sessions: OrderedDict[tuple[str, int], Session] = OrderedDict()
         self._max_sessions = max_sessions
         self.recorder = Recorder(store)
-        self.app = Starlette(
-            routes=[
-                Route(PATH + "/agents/{agent}/v1/chat/completions", ModelCalls(self, chat), methods=["POST"]),
-                Route(PATH + "/agents/{agent}/v1/models", self._models, methods=["GET"]),
-                *attempt_routes(store),
-                Route("/health", self._health, methods=["GET"]),
-            ],
-            exception_handlers={
-                Refused: _refused,
-                HTTPException: _no_such_route,
-                ClientDisconnect: _nobody,
-                StoreError: _broken_store,
-                RecursionError: _too_deep,
-            },
-        )
+        self._others = Router(attempt_routes(store), redirect_slashes=False, default=_no_such_route)
+        self._posts: dict[str, tuple[Dialect, Callable[..., Awaitable[None]]]] = {
+            path: (cast(Dialect, dialect), self._answer) for path, dialect in DIALECTS.items()
+        }
+        self._posts["messages/count_tokens"] = (cast(Dialect, messages.Counting), self._count_tokens)
+        self._posts["responses/input_tokens"] = (cast(Dialect, responses), self._input_tokens)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        address = Address.of(scope["path"])
+        if address is None:
+            if scope["path"] == "/health":
+                return await self._health(send)
+            return await self._others(scope, receive, send)
+        dialect, serve = self._endpoint(scope, address)
+        try:
+            await serve(scope, receive, send)
+        except asgi.Gone:
+            pass  # there is nobody to answer
+        except Refused as refused:
+            await _refuse(send, dialect, refused)
+        except RecursionError:
+            await _refuse(send, dialect, Refused("the request is nested too deeply"))
+        except StoreError as error:
+            await _refuse(send, dialect, Refused(str(error), status=503, kind="server_error", code="store_error"))
+        except Exception:
+            LOG.exception("a request failed")
+            message = "the gateway ran into an error of its own: its log says more"
+            await _refuse(send, dialect, Refused(message, status=500, kind="server_error", code="server_error"))
+
+    def _endpoint(
+        self, scope: Scope, address: Address
+    ) -> tuple[Dialect, Callable[[Scope, Receive, Send], Awaitable[None]]]:
+        if (found := self._posts.get(address.path)) and scope["method"] == "POST":
+            return found[0], partial(found[1], found[0], address)
+        if address.path == "models" and scope["method"] == "GET":
+            return _spoken(scope), partial(self._models, address)
+        return _spoken(scope), _no_such_route
 
     @property
     def counts(self) -> Counter[str]:
         return self.recorder.counts
 
+    # -- sessions ----------------------------------------------------------------------------------------------------
+
     def forget(self, rollout: str) -> None:
         """Drop the sessions of a rollout that has ended."""
         for key in [key for key in self._sessions if key[0] == rollout]:
             del self._sessions[key]
-
-    def drop(self, session: Session) -> None:
-        """An attempt is over. Others of the same rollout may be at work."""
-        self._sessions.pop((session.rollout.id, session.attempt.number), None)
 
     async def settled(self, rollout: str, attempt: int, *, limit: float = 5.0) -> None:
         """Wait until an attempt's calls in flight have ended and been recorded, but not for ever."""
@@ -100,25 +154,19 @@ class Gateway:
                 return
             await asyncio.sleep(0.01)
 
-    async def session(self, request: HttpRequest) -> Session:
-        """The session of the attempt in the path, if the key is that attempt's. `Refused` otherwise."""
-        rollout, attempt = request.path_params["rollout"], request.path_params["attempt"]
-        if not (attempt.isascii() and attempt.isdigit() and len(attempt) < 10):
+    async def session(self, scope: Scope, address: Address) -> Session:
+        """The session of the attempt in the address, if the key is that attempt's. `Refused` otherwise."""
+        key = key_of(scope)
+        if address.rollout is None:
             raise _unauthorized()
-        number = int(attempt)
-        key = bearer(request.scope["headers"])
+        if not (address.attempt.isascii() and address.attempt.isdigit() and len(address.attempt) < 10):
+            raise _unauthorized()
+        rollout, number = address.rollout, int(address.attempt)
         session = self._sessions.get((rollout, number)) or await self._open(rollout, number, key)
         if not same(key, session.attempt.key.encode()):
             raise _unauthorized()
         self._sessions.move_to_end((rollout, number))
         return session
-
-    def route(self, agent: str) -> PolicyRoute:
-        route = self._routes.get(agent) or self._routes.get(ANY)
-        if route is None:
-            known = ", ".join(sorted(self._routes))
-            raise Refused(f"no model answers for agent {agent!r}; known: {known}", status=404, code="model_not_found")
-        return route
 
     async def _open(self, rollout: str, number: int, key: bytes) -> Session:
         try:
@@ -141,100 +189,126 @@ class Gateway:
         # Another request may have opened it while this one waited for the store.
         return self._sessions.setdefault((rollout, number), session)
 
-    async def _models(self, request: HttpRequest) -> Response:
-        session = await self.session(request)
-        model = {"id": self.route(request.path_params["agent"]).model, "object": "model", "owned_by": "strop"}
-        return _json({"object": "list", "data": [model | {"created": int(session.attempt.started)}]})
+    # -- model calls -------------------------------------------------------------------------------------------------
 
-    async def _health(self, request: HttpRequest) -> Response:
-        return _json({"status": "ok", "sessions": len(self._sessions), "counts": self.counts})
-
-
-class ModelCalls:
-    """The endpoint of one dialect."""
-
-    def __init__(self, gateway: Gateway, dialect: ModuleType) -> None:
-        self._gateway = gateway
-        self._dialect = cast(Dialect, dialect)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = HttpRequest(scope, receive)
+    async def _answer(self, dialect: Dialect, address: Address, scope: Scope, receive: Receive, send: Send) -> None:
+        session = await self.session(scope, address)
+        session.in_flight += 1
         try:
-            session = await self._gateway.session(request)
-            session.in_flight += 1
-            try:
-                await self._answer(session, request, send)
-            finally:
-                session.in_flight -= 1
+            request = await self._read(dialect, session, receive)
+            call = self._call(session, address.agent, request)
+            await Exchange(call, dialect, self.recorder, receive, send).run()
         except Refused as refused:
-            await _error(self._dialect, refused)(scope, receive, send)
-
-    async def _answer(self, session: Session, request: HttpRequest, send: Send) -> None:
-        agent = request.path_params["agent"]
-        try:
-            call = self._call(session, agent, self._dialect.read(await read_body(request)))
-            await Exchange(call, self._dialect, self._gateway.recorder, request.receive, send).run()
-        except Refused as refused:
-            if refused.status == 409:
-                self._gateway.drop(session)
+            if refused.status == 409:  # the attempt is over; others of the same rollout may be at work
+                self._sessions.pop((session.rollout.id, session.attempt.number), None)
             else:
-                await self._gateway.recorder.refused(session, agent, refused)
+                await self.recorder.refused(session, address.agent, refused)
             raise
-        except ClientDisconnect:  # before the request was whole: there is nobody to answer and nothing to record
-            pass
+        finally:
+            session.in_flight -= 1
 
-    def _call(self, session: Session, agent: str, neutral: Request) -> Call:
+    async def _read(self, dialect: Dialect, session: Session, receive: Receive) -> Request:
         try:
-            return Call(session, agent, self._gateway.route(agent), neutral)
+            request = dialect.read(await asgi.read_body(receive, MAX_BODY))
+        except asgi.Refusal as error:
+            raise Refused(str(error), status=error.status, code="request_too_large") from None
+        if request.previous is None:
+            return request
+        turns = await self._store.turns(session.rollout.id, attempt=session.attempt.number)
+        turn = next((turn for turn in turns if turn.id == request.previous), None)
+        if turn is None or turn.messages[0]["role"] == "prompt":  # a raw prompt is no conversation
+            raise Refused(
+                f"there is no previous response {request.previous!r} in this rollout",
+                status=404,
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        # Instructions are for one response: the old ones go, the new ones stand before everything.
+        old, new = "instructions" in turn.requested, "instructions" in request.requested
+        joined = [*request.messages[:new], *turn.messages[old:], turn.answer, *request.messages[new:]]
+        responses.check_results(joined)
+        return replace(request, messages=joined)
+
+    def _call(self, session: Session, agent: str, request: Request) -> Call:
+        try:
+            return Call(session, agent, self.routes.find(agent, request.requested.get("model")), request)
         except BadTemplate as error:
             raise Refused(str(error), param="messages") from None
         except ContextOverflow as error:
             raise overflow(error) from None
 
+    async def count(self, dialect: Dialect, address: Address, scope: Scope, receive: Receive) -> int:
+        """How many tokens a request's prompt has. Nothing is sampled and nothing recorded."""
+        session = await self.session(scope, address)
+        request = await self._read(dialect, session, receive)
+        route = self.routes.find(address.agent, request.requested.get("model"))
+        try:
+            (asked,) = conversations(request, route)
+            check_length(asked, route)
+            return len(session.contexts(address.agent).prompt(route.renderer, asked).ids)
+        except BadTemplate as error:
+            raise Refused(str(error), param="messages") from None
+        except ContextOverflow as error:
+            raise overflow(error) from None
 
-async def read_body(request: HttpRequest) -> bytes:
-    """The body, unless it is larger than any conversation: one agent must not take everybody's memory and time."""
-    parts = bytearray()
-    async for part in request.stream():
-        parts += part
-        if len(parts) > MAX_BODY:
-            raise Refused(
-                f"the body is larger than {MAX_BODY >> 20} MiB: send less", status=413, code="request_too_large"
-            )
-    return bytes(parts)
+    # -- the rest ----------------------------------------------------------------------------------------------------
+
+    async def _models(self, address: Address, scope: Scope, receive: Receive, send: Send) -> None:
+        session = await self.session(scope, address)
+        route, started = self.routes.find(address.agent, None), session.attempt.started
+        if _spoken(scope) is messages:
+            page = messages.model_page(route.model, created=started, context=route.engine.context)
+            return await _answer_json(send, page)
+        model = {"id": route.model, "object": "model", "owned_by": "strop", "created": int(started)}
+        await _answer_json(send, {"object": "list", "data": [model]})
+
+    async def _count_tokens(
+        self, dialect: Dialect, address: Address, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        await _answer_json(send, {"input_tokens": await self.count(dialect, address, scope, receive)})
+
+    async def _input_tokens(
+        self, dialect: Dialect, address: Address, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        count = await self.count(dialect, address, scope, receive)
+        await _answer_json(send, {"object": "response.input_tokens", "input_tokens": count})
+
+    async def _health(self, send: Send) -> None:
+        await _answer_json(send, {"status": "ok", "sessions": len(self._sessions), "counts": self.counts})
 
 
-def _json(data: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(data), status, media_type="application/json")
+def key_of(scope: Scope) -> bytes:
+    """The attempt's key, where any of the APIs' clients put it."""
+    if key := bearer(scope["headers"]):
+        return key
+    return next((value for name, value in scope["headers"] if name in (b"x-api-key", b"trace_id", b"trace-id")), b"")
 
 
-def _error(dialect: Dialect, refused: Refused) -> Response:
+def _spoken(scope: Scope) -> Dialect:
+    """Whose errors a client understands, where the address does not say it: Anthropic's clients name a version."""
+    versioned = any(name == b"anthropic-version" for name, _ in scope["headers"])
+    return cast(Dialect, messages if versioned else chat)
+
+
+async def _answer_json(send: Send, data: Any) -> None:
+    await asgi.answer(send, msgspec.json.encode(data))
+
+
+async def _refuse(send: Send, dialect: Dialect, refused: Refused) -> None:
     # OpenAI's clients retry a 409; one that says that the attempt is over will not change.
-    headers = {"x-should-retry": "false"} if refused.status == 409 else None
-    return Response(dialect.error(refused), refused.status, headers, media_type="application/json")
+    headers = [(b"x-should-retry", b"false")] if refused.status == 409 else ()
+    await asgi.answer(send, dialect.error(refused), refused.status, headers)
 
 
-async def _refused(request: HttpRequest, refused: Exception) -> Response:
-    return _error(cast(Dialect, chat), cast(Refused, refused))
-
-
-async def _nobody(request: HttpRequest, error: Exception) -> Response:
-    return Response(status_code=499)  # there is nobody to read it
-
-
-async def _broken_store(request: HttpRequest, error: Exception) -> Response:
-    return _error(cast(Dialect, chat), Refused(str(error), status=503, kind="server_error", code="store_error"))
-
-
-async def _too_deep(request: HttpRequest, error: Exception) -> Response:
-    return _error(cast(Dialect, chat), Refused("the request is nested too deeply"))
-
-
-async def _no_such_route(request: HttpRequest, error: Exception) -> Response:
-    status = cast(HTTPException, error).status_code
-    message = f"{request.method} {request.url.path} is not served here: an agent's base URL ends in /agents/<name>/v1"
-    message += ", and of the model APIs only chat completions are spoken"
-    return _error(cast(Dialect, chat), Refused(message, status=status, code="not_found"))
+async def _no_such_route(scope: Scope, receive: Receive, send: Send) -> None:
+    message = (
+        f"{scope['method']} {scope['path']} is not served here: an agent's base URL ends in /agents/<name>/v1"
+        " (without /v1 for Anthropic's clients, which add it), and of the model APIs"
+        f" {', '.join(DIALECTS)} are spoken, with POST"
+    )
+    known = (address := Address.of(scope["path"])) and (address.path in DIALECTS or address.path == "models")
+    status, code = (405, "method_not_allowed") if known else (404, "not_found")
+    await _refuse(send, _spoken(scope), Refused(message, status=status, code=code))
 
 
 def _unauthorized() -> Refused:

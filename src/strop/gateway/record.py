@@ -29,8 +29,8 @@ class Recorder:
         ended = time.time()
         turns = [_turn(call, choice, finish or choice.finish or "abandoned", ended) for choice in call.choices]
         await self._store.add_turns(turns)
-        for turn in turns:
-            call.session.add(turn, call.place)
+        for turn, choice in zip(turns, call.choices, strict=True):
+            call.session.add(turn, choice.asked)
             self.counts["turns"] += 1
             if turn.abandoned:
                 self.counts[turn.finish] += 1
@@ -60,9 +60,11 @@ class Recorder:
 
 
 def _turn(call: Call, choice: Choice, finish: Finish, ended: float) -> Turn:
-    prompt, requested = call.prompt, call.request.requested
+    prompt, requested = choice.prompt, call.request.requested
     if call.request.tools and not extends(prompt):
         requested = requested | {"tools": call.request.tools}
+    if choice.asked.lead:
+        requested = requested | {"lead": choice.asked.lead}
     return Turn(
         id=choice.turn,
         rollout=call.session.rollout.id,
@@ -81,7 +83,7 @@ def _turn(call: Call, choice: Choice, finish: Finish, ended: float) -> Turn:
         branch=prompt.branch,
         choice=choice.index,
         choices=len(call.choices),
-        messages=call.request.messages,
+        messages=list(choice.asked.messages),
         answer=_answer(choice),
         started=call.started,
         ended=ended,
@@ -90,7 +92,10 @@ def _turn(call: Call, choice: Choice, finish: Finish, ended: float) -> Turn:
 
 def _answer(choice: Choice) -> dict[str, Any]:
     """The assistant's message as delivered, in the plain form of `Request.messages`."""
-    answer: dict[str, Any] = {"role": "assistant", "content": choice.text}
+    lead = choice.asked.lead if choice.asked.prefilled else ""
+    answer: dict[str, Any] = {"role": "assistant", "content": lead + choice.text}
+    if choice.reasoning:
+        answer["reasoning_content"] = choice.reasoning
     if choice.calls:
         answer["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

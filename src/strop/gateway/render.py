@@ -11,37 +11,64 @@ Left out: images and other non-text parts; templates that are chosen by name fro
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from msgspec import Struct
 from tokenizers import Tokenizer
 
 from strop.errors import ModelError
+from strop.gateway.dialects.base import Json
+from strop.gateway.formats import find
 
-Messages = Sequence[dict[str, Any]]
-Tools = Sequence[dict[str, Any]] | None
+Messages = Sequence[Json]
+Tools = Sequence[Json] | None
 
-KEPT = frozenset({"<tool_call>", "</tool_call>", "<think>", "</think>"})
-"""Marks with a meaning in an answer: shown even by tokenizers that count them as special tokens."""
+MARK = "strop0mark"
+_MARKER = re.compile(r"<[^<>\s]{1,40}>|<\|[^<>]{1,40}\|>|<｜[^<>]{1,40}｜>")
+_WINDOW = 64
+"""How many tokens before new text are looked at to see how that is split into tokens in its place."""
 
 
 class BadTemplate(Exception):
     """The chat template refused these messages."""
 
 
+class Shape(Struct, frozen=True):
+    """How a template wants assistant messages with calls: arguments as a table or as text, no content as None or as
+    empty text, ids of nine letters and digits or any."""
+
+    arguments: Literal["table", "text"] = "table"
+    no_content: str | None = None
+    short_ids: bool = False
+
+
+class Closing(Struct, frozen=True):
+    """How a template closes an assistant's message: what still belongs to it, the marks that end the turn and, where
+    there are none, the mark that the next message begins with, which the model says to end its turn."""
+
+    before: str
+    ends: tuple[str, ...]
+    next: tuple[str, ...] = ()
+
+
 class Renderer:
     """A chat template with its tokenizer.
 
-    `end_of_turn` is the token the template writes after an assistant's message; `stop_ids` are all the tokens that end
-    an answer (that one, the tokenizer's eos and those of generation_config.json).
+    `end_of_turn` is the token that ends an answer, as the template writes it; `stop_ids` are all tokens that do (that
+    one, the one that ends calls, the tokenizer's eos and those of generation_config.json). An end that is no token of
+    this tokenizer is a stop string, in `stop_texts`.
     """
 
     def __init__(
@@ -53,14 +80,35 @@ class Renderer:
             self._template = _environment().from_string(template)
         except jinja2.TemplateError as error:
             raise ModelError(f"the chat template cannot be read: {error}") from None
+        self.format = find(template)
         added = tokenizer.get_added_tokens_decoder()
-        self._hidden = frozenset(i for i, token in added.items() if token.special and token.content not in KEPT)
-        self.end_of_turn = self._find_end_of_turn()
-        self.end_text = self.decode([self.end_of_turn])
+        self._added = {i: token.content for i, token in added.items()}
+        kept = self.format.marks
+        self._hidden = frozenset(i for i, token in added.items() if token.special and token.content not in kept)
+        self._shape = self._find_shape()
+        self.generation_prompt = self._find_generation_prompt()
+        user: Json = {"role": "user", "content": MARK + "2"}
+        tool: Json = {"role": "tool", "content": MARK + "2", "name": "f", "tool_call_id": "call00001"}
+        self._said = self._find_closing(_answer(MARK), user)
+        self._called = self._find_closing(_answer("", MARK), tool, self._said.ends)
+        self._ends = list(dict.fromkeys([*self._said.ends, *self._called.ends]))
+        also = [mark for mark in (*self._said.next, *self._called.next) if mark not in self._ends]
+        self._end = re.compile(r"\s*(" + "|".join(map(re.escape, self._ends)) + ")") if self._ends else None
         eos = tokenizer.token_to_id(self._specials.get("eos_token", ""))
-        found: list[int] = [self.end_of_turn, *([] if eos is None else [eos]), *stops]
+        tokens = [id for text in (*self._ends, *also) if (id := tokenizer.token_to_id(text)) is not None]
+        found = [*tokens, *([] if eos is None else [eos]), *stops]
+        if not found:
+            raise ModelError(
+                "neither the chat template nor tokenizer_config.json says which token ends an assistant's turn: "
+                "set eos_token there"
+            )
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(found))
-        self.longest = max(map(len, tokenizer.get_vocab()))
+        missing = [text for text in (*self._ends, *also) if tokenizer.token_to_id(text) is None]
+        self.stop_texts: tuple[str, ...] = tuple(dict.fromkeys(missing))
+        self.end_of_turn: int = self.stop_ids[0]
+        vocabulary = tokenizer.get_vocab()
+        self.num_ids = max(vocabulary.values()) + 1
+        self.longest = max(map(len, vocabulary))
         """The most characters one token may stand for."""
 
     @classmethod
@@ -68,10 +116,6 @@ class Renderer:
         """Read tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json from a folder in
         Hugging Face format; only the first and a template are required."""
         folder = Path(folder)
-        try:
-            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        except Exception as error:  # tokenizers raises bare Exceptions
-            raise ModelError(f"cannot read {folder / 'tokenizer.json'}: {error}; the model needs one") from None
         config = _read_json(folder / "tokenizer_config.json")
         beside = folder / "chat_template.jinja"
         try:
@@ -80,9 +124,15 @@ class Renderer:
             raise ModelError(f"cannot read {beside}: {error}") from None
         if not isinstance(template, str):
             raise ModelError(f"{folder} has no chat template: put one there as chat_template.jinja")
+        return cls.from_parts(folder, template)
+
+    @classmethod
+    def from_parts(cls, folder: Path, template: str) -> Renderer:
+        """The tokenizer of a folder with a template from elsewhere. tokenizer.json may be compressed, as .json.gz."""
+        config = _read_json(folder / "tokenizer_config.json")
         stops: int | list[int] = _read_json(folder / "generation_config.json").get("eos_token_id") or []
         return cls(
-            tokenizer,
+            _read_tokenizer(folder),
             template,
             specials={name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name)))},
             stops=[stops] if isinstance(stops, int) else stops,
@@ -92,67 +142,267 @@ class Renderer:
 
     def text(self, messages: Messages, tools: Tools, *, generate: bool) -> str:
         """The template's text for a conversation; `generate` ends it where the assistant's answer begins."""
+        return self._render([self._shaped(message) for message in messages], tools, generate)
+
+    def _render(self, messages: Messages, tools: Tools, generate: bool) -> str:
         try:
             return self._template.render(
                 messages=messages, tools=tools or None, documents=None, add_generation_prompt=generate, **self._specials
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        except (
+            jinja2.TemplateError,
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise BadTemplate(f"the model's chat template refuses these messages: {error}") from None
 
     def prompt(self, messages: Messages, tools: Tools) -> list[int]:
         """The tokens of a whole conversation, up to where the answer begins."""
-        return self.encode(self.text(messages, tools, generate=True))
+        text = self.text(messages, tools, generate=True)
+        if not text.strip():
+            raise BadTemplate("the model's chat template writes nothing for these messages")
+        return self.encode(text)
 
-    def continuation(self, messages: Messages, tools: Tools, served: int) -> list[int] | None:
-        """What follows the sampled tokens of the assistant's message `messages[served - 1]`, from the end-of-turn token
-        on; None if the template wrote the first `served` messages otherwise than it did when they were the whole.
+    def after(self, messages: Messages, tools: Tools, served: int) -> str | None:
+        """What the template writes behind the assistant's message `messages[served - 1]`, from the end of that turn to
+        where the next answer begins. None if the template does not show where that message ends."""
+        return self._behind([self._shaped(message) for message in messages], tools, served, generate=True)
 
-        The text starts with a special token, which no tokenizer merges with its neighbours, so that encoding it alone
-        gives the same tokens as encoding it in place.
-        """
+    def said(self, messages: Messages, tools: Tools, prompt: str) -> tuple[str, str] | None:
+        """How the template itself writes the last message, the assistant's, as an answer to `prompt`: its text with the
+        end of the turn, and what follows that. None if the template does not show where that message is."""
+        shaped = [self._shaped(message) for message in messages]
+        rest = self._behind(shaped, tools, len(shaped), generate=False)
+        if rest is None:
+            return None
+        text = self._render(shaped, tools, False)
+        if text.startswith(prompt) and len(prompt) <= len(text) - len(rest):
+            start = len(prompt)
+        else:  # history is written otherwise now: the answer begins where another one would differ
+            other = self._render([*shaped[:-1], {"role": "assistant", "content": "\u2297"}], tools, False)
+            start = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), len(other))
+        end = self._end.match(rest) if self._end else None
+        cut = end.end() if end else 0
+        return text[start : len(text) - len(rest)] + rest[:cut], rest[cut:]
+
+    def _behind(self, shaped: list[Json], tools: Tools, served: int, *, generate: bool) -> str | None:
+        """The conversation is rendered with a mark at the end of the message. Rendered once more without it, the text
+        must be the same behind the mark: what a mark changes by being there is never taken for the template's words."""
+        answer = shaped[served - 1]
+        plain = self._render(shaped, tools, generate)
+        for marked in _marked(answer):
+            try:
+                text = self._render([*shaped[: served - 1], marked, *shaped[served:]], tools, generate)
+            except BadTemplate:
+                continue
+            at = text.rfind(MARK)
+            if at < 0:
+                continue
+            rest = text[at + len(MARK) :]
+            calls = marked.get("tool_calls") is not answer.get("tool_calls")
+            closing = self._closing(calls, rest, [*shaped[: served - 1], marked], tools)
+            if closing is not None and plain.endswith(rest := rest[len(closing) :]):
+                return rest
+        return None
+
+    def _closing(self, calls: bool, rest: str, marked: list[Json], tools: Tools) -> str | None:
+        """What still belongs to the answer behind a mark in it, before the end of the turn. It is what the template
+        always writes there or, should it be something else this time, what it writes when nothing follows."""
+        closing = self._called if calls else self._said
+        if calls and (ends := [at for end in closing.ends if (at := rest.find(end)) >= 0]):
+            return rest[: min(ends)].rstrip()
+        if rest.startswith(closing.before) and (closing.before or not calls):
+            return closing.before
         try:
-            before = self.text(messages[:served], tools, generate=False)
+            alone = self._render(marked, tools, False).rpartition(MARK)[2].rstrip()
         except BadTemplate:
             return None
-        after = self.text(messages, tools, generate=True)
-        end = before.rfind(self.end_text)
-        stable = end >= 0 and not before[end + len(self.end_text) :].strip() and after.startswith(before.rstrip())
-        if not stable:
+        end = next((end for end in self._ends if alone.endswith(end)), "")
+        alone = alone[: len(alone) - len(end)].rstrip() if end else alone
+        return alone if rest.startswith(alone) else None
+
+    def continuation(self, messages: Messages, tools: Tools, served: int, path: Sequence[int]) -> list[int] | None:
+        """The tokens that follow `path`, which ends with the sampled tokens of `messages[served - 1]`; None if the
+        template does not show where that message ends. The end of the turn stands once: as the model said it or, where
+        the model was cut off, as the template writes it."""
+        rest = self.after(messages, tools, served)
+        if rest is None:
             return None
-        ids = self.encode(after[end:])
-        return ids if ids[0] == self.end_of_turn else None
+        written = self._end.match(rest) if self._end else None
+        if path[-1] in self.stop_ids:
+            said = self._added.get(path[-1]) or self.decode(path[-1:])
+            if rest.startswith(said):  # also where the next message begins with it
+                rest = rest[len(said) :]
+            elif written:
+                rest = rest[written.end() :]
+        elif not (written and self.tokenizer.token_to_id(written[1])):
+            rest = self._unsaid(rest, written, path, messages[served - 1]["content"])
+        return self.encode_after(path, rest)
+
+    def _unsaid(self, rest: str, written: re.Match[str] | None, path: Sequence[int], content: str) -> str:
+        """Where no token ends a turn, a stop string does, and the model's last tokens may reach into it and beyond.
+        What is left to be written."""
+        said = self.decode(path[-_WINDOW:])
+        end = content[-40:]
+        if end and (at := said.rfind(end)) >= 0 and rest.startswith(beyond := said[at + len(end) :]):
+            return rest[len(beyond) :]
+        least = written.end() if written else 1
+        for length in range(min(len(said), len(rest)), least - 1, -1):
+            if said.endswith(rest[:length]) and (written or rest[:length].isspace()):
+                return rest[length:]
+        return rest
 
     # -- text to tokens and back -----------------------------------------------------------------------------------
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
+    def encode_after(self, path: Sequence[int], text: str) -> list[int]:
+        """The tokens of `text` as they are in its place behind `path`, whose own tokens stay what they are."""
+        recent = list(path[-_WINDOW:])
+        last = next((i for i in range(len(recent) - 1, -1, -1) if recent[i] in self._added), None)
+        for start in range(min(8, len(recent))) if last is None else (last,):
+            window = recent[start:]
+            ids = self.encode(self.decode(window) + text)
+            if ids[: len(window)] == window:
+                return ids[len(window) :]
+        return self.encode(text)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Every token as text, special ones too."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
     def spoken(self, ids: Sequence[int]) -> str:
-        """What an agent is shown of sampled tokens: no special tokens, except marks with a meaning (`KEPT`)."""
+        """What an agent is shown of sampled tokens: no special tokens, except marks with a meaning in its format."""
         return self.tokenizer.decode([i for i in ids if i not in self._hidden], skip_special_tokens=False)
 
-    def _find_end_of_turn(self) -> int:
-        """Ask the template: the first special token it writes after an assistant's words, else the eos token."""
-        mark = "strop-end-of-turn-probe"
+    # -- what a template is like -----------------------------------------------------------------------------------
+
+    def _shaped(self, message: Json, shape: Shape | None = None) -> Json:
+        """A plain message (see `Request`) as this template wants it."""
+        shape = shape or self._shape
+        if message["role"] == "tool":
+            id = message.get("tool_call_id")
+            return message | {"tool_call_id": _short(id)} if shape.short_ids and id else message
+        calls = message.get("tool_calls")
+        if not calls:
+            return message
+        changed: list[Json] = []
+        for call in calls:
+            function = call["function"]
+            if shape.arguments == "text":
+                function = function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+            changed.append(call | {"function": function} | ({"id": _short(call["id"])} if shape.short_ids else {}))
+        return message | {"tool_calls": changed, "content": message["content"] or shape.no_content}
+
+    def _find_shape(self) -> Shape:
+        """The first shape in which the template shows a call's arguments; or does not refuse one at least."""
+        tool = {"role": "tool", "tool_call_id": "call_0123456789", "name": "f", "content": "b"}
+        called = {"id": "call_0123456789", "type": "function", "function": {"name": "f", "arguments": {"a": MARK}}}
+        chat = [_USER, {"role": "assistant", "content": "", "tool_calls": [called]}, tool]
+        fallback = None
+        for short_ids in (False, True):
+            for arguments in ("table", "text"):
+                for no_content in (None, ""):
+                    shape = Shape(arguments, no_content, short_ids)
+                    try:
+                        text = self._render([self._shaped(message, shape) for message in chat], None, True)
+                    except BadTemplate:
+                        continue
+                    if MARK in text and "None" not in text:
+                        return shape
+                    if fallback is None or ("None" not in text and fallback.no_content is None):
+                        fallback = shape
+        return fallback or Shape()
+
+    def _find_generation_prompt(self) -> str:
         try:
-            chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
-            after = self.text(chat, None, generate=False).partition(mark)[2]
+            return self._render([_USER], None, True).removeprefix(self._render([_USER], None, False))
         except BadTemplate:
-            after = ""
-        found = [i for i in self.encode(after) if i in self._hidden]
-        eos = self.tokenizer.token_to_id(self._specials.get("eos_token", ""))
-        if found:
-            return found[0]
-        if eos is None:
-            raise ModelError(
-                "neither the chat template nor tokenizer_config.json says which token ends an assistant's turn: "
-                "set eos_token there"
-            )
-        return eos
+            return ""
+
+    def _find_closing(self, answer: Json, following: Json, known: Sequence[str] = ()) -> Closing:
+        """How the template closes an assistant's message that ends with the mark: compared are the end of a
+        conversation and one that goes on, since some templates add more at the end, and some write nothing. `known`
+        marks end other messages."""
+        alone = self._behind_mark([answer])
+        within = self._behind_mark([answer, following]).partition(MARK + "2")[0]
+        if ended := [end for end in known if end in within]:
+            return Closing("", tuple(ended))
+        syntax = set(self._marks(self._between_calls())) if answer.get("tool_calls") else set[str]()
+        if alone and (within.startswith(alone) or not within):
+            marks = [mark for mark in self._marks(alone) if mark not in syntax and alone.endswith(mark)]
+            if not marks and not answer.get("tool_calls") and len(alone) < 16:
+                marks = [alone]
+            if marks:
+                return Closing(alone.removesuffix(marks[0]).rstrip(), (marks[0],))
+            return Closing(alone, (), self._next(within[len(alone) :]))
+        common = next((i for i, (a, b) in enumerate(zip(alone, within, strict=False)) if a != b), 0)
+        marks = [mark for mark in self._marks(within[:common]) if mark not in syntax]
+        if marks:
+            return Closing(within.partition(marks[0])[0].rstrip(), (marks[0],))
+        if not alone:
+            return Closing("", (), self._next(within))
+        return Closing("", tuple(dict.fromkeys([*self._next(within), *self._next(alone)])))
+
+    def _behind_mark(self, messages: list[Json]) -> str:
+        try:
+            text = self._render([_USER, *map(self._shaped, messages)], None, False)
+        except BadTemplate:
+            return ""
+        return text.partition(MARK)[2].rstrip() if MARK in text else ""
+
+    def _next(self, text: str) -> tuple[str, ...]:
+        """The mark a text begins with; one that is no mark to anybody may be short."""
+        text = text.lstrip()
+        marks = self._marks(text)
+        return (marks[0],) if marks and text.startswith(marks[0]) else ()
+
+    def _between_calls(self) -> str:
+        try:
+            text = self._render([_USER, self._shaped(_answer("", MARK, MARK + "2"))], None, False)
+        except BadTemplate:
+            return ""
+        return text.partition(MARK)[2].partition(MARK + "2")[0] if MARK + "2" in text else ""
+
+    def _marks(self, text: str) -> list[str]:
+        known = "|".join(map(re.escape, sorted(self._added.values(), key=len, reverse=True)))
+        return re.findall(f"{known}|{_MARKER.pattern}" if known else _MARKER.pattern, text)
+
+
+_USER: Json = {"role": "user", "content": "a"}
+
+
+def _answer(content: str, *calls: str) -> Json:
+    """An assistant's message with calls that have these arguments."""
+    function = [{"name": "f", "arguments": {"a": argument}} for argument in calls]
+    made = [{"id": f"call0000{i}", "type": "function", "function": f} for i, f in enumerate(function, 1)]
+    return {"role": "assistant", "content": content} | ({"tool_calls": made} if made else {})
+
+
+def _marked(answer: Json) -> Iterator[Json]:
+    """An assistant's message with a mark at its end: in its last call, or behind its text."""
+    if calls := answer.get("tool_calls"):
+        function = calls[-1]["function"]
+        arguments = function["arguments"]
+        if isinstance(arguments, str):
+            marked = json.dumps(json.loads(arguments) | {MARK: MARK}, ensure_ascii=False)
+        else:
+            marked = arguments | {MARK: MARK}
+        yield answer | {"tool_calls": [*calls[:-1], calls[-1] | {"function": function | {"arguments": marked}}]}
+    yield answer | {"content": (answer["content"] or "") + MARK}
+
+
+def _short(id: str) -> str:
+    """
+    >>> _short("abc123XYZ"), len(_short("call_0123456789"))
+    ('abc123XYZ', 9)
+    """
+    return id if re.fullmatch("[A-Za-z0-9]{9}", id) else blake2b(id.encode(), digest_size=5).hexdigest()[:9]
 
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -195,6 +445,16 @@ def _raise_exception(message: str) -> None:
 
 def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
+
+
+def _read_tokenizer(folder: Path) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    try:
+        if not path.exists() and (packed := folder / "tokenizer.json.gz").exists():
+            return Tokenizer.from_str(gzip.decompress(packed.read_bytes()).decode())
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exceptions
+        raise ModelError(f"cannot read {path}: {error}; the model needs one") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -13,71 +13,58 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import cast
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from strop.engines.base import Chunk, Engine
+from strop.engines.base import Chunk
 from strop.errors import ContextOverflow, EngineError
-from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Request, SampledToken, ToolCall
-from strop.gateway.parse import Detokenizer, Piece, StopStrings, ToolCalls
-from strop.gateway.render import Renderer
-from strop.gateway.session import Place, Prompt, Session
-from strop.types import Finish, Rollout, Sampling, stable_hash
+from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Refused, Request, SampledToken, ToolCall
+from strop.gateway.formats import PLAIN
+from strop.gateway.formats.base import Call as ModelCall
+from strop.gateway.formats.base import Piece, Thought
+from strop.gateway.parse import Detokenizer, StopStrings
+from strop.gateway.route import PolicyRoute
+from strop.gateway.session import Asked, Prompt, Session
+from strop.types import Finish, Sampling, stable_hash
 
 Emit = Callable[[Delta], Awaitable[None]]
-
-
-class PolicyRoute(Struct, frozen=True, kw_only=True):
-    """Who answers for an agent: a policy, the engine that serves it, its renderer, and how a rollout samples.
-
-    `sampling_for` decides by rollout (training, evaluation, greedy evaluation); its settings win over the request's.
-    """
-
-    policy: str
-    model: str
-    engine: Engine
-    renderer: Renderer
-    sampling_for: Callable[[Rollout], Sampling]
-
 
 SHORTEN = "Please reduce the length of the messages."
 
 
 class Call:
-    """A request that has its prompt. Raises `BadTemplate` if the chat template refuses the messages and
+    """A request that has its prompts. Raises `BadTemplate` if the chat template refuses the messages and
     `ContextOverflow` if they leave no room for an answer."""
 
     def __init__(self, session: Session, agent: str, route: PolicyRoute, request: Request) -> None:
         self.session, self.agent, self.route, self.request = session, agent, route, request
         self.started = time.time()
-        # No token is longer than the longest one: text beyond that is refused before it is worth tokenising.
-        if sum(len(message["content"]) for message in request.messages) > route.engine.context * route.renderer.longest:
-            raise ContextOverflow(f"This model's maximum context length is {route.engine.context} tokens. {SHORTEN}")
-        self.place = Place.of(request.messages, request.tools)
-        contexts = session.contexts(agent)
-        self.prompt: Prompt = contexts.prompt(route.renderer, request.messages, request.tools, self.place)
-        room = route.engine.context - len(self.prompt.ids)
-        if room < 1:
-            raise ContextOverflow(
-                f"This model's maximum context length is {route.engine.context} tokens. However, your messages "
-                f"resulted in {len(self.prompt.ids)} tokens. {SHORTEN}"
-            )
-        sampling = route.sampling_for(session.rollout)
-        sampling = replace(
-            sampling,
-            max_tokens=min(sampling.max_tokens, request.max_tokens or sampling.max_tokens, room),
-            stop=(*sampling.stop, *request.stop),
-        )
-        self.choices = [self._choice(i, sampling) for i in range(request.n)]
+        self.choices: list[Choice] = []
+        for asked in conversations(request, route):
+            check_length(asked, route)
+            prompt = session.contexts(agent).prompt(route.renderer, asked)
+            room = route.engine.context - len(prompt.ids)
+            if room < 1:
+                raise ContextOverflow(
+                    f"This model's maximum context length is {route.engine.context} tokens. However, your messages "
+                    f"resulted in {len(prompt.ids)} tokens. {SHORTEN}"
+                )
+            sampling = self._sampling(room)
+            for _ in range(request.n):
+                seed = session.next_seed(agent, prompt.ids)
+                self.choices.append(Choice(len(self.choices), self, asked, prompt, replace(sampling, seed=seed)))
 
-    def _choice(self, index: int, sampling: Sampling) -> Choice:
-        seed = self.session.next_seed(self.agent, self.prompt.ids)
-        return Choice(
-            index, self.session.next_turn(), replace(sampling, seed=seed), self.prompt, self.route, self.request
+    def _sampling(self, room: int) -> Sampling:
+        given, request = self.route.sampling_for(self.session.rollout), self.request
+        return replace(
+            given,
+            max_tokens=min(given.max_tokens, request.max_tokens or given.max_tokens, room),
+            stop=(*given.stop, *self.route.renderer.stop_texts, *request.stop),
         )
 
     async def run(self, emit: Emit) -> None:
         """Sample every choice to its end. The first `EngineError` ends them all."""
+        if len(self.choices) == 1:
+            return await self.choices[0].run(emit)
         try:
             async with asyncio.TaskGroup() as group:
                 for choice in self.choices:
@@ -87,52 +74,92 @@ class Call:
 
     @property
     def answer(self) -> Answer:
+        prompts = [choice.prompt for choice in self.choices[:: self.request.n]]
         return Answer(
             id=self.choices[0].turn,
             model=self.route.model,
             created=int(self.started),
-            prompt_tokens=len(self.prompt.ids),
+            prompt_tokens=sum(len(prompt.ids) for prompt in prompts),
+            cached_tokens=sum(prompt.shared for prompt in prompts),
             response_tokens=sum(len(choice.ids) for choice in self.choices),
+            reasoning_tokens=sum(choice.reasoning_tokens for choice in self.choices),
         )
+
+
+def conversations(request: Request, route: PolicyRoute) -> list[Asked]:
+    """What is asked: one conversation, or raw prompts. A call that must be made is begun for the model."""
+    if request.prompts:
+        return [_raw(prompt, route.renderer.num_ids) for prompt in request.prompts]
+    lead = request.prefill
+    if request.tool_choice == "required":
+        forced = route.renderer.format.forced(request.tool)
+        if forced is None or lead:
+            raise Refused(
+                "a tool call cannot be demanded of this model: use tool_choice 'auto'",
+                param="tool_choice",
+                code="unsupported_value",
+            )
+        lead = forced
+    return [Asked.of(request.messages, request.tools, lead=lead, prefilled=bool(request.prefill))]
+
+
+def _raw(prompt: str | list[int], num_ids: int) -> Asked:
+    if not isinstance(prompt, str) and (unknown := [id for id in prompt if not 0 <= id < num_ids]):
+        raise Refused(
+            f"{unknown[0]} is no token of this model: ids are 0 to {num_ids - 1}", param="prompt", code="invalid_value"
+        )
+    return Asked.raw(prompt)
+
+
+def check_length(asked: Asked, route: PolicyRoute) -> None:
+    """No token is longer than the longest one: text beyond that is refused before it is worth tokenising."""
+    context = route.engine.context
+    if sum(len(message["content"]) for message in asked.messages) > context * route.renderer.longest:
+        raise ContextOverflow(f"This model's maximum context length is {context} tokens. {SHORTEN}")
 
 
 class Choice:
     """One answer in the making: what was sampled, and what of it the agent sees."""
 
-    def __init__(
-        self, index: int, turn: str, sampling: Sampling, prompt: Prompt, route: PolicyRoute, request: Request
-    ) -> None:
-        self.index, self.turn, self.sampling = index, turn, sampling
+    def __init__(self, index: int, call: Call, asked: Asked, prompt: Prompt, sampling: Sampling) -> None:
+        self.index, self.asked, self.prompt, self.sampling = index, asked, prompt, sampling
+        self.turn = call.session.next_turn()
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[tuple[int, str]] = []
         self.finish: Finish | None = None
-        self.text = ""
+        self.text = self.reasoning = ""
+        self.reasoning_tokens = 0
         self.calls: list[ToolCall] = []
         self.tokens: list[SampledToken] = []
-        self._prompt, self._route, self._request = prompt, route, request
-        self._detokenizer = Detokenizer(route.renderer.spoken)
+        self._route, self._request = call.route, call.request
+        renderer = call.route.renderer
+        self._detokenizer = Detokenizer(renderer.spoken)
         self._stops = StopStrings(sampling.stop)
-        self._parser = ToolCalls() if request.parse_tools else None
-        self._one_by_one = bool(sampling.stop) or request.one_call  # an answer may end at any token
+        lead = "" if call.request.prompts else renderer.generation_prompt + asked.lead
+        format = PLAIN if call.request.prompts else renderer.format  # a raw prompt's answer is raw too
+        self._parser = format.parser(call.request.tools, calls=call.request.parse_tools, lead=lead)
+        self._one_by_one = bool(sampling.stop) or call.request.one_call  # an answer may end at any token
 
     @property
     def malformed(self) -> int:
-        return self._parser.malformed if self._parser else 0
+        return self._parser.malformed
 
     @property
     def done(self) -> ChoiceDone:
         return ChoiceDone(
             choice=self.index,
             text=self.text,
+            reasoning=self.reasoning,
             calls=tuple(self.calls),
             tokens=tuple(self.tokens),
             finish=self.finish or "abandoned",
+            stopped_by=self._stops.hit if self._stops.hit in self._request.stop else None,
         )
 
     async def run(self, emit: Emit) -> None:
         engine, stop_ids = self._route.engine, self._route.renderer.stop_ids
-        stream = engine.generate(self._prompt.ids, self.sampling, stop_ids=stop_ids)
+        stream = engine.generate(self.prompt.ids, self.sampling, stop_ids=stop_ids)
         async with aclosing(cast(AsyncGenerator[Chunk, None], stream)) as chunks:
             async for chunk in chunks:
                 delta = self._take(chunk)
@@ -154,7 +181,7 @@ class Choice:
             self.ids += ids
             self.logprobs += chunk.logprobs[start : start + width]
             pieces += self._read(ids)
-            if self._stops.hit or (self._request.one_call and self._parser and self._parser.calls):
+            if self._stops.hit or (self._request.one_call and self._parser.calls):
                 return self._delta(first, pieces + self._end("stop"))
         if chunk.finish is not None:
             pieces += self._end(chunk.finish)
@@ -162,37 +189,38 @@ class Choice:
 
     def _read(self, ids: Sequence[int]) -> list[Piece]:
         stop_ids = self._route.renderer.stop_ids  # never part of the text, even where they are no special tokens
-        return self._parsed(self._stops.feed(self._detokenizer.feed([i for i in ids if i not in stop_ids])))
-
-    def _parsed(self, text: str) -> list[Piece]:
-        if self._parser is not None:
-            return self._parser.feed(text)
-        return [text] if text else []
+        return self._parser.feed(self._stops.feed(self._detokenizer.feed([i for i in ids if i not in stop_ids])))
 
     def _end(self, finish: Finish) -> list[Piece]:
-        pieces = self._parsed(self._stops.feed(self._detokenizer.close()) + self._stops.close())
-        if self._parser is not None:
-            pieces += self._parser.close()
-            if finish == "stop" and self._parser.calls:
-                finish = "tool_calls"
+        pieces = self._parser.feed(self._stops.feed(self._detokenizer.close()) + self._stops.close())
+        pieces += self._parser.close()
+        if finish == "stop" and self._parser.calls:
+            finish = "tool_calls"
         self.finish = finish
         return pieces
 
     def _delta(self, first: int, pieces: list[Piece]) -> Delta | None:
         text = "".join(piece for piece in pieces if isinstance(piece, str))
+        reasoning = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
         calls: list[ToolCall] = []
         for piece in pieces:
-            if not isinstance(piece, str):
+            if isinstance(piece, ModelCall):
                 position = len(self.calls) + len(calls)
-                name = f"call_{stable_hash(self.sampling.seed or 0, 'call', position):016x}"
-                calls.append(ToolCall(position, name, piece.name, piece.arguments))
+                calls.append(ToolCall(position, self._call_id(position), piece.name, piece.arguments))
         tokens = self._sampled(first) if self._request.logprobs else []
+        if reasoning and not text:
+            self.reasoning_tokens = len(self.ids)
         self.text += text
+        self.reasoning += reasoning
         self.calls += calls
         self.tokens += tokens
-        if not (text or calls or tokens):
+        if not (text or reasoning or calls or tokens):
             return None
-        return Delta(choice=self.index, text=text, calls=tuple(calls), tokens=tuple(tokens))
+        return Delta(choice=self.index, reasoning=reasoning, text=text, calls=tuple(calls), tokens=tuple(tokens))
+
+    def _call_id(self, position: int) -> str:
+        """Nine letters and digits, which is what the strictest chat templates want of it."""
+        return f"{stable_hash(self.sampling.seed or 0, 'call', position):016x}"[-9:]
 
     def _sampled(self, first: int) -> list[SampledToken]:
         decode = self._route.renderer.decode

@@ -11,8 +11,9 @@ tokens of the new messages:
 Otherwise the conversation is rendered whole, and the prompt says why it could not be extended. Contexts form a trie:
 messages in a canonical form are its edges, and a node's key is the hash of the path to it.
 
-Left out: keeping what the model said where a template rewrites history (thinking that is stripped, say); such a request
-is a branch that shares the longest exact prefix.
+That is `history = "sampled"`. With `history = "template"` the model sees what a stock server would show it when it is
+deployed: where the template writes what was said otherwise (thinking that is stripped, say), a branch begins that
+shares the longest exact prefix.
 """
 
 from __future__ import annotations
@@ -24,11 +25,21 @@ from typing import Any, Literal, cast
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from strop.gateway.render import Messages, Renderer, Tools
 from strop.types import Attempt, Rollout, Turn, stable_hash
 
-Branch = Literal["edited_history", "changed_tools", "template_rewrote", "new_conversation"]
+Branch = Literal[
+    "edited_history",
+    "dropped_tool_result",
+    "truncated",
+    "changed_system",
+    "changed_tools",
+    "template_rewrote",
+    "new_conversation",
+]
+History = Literal["sampled", "template"]
 
 
 class Prompt(Struct, frozen=True, kw_only=True):
@@ -40,90 +51,153 @@ class Prompt(Struct, frozen=True, kw_only=True):
     branch: Branch | None = None
 
 
-class Place(Struct, frozen=True, kw_only=True):
-    """Where a request stands in the trie. `keys` has one key per leading message, `bare` the same leaving tools out;
-    `opening` is the conversation up to its first message that is not the system's."""
+class Asked(Struct, frozen=True, kw_only=True):
+    """A conversation that wants an answer, and where it stands in the trie: `edges` are its messages in canonical form,
+    `keys` has one key per leading message, `bare` the same leaving tools out.
 
+    `lead` is the beginning of the answer where that is given: by the agent (`prefilled`), or to make the model call a
+    tool. A raw prompt is a conversation of one message whose role is "prompt".
+    """
+
+    messages: Messages
+    tools: Tools
+    lead: str
+    prefilled: bool
     edges: list[bytes]
     keys: list[bytes]
     bare: list[bytes]
-    opening: bytes
 
     @classmethod
-    def of(cls, messages: Messages, tools: Tools) -> Place:
+    def of(cls, messages: Messages, tools: Tools, *, lead: str = "", prefilled: bool = False) -> Asked:
         edges = [canonical(message) for message in messages]
-        first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(edges) - 1)
         return cls(
+            messages=messages,
+            tools=tools,
+            lead=lead,
+            prefilled=prefilled,
             edges=edges,
             keys=_keys(msgspec.json.encode(tools or [], order="sorted"), edges),
             bare=_keys(b"", edges),
-            opening=b"\n".join(edges[: first + 1]),
         )
+
+    @classmethod
+    def raw(cls, prompt: str | list[int]) -> Asked:
+        return cls.of([{"role": "prompt", "content": prompt}], None)
+
+    @property
+    def key(self) -> bytes:
+        return _step(self.keys[-1], self.lead.encode()) if self.lead else self.keys[-1]
 
 
 class Served(Struct, frozen=True, kw_only=True):
-    """What is kept of a turn: its tokens, not its messages, of which long conversations have many copies."""
+    """What is kept of a turn: its tokens and the hashes of its messages, of which long conversations have many copies.
+    `text` is a raw prompt's, with the answer, which begins at `said`."""
 
     id: str
     prompt_ids: list[int]
     response_ids: list[int]
+    edges: list[bytes]
+    text: str | None = None
+    said: int = 0
+
+    @property
+    def ids(self) -> list[int]:
+        return self.prompt_ids + self.response_ids
 
 
 class Contexts:
     """Every context served to one agent of a session."""
 
-    def __init__(self) -> None:
+    def __init__(self, history: History = "sampled") -> None:
+        self._history = history
         self._served: dict[bytes, Served] = {}  # a context's key -> the turn that ended it
-        self._bare: set[bytes] = set()  # the same keys, leaving tools out
-        self._openings: set[bytes] = set()
-        self._answers: set[bytes] = set()  # answers in canonical form
+        self._bare: dict[bytes, Served] = {}  # the same keys, leaving tools out
+        self._gone_on: dict[str, bytes] = {}  # a turn -> the hash of the message that followed it first
         self._prompts: dict[bytes, Prompt] = {}  # a request's key -> the prompt it got, for when it comes again
         self._turns: list[Served] = []
+        self._by_id: dict[str, Served] = {}
 
-    def prompt(self, renderer: Renderer, messages: Messages, tools: Tools, place: Place) -> Prompt:
+    def prompt(self, renderer: Renderer, asked: Asked) -> Prompt:
         """The prompt for a request: recorded ids as far as they go. Raises `BadTemplate`."""
-        if (again := self._prompts.get(place.keys[-1])) is not None:
+        if (again := self._prompts.get(asked.key)) is not None:
             return again
-        prompt = self._extended(renderer, messages, tools, place)
-        if prompt is None:
-            prompt = self._whole(renderer, messages, tools, self._reason(place))
-        self._prompts[place.keys[-1]] = prompt
+        if asked.messages[0]["role"] == "prompt":
+            prompt = self._raw(renderer, asked.messages[0]["content"])
+        elif self._history == "template":
+            prompt = self._rendered(renderer, asked)
+        else:
+            prompt = self._extended(renderer, asked) or self._whole(renderer, asked)
+        if asked.lead:
+            prompt = replace(prompt, ids=prompt.ids + renderer.encode_after(prompt.ids, asked.lead))
+        self._prompts[asked.key] = prompt
         return prompt
 
-    def add(self, turn: Turn, place: Place) -> None:
+    def add(self, turn: Turn, asked: Asked) -> None:
         """Remember a recorded turn. What was not delivered whole cannot be extended, but its ids can be shared."""
-        served = Served(id=turn.id, prompt_ids=turn.prompt_ids, response_ids=turn.response_ids)
-        self._turns.append(served)
-        self._openings.add(place.opening)
-        self._prompts.setdefault(
-            place.keys[-1], Prompt(ids=turn.prompt_ids, parent=turn.parent, shared=turn.shared, branch=_branch(turn))
-        )
-        if turn.abandoned:
-            return
+        raw = asked.messages[0]["role"] == "prompt"
+        prompt = asked.messages[0]["content"] if raw else None
         answer = canonical(turn.answer)
-        self._answers.add(answer)
-        self._bare.add(_step(place.bare[-1], answer))
-        key = _step(place.keys[-1], answer)
+        served = Served(
+            id=turn.id,
+            prompt_ids=turn.prompt_ids,
+            response_ids=turn.response_ids,
+            edges=[*map(_short, asked.edges), _short(answer)],
+            text=prompt + turn.answer["content"] if isinstance(prompt, str) else None,
+            said=len(prompt or ""),
+        )
+        self._turns.append(served)
+        if (parent := self._by_id.get(turn.parent or "")) and len(served.edges) > len(parent.edges) + 1:
+            self._gone_on.setdefault(parent.id, served.edges[len(parent.edges)])
+        self._by_id[turn.id] = served
+        self._prompts.setdefault(
+            asked.key, Prompt(ids=turn.prompt_ids, parent=turn.parent, shared=turn.shared, branch=_branch(turn))
+        )
+        if turn.abandoned or raw:
+            return
+        key = _step(asked.keys[-1], answer)
         # Of several turns with the same words an agent most likely goes on from the latest; among the choices of one
         # request, from the first.
         if not (turn.choice and key in self._served):
-            self._served[key] = served
+            self._served[key] = self._bare[_step(asked.bare[-1], answer)] = served
 
-    def _extended(self, renderer: Renderer, messages: Messages, tools: Tools, place: Place) -> Prompt | None:
-        served = _longest(place.keys, self._served)
+    def _extended(self, renderer: Renderer, asked: Asked) -> Prompt | None:
+        """What the model said stays as it said it, whatever the template makes of it now."""
+        served = _longest(asked.keys, self._served)
         if not served:
             return None
-        new = renderer.continuation(messages, tools, served)
+        turn = self._served[asked.keys[served - 1]]
+        path = turn.ids
+        new = renderer.continuation(asked.messages, asked.tools, served, path)
         if new is None:
             return None
-        turn = self._served[place.keys[served - 1]]
-        path = turn.prompt_ids + turn.response_ids
-        # The template closes the assistant's message; so did the model, unless it was cut off.
-        new = new[1:] if path[-1] == renderer.end_of_turn else new
-        return Prompt(ids=path + new, parent=turn.id, shared=len(path))
+        return Prompt(ids=path + new, parent=turn.id, shared=len(path), branch=self._fork(turn, asked, served))
 
-    def _whole(self, renderer: Renderer, messages: Messages, tools: Tools, branch: Branch | None) -> Prompt:
-        ids = renderer.prompt(messages, tools)
+    def _fork(self, turn: Served, asked: Asked, served: int) -> Branch | None:
+        """Why this is not simply the conversation going on: another request went on from here with other words, or
+        the agent puts words into the model's mouth."""
+        new = asked.edges[served:]
+        if not new:
+            return None
+        same = self._gone_on.get(turn.id, _short(new[0])) == _short(new[0])
+        said = any(message["role"] == "assistant" for message in asked.messages[served:])
+        return None if same and not said else self._why(asked)
+
+    def _rendered(self, renderer: Renderer, asked: Asked) -> Prompt:
+        """What a stock server would show the model: recorded ids as long as the template writes their very text."""
+        text = renderer.text(asked.messages, asked.tools, generate=True)
+        served = _longest(asked.keys, self._served)
+        if served:
+            turn = self._served[asked.keys[served - 1]]
+            if text.startswith(said := renderer.decode(turn.ids)):
+                ids = turn.ids + renderer.encode_after(turn.ids, text[len(said) :])
+                return Prompt(ids=ids, parent=turn.id, shared=len(turn.ids), branch=self._fork(turn, asked, served))
+        return self._branch(renderer.encode(text), self._reason(asked))
+
+    def _whole(self, renderer: Renderer, asked: Asked) -> Prompt:
+        return self._branch(renderer.prompt(asked.messages, asked.tools), self._reason(asked))
+
+    def _branch(self, ids: list[int], branch: Branch | None) -> Prompt:
+        """Ids that extend no context share the longest exact prefix with one."""
         if branch is None:
             return Prompt(ids=ids)
         parent, shared = None, 0
@@ -135,16 +209,50 @@ class Contexts:
                 parent, shared = turn.id, length
         return Prompt(ids=ids, parent=parent, shared=shared, branch=branch)
 
-    def _reason(self, place: Place) -> Branch | None:
+    def _raw(self, renderer: Renderer, prompt: str | list[int]) -> Prompt:
+        """A raw prompt extends the one whose text, with its answer, it begins with."""
+        if not isinstance(prompt, str):
+            found = self._branch(prompt, "new_conversation" if self._turns else None)
+            turn = self._by_id.get(found.parent or "")
+            goes_on = turn is not None and found.shared >= len(turn.prompt_ids) + len(_spoken(renderer, turn))
+            return replace(found, branch=None) if goes_on else found
+        texts = [turn for turn in self._turns if turn.text and prompt.startswith(turn.text)]
+        if texts:
+            turn = max(texts, key=lambda turn: len(turn.text or ""))
+            said, text = _spoken(renderer, turn), prompt[turn.said :]
+            while not text.startswith(renderer.spoken(said)):  # a stop string, which the agent was not shown
+                said = said[:-1]
+            path, rest = turn.prompt_ids + said, text[len(renderer.spoken(said)) :]
+            return Prompt(ids=path + renderer.encode_after(path, rest), parent=turn.id, shared=len(path))
+        return self._branch(renderer.encode(prompt), "new_conversation" if self._turns else None)
+
+    def _reason(self, asked: Asked) -> Branch | None:
         if not self._turns:
             return None
-        if _longest(place.keys, self._served):
+        if _longest(asked.keys, self._served):
             return "template_rewrote"
-        if _longest(place.bare, self._bare):
+        if _longest(asked.bare, self._bare):
             return "changed_tools"
-        if place.opening in self._openings or not self._answers.isdisjoint(place.edges):
+        return self._why(asked)
+
+    def _why(self, asked: Asked) -> Branch:
+        """How a conversation differs from the one served before that is most like it."""
+        now = [*map(_short, asked.edges)]
+        system = bool(asked.messages) and asked.messages[0]["role"] == "system"
+        before = max(self._turns, key=lambda turn: len(set(turn.edges) & set(now))).edges
+        if not set(before) & set(now[system:]):
+            return "new_conversation"
+        if system and before[:1] != now[:1] and before[1:2] == now[1:2]:
+            return "changed_system"
+        left_out = [edge for edge in before if edge not in now]
+        if not left_out or not _subsequence([edge for edge in before if edge in now], now):
             return "edited_history"
-        return "new_conversation"
+        # Something is missing; in its place there may be something else.
+        first = next((i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), len(now))
+        if first < len(now) and now[first] in before[first:]:
+            roles = {b"t" if edge[:1] == b"t" else b"" for edge in left_out}
+            return "dropped_tool_result" if roles == {b"t"} else "truncated"
+        return "edited_history"
 
 
 class Session:
@@ -158,8 +266,8 @@ class Session:
         self._num_turns = 0
         self._asked: Counter[int] = Counter()
 
-    def contexts(self, agent: str) -> Contexts:
-        return self._contexts.setdefault(agent, Contexts())
+    def contexts(self, agent: str, history: History = "sampled") -> Contexts:
+        return self._contexts.setdefault(agent, Contexts(history))
 
     def next_turn(self) -> str:
         """The id of the next turn: unique, and in the order requests began."""
@@ -174,15 +282,15 @@ class Session:
         self._asked[asked] += 1
         return stable_hash(self.rollout.seed, agent, prompt_ids, ordinal)
 
-    def add(self, turn: Turn, place: Place) -> None:
-        self.contexts(turn.agent).add(turn, place)
+    def add(self, turn: Turn, asked: Asked) -> None:
+        self.contexts(turn.agent).add(turn, asked)
 
     def restore(self, turns: Sequence[Turn]) -> None:
         """Take up an attempt that another gateway began: every context is in the store."""
         tools: dict[str | None, Tools] = {}
         for turn in turns:
             tools[turn.id] = tools[turn.parent] if extends(turn) else turn.requested.get("tools", [])
-            self.add(turn, Place.of(turn.messages, tools[turn.id]))
+            self.add(turn, Asked.of(turn.messages, tools[turn.id], lead=turn.requested.get("lead", "")))
             self._num_turns = max(self._num_turns, int(turn.id.rpartition("/")[2]) + 1)
             self._asked[stable_hash(turn.agent, turn.prompt_ids)] += 1
 
@@ -250,9 +358,27 @@ def _keys(start: bytes, edges: Sequence[bytes]) -> list[bytes]:
     return keys
 
 
-def _longest(keys: list[bytes], known: dict[bytes, Served] | set[bytes]) -> int:
+def _longest(keys: list[bytes], known: dict[bytes, Served]) -> int:
     """How many messages the longest known prefix has; 0 if none is known."""
     return next((n for n in range(len(keys), 0, -1) if keys[n - 1] in known), 0)
+
+
+def _short(edge: bytes) -> bytes:
+    """A message's hash, behind the first letter of its role."""
+    return edge[2:3] + blake2b(edge, digest_size=12).digest()
+
+
+def _subsequence(some: Sequence[bytes], all: Sequence[bytes]) -> bool:
+    rest = iter(all)
+    return not [edge for edge in some if edge not in rest]
+
+
+def _spoken(renderer: Renderer, turn: Served) -> list[int]:
+    """What was sampled, without its end, which has no meaning within a text."""
+    ids = turn.response_ids
+    while ids and ids[-1] in renderer.stop_ids:
+        ids = ids[:-1]
+    return ids
 
 
 def _branch(turn: Turn) -> Branch | None:

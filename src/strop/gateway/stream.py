@@ -17,15 +17,17 @@ from strop.errors import ContextOverflow, EngineError, Fenced
 from strop.gateway.dialects.base import Delta, Dialect, Refused
 from strop.gateway.record import Recorder
 from strop.gateway.sample import Call
+from strop.store.http.asgi import JSON, Header, until_gone
 
-JSON = b"application/json"
-EVENTS = b"text/event-stream; charset=utf-8"
+EVENTS: Header = (b"content-type", b"text/event-stream; charset=utf-8")
+NO_CACHE: Header = (b"cache-control", b"no-cache")
 
 
 class Exchange:
     def __init__(self, call: Call, dialect: Dialect, recorder: Recorder, receive: Receive, send: Send) -> None:
         self._call, self._dialect, self._recorder = call, dialect, recorder
         self._receive, self._send = receive, send
+        self._stream = dialect.stream(call.request)
         self._begun = False
 
     async def run(self) -> None:
@@ -38,23 +40,23 @@ class Exchange:
             if not self._begun:
                 raise
             await self._recorder.refused(self._call.session, self._call.agent, refused)
-            await self._body(self._dialect.stream_error(refused), more=False)
+            await self._body(self._stream.error(refused), more=False)
             return
         call = self._call
         done = [choice.done for choice in call.choices]
         if call.request.stream:
             await self._begin()
-            await self._body(b"".join(self._dialect.closing(call.answer, done, call.request)), more=False)
+            await self._body(self._stream.closing(call.answer, done), more=False)
         else:
             body = self._dialect.whole(call.answer, done, call.request)
-            await send_start(self._send, 200, JSON, self._headers())
+            await self._start([JSON, (b"content-length", b"%d" % len(body))])
             await self._body(body, more=False)
 
     async def _sample(self) -> bool:
         """Draw every choice to its end. False: the client has gone, and what was sampled is recorded."""
         call = self._call
         work = asyncio.create_task(call.run(self._emit if call.request.stream else _quiet))
-        gone = asyncio.create_task(self._until_gone())
+        gone = asyncio.create_task(until_gone(self._receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:  # also when the server is being stopped
@@ -83,26 +85,24 @@ class Exchange:
 
     async def _emit(self, delta: Delta) -> None:
         await self._begin()
-        await self._body(self._dialect.delta(self._call.answer, delta, self._call.request), more=True)
+        await self._body(self._stream.delta(self._call.answer, delta), more=True)
 
     async def _begin(self) -> None:
         if not self._begun:
             self._begun = True
-            await send_start(self._send, 200, EVENTS, [*self._headers(), (b"cache-control", b"no-cache")])
-            await self._body(self._dialect.opening(self._call.answer, self._call.request), more=True)
+            await self._start([EVENTS, NO_CACHE])
+            await self._body(self._stream.opening(self._call.answer), more=True)
+
+    async def _start(self, headers: list[Header]) -> None:
+        """`x-strop-turn` is the first choice's turn; with n > 1 `x-strop-turns` has them all, in order."""
+        turns = [choice.turn for choice in self._call.choices]
+        headers.append((b"x-strop-turn", turns[0].encode()))
+        if len(turns) > 1:
+            headers.append((b"x-strop-turns", ",".join(turns).encode()))
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _body(self, data: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
-
-    def _headers(self) -> list[tuple[bytes, bytes]]:
-        """`x-strop-turn` is the first choice's turn; with n > 1 `x-strop-turns` has them all, in order."""
-        turns = [choice.turn for choice in self._call.choices]
-        headers = [(b"x-strop-turn", turns[0].encode())]
-        return [*headers, (b"x-strop-turns", ",".join(turns).encode())] if len(turns) > 1 else headers
-
-    async def _until_gone(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
 
 
 async def _quiet(delta: Delta) -> None:
@@ -115,9 +115,3 @@ def overflow(error: ContextOverflow) -> Refused:
 
 def fenced(error: Fenced) -> Refused:
     return Refused(str(error), status=409, kind="conflict_error", code="attempt_over")
-
-
-async def send_start(send: Send, status: int, content_type: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-    await send(
-        {"type": "http.response.start", "status": status, "headers": [(b"content-type", content_type), *headers]}
-    )

@@ -8,7 +8,7 @@ import pytest
 from strop.engines.scripted import Scripted
 from strop.gateway.app import Gateway
 from strop.gateway.render import Renderer
-from strop.gateway.sample import PolicyRoute
+from strop.gateway.route import PolicyRoute, Routes
 from strop.server import serve
 from strop.store.sqlite import SqliteStore
 from strop.types import Rollout, Sampling
@@ -30,8 +30,8 @@ async def stand(renderer: Renderer, tmp_path: Path) -> AsyncIterator[Stand]:
         return Sampling(max_tokens=200) if rollout.mode == "train" else Sampling(temperature=0.0, max_tokens=100)
 
     route = PolicyRoute(policy="p", model="tiny", engine=engine, renderer=renderer, sampling_for=sampling_for)
-    gateway = Gateway(store, {"*": route})
-    server = await serve(gateway.app)
+    gateway = Gateway(store, Routes({"*": route}))
+    server = await serve(gateway)
     stand = Stand(store, engine, gateway, server)
     yield stand
     for client in stand.clients:

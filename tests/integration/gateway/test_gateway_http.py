@@ -117,15 +117,15 @@ async def test_health(stand: Stand) -> None:
 async def test_port_in_use(stand: Stand) -> None:
     port = int(stand.server.url.rpartition(":")[2])
     with pytest.raises(PlaceError, match=rf"{port}.*gateway\.port=0"):
-        await serve(stand.gateway.app, port=port)
+        await serve(stand.gateway, port=port)
     with pytest.raises(PlaceError, match=r"gateway\.host"):
-        await serve(stand.gateway.app, host="no.such.host.invalid")
+        await serve(stand.gateway, host="no.such.host.invalid")
     with pytest.raises(PlaceError, match=r"gateway\.host"):
-        await serve(stand.gateway.app, host="192.0.2.1")
+        await serve(stand.gateway, host="192.0.2.1")
 
 
 async def test_server_closes(stand: Stand) -> None:
-    server = await serve(stand.gateway.app)
+    server = await serve(stand.gateway)
     port = int(server.url.rpartition(":")[2])
     await server.close()
     with pytest.raises(OSError, match="refused"), socket.socket() as sock:

@@ -6,36 +6,54 @@ one adds a file here and a line to the routes; nothing behind this seam knows wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
 from strop.types import Finish
+
+Json = dict[str, Any]
 
 
 class Request(Struct, frozen=True, kw_only=True):
     """A model call, whatever API it came through.
 
     `messages` are plain: content is always text, tool calls are {"id", "type", "function": {"name", "arguments"}} with
-    the arguments as parsed JSON, the way chat templates want them. `requested` is kept on the turn: what the agent
-    asked for, whether it was granted or not.
+    the arguments as parsed JSON, the way chat templates want them. An API without messages gives `prompts` instead, as
+    text or as token ids, each answered `n` times. `tools` are in the chat API's shape.
+
+    `tool` is the one that must be called, where `tool_choice` is "required" for a certain one. `prefill` is the
+    beginning of the answer, which the model goes on from. `previous` is the turn whose conversation `messages` go on
+    from, for APIs that keep it for the agent. `asked` is how the agent wants tokens drawn (temperature, top_p, top_k,
+    min_p, seed): a trained policy's settings win over it. `requested` is kept on the turn: what was asked for, granted
+    or not. `options` are the dialect's own, for writing its answer.
 
     >>> Request(messages=[{"role": "user", "content": "hi"}]).n
     1
     """
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] = []
-    parse_tools: bool = False
+    messages: list[Json] = []
+    prompts: list[str | list[int]] = []
+    tools: list[Json] = []
+    tool_choice: Literal["auto", "none", "required"] = "auto"
+    tool: str | None = None
     one_call: bool = False
+    prefill: str = ""
+    previous: str | None = None
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
     n: int = 1
     logprobs: bool = False
     stream: bool = False
-    include_usage: bool = False
-    requested: dict[str, Any] = {}
+    asked: dict[str, float] = {}
+    requested: Json = {}
+    options: Json = {}
+
+    @property
+    def parse_tools(self) -> bool:
+        """Whether calls are taken out of what the model says."""
+        return bool(self.tools) and self.tool_choice != "none"
 
 
 class SampledToken(Struct, frozen=True):
@@ -52,36 +70,42 @@ class ToolCall(Struct, frozen=True):
     position: int
     id: str
     name: str
-    arguments: dict[str, Any]
+    arguments: Json
 
 
 class Delta(Struct, frozen=True, kw_only=True):
-    """What some new tokens added to one choice."""
+    """What some new tokens added to one choice, in this order: reasoning, text, calls."""
 
     choice: int = 0
+    reasoning: str = ""
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
     tokens: tuple[SampledToken, ...] = ()
 
 
 class ChoiceDone(Struct, frozen=True, kw_only=True):
-    """One finished choice, whole."""
+    """One finished choice, whole. `stopped_by` is the stop string that ended it, if one did."""
 
     choice: int
     text: str
-    calls: tuple[ToolCall, ...]
-    tokens: tuple[SampledToken, ...]
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    tokens: tuple[SampledToken, ...] = ()
     finish: Finish
+    stopped_by: str | None = None
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What is told about an answer as a whole. `id` is the first choice's turn."""
+    """What is told about an answer as a whole. `id` is the first choice's turn. Of the prompt's tokens `cached_tokens`
+    were served before, of the response's `reasoning_tokens` are reasoning."""
 
     id: str
     model: str
     created: int
     prompt_tokens: int
+    cached_tokens: int = 0
     response_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class Refused(Exception):
@@ -100,25 +124,33 @@ class Refused(Exception):
         self.message, self.status, self.kind, self.code, self.param = message, status, kind, code, param
 
 
+class Stream(Protocol):
+    """One answer on its way, event by event."""
+
+    def opening(self, answer: Answer) -> bytes:
+        """The first bytes. They wait for the first delta, so that early errors have a status."""
+        ...
+
+    def delta(self, answer: Answer, delta: Delta) -> bytes: ...
+
+    def closing(self, answer: Answer, choices: Sequence[ChoiceDone]) -> bytes:
+        """The end: finish reasons, usage, the last byte. Sent only once the turns are durable."""
+        ...
+
+    def error(self, refused: Refused) -> bytes:
+        """An error after the stream began."""
+        ...
+
+
 class Dialect(Protocol):
     """A module of this package, seen as an object."""
 
-    def read(self, body: bytes) -> Request: ...
+    def read(self, body: bytes) -> Request:
+        """The neutral request, or `Refused` with a sentence that names the parameter."""
+        ...
 
     def whole(self, answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes: ...
 
-    def opening(self, answer: Answer, request: Request) -> bytes:
-        """The first bytes of a stream."""
-        ...
-
-    def delta(self, answer: Answer, delta: Delta, request: Request) -> bytes: ...
-
-    def closing(self, answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> Iterable[bytes]:
-        """The end of a stream: finish reasons, usage, the last byte. Sent only once the turns are durable."""
-        ...
+    def stream(self, request: Request) -> Stream: ...
 
     def error(self, refused: Refused) -> bytes: ...
-
-    def stream_error(self, refused: Refused) -> bytes:
-        """An error after the stream began."""
-        ...

@@ -1,7 +1,9 @@
 """OpenAI's chat completions.
 
-A parameter is either honoured, recorded and overruled by the policy's settings (temperature, top_p, seed), accepted
-because it changes nothing, or refused by name. None is dropped in silence.
+A parameter is either honoured, recorded and overruled by the policy's settings (temperature, top_p, seed, and how much
+a model thinks and says: reasoning_effort, verbosity), accepted because it changes nothing (service_tier, store: all is
+recorded), or refused by name. None is dropped in silence. Beside OpenAI's own there are those that servers of open
+models have in common: top_k, min_p, continue_final_message.
 
 Messages may carry keys of their makers' own (`refusal`, `annotations`, ids of a framework): they are not part of what a
 model is told, and are ignored. `developer` is a system message. Logprobs have one entry per sampled token, the one that
@@ -11,15 +13,26 @@ ended the answer included.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Refused, Request, SampledToken, ToolCall
+from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Json, Refused, Request, SampledToken, ToolCall
+from strop.gateway.dialects.fields import (
+    Tool,
+    check_tool,
+    error,
+    error_body,
+    event,
+    read_fields,
+    read_object,
+    read_stop,
+    unsupported,
+)
 
-Json = dict[str, Any]
+__all__ = ["error", "read", "stream", "whole"]
 
 FIELDS: Json = {
     "model": str,
@@ -31,15 +44,26 @@ FIELDS: Json = {
     "stream_options": dict[str, Any],
     "temperature": Annotated[float, Meta(ge=0, le=2)],
     "top_p": Annotated[float, Meta(gt=0, le=1)],
+    "top_k": Annotated[int, Meta(ge=-1)],
+    "min_p": Annotated[float, Meta(ge=0, le=1)],
     "max_tokens": Annotated[int, Meta(ge=1)],
     "max_completion_tokens": Annotated[int, Meta(ge=1)],
     "stop": str | list[str],
     "seed": int,
     "n": Annotated[int, Meta(ge=1, le=128)],
     "logprobs": bool,
+    "reasoning_effort": str,
+    "verbosity": str,
     "user": str,
+    "safety_identifier": str,
     "metadata": dict[str, Any],
+    "store": bool,
+    "service_tier": str,
+    "prompt_cache_key": str,
+    "prompt_cache_retention": str,
     "response_format": dict[str, Any],
+    "continue_final_message": bool,
+    "add_generation_prompt": bool,
 }
 
 HARMLESS: dict[str, Any] = {
@@ -47,95 +71,94 @@ HARMLESS: dict[str, Any] = {
     "frequency_penalty": 0,
     "presence_penalty": 0,
     "logit_bias": {},
-    "store": False,
+    "modalities": ["text"],
 }
 """Accepted with the one value that changes nothing, which some clients always send."""
 
+ASKED = ("temperature", "top_p", "top_k", "min_p", "seed")
 RECORDED = (
-    "model", "temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed", "n", "tool_choice",
+    *ASKED,
+    "model",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "n",
+    "tool_choice",
     "parallel_tool_calls",
-)  # fmt: skip
+    "reasoning_effort",
+    "verbosity",
+)
 
 # -- request -----------------------------------------------------------------------------------------------------------
 
 
 def read(body: bytes) -> Request:
     """The neutral request, or `Refused` with a sentence that names the parameter."""
-    try:
-        raw = msgspec.json.decode(body, type=Json)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise Refused(f"the body is not a JSON object: {error}") from None
-    fields = _fields({name: value for name, value in raw.items() if value is not None})
+    fields = read_fields(read_object(body), FIELDS, HARMLESS)
     if "messages" not in fields:
         raise Refused("messages is required", param="messages", code="missing_required_parameter")
-    choice = fields.get("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        raise _unsupported("tool_choice", 'only "auto" and "none" are served')
     if fields.get("response_format", {"type": "text"}) != {"type": "text"}:
-        raise _unsupported("response_format", 'only {"type": "text"} is served')
-    if unknown := set(fields.get("stream_options", {})) - {"include_usage"}:
-        raise _unsupported(f"stream_options.{min(unknown)}", "it is not served")
+        raise unsupported("response_format", 'only {"type": "text"} is served')
+    options: Json = fields.get("stream_options", {})
+    if options.get("include_obfuscation"):
+        raise unsupported("stream_options.include_obfuscation", "only false is served")
+    if unknown := set(options) - {"include_usage", "include_obfuscation"}:
+        raise unsupported(f"stream_options.{min(unknown)}", "it is not served")
     tools: list[Json] = fields.get("tools", [])
     for i, tool in enumerate(tools):
-        _check_tool(tool, f"tools[{i}]")
-    stop = fields.get("stop", ())
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    if not all(stop):
-        raise Refused("stop strings must not be empty", param="stop")
+        check_tool(tool, f"tools[{i}]")
+    choice, tool = _tool_choice(fields.get("tool_choice", "auto"), tools)
     limits = [fields[name] for name in ("max_tokens", "max_completion_tokens") if name in fields]
+    messages, prefill = read_messages(fields["messages"]), ""
+    if fields.get("continue_final_message"):
+        messages, prefill = _prefill(messages, fields.get("add_generation_prompt", False))
     return Request(
-        messages=read_messages(fields["messages"]),
+        messages=messages,
+        prefill=prefill,
         tools=tools,
-        parse_tools=bool(tools) and choice == "auto",
+        tool_choice=choice,
+        tool=tool,
         one_call=not fields.get("parallel_tool_calls", True),
-        stop=stop,
+        stop=read_stop(fields.get("stop", ())),
         max_tokens=min(limits, default=None),
         n=fields.get("n", 1),
         logprobs=fields.get("logprobs", False),
         stream=fields.get("stream", False),
-        include_usage=bool(fields.get("stream_options", {}).get("include_usage")),
+        asked={name: fields[name] for name in ASKED if name in fields},
         requested={name: fields[name] for name in RECORDED if name in fields},
+        options={"include_usage": bool(options.get("include_usage"))},
     )
 
 
-def _fields(raw: Json) -> Json:
-    found: Json = {}
-    for name, value in raw.items():
-        if name in HARMLESS:
-            if value != HARMLESS[name]:
-                raise _unsupported(name, f"only {json.dumps(HARMLESS[name])} is served")
-        elif name not in FIELDS:
-            raise _unsupported(name, "it is not served")
-        else:
-            try:
-                found[name] = msgspec.convert(value, FIELDS[name])
-            except msgspec.ValidationError as error:
-                raise Refused(f"{name}: {error}", param=name, code="invalid_value") from None
-    return found
-
-
-def _unsupported(param: str, why: str) -> Refused:
-    return Refused(f"unsupported parameter {param!r}: {why}", param=param, code="unsupported_parameter")
-
-
-def _check_tool(tool: Json, where: str) -> None:
+def _tool_choice(choice: Any, tools: Sequence[Json]) -> tuple[Literal["auto", "none", "required"], str | None]:
+    if choice in ("auto", "none"):
+        return choice, None
+    named = [tool["function"]["name"] for tool in tools]
+    if choice == "required" and named:
+        return "required", None
     try:
-        msgspec.convert(tool, _Tool)
-    except msgspec.ValidationError as error:
+        name = msgspec.convert(choice, Tool).function.name
+    except msgspec.ValidationError:
+        name = None
+    if name not in named:
         raise Refused(
-            f'{where}: {error}; a tool is {{"type": "function", "function": {{"name": ...}}}}',
-            param=where,
+            'tool_choice is "auto", "none", "required", or {"type": "function", "function": {"name": ...}} with the'
+            f" name of one of the tools; these are {', '.join(named) or 'none'}",
+            param="tool_choice",
             code="invalid_value",
-        ) from None
+        )
+    return "required", name
 
 
-class _ToolFunction(Struct):
-    name: Annotated[str, Meta(min_length=1)]
-
-
-class _Tool(Struct):
-    type: Literal["function"]
-    function: _ToolFunction
+def _prefill(messages: list[Json], prompted: bool) -> tuple[list[Json], str]:
+    last = messages[-1]
+    if last["role"] != "assistant" or last.get("tool_calls") or prompted:
+        raise Refused(
+            "continue_final_message goes on from a last message of the assistant's that is text, without"
+            " add_generation_prompt",
+            param="continue_final_message",
+        )
+    return messages[:-1], last["content"]
 
 
 class _Part(Struct):
@@ -236,50 +259,72 @@ def whole(answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> by
         "choices": [
             {
                 "index": done.choice,
-                "message": message(done.text, done.calls),
+                "message": _message(done),
                 "logprobs": _logprobs(done.tokens, request),
                 "finish_reason": done.finish,
             }
             for done in choices
         ],
-        "usage": _usage(answer),
+        "usage": usage(answer),
     }
     return msgspec.json.encode(body)
 
 
-def opening(answer: Answer, request: Request) -> bytes:
-    start = {"role": "assistant", "content": "", "refusal": None}
-    return b"".join(_chunk(answer, i, start, request) for i in range(request.n))
+class Chunks:
+    """A stream of `chat.completion.chunk` objects."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def opening(self, answer: Answer) -> bytes:
+        start = {"role": "assistant", "content": "", "refusal": None}
+        return b"".join(self._chunk(answer, i, start) for i in range(self._request.n))
+
+    def delta(self, answer: Answer, delta: Delta) -> bytes:
+        change: Json = {"reasoning_content": delta.reasoning} if delta.reasoning else {}
+        if delta.text:
+            change["content"] = delta.text
+        if delta.calls:
+            change["tool_calls"] = [{"index": call.position} | _tool_call(call) for call in delta.calls]
+        return self._chunk(answer, delta.choice, change, tokens=delta.tokens)
+
+    def closing(self, answer: Answer, choices: Sequence[ChoiceDone]) -> bytes:
+        events = [self._chunk(answer, done.choice, {}, finish=done.finish) for done in choices]
+        if self._request.options["include_usage"]:
+            events.append(event(_head(answer, "chat.completion.chunk") | {"choices": [], "usage": usage(answer)}))
+        return b"".join([*events, b"data: [DONE]\n\n"])
+
+    def error(self, refused: Refused) -> bytes:
+        return event(error_body(refused))
+
+    def _chunk(
+        self,
+        answer: Answer,
+        choice: int,
+        delta: Json,
+        *,
+        tokens: Sequence[SampledToken] = (),
+        finish: str | None = None,
+    ) -> bytes:
+        body: Json = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": finish}
+        if tokens:
+            body["logprobs"] = _logprobs(tokens, self._request)
+        chunk = _head(answer, "chat.completion.chunk") | {"choices": [body]}
+        if self._request.options["include_usage"]:
+            chunk["usage"] = None
+        return event(chunk)
 
 
-def delta(answer: Answer, delta: Delta, request: Request) -> bytes:
-    change: Json = {"content": delta.text} if delta.text else {}
-    if delta.calls:
-        change["tool_calls"] = [{"index": call.position} | _tool_call(call) for call in delta.calls]
-    return _chunk(answer, delta.choice, change, request, tokens=delta.tokens)
+stream = Chunks
 
 
-def closing(answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> Iterable[bytes]:
-    for done in choices:
-        yield _chunk(answer, done.choice, {}, request, finish=done.finish)
-    if request.include_usage:
-        yield _event(_head(answer, "chat.completion.chunk") | {"choices": [], "usage": _usage(answer)})
-    yield b"data: [DONE]\n\n"
-
-
-def error(refused: Refused) -> bytes:
-    return msgspec.json.encode(_error(refused))
-
-
-def stream_error(refused: Refused) -> bytes:
-    return _event(_error(refused))
-
-
-def message(text: str, calls: Sequence[ToolCall]) -> Json:
+def _message(done: ChoiceDone) -> Json:
     """The assistant's message as it is delivered."""
-    body: Json = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
-    if calls:
-        body["tool_calls"] = [_tool_call(call) for call in calls]
+    body: Json = {"role": "assistant", "content": done.text if done.text or not done.calls else None, "refusal": None}
+    if done.reasoning:
+        body["reasoning_content"] = done.reasoning
+    if done.calls:
+        body["tool_calls"] = [_tool_call(call) for call in done.calls]
     return body
 
 
@@ -292,11 +337,13 @@ def _head(answer: Answer, kind: str) -> Json:
     return {"id": answer.id, "object": kind, "created": answer.created, "model": answer.model}
 
 
-def _usage(answer: Answer) -> Json:
+def usage(answer: Answer) -> Json:
     return {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.response_tokens,
         "total_tokens": answer.prompt_tokens + answer.response_tokens,
+        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
     }
 
 
@@ -307,29 +354,3 @@ def _logprobs(tokens: Sequence[SampledToken], request: Request) -> Json | None:
         "content": [{"token": t.token, "logprob": t.logprob, "bytes": t.bytes, "top_logprobs": []} for t in tokens],
         "refusal": None,
     }
-
-
-def _chunk(
-    answer: Answer,
-    choice: int,
-    delta: Json,
-    request: Request,
-    *,
-    tokens: Sequence[SampledToken] = (),
-    finish: str | None = None,
-) -> bytes:
-    body: Json = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": finish}
-    if tokens:
-        body["logprobs"] = _logprobs(tokens, request)
-    chunk = _head(answer, "chat.completion.chunk") | {"choices": [body]}
-    if request.include_usage:
-        chunk["usage"] = None
-    return _event(chunk)
-
-
-def _event(body: Json) -> bytes:
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"
-
-
-def _error(refused: Refused) -> Json:
-    return {"error": {"message": refused.message, "type": refused.kind, "param": refused.param, "code": refused.code}}

@@ -1,0 +1,125 @@
+"""Strop's gateway as the benchmark asks it: one process with its SQLite store and an engine that answers at once.
+
+    gateway_strop.py FOLDER SYNCHRONOUS MODEL
+
+The first line it prints says where it serves. Then orders come as JSON lines, each answered by one:
+    {"make": 100}    so many rollouts, queued and leased: [[path, key], ...]
+    {"end": true}    all of them finished and their sessions forgotten: what the gateway counted since the last end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import uvloop
+from gateway_conversation import ARGUMENTS, NUM_TOKENS, TOOL, logprob
+
+from strop.engines.base import Chunk, Engine
+from strop.gateway.app import Gateway
+from strop.gateway.render import Renderer
+from strop.gateway.route import PolicyRoute, Routes
+from strop.server import serve
+from strop.store.sqlite import SqliteStore
+from strop.types import Lease, Reward, Rollout, Sampling, Task
+
+
+class Instant(Engine):
+    """Gives the same answer to everybody, whole and at once."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self._chunk = Chunk(ids=ids, logprobs=[logprob(i) for i in range(len(ids))], version="1.0", finish="stop")
+
+    @property
+    def context(self) -> int:
+        return 1 << 20
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
+    ) -> AsyncIterator[Chunk]:
+        yield self._chunk
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def load(self, version: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def answer_ids(renderer: Renderer) -> list[int]:
+    """A tool call of so many tokens, the end of the turn included."""
+    note = ""
+    while True:
+        call = json.dumps({"name": TOOL, "arguments": ARGUMENTS | {"day": f"Thu{note}"}})
+        ids = [*renderer.encode(f"<tool_call>\n{call}\n</tool_call>"), renderer.end_of_turn]
+        if len(ids) == NUM_TOKENS:
+            return ids
+        if len(ids) > NUM_TOKENS:
+            raise SystemExit(f"no answer of exactly {NUM_TOKENS} tokens can be made with this model's tokenizer")
+        note += "rsday, early in the morning, "[len(note) % 29]
+
+
+class Stand:
+    """The gateway, its store, and the rollouts that are being run."""
+
+    def __init__(self, store: SqliteStore, gateway: Gateway) -> None:
+        self._store, self._gateway = store, gateway
+        self._running: list[Lease] = []
+        self._made = 0
+
+    async def make(self, count: int) -> list[tuple[str, str]]:
+        made: list[Rollout] = []
+        for _ in range(count):
+            group = f"g{self._made:07}"
+            self._made += 1
+            made.append(Rollout(id=f"{group}.0", group=group, member=0, task=Task(id=group), seed=1, created=1.0))
+        await self._store.enqueue(made)
+        leased = await self._store.lease("benchmark", seconds=36_000, count=count)
+        assert len(leased) == count
+        self._running += leased
+        return [
+            (f"/r/{of.rollout}/{of.number}/agents/main/v1/chat/completions", of.key)
+            for of in (lease.attempt for lease in leased)
+        ]
+
+    async def end(self) -> dict[str, Any]:
+        for lease in self._running:
+            await self._store.finish(lease.rollout.id, lease.attempt.number, rewards=[Reward(value=1.0)])
+            self._gateway.forget(lease.rollout.id)
+        self._running = []
+        counts = dict(self._gateway.counts)
+        self._gateway.recorder.counts = Counter()
+        return counts
+
+
+async def main(folder: Path, synchronous: Literal["NORMAL", "FULL"], model: Path) -> None:
+    renderer = Renderer.from_folder(model)
+    ids = answer_ids(renderer)
+    route = PolicyRoute(
+        policy="main",
+        model="tiny",
+        engine=Instant(ids),
+        renderer=renderer,
+        sampling_for=lambda rollout: Sampling(max_tokens=1024),
+    )
+    store = await SqliteStore.open(folder / "store.sqlite", synchronous)
+    gateway = Gateway(store, Routes({"*": route}))
+    server = await serve(gateway)
+    stand = Stand(store, gateway)
+    print(json.dumps({"url": server.url}), flush=True)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        order = json.loads(line)
+        print(json.dumps(await (stand.make(order["make"]) if "make" in order else stand.end())), flush=True)
+    await server.close()
+    await store.close()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])))  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,162 @@
+"""`strop doctor`: is this model's chat template exact, and is this machine fit to run?"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from strop import config as configs
+from strop.cli.printing import console, json_line
+from strop.engines.models import resolve
+from strop.errors import ConfigError
+from strop.folder import RunFolder
+from strop.gateway.doctor import SAMPLES, Conversation, Report, examine, read_transcripts
+from strop.gateway.render import Renderer
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    doctor = commands.add_parser("doctor", help="check that a model's prompts are exact, and that this machine is fit")
+    doctor.add_argument("run", nargs="?", help="a run's folder, whose model is checked (default: the model in the box)")
+    doctor.add_argument("--template", metavar="FILE", help="a chat template (default: the tokenizer folder's)")
+    doctor.add_argument("--tokenizer", metavar="DIR", help="a folder with tokenizer.json, or tokenizer.json.gz")
+    doctor.add_argument("--transcripts", metavar="FILE", help="JSON lines with `messages` and `tools` to replay")
+    doctor.add_argument("--json", action="store_true", help="everything as JSON: every turn's ids and what was sampled")
+    doctor.set_defaults(command=_doctor)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    folder = Path(arguments.tokenizer) if arguments.tokenizer else _model(arguments.run)
+    if arguments.template and not arguments.tokenizer:
+        raise ConfigError("a template needs its tokenizer: add --tokenizer DIR, the folder with its tokenizer.json")
+    renderer = _renderer(folder, arguments.template)
+    conversations = read_transcripts(Path(arguments.transcripts)) if arguments.transcripts else SAMPLES
+    found = _examine(renderer, conversations, quiet=arguments.json)
+    environment = {} if arguments.template or arguments.transcripts else _environment()
+    if arguments.json:
+        json_line(_as_json(folder, arguments.template, renderer, found) | {"environment": environment})
+    else:
+        _print(folder, renderer, found, environment)
+    return _exit_code([sampled for sampled, _ in found])
+
+
+def _model(run: str | None) -> Path:
+    config = RunFolder.config(Path(run)) if run else configs.Config()
+    return resolve(config.policy.model)
+
+
+def _renderer(folder: Path, template: str | None) -> Renderer:
+    if template is None:
+        return Renderer.from_folder(folder)
+    try:
+        return Renderer.from_parts(folder, Path(template).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {template}: {error}") from None
+
+
+def _examine(renderer: Renderer, conversations: Sequence[Conversation], *, quiet: bool) -> list[tuple[Report, Report]]:
+    """Both ways of showing history, for every conversation."""
+    if not conversations:
+        raise ConfigError("the transcripts hold no conversation: each line is an object with `messages`")
+    shown = track(conversations, "replaying", console=Console(stderr=True), disable=quiet, transient=True)
+    return [(examine(renderer, one), examine(renderer, one, history="template")) for one in shown]
+
+
+def _exit_code(reports: Sequence[Report]) -> int:
+    """0: every conversation was exact; 1: some were not; 2: the template cannot render some."""
+    if any(report.error is None and not (report.exact and report.equal is not False) for report in reports):
+        return 1
+    return 2 if any(report.error for report in reports) else 0
+
+
+# -- what is shown -----------------------------------------------------------------------------------------------------
+
+
+def _summary(report: Report) -> dict[str, Any]:
+    return {
+        "turns": len(report.turns),
+        "extensions": report.extensions,
+        "branches": report.branches,
+        "exact": report.exact,
+        "prefix_stable": report.stable,
+        "equals_template": report.equal,
+        "error": report.error,
+    }
+
+
+def _as_json(
+    folder: Path, template: str | None, renderer: Renderer, found: Sequence[tuple[Report, Report]]
+) -> dict[str, Any]:
+    sampled = [report for report, _ in found]
+    return {
+        "template": template,
+        "tokenizer": str(folder),
+        "format": renderer.format.name,
+        "stop_ids": renderer.stop_ids,
+        "stop_texts": renderer.stop_texts,
+        "exit": _exit_code(sampled),
+        "conversations": [
+            {"id": report.id, **_summary(report), "turn_reports": report.turns, "history_template": _summary(other)}
+            for report, other in found
+        ],
+    }
+
+
+def _print(
+    folder: Path, renderer: Renderer, found: Sequence[tuple[Report, Report]], environment: dict[str, str]
+) -> None:
+    out = console()
+    table = Table(box=None, pad_edge=False)
+    for heading in ("conversation", "turns", "exact", "like the template", "branches", "with history = template"):
+        table.add_column(heading, justify="right" if heading == "turns" else "left")
+    worst = sorted(found, key=lambda pair: (pair[0].exact, pair[0].equal is not False))
+    for report, other in worst[:20]:
+        if report.error:
+            table.add_row(report.id, "", "[red]no[/]", report.error, "", "")
+            continue
+        like = {True: "yes", False: "[red]no[/]", None: "it rewrites history"}[report.equal]
+        table.add_row(
+            report.id,
+            str(len(report.turns)),
+            "[green]yes[/]" if report.exact else "[red]no[/]",
+            like,
+            _reasons(report.branches) or "none",
+            _reasons(other.branches) or "no branches",
+        )
+    out.print(table)
+    if len(worst) > 20:
+        out.print(f"and {len(worst) - 20} more")
+    exact = sum(report.exact for report, _ in found)
+    turns = sum(len(report.turns) for report, _ in found)
+    ends = [*map(repr, (renderer.decode([id]) for id in renderer.stop_ids)), *map(repr, renderer.stop_texts)]
+    out.print(f"\n{exact} of {len(found)} conversations exact, {turns} turns")
+    out.print(f"answers end with {', '.join(ends)}; calls are written as {renderer.format.name}")
+    if renderer.stop_texts:
+        unknown = ", ".join(renderer.stop_texts)
+        print(f"strop: the tokenizer in {folder} has no token {unknown}: is it this template's?", file=sys.stderr)
+    for what, how in environment.items():
+        out.print(f"{what}: {how}", markup=False)
+
+
+def _reasons(branches: Counter[str]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in branches.most_common())
+
+
+def _environment() -> dict[str, str]:
+    """What a run would use here."""
+    found = {"python": sys.version.split()[0]}
+    for package, why in {"torch": "train", "vllm": "vllm", "ray": "ray", "psycopg": "postgres"}.items():
+        found[package] = "installed" if find_spec(package) else f"not installed: pip install 'strop[{why}]'"
+    if find_spec("torch"):
+        import torch
+
+        found["torch"] = f"{torch.__version__}, {'with' if torch.cuda.is_available() else 'without'} a GPU"
+    return found

@@ -1,0 +1,334 @@
+"""Anthropic's messages: requests, whole answers, errors. `messages_stream` has the events.
+
+A parameter is either honoured, recorded and overruled by the policy's settings (temperature, top_p, top_k), accepted
+because it changes nothing (metadata, service_tier, cache_control wherever it stands), or refused by name.
+
+What has no counterpart in a chat template, and what is done about it:
+
+- `thinking`, `output_config.effort` and the clearing of old thinking are accepted and recorded: whether a model thinks
+  is decided by its template, and what it sees of its older thinking by the policy's `history`. Thinking is always shown
+  whole; its signature is the turn's id, and is not looked at when it comes back. Redacted thinking is ignored.
+- Several blocks of text are joined: the assistant's as they are, all others by a line break.
+- The text of a `tool_result` with `is_error` begins with "Error: ", unless the tool said so itself.
+- Consecutive messages of one role are one turn. Of a user's turn the tool results come first, each a message of its
+  own, then the text.
+- An assistant's turn at the end is the beginning of the answer, which does not repeat it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from strop.gateway.dialects.base import Answer, ChoiceDone, Json, Refused, Request
+from strop.gateway.dialects.fields import read_fields, read_object, unsupported
+from strop.gateway.dialects.messages_stream import Events, content, error_body, stop, usage
+
+__all__ = ["Counting", "error", "model_page", "read", "stream", "whole"]
+
+Role = Literal["system", "user", "assistant"]
+
+
+class _Message(Struct):
+    role: Role
+    content: str | list[Json]
+
+
+class _ToolChoice(Struct, forbid_unknown_fields=True):
+    type: Literal["auto", "any", "tool", "none"] = "auto"
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class _Thinking(Struct, forbid_unknown_fields=True):
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class _OutputConfig(Struct, forbid_unknown_fields=True):
+    effort: str | None = None
+    format: Json | None = None
+
+
+class _ContextManagement(Struct, forbid_unknown_fields=True):
+    edits: list[Json] = []
+
+
+FIELDS: Json = {
+    "model": str,
+    "messages": Annotated[list[_Message], Meta(min_length=1)],
+    "system": str | list[Json],
+    "max_tokens": Annotated[int, Meta(ge=1)],
+    "stop_sequences": list[Annotated[str, Meta(min_length=1)]],
+    "stream": bool,
+    "temperature": Annotated[float, Meta(ge=0, le=1)],
+    "top_p": Annotated[float, Meta(gt=0, le=1)],
+    "top_k": Annotated[int, Meta(ge=0)],
+    "tools": list[Json],
+    "tool_choice": _ToolChoice,
+    "thinking": _Thinking,
+    "output_config": _OutputConfig,
+    "context_management": _ContextManagement,
+    "metadata": Json,
+    "service_tier": str,
+    "cache_control": Json,
+}
+HARMLESS: Json = {"speed": "standard", "mcp_servers": []}
+"""Accepted with the one value that changes nothing."""
+
+TOOL_FIELDS: Json = {
+    "name": Annotated[str, Meta(min_length=1)],
+    "description": str | None,
+    "input_schema": Json,
+    "type": str | None,
+    "cache_control": Json | None,
+    "eager_input_streaming": bool | None,
+}
+TOOL_HARMLESS: Json = {"strict": False, "defer_loading": False, "allowed_callers": ["direct"], "input_examples": []}
+
+ASKED = ("temperature", "top_p", "top_k")
+RECORDED = (*ASKED, "model", "max_tokens", "stop_sequences", "tool_choice", "thinking", "output_config", "service_tier",
+            "context_management")  # fmt: skip
+
+# -- request -----------------------------------------------------------------------------------------------------------
+
+
+def read(body: bytes) -> Request:
+    """The neutral request, or `Refused` with a sentence that names the parameter."""
+    request = _read(body)
+    if request.max_tokens is None:
+        raise Refused("max_tokens is required", param="max_tokens", code="missing_required_parameter")
+    return request
+
+
+def _read(body: bytes) -> Request:
+    raw = read_object(body)
+    fields = read_fields(raw, FIELDS, HARMLESS)
+    if "messages" not in fields:
+        raise Refused("messages is required", param="messages", code="missing_required_parameter")
+    if fields.get("output_config", _OutputConfig()).format is not None:
+        raise unsupported("output_config.format", "the form of answers cannot be prescribed")
+    for edit in fields.get("context_management", _ContextManagement()).edits:
+        if not str(edit.get("type")).startswith("clear_thinking"):
+            raise unsupported("context_management", f"{edit.get('type')!r} is not served, edit the messages yourself")
+    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.get("tools", []))]
+    choice: _ToolChoice = fields.get("tool_choice", _ToolChoice())
+    messages, prefill = read_messages(fields.get("system", ""), fields["messages"])
+    return Request(
+        messages=messages,
+        prefill=prefill,
+        tools=tools,
+        tool_choice=_tool_choice(choice, tools),
+        tool=choice.name if choice.type == "tool" else None,
+        one_call=bool(choice.disable_parallel_tool_use),
+        stop=tuple(fields.get("stop_sequences", ())),
+        max_tokens=fields.get("max_tokens"),
+        stream=fields.get("stream", False),
+        asked={name: fields[name] for name in ASKED if name in fields},
+        requested={name: raw[name] for name in RECORDED if name in raw},
+    )
+
+
+def _tool(raw: Json, where: str) -> Json:
+    """A tool in the chat API's shape."""
+    if raw.get("type") not in (None, "custom"):
+        raise Refused(
+            f"{where} is of type {raw['type']!r}: tools that the API's maker defines or runs are not served; describe"
+            " the tool yourself, with name, description and input_schema, and run it yourself",
+            param=where,
+            code="unsupported_value",
+        )
+    try:
+        fields = read_fields(raw, TOOL_FIELDS, TOOL_HARMLESS)
+    except Refused as refused:
+        raise Refused(f"{where}: {refused.message}", param=f"{where}.{refused.param}", code=refused.code) from None
+    for name in ("name", "input_schema"):
+        if name not in fields:
+            raise Refused(f"{where}.{name} is required", param=f"{where}.{name}", code="missing_required_parameter")
+    function: Json = {"name": fields["name"], "parameters": fields["input_schema"]}
+    if fields.get("description") is not None:
+        function["description"] = fields["description"]
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: _ToolChoice, tools: Sequence[Json]) -> Literal["auto", "none", "required"]:
+    named = [tool["function"]["name"] for tool in tools]
+    if choice.type in ("auto", "none"):
+        return choice.type
+    if not named or (choice.type == "tool" and choice.name not in named):
+        raise Refused(
+            'tool_choice demands a tool that is not there: {"type": "tool"} has the "name" of one of the tools; these'
+            f" are {', '.join(named) or 'none'}",
+            param="tool_choice",
+            code="invalid_value",
+        )
+    return "required"
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+class _Text(Struct, tag="text"):
+    text: str
+
+
+class _ToolUse(Struct, tag="tool_use"):
+    id: str
+    name: str
+    input: Json
+
+
+class _ToolResult(Struct, tag="tool_result"):
+    tool_use_id: str
+    content: str | list[Json] | None = None
+    is_error: bool | None = None
+
+
+class _Thought(Struct, tag="thinking"):
+    thinking: str
+
+
+class _Redacted(Struct, tag="redacted_thinking"):
+    pass
+
+
+_Block = _Text | _ToolUse | _ToolResult | _Thought | _Redacted
+_B = TypeVar("_B", bound=_Block)
+
+_TEXT: Mapping[str, type[_Text]] = {"text": _Text}
+_BLOCKS: dict[Role, Mapping[str, type[_Block]]] = {
+    "system": _TEXT,
+    "user": {"text": _Text, "tool_result": _ToolResult},
+    "assistant": {"text": _Text, "tool_use": _ToolUse, "thinking": _Thought, "redacted_thinking": _Redacted},
+}
+
+
+def read_messages(system: str | list[Json], raw: Sequence[_Message]) -> tuple[list[Json], str]:
+    """Messages in their plain form (see `Request`), and the beginning of the answer."""
+    turns: list[tuple[Role, list[_Block]]] = []
+    if system:
+        turns.append(("system", [*_blocks(system, _TEXT, "system", "it")]))
+    asked: set[str] = set()
+    for i, message in enumerate(raw):
+        where = f"messages[{i}].content"
+        blocks = _blocks(message.content, _BLOCKS[message.role], where, f"a message of role {message.role!r}")
+        for j, block in enumerate(blocks):
+            if isinstance(block, _ToolUse):
+                asked.add(block.id)
+            elif isinstance(block, _ToolResult) and block.tool_use_id not in asked:
+                raise Refused(
+                    f"{where}[{j}] is the result of tool_use_id {block.tool_use_id!r}, which no assistant message"
+                    " before it asked for",
+                    param=f"{where}[{j}].tool_use_id",
+                )
+        if turns and turns[-1][0] == message.role:
+            turns[-1][1].extend(blocks)
+        else:
+            turns.append((message.role, [*blocks]))
+    prefill = _prefill(turns.pop()[1]) if turns[-1][0] == "assistant" else ""
+    if all(role == "system" for role, _ in turns):
+        raise Refused("messages has nothing to answer: begin with a message of role 'user'", param="messages")
+    return [plain for role, blocks in turns for plain in _plain(role, blocks)], prefill
+
+
+def _blocks(content: str | list[Json], kinds: Mapping[str, type[_B]], where: str, whose: str) -> Sequence[_B | _Text]:
+    if isinstance(content, str):
+        return [_Text(content)]
+    blocks: list[_B] = []
+    for i, raw in enumerate(content):
+        kind = kinds.get(str(raw.get("type")))
+        if kind is None:
+            raise Refused(
+                f"{where}[{i}] is of type {raw.get('type')!r}, which this model cannot be given: {whose} may hold"
+                f" {', '.join(kinds)}",
+                param=f"{where}[{i}]",
+                code="unsupported_value",
+            )
+        try:
+            blocks.append(msgspec.convert(raw, kind))
+        except msgspec.ValidationError as error:
+            raise Refused(f"{where}[{i}]: {error}", param=f"{where}[{i}]", code="invalid_value") from None
+    return blocks
+
+
+def _prefill(blocks: Sequence[_Block]) -> str:
+    texts = [block.text for block in blocks if isinstance(block, _Text)]
+    prefill = "".join(texts)
+    if len(texts) < len(blocks) or prefill != prefill.rstrip():
+        raise Refused(
+            "messages ends with one of the assistant's, which begins the answer: it may hold only text, without white"
+            " space at its end",
+            param="messages",
+            code="invalid_value",
+        )
+    return prefill
+
+
+def _plain(role: Role, blocks: Sequence[_Block]) -> list[Json]:
+    texts = [block.text for block in blocks if isinstance(block, _Text)]
+    if role == "assistant":
+        return [_assistant("".join(texts), blocks)]
+    plain: list[Json] = [
+        {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
+        for block in blocks
+        if isinstance(block, _ToolResult)
+    ]
+    text = "\n".join(texts)
+    return [*plain, {"role": role, "content": text}] if text or not plain else plain
+
+
+def _assistant(text: str, blocks: Sequence[_Block]) -> Json:
+    plain: Json = {"role": "assistant", "content": text}
+    if thoughts := [block.thinking for block in blocks if isinstance(block, _Thought)]:
+        plain["reasoning_content"] = "".join(thoughts)
+    if calls := [block for block in blocks if isinstance(block, _ToolUse)]:
+        plain["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input}}
+            for call in calls
+        ]
+    return plain
+
+
+def _result(block: _ToolResult) -> str:
+    where = f"the content of tool_result {block.tool_use_id!r}"
+    text = "\n".join(part.text for part in _blocks(block.content or "", _TEXT, where, "it"))
+    if not block.is_error or text.lower().startswith("error"):
+        return text
+    return f"Error: {text}" if text else "Error"
+
+
+# -- answer ------------------------------------------------------------------------------------------------------------
+
+
+def whole(answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes:
+    (done,) = choices
+    message = {"id": answer.id, "type": "message", "role": "assistant", "model": answer.model}
+    body = message | {"content": content(answer, done)} | stop(done) | {"usage": usage(answer)}
+    return msgspec.json.encode(body)
+
+
+stream = Events
+
+
+def error(refused: Refused) -> bytes:
+    """Anthropic's error object."""
+    return msgspec.json.encode(error_body(refused))
+
+
+class Counting:
+    """The dialect of count_tokens: the same request, which need not say how long the answer may be."""
+
+    read = staticmethod(_read)
+    error = staticmethod(error)
+
+
+def model_page(model: str, *, created: float, context: int) -> Json:
+    """The list of models, which has one."""
+    info: Json = {"type": "model", "id": model, "display_name": model, "lifecycle": "active"}
+    info |= {"created_at": datetime.fromtimestamp(int(created), UTC).isoformat(), "max_input_tokens": context}
+    return {"data": [info], "has_more": False, "first_id": model, "last_id": model}

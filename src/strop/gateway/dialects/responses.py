@@ -1,0 +1,340 @@
+"""OpenAI's responses: a conversation as a list of items, which the agent sends whole or lets the gateway remember.
+
+Parameters are treated as in `chat`. Everything is recorded, so `store` may say what it likes. `instructions` are a
+system message before all others, for this response only: one that goes on from it (`previous_response_id`) brings its
+own. A tool's `strict` is for a server that constrains what its model writes; this one does not, and the model is not
+shown it.
+
+An answer comes in several items (reasoning, message, function calls), but was sampled as one: items that come back are
+put together again. Theirs are the ids of `responses_stream`, which name the turn; items without such an id belong
+together as long as they come in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+from msgspec import Meta, Struct
+
+from strop.gateway.dialects.base import Json, Refused, Request
+from strop.gateway.dialects.fields import error, read_fields, read_object, unsupported
+from strop.gateway.dialects.responses_stream import stream, turn_of, whole
+
+__all__ = ["check_results", "error", "read", "stream", "whole"]
+
+FIELDS: Json = {
+    "model": str,
+    "input": str | list[dict[str, Any]],
+    "instructions": str,
+    "previous_response_id": str,
+    "tools": list[dict[str, Any]],
+    "tool_choice": Any,
+    "parallel_tool_calls": bool,
+    "stream": bool,
+    "temperature": Annotated[float, Meta(ge=0, le=2)],
+    "top_p": Annotated[float, Meta(gt=0, le=1)],
+    "max_output_tokens": Annotated[int, Meta(ge=1)],
+    "include": list[str],
+    "reasoning": dict[str, str | None],
+    "text": dict[str, Any],
+    "metadata": dict[str, str],
+    "user": str,
+    "store": bool,
+    "service_tier": str,
+    "prompt_cache_key": str,
+    "safety_identifier": str,
+}
+
+HARMLESS: dict[str, Any] = {
+    "background": False,
+    "truncation": "disabled",
+    "top_logprobs": 0,
+    "stream_options": {"include_obfuscation": False},
+}
+"""Accepted with the one value that changes nothing, which some clients always send."""
+
+REASONING = {"effort": "medium", "summary": "auto", "generate_summary": "auto"}
+"""How long a model thinks is its own affair, and its reasoning is given out as it is: only what the API does unasked is
+accepted."""
+
+INCLUDE = {"message.output_text.logprobs": True, "reasoning.encrypted_content": False}
+"""What can be included, and whether it asks for logprobs. Reasoning is not encrypted, so nothing is missing."""
+
+ASKED = ("temperature", "top_p")
+RECORDED = (*ASKED, "model", "max_output_tokens", "tool_choice", "parallel_tool_calls", "reasoning")
+ECHOED = (
+    "instructions",
+    "previous_response_id",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "temperature",
+    "top_p",
+    "max_output_tokens",
+    "reasoning",
+    "metadata",
+    "user",
+    "store",
+    "prompt_cache_key",
+    "safety_identifier",
+)
+"""What a response repeats of its request."""
+
+
+def read(body: bytes) -> Request:
+    """The neutral request, or `Refused` with a sentence that names the parameter."""
+    fields = read_fields(read_object(body), FIELDS, HARMLESS)
+    if not fields.get("input"):
+        raise Refused("input is required: text, or a list of items", param="input", code="missing_required_parameter")
+    _check_reasoning(fields.get("reasoning", {}))
+    _check_text(fields.get("text", {}))
+    for name in fields.get("include", []):
+        if name not in INCLUDE:
+            raise unsupported("include", f"{name!r} is not served; known are {', '.join(INCLUDE)}")
+    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.get("tools", []))]
+    choice, tool = _tool_choice(fields.get("tool_choice", "auto"), tools)
+    previous = fields.get("previous_response_id")
+    messages = read_input(fields["input"])
+    if previous is None:
+        check_results(messages)
+    requested = {name: fields[name] for name in RECORDED if name in fields}
+    if "instructions" in fields:
+        messages = [{"role": "system", "content": fields["instructions"]}, *messages]
+        requested["instructions"] = True
+    return Request(
+        messages=messages,
+        tools=tools,
+        tool_choice=choice,
+        tool=tool,
+        one_call=not fields.get("parallel_tool_calls", True),
+        previous=previous,
+        max_tokens=fields.get("max_output_tokens"),
+        logprobs=any(INCLUDE[name] for name in fields.get("include", [])),
+        stream=fields.get("stream", False),
+        asked={name: fields[name] for name in ASKED if name in fields},
+        requested=requested,
+        options={name: fields[name] for name in ECHOED if name in fields},
+    )
+
+
+def _check_reasoning(reasoning: dict[str, str | None]) -> None:
+    for name, value in reasoning.items():
+        if value is None:
+            continue
+        if name not in REASONING:
+            raise unsupported(f"reasoning.{name}", "it is not served")
+        if value != REASONING[name]:
+            raise unsupported(
+                f"reasoning.{name}", f"{value!r} would change nothing here; leave it out, or use {REASONING[name]!r}"
+            )
+
+
+def _check_text(text: Json) -> None:
+    if text.get("format") not in (None, {"type": "text"}):
+        raise unsupported("text.format", 'only {"type": "text"} is served')
+    if text.get("verbosity") not in (None, "medium"):
+        raise unsupported("text.verbosity", 'only "medium" is served')
+    if unknown := set(text) - {"format", "verbosity"}:
+        raise unsupported(f"text.{min(unknown)}", "it is not served")
+
+
+class _Tool(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    type: Literal["function"]
+    name: Annotated[str, Meta(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+def _tool(raw: Json, where: str) -> Json:
+    """A tool in the chat API's shape."""
+    if raw.get("type") != "function":
+        raise unsupported(f"{where}.type", f"{raw.get('type')!r} is not served, only 'function' is")
+    try:
+        tool = msgspec.convert(raw, _Tool)
+    except msgspec.ValidationError as error:
+        raise Refused(
+            f'{where}: {error}; a tool is {{"type": "function", "name": ..., "description": ..., "parameters": ...}}',
+            param=where,
+            code="invalid_value",
+        ) from None
+    shown = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": {name: value for name, value in shown.items() if value is not None}}
+
+
+def _tool_choice(choice: Any, tools: Sequence[Json]) -> tuple[Literal["auto", "none", "required"], str | None]:
+    if choice in ("auto", "none"):
+        return choice, None
+    named: list[str] = [tool["function"]["name"] for tool in tools]
+    if choice == "required" and named:
+        return "required", None
+    if isinstance(choice, dict):
+        choice = cast(Json, choice)
+        if choice.get("type") == "function" and choice.get("name") in named:
+            return "required", choice["name"]
+    raise Refused(
+        'tool_choice is "auto", "none", "required", or {"type": "function", "name": ...} with the name of one of the'
+        f" tools; these are {', '.join(named) or 'none'}",
+        param="tool_choice",
+        code="invalid_value",
+    )
+
+
+# -- items -------------------------------------------------------------------------------------------------------------
+
+
+class _Part(Struct):
+    type: str
+    text: str = ""
+
+
+class _Message(Struct):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[_Part]
+    id: str | None = None
+
+
+class _Reasoning(Struct):
+    id: str | None = None
+    content: list[_Part] | None = None
+
+
+class _Call(Struct):
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+
+
+class _Result(Struct):
+    call_id: str
+    output: str | list[_Part]
+
+
+_Item = _Message | _Reasoning | _Call | _Result
+ITEMS: dict[str, type[_Item]] = {
+    "message": _Message,
+    "reasoning": _Reasoning,
+    "function_call": _Call,
+    "function_call_output": _Result,
+}
+
+
+def read_input(input: str | Sequence[Json]) -> list[Json]:
+    """Messages in their plain form (see `Request`).
+
+    >>> read_input([{"role": "user", "content": "Hi"}, {"type": "reasoning", "summary": []},
+    ...     {"role": "assistant", "content": "Hello"}])
+    [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]
+    """
+    if isinstance(input, str):
+        return [{"role": "user", "content": input}]
+    messages: list[Json] = []
+    said: _Said | None = None
+    for i, raw in enumerate(input):
+        where = f"input[{i}]"
+        item = _item(raw, where)
+        if isinstance(item, _Result):
+            content = _text(item.output, f"{where}.output")
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+            if said:
+                said.answered = True
+        elif isinstance(item, _Message) and item.role != "assistant":
+            role = "system" if item.role == "developer" else item.role
+            messages.append({"role": role, "content": _text(item.content, f"{where}.content")})
+            said = None
+        else:
+            if said is None or not said.goes_on(item):
+                said = _Said()
+                messages.append(said.message)
+            said.add(item, where)
+    return messages
+
+
+_ORDER = [_Reasoning, _Message, _Call]
+
+
+class _Said:
+    """An assistant's message that is put together from the items of one answer."""
+
+    def __init__(self) -> None:
+        self.message: Json = {"role": "assistant", "content": ""}
+        self.answered = False
+        self._turn: str | None = None
+        self._last = 0
+
+    def goes_on(self, item: _Message | _Reasoning | _Call) -> bool:
+        """Whether an item belongs to this answer too. Where ids say so, results of calls may stand in between."""
+        turn = turn_of(item.id)
+        if turn is not None and self._turn is not None:
+            return turn == self._turn
+        now = _ORDER.index(type(item))
+        return not self.answered and (now > self._last or (isinstance(item, _Call) and now == self._last))
+
+    def add(self, item: _Message | _Reasoning | _Call, where: str) -> None:
+        self._turn = self._turn or turn_of(item.id)
+        self._last = _ORDER.index(type(item))
+        if isinstance(item, _Message):
+            self.message["content"] += _text(item.content, f"{where}.content")
+        elif isinstance(item, _Call):
+            self.message.setdefault("tool_calls", []).append(_call(item, where))
+        elif text := "".join(part.text for part in item.content or ()):
+            self.message["reasoning_content"] = self.message.get("reasoning_content", "") + text
+
+
+def _item(raw: Json, where: str) -> _Item:
+    kind = raw.get("type", "message")
+    if kind == "item_reference":
+        raise Refused(
+            f"{where} is an item_reference, which is not served: send the item itself, or use previous_response_id",
+            param=where,
+            code="unsupported_value",
+        )
+    if kind not in ITEMS:
+        raise Refused(
+            f"{where} is of type {kind!r}, which is not served; known are {', '.join(ITEMS)}",
+            param=f"{where}.type",
+            code="unsupported_value",
+        )
+    try:
+        return msgspec.convert(raw, ITEMS[kind])
+    except msgspec.ValidationError as error:
+        raise Refused(f"{where}: {error}", param=where, code="invalid_value") from None
+
+
+def _text(content: str | Sequence[_Part], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    for i, part in enumerate(content):
+        if part.type not in ("input_text", "output_text", "text"):
+            raise Refused(
+                f"{where}[{i}] is of type {part.type!r}: this model reads text only",
+                param=f"{where}[{i}]",
+                code="unsupported_value",
+            )
+    return "".join(part.text for part in content)
+
+
+def _call(item: _Call, where: str) -> Json:
+    try:
+        arguments = msgspec.json.decode(item.arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        raise Refused(
+            f"{where}.arguments must be a JSON object, written as a string", param=f"{where}.arguments"
+        ) from None
+    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
+
+
+def check_results(messages: Sequence[Json]) -> None:
+    """Refuse the result of a call that nobody made."""
+    made: set[str] = set()
+    for message in messages:
+        made.update(call["id"] for call in message.get("tool_calls") or ())
+        if message["role"] == "tool" and message.get("tool_call_id") not in made:
+            raise Refused(
+                f"a function_call_output answers call_id {message.get('tool_call_id')!r}, which no function_call before"
+                " it has: send the call too, or the previous_response_id of the response that made it",
+                param="input",
+            )

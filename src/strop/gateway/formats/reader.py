@@ -1,0 +1,279 @@
+"""Text in, pieces out: the one parser that all formats share.
+
+Text is in one of three places: in the answer's words, in a thought, or in calls. A grammar says which marks lead from
+one to the other; its syntax (syntax.py) reads calls. Whatever is not understood yet is held, and everything that is
+given out is cut from the front of what is held, so nothing can be lost or said twice.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from strop.gateway.formats.base import Call, Piece, Thought, Tools
+
+
+class Found(Struct, frozen=True):
+    """A call that ends at `end`. More may follow in the same section, whose kind is handed to the next step."""
+
+    end: int
+    call: Call
+    section: str
+
+
+class Over(Struct, frozen=True):
+    """No further call here: the section's frame ends at `end`."""
+
+    end: int
+
+
+class Bad(Struct, frozen=True):
+    """Text up to `end` is no call. It counts as malformed if it set out to be one."""
+
+    end: int
+    malformed: bool = True
+
+
+Step = Found | Over | Bad | None
+"""What a look at the text has shown; None if that depends on text to come."""
+
+
+class Syntax(Protocol):
+    """How calls are written. `opens` are the marks where they begin, `marks` all it has."""
+
+    @property
+    def opens(self) -> tuple[str, ...]: ...
+
+    @property
+    def marks(self) -> tuple[str, ...]: ...
+
+    def step(self, text: str, *, section: str, fresh: int, final: bool, tools: Tools) -> Step:
+        """Look at text that begins with one of `opens` or, within a `section`, behind a call. Text before `fresh` was
+        there at the last look; `final` says that none will come."""
+        ...
+
+
+class Grammar(Struct, frozen=True, kw_only=True):
+    """One family's way of writing, as a `Format`.
+
+    `known_by` are texts that a template of this family has, all of them. `thoughts` are pairs of marks around
+    reasoning, `frames` marks that tell an agent nothing (`{tool}` in one stands for the name of each tool). `head` is
+    how a call begins, before its tool's name and behind it. `inner` are special tokens within calls, besides the
+    syntax's own.
+
+    >>> from strop.gateway.formats.families import HERMES
+    >>> parser = HERMES.parser([], calls=True, lead="")
+    >>> parser.feed('Let me see.\\n<tool_call>{"name": "now", "argu') + parser.feed('ments": {}}</tool_call>')
+    ['Let me see.', Call(name='now', arguments={})]
+    """
+
+    name: str
+    known_by: tuple[str, ...] = ()
+    syntax: Syntax | None = None
+    thoughts: tuple[tuple[str, str], ...] = ()
+    frames: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()
+    head: tuple[str, str] | None = None
+
+    @property
+    def marks(self) -> frozenset[str]:
+        calls = self.syntax.marks if self.syntax else ()
+        written = {*calls, *self.frames, *self.inner, *(mark for pair in self.thoughts for mark in pair)}
+        return frozenset(written | {token for mark in written for token in _TOKEN.findall(mark)})
+
+    def parser(self, tools: Tools, *, calls: bool, lead: str) -> Reader:
+        return Reader(self, tools, calls=calls, lead=lead)
+
+    def forced(self, tool: str | None) -> str | None:
+        if self.head is None:
+            return None
+        before, behind = self.head
+        return (before or None) if tool is None else before + tool + behind
+
+
+_TOKEN = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
+
+
+class Reader:
+    """One answer on its way from text to pieces.
+
+    White space around marks belongs to the format and is dropped: before a mark, and behind it as long as nothing was
+    said. A call that is not well-formed is given out as it was written, white space and all.
+    """
+
+    def __init__(self, grammar: Grammar, tools: Tools, *, calls: bool, lead: str) -> None:
+        self.calls = self.malformed = 0
+        self._tools = tools
+        self._syntax = grammar.syntax if calls else None
+        self._thoughts = dict(grammar.thoughts)
+        names = [tool.get("function", {}).get("name", "") for tool in tools]
+        frames = {frame.replace("{tool}", name) for frame in grammar.frames for name in (names or [""])}
+        self._closes = frozenset(self._thoughts.values()) - frames
+        self._opens = self._syntax.opens if self._syntax else ()
+        self._words = _marks(*sorted({*self._thoughts, *self._closes, *frames, *self._opens}))
+        self._held = ""
+        self._at = 0  # where the held text begins in the whole
+        self._unsaid = len(lead)  # text before this place is the lead's, and never given out
+        self._place: Literal["words", "thought", "calls"] = "words"
+        self._close = _marks()  # what ends the thought
+        self._space = 0  # how much of what is held is white space before an open call
+        self._fresh = 0  # how much of what is held the syntax has seen
+        self._section = ""
+        self._fresh_thought = False  # a thought has begun and nothing was thought so far
+        self._said = False
+        self._leading = False  # behind a mark with no words so far: white space leads nowhere
+        self._marked = False
+        if lead:
+            self.feed(lead)
+            self.calls = self.malformed = 0
+
+    def feed(self, text: str) -> list[Piece]:
+        self._held += text
+        return self._read(final=False)
+
+    def close(self) -> list[Piece]:
+        """The answer is over: what was held back is text after all, unless it is white space behind a mark."""
+        pieces = self._read(final=True)
+        if self._place == "thought":
+            self._think(len(self._held), pieces)
+        elif not (self._marked and self._held.isspace()):
+            self._say(len(self._held), pieces)
+        return pieces
+
+    def _read(self, *, final: bool) -> list[Piece]:
+        pieces: list[Piece] = []
+        reads = {"words": self._read_words, "thought": self._read_thought, "calls": self._read_calls}
+        while self._held and reads[self._place](final, pieces):
+            pass
+        return pieces
+
+    # -- the three places: each takes one step, and says whether there may be another ------------------------------
+
+    def _read_words(self, final: bool, pieces: list[Piece]) -> bool:
+        if self._leading:
+            self._drop(len(self._held) - len(self._held.lstrip()))
+        at, mark = self._words.find(self._held, final)
+        words = len(self._held[:at].rstrip())
+        if mark in self._closes and (words or self._said or self._marked) and not self._in_lead(at):
+            words, mark = at + len(mark), ""  # the end of a thought that never began
+        elif mark is None and final:
+            return False
+        if words:
+            self._say(words, pieces)
+        if not mark:
+            return mark is not None
+        space = at - words
+        if mark in self._opens:
+            self._place, self._section = "calls", ""
+            self._space, self._fresh = space, 0
+            return True
+        self._drop(space + len(mark))
+        if mark in self._thoughts:
+            self._place, self._fresh_thought = "thought", True
+            calls = [open for open in self._opens if len(open) > 1] if self._in_lead(-1) else []
+            self._close = _marks(self._thoughts[mark], *calls)
+        self._behind_mark()
+        return True
+
+    def _read_thought(self, final: bool, pieces: list[Piece]) -> bool:
+        if self._fresh_thought:
+            self._drop(len(self._held) - len(self._held.lstrip()))
+        at, mark = self._close.find(self._held, final)
+        if mark is None and final:
+            return False
+        thought = len(self._held[:at].rstrip())
+        if thought:
+            self._think(thought, pieces)
+        if mark is None:
+            return False
+        if mark in self._opens and not self._in_lead(at - thought):
+            self._think(at - thought + len(mark), pieces)  # only a lead may begin a call in a thought
+            return True
+        self._drop(at - thought + (0 if mark in self._opens else len(mark)))
+        self._place = "words"
+        self._behind_mark()
+        return True
+
+    def _read_calls(self, final: bool, pieces: list[Piece]) -> bool:
+        assert self._syntax is not None
+        text = self._held[self._space :]
+        step = self._syntax.step(text, section=self._section, fresh=self._fresh, final=final, tools=self._tools)
+        self._fresh = len(text)
+        match step:
+            case None:
+                assert not final, "at the end of an answer nothing is undecided"
+                return False
+            case Found(end, call, section):
+                self._drop(self._space + end)
+                self.calls += 1
+                pieces.append(call)
+                self._section = section
+                self._space = self._fresh = 0
+                self._behind_mark()
+                if not section:
+                    self._place = "words"
+            case Over(end):
+                self._drop(end)
+                self._place = "words"
+            case Bad(end, malformed):
+                self.malformed += malformed
+                self._say(self._space + end, pieces)
+                self._space = self._fresh = 0
+                if not self._section:
+                    self._place = "words"
+        return True
+
+    # -- giving out ------------------------------------------------------------------------------------------------
+
+    def _in_lead(self, at: int) -> bool:
+        return self._at + at < self._unsaid
+
+    def _behind_mark(self) -> None:
+        self._leading, self._marked = not self._said, True
+
+    def _drop(self, length: int) -> str:
+        """Cut from the front of what is held; what of it is not the lead's."""
+        taken, self._held = self._held[:length], self._held[length:]
+        new = taken[max(0, self._unsaid - self._at) :]
+        self._at += length
+        return new
+
+    def _say(self, length: int, pieces: list[Piece]) -> None:
+        self._leading = False
+        if words := self._drop(length):
+            self._said = True
+            pieces.append(words)
+
+    def _think(self, length: int, pieces: list[Piece]) -> None:
+        self._fresh_thought = False
+        if (thought := self._drop(length)) and not thought.isspace():
+            pieces.append(Thought(thought))
+
+
+class _Marks:
+    """Finds the first of some marks, the longest where several begin."""
+
+    def __init__(self, marks: tuple[str, ...]) -> None:
+        ordered = sorted(set(marks), key=lambda mark: (-len(mark), mark))
+        self._any = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+        self._begun = frozenset(mark[:n] for mark in ordered for n in range(1, len(mark)))
+        self._longest = len(ordered[0]) - 1 if ordered else 0
+
+    def find(self, text: str, final: bool) -> tuple[int, str | None]:
+        """Where the first mark begins, and which; or None, and from where on the text may be the beginning of one."""
+        found = self._any.search(text) if self._any else None
+        at = found.start() if found else len(text)
+        if not final:
+            longest = min(self._longest, len(text))
+            begun = next((len(text) - n for n in range(longest, 0, -1) if text[-n:] in self._begun), len(text))
+            if begun <= at:
+                return begun, None
+        return at, found[0] if found else None
+
+
+@lru_cache(maxsize=256)
+def _marks(*marks: str) -> _Marks:
+    return _Marks(marks)

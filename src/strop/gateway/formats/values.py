@@ -1,0 +1,187 @@
+"""Argument values from text: JSON, Python literals, and plain text whose type only the tool's schema tells."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from typing import Any, cast
+
+import msgspec
+
+from strop.gateway.formats.base import Tools
+
+Schema = dict[str, Any]
+
+_JSON_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\]]', re.DOTALL)
+_PYTHON_TOKEN = re.compile(
+    r""""[^"\\]*+(?:\\.[^"\\]*+)*+"|'[^'\\]*+(?:\\.[^'\\]*+)*+'|["'{}\[\]()]""",
+    re.DOTALL,
+)
+_CONTROL = re.compile(r"[\x00-\x1f]")
+
+
+class Unreadable(Exception):
+    """The text is not a value."""
+
+
+def decode(text: str) -> Any:
+    """
+    >>> decode('{"a": [1, 2.5, null]}')
+    {'a': [1, 2.5, None]}
+    """
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise Unreadable from error
+
+
+def literal(text: str) -> Any:
+    """A Python literal of what JSON can hold; JSON's own names for true, false and null count too.
+
+    >>> literal("{'a': [True, null, -1.5]}")
+    {'a': [True, None, -1.5]}
+    """
+    return evaluate(parse_python(text))
+
+
+def parse_python(text: str) -> ast.expr:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # escapes that Python frowns upon are what the model wrote
+            return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Unreadable from error
+
+
+def evaluate(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=str() | bool() | int() | None as value):
+            return value
+        case ast.Constant(value=float(value)) if abs(value) != float("inf"):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case ast.Name(id="true" | "false" | "null" as name):
+            return {"true": True, "false": False, "null": None}[name]
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [evaluate(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            table = {evaluate(key): evaluate(value) for key, value in zip(keys, values, strict=True) if key}
+            if len(table) == len(keys) and all(isinstance(key, str) for key in table):
+                return table
+        case _:
+            pass
+    raise Unreadable
+
+
+def end_of_json(text: str, at: int, fresh: int = 0) -> int | None:
+    """Where the object or list that begins at `at` ends, or None if it does not yet. Text before `fresh` was looked at
+    before.
+
+    >>> end_of_json('x{"a": "}"} y', 1)
+    11
+    """
+    return _end(_JSON_TOKEN, text, at, fresh)
+
+
+def end_of_python(text: str, at: int, fresh: int = 0) -> int | None:
+    return _end(_PYTHON_TOKEN, text, at, fresh)
+
+
+def _end(tokens: re.Pattern[str], text: str, at: int, fresh: int) -> int | None:
+    if not any(text.find(closer, max(at, fresh)) >= 0 for closer in "}])"):
+        return None
+    depth = 0
+    for token in tokens.finditer(text, at):
+        if token[0] in ("{", "[", "("):
+            depth += 1
+        elif token[0] in ("}", "]", ")"):
+            depth -= 1
+            if depth == 0:
+                return token.end()
+        elif token[0] in ('"', "'"):  # a string that is not over
+            return None
+    return None
+
+
+def in_string(text: str) -> bool:
+    """Whether JSON text ends within a string, so that what follows still belongs to it.
+
+    >>> in_string('{"a": "b'), in_string('{"a": "b"'), in_string('{"a: 1}\\n')
+    (True, False, False)
+    """
+    opened = next((token for token in _JSON_TOKEN.finditer(text) if token[0] == '"'), None)
+    return opened is not None and not _CONTROL.search(text, opened.end())
+
+
+def properties(tools: Tools, name: str) -> Schema:
+    """The schemas of a tool's parameters by name; nothing for a tool that is not there."""
+    for tool in tools:
+        function = cast(Schema, tool.get("function") or {})
+        if function.get("name") == name:
+            found = cast(Schema, function.get("parameters") or {}).get("properties")
+            return cast(Schema, found) if isinstance(found, dict) else {}
+    return {}
+
+
+def kinds(schema: Any) -> frozenset[str]:
+    """The JSON types a schema allows; none if it does not say.
+
+    >>> sorted(kinds({"anyOf": [{"type": "integer"}, {"type": ["string", "null"]}]}))
+    ['integer', 'null', 'string']
+    """
+    if not isinstance(schema, dict):
+        return frozenset()
+    schema = cast(Schema, schema)
+    named = schema.get("type")
+    if isinstance(named, str):
+        return frozenset({named})
+    if isinstance(named, list):
+        return frozenset(cast(list[str], named))
+    options: list[Any] = schema.get("anyOf") or schema.get("oneOf") or []
+    found = [kinds(option) for option in options]
+    if not all(found):
+        return frozenset()
+    if not found and isinstance(schema.get("enum"), list):
+        return frozenset(kind for value in cast(list[Any], schema["enum"]) for kind in _kinds_of(value))
+    return frozenset[str]().union(*found)
+
+
+def typed(text: str, schema: Any) -> Any:
+    """A value that was written as plain text: strings stay strings, the rest is read as the schema says. What does not
+    fit its type stays the text it is; where no type is given, what reads as JSON is JSON.
+
+    >>> typed("12", {"type": "string"}), typed("12", {"type": "integer"}), typed("True", {"type": "boolean"})
+    ('12', 12, True)
+    """
+    allowed = kinds(schema)
+    if allowed == frozenset({"string"}):
+        return text
+    for read in (decode, literal) if allowed else (decode,):
+        try:
+            value = read(text)
+        except Unreadable:
+            continue
+        fitting = _kinds_of(value) & allowed
+        if not allowed or (fitting and not ("string" in allowed and isinstance(value, str))):
+            return value
+    return text
+
+
+def _kinds_of(value: Any) -> frozenset[str]:
+    match value:
+        case bool():
+            return frozenset({"boolean"})
+        case int():
+            return frozenset({"integer", "number"})
+        case float():
+            return frozenset({"number", "integer"} if value.is_integer() else {"number"})
+        case str():
+            return frozenset({"string"})
+        case list():
+            return frozenset({"array"})
+        case dict():
+            return frozenset({"object"})
+        case _:
+            return frozenset({"null"})

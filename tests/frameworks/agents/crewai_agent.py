@@ -1,0 +1,22 @@
+"""CrewAI: a crew of one with a task for each question, the second with the first one's answer as context."""
+
+import os
+
+from cities import MODEL, QUESTIONS, STREAM, SYSTEM, add, lookup, say
+from crewai import LLM, Agent, Crew, Task
+from crewai.tools import tool
+
+llm = LLM(MODEL, custom_openai=True, base_url=os.environ["OPENAI_BASE_URL"], stream=STREAM)
+agent = Agent(
+    role="Geographer",
+    goal=SYSTEM,
+    backstory="You know your way around cities.",
+    tools=[tool("lookup")(lookup), tool("add")(add)],
+    llm=llm,
+)
+first, second = QUESTIONS
+people = Task(description=first, expected_output="A sentence with the number.", agent=agent)
+bigger = Task(description=second, expected_output="A sentence with the city.", agent=agent, context=[people])
+result = Crew(agents=[agent], tasks=[people, bigger]).kickoff()
+for output in result.tasks_output:
+    say(output.raw)
