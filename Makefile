@@ -28,9 +28,10 @@ test: install
 test-all: install lint postgres frameworks
 	$(BIN)/python -m pytest -m "not gpu"
 
-# The store beside its peer, in virtual environments of their own; results go to benchmarks/results.
+# The store and the gateway beside their peers, in virtual environments of their own; results go to benchmarks/results.
 bench: install
 	$(BIN)/python benchmarks/store.py
+	$(BIN)/python benchmarks/gateway.py
 
 # PostgreSQL's programs, for the tests that start a server of their own. Without them those tests are skipped.
 postgres:

@@ -112,7 +112,7 @@ def mock(folder: Path) -> Generator[Gateway]:
 
 
 def compare(folder: Path, quick: bool, model: Path) -> dict[str, Any]:
-    repetitions, seconds = (2, 1.2) if quick else (5, 4.0)
+    repetitions, seconds = (2, 1.0) if quick else (5, 2.5)
     sides: list[Side] = [Strop(model=model), Strop(OURS_FULL, synchronous="FULL", model=model), *PEER_SIDES]
     for side in PEER_SIDES:
         side.set_up()
@@ -127,7 +127,7 @@ def compare(folder: Path, quick: bool, model: Path) -> dict[str, Any]:
             say(f"starting {side.name}")
             gateways[side.name] = gateway = stack.enter_context(side.serving(folder, f"{upstream.url}/v1"))
             with gateway.awake():
-                rates[side.name] = load.run(gateway, 200, 8, seconds=2.0)["rate"]  # warm, and how many to make
+                rates[side.name] = load.run(gateway, 200, 8, seconds=seconds)["rate"]  # warm, and how many to make
         for repetition in range(repetitions):
             for concurrent in CONCURRENT:
                 say(f"lap {repetition + 1} of {repetitions}: {concurrent} at a time")
@@ -247,7 +247,7 @@ def show_comparison(out: Console, part: dict[str, Any]) -> None:
 
 def long(folder: Path, quick: bool, model: Path) -> dict[str, Any]:
     """All rollouts take a turn before any takes the next, so that CPU time can be told apart by turn."""
-    turns, rollouts, repetitions = 30, (16 if quick else 96), (1 if quick else 5)
+    turns, rollouts, repetitions = 30, (16 if quick else 80), (1 if quick else 3)
     load = Load(folder, turns)
     laps: list[Lap] = []
     with Strop("strop long", model=model).serving(folder, "") as gateway:
@@ -283,7 +283,7 @@ def show_long(out: Console, part: dict[str, Any]) -> None:
     table = Table(title="one turn of a conversation, by its length", title_justify="left")
     for column in ("messages", "CPU ms (median)", "CPU ms (best lap)", "p50 ms, 8 at a time"):
         table.add_column(column, justify="right")
-    for point in [part["points"][0], *part["points"][1::4], part["points"][-1]]:
+    for point in [part["points"][0], *part["points"][1::4]]:
         row = (f"{point['cpu_ms']:.3f}", f"{point['best_cpu_ms']:.3f}", f"{point['p50_ms']:.2f}")
         table.add_row(f"{point['messages']:.0f}", *row)
     out.print(table)
@@ -298,7 +298,7 @@ def show_long(out: Console, part: dict[str, Any]) -> None:
 
 
 def memory(folder: Path, quick: bool, model: Path) -> dict[str, Any]:
-    total, every = (10_000, 1_000) if quick else (100_000, 5_000)
+    total, every = (5_000, 500) if quick else (100_000, 5_000)
     load, rollouts = Load(folder), -(-every // TURNS)
     requests, curve, counts = 0, list[dict[str, float]](), Counter[str]()
     with Strop("strop memory", model=model).serving(folder, "") as gateway:

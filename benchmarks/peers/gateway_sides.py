@@ -16,13 +16,14 @@ import secrets
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -124,12 +125,11 @@ class Side(ABC):
         return json.loads(done.stdout) | {"python": self.python}
 
     @abstractmethod
-    def serving(self, folder: Path, upstream: str) -> Any:
-        """A context manager with the `Gateway`."""
+    def serving(self, folder: Path, upstream: str) -> AbstractContextManager[Gateway]:
+        """Serve as long as the block lasts, in front of the model server at `upstream`."""
 
 
 class Strop(Side):
-    keeps = "SQLite (WAL, synchronous=NORMAL), before the answer is sent"
     settings = "gateway, store and an engine that answers at once in one process; uvloop"
 
     def __init__(self, name: str = "strop", *, synchronous: str = "NORMAL", model: Path) -> None:
@@ -147,8 +147,6 @@ class Strop(Side):
     @staticmethod
     def extensions(folder: Path) -> dict[str, int]:
         """What the store says about the turns of all laps."""
-        import sqlite3
-
         with sqlite3.connect(folder / "store.sqlite") as db:
             turns, first, extended, branches = db.execute(
                 "SELECT count(*), sum(parent IS NULL), sum(parent IS NOT NULL AND branch IS NULL),"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -90,13 +89,15 @@ class Stand:
         ]
 
     async def end(self) -> dict[str, Any]:
-        for lease in self._running:
-            await self._store.finish(lease.rollout.id, lease.attempt.number, rewards=[Reward(value=1.0)])
-            self._gateway.forget(lease.rollout.id)
+        await asyncio.gather(*map(self._finish, self._running))
         self._running = []
         counts = dict(self._gateway.counts)
-        self._gateway.recorder.counts = Counter()
+        self._gateway.counts.clear()
         return counts
+
+    async def _finish(self, lease: Lease) -> None:
+        await self._store.finish(lease.rollout.id, lease.attempt.number, rewards=[Reward(value=1.0)])
+        self._gateway.forget(lease.rollout.id)
 
 
 async def main(folder: Path, synchronous: Literal["NORMAL", "FULL"], model: Path) -> None:

@@ -43,6 +43,10 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     context: Annotated[
         Annotated[int, Meta(ge=2)] | None, _doc("longest prompt + answer in tokens; default: what the model allows")
     ] = None
+    history: Annotated[
+        Literal["sampled", "template"],
+        _doc("what the model is shown of its own words: as it said them, or as the chat template writes them now"),
+    ] = "sampled"
     train: Annotated[SamplingConfig, _doc("sampling while training")] = SamplingConfig()
     eval: Annotated[SamplingConfig, _doc("sampling while evaluating; greedy evaluation sets temperature 0")] = (
         SamplingConfig()

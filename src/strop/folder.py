@@ -5,6 +5,7 @@ runs/demo/
   store.sqlite    every rollout, turn, event and step
   metrics.jsonl   one line per step and evaluation
   checkpoints/    step-000010/ ...: each a plain Hugging Face folder with the optimizer's state beside it
+  address.json    where its gateway is, while it is up
   learner.log, agents.log, gateway.log (if it has anything to say)
   summary.json, curve.png
 """

@@ -1,9 +1,10 @@
 """A small HTTP/1.1 client on asyncio and httptools, for the calls that Strop's own parts make to each other.
 
     request ──▶ a kept-alive connection, or a fresh one ──▶ one message out, one `Answer` back ──▶ kept for the next
+    stream  ──▶ the same, but the answer's body is read piece by piece as it comes
 
 It does what those calls need and costs little: a protocol instead of streams, one parser per connection, what stands in
-every request encoded once. Left out on purpose: redirects, cookies, proxies, compression, streaming of bodies, and a
+every request encoded once. Left out on purpose: redirects, cookies, proxies, compression, streaming of requests, and a
 limit on connections (whoever calls decides how many requests run at once).
 
 When no answer comes, the error says how far it got, since that decides whether a request may be sent again:
@@ -16,10 +17,13 @@ When no answer comes, the error says how far it got, since that decides whether 
 from __future__ import annotations
 
 import asyncio
+import email.utils
 import os
 import re
 import ssl
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import lru_cache
 from types import MappingProxyType
 from typing import cast
@@ -35,6 +39,10 @@ MAX_ANSWER = 64 << 20
 MAX_IDLE = 4.0
 """Seconds a connection is kept without a request. Servers close theirs after 5 s or later, and a request sent at that
 very moment would be lost."""
+
+MAX_HELD = 256 << 10
+"""Bytes of a streamed body that are read ahead of whoever takes them."""
+LONGEST_WAIT = 60.0
 
 _REQUEST = re.compile(r"[A-Z]+ /[!-~]*")
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -65,6 +73,17 @@ class Answer(Struct, frozen=True):
     status: int
     headers: dict[str, str]
     body: bytes
+
+
+class Streamed:
+    """An answer whose body is on its way: `async for piece in streamed`. Raises `Broken` if it is cut off."""
+
+    def __init__(self, head: Answer, pieces: AsyncGenerator[bytes]) -> None:
+        self.status, self.headers = head.status, head.headers
+        self._pieces = pieces
+
+    def __aiter__(self) -> AsyncGenerator[bytes]:
+        return self._pieces
 
 
 class Client:
@@ -115,6 +134,30 @@ class Client:
         except TimeoutError:
             raise TimeoutError(f"{self.url} gave no answer to {method} {path} within {timeout:g} s") from None
 
+    @asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        headers: Mapping[str, str] = _NONE,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[Streamed]:
+        """The same, once the answer's head has come, which may take `timeout` seconds. The body is not limited in size
+        and is taken as it comes; leaving the block before its end closes the connection. Nothing is sent twice."""
+        message = self._message(method, path, body, headers)
+        try:
+            async with asyncio.timeout(timeout):
+                connection = self._take() or await self._connect()
+                head, pieces = await connection.begin(message)
+        except TimeoutError:
+            raise TimeoutError(f"{self.url} gave no answer to {method} {path} within {timeout:g} s") from None
+        try:
+            yield Streamed(head, pieces)
+        finally:
+            self._keep(connection)
+
     async def close(self) -> None:
         """Close every connection. Requests in flight end as `Lost` or `Broken`."""
         self._closed = True
@@ -143,11 +186,14 @@ class Client:
 
     async def _ask(self, connection: _Connection, message: bytes, head: bool) -> Answer:
         answer = await connection.ask(message, head)
+        self._keep(connection)
+        return answer
+
+    def _keep(self, connection: _Connection) -> None:
         if connection.reusable:
             self._idle[connection] = asyncio.get_running_loop().time()
         else:
             connection.abort()
-        return answer
 
     def _take(self) -> _Connection | None:
         while self._idle:
@@ -194,6 +240,8 @@ class _Connection(asyncio.Protocol):
         self._forget = forget
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[Answer] | None = None
+        self._pieces: asyncio.Queue[bytes | Exception | None] | None = None  # of a body that is streamed
+        self._held = 0
         self._head = False
         self._keep = True
         self._size = 0
@@ -209,14 +257,30 @@ class _Connection(asyncio.Protocol):
             self._transport.write(message)
             return await waiter
         except BaseException:  # nobody waits for the rest, and the next request must not get it
-            self._waiter = None
+            self._waiter = self._pieces = None
             self.abort()
             raise
+
+    async def begin(self, message: bytes) -> tuple[Answer, AsyncGenerator[bytes]]:
+        """The head of an answer, and the pieces of its body."""
+        self._pieces = pieces = asyncio.Queue[bytes | Exception | None]()
+        self._held = 0
+        return await self.ask(message, head=False), self._taken(pieces)
+
+    async def _taken(self, pieces: asyncio.Queue[bytes | Exception | None]) -> AsyncGenerator[bytes]:
+        while (piece := await pieces.get()) is not None:
+            if isinstance(piece, Exception):
+                raise piece
+            self._held -= len(piece)
+            if self._held <= MAX_HELD and not self._transport.is_closing():
+                self._transport.resume_reading()
+            yield piece
 
     @property
     def reusable(self) -> bool:
         """Not closing, and neither side has anything left to say: a server may answer before it has read a request."""
-        return self._keep and not self._transport.is_closing() and not self._transport.get_write_buffer_size()
+        idle = self._pieces is None and not self._transport.get_write_buffer_size()
+        return self._keep and idle and not self._transport.is_closing()
 
     def abort(self) -> None:
         self._keep = False
@@ -228,10 +292,10 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._waiter is None:  # an answer to nothing
+        if self._waiter is None and self._pieces is None:  # an answer to nothing
             return self.abort()
         self._size += len(data)
-        if self._size > self._max_answer:
+        if self._size > self._max_answer and self._waiter is not None:
             return self._fail(TooLarge(f"the answer of {self._url} is larger than {self._max_answer} bytes"))
         try:
             self._parser.feed_data(data)
@@ -243,7 +307,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is None and self._complete and not self._framed():  # the end of the connection is the body's end
-            self._deliver()
+            self._finish()
         how = "closed the connection" if exc is None else f"is gone ({_reason(exc)})"
         if self._size == 0:
             self._fail(Lost(f"{self._url} {how} before it answered"))
@@ -256,7 +320,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._began()
-        if self._waiter is None:  # more than one answer to one request
+        if self._waiter is None and self._pieces is None:  # more than one answer to one request
             self.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -269,13 +333,20 @@ class _Connection(asyncio.Protocol):
         self._status = self._parser.get_status_code()
         self._complete = self._status >= 200
         self._keep = self._parser.should_keep_alive()
+        if self._complete and self._pieces is not None:
+            self._deliver()
 
     def on_body(self, body: bytes) -> None:
-        self._body.append(body)
+        if self._pieces is None:
+            return self._body.append(body)
+        self._pieces.put_nowait(body)
+        self._held += len(body)
+        if self._held > MAX_HELD and not self._transport.is_closing():
+            self._transport.pause_reading()
 
     def on_message_complete(self) -> None:
         if self._complete:  # not 100 Continue and its like, which announce the real answer
-            self._deliver()
+            self._finish()
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -288,6 +359,13 @@ class _Connection(asyncio.Protocol):
     def _framed(self) -> bool:
         return "content-length" in self._headers or "transfer-encoding" in self._headers
 
+    def _finish(self) -> None:
+        """The body is whole."""
+        if self._pieces is None:
+            return self._deliver()
+        self._pieces.put_nowait(None)
+        self._pieces = None
+
     def _deliver(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(Answer(self._status, self._headers, b"".join(self._body)))
@@ -296,7 +374,9 @@ class _Connection(asyncio.Protocol):
     def _fail(self, error: ConnectionError) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
-        self._waiter = None
+        if self._pieces is not None:
+            self._pieces.put_nowait(error)
+        self._waiter = self._pieces = None
         self.abort()
 
 
@@ -333,6 +413,22 @@ def parse(url: str) -> Place:
         raise ConfigError(f"{url!r} is no address of a server: {wrong}")
     secure = parts.scheme == "https"
     return Place(secure, str(parts.hostname), port or (443 if secure else 80), parts.netloc, parts.path)
+
+
+def retry_after(value: str) -> float:
+    """Seconds that a server asks to be left alone for, given as such or as a date; 0 if nobody knows.
+
+    >>> retry_after("2"), retry_after("soon"), retry_after("100000")
+    (2.0, 0.0, 60.0)
+    """
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except ValueError:
+            return 0.0
+    return min(max(seconds, 0.0), LONGEST_WAIT) if seconds == seconds else 0.0
 
 
 @lru_cache(maxsize=1)

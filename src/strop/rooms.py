@@ -10,11 +10,13 @@ import os
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from strop import algorithms
+from strop.address import Addressed
 from strop.algorithms import Algorithm
 from strop.config import Config
 from strop.engines.base import Engine
@@ -146,15 +148,9 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
         rooms.push_async_callback(learner.close)
         engine = Embedded(learner)
         rooms.push_async_callback(engine.close)
-        route = PolicyRoute(
-            policy=POLICY,
-            model=config.policy.model,
-            engine=engine,
-            renderer=renderer,
-            sampling_for=lambda rollout: sampling_for(config, rollout),
-        )
-        gateway = Gateway(store, Routes({"*": route}))
-        server = await serve(gateway, host=config.gateway.host, port=config.gateway.port, log=folder.gateway_log)
+        gateway = gateway_of(config, store, engine, renderer)
+        app = Addressed(gateway)
+        server = await serve(app, host=config.gateway.host, port=config.gateway.port, log=folder.gateway_log)
         rooms.push_async_callback(server.close)
         pool = Pool(
             store,
@@ -164,7 +160,7 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
             model=config.policy.model,
             judge=config.reward,
             log=folder.agents_log,
-            sampling=route.sampling_for,
+            sampling=partial(sampling_for, config),
             settled=gateway.settled,
         )
         rooms.push_async_callback(pool.close)
@@ -172,6 +168,7 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
         rooms.callback(loading.cancel)
         await pool.start()
         await loading
+        rooms.enter_context(app.announced(server.url, config.policy.model, folder.path))
         if not resume:
             folder.keep(config)  # from here on there is a run to resume
         yield Run(
@@ -187,6 +184,19 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
             gateway=gateway,
             pool=pool,
         )
+
+
+def gateway_of(config: Config, store: Store, engine: Engine, renderer: Renderer) -> Gateway:
+    """The gateway of a run's policy."""
+    route = PolicyRoute(
+        policy=POLICY,
+        model=config.policy.model,
+        engine=engine,
+        renderer=renderer,
+        sampling_for=partial(sampling_for, config),
+        history=config.policy.history,
+    )
+    return Gateway(store, Routes({"*": route}))
 
 
 def tasks_of(config: Config) -> list[Task]:

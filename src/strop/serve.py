@@ -1,6 +1,7 @@
-"""`strop serve`: a store that other processes and machines share, with everything that keeps it well.
+"""`strop serve`: a store that other processes and machines share, with everything that keeps it well, and a model.
 
     folder/ ──lock──▶ store ──▶ server (/v1/, /r/) ──▶ HttpStore anywhere
+                        │          └── with a model: the gateway's addresses as well ──▶ agents anywhere
                         └── reclaiming: attempts of runners that are gone end in time
 
 Told to stop (SIGTERM, SIGINT) it drains: no new connections, requests that wait for something to happen end at once,
@@ -15,11 +16,15 @@ import logging
 import secrets
 import signal
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from strop.errors import PlaceError, StropError
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from strop.address import Addressed
+from strop.config import Config
+from strop.errors import ConfigError, PlaceError, StropError
 from strop.folder import until_gone
 from strop.server import Server, serve
 from strop.store.base import Store
@@ -27,6 +32,11 @@ from strop.store.http.keys import run_key
 from strop.store.http.routes import StoreApp
 from strop.store.opening import open_store
 from strop.store.reclaim import reclaiming
+from strop.types import Policy, version
+
+if TYPE_CHECKING:  # needed only where a model is served
+    from strop.gateway.app import Gateway
+    from strop.learner.process import LearnerProcess
 
 LEASE_CHECK = 1.0
 """Seconds between two looks for leases that have run out."""
@@ -38,32 +48,49 @@ LOG = logging.getLogger("strop.serve")
 class StoreServer:
     """A store being served at `url`, to whoever has `key`. Closing it leaves the store open."""
 
-    def __init__(self, server: Server, app: StoreApp, key: str, reclaim: asyncio.Task[None]) -> None:
-        self.url, self.key = server.url, key
-        self._server, self._app, self._reclaim = server, app, reclaim
+    def __init__(
+        self, server: Server, app: StoreApp, addressed: Addressed, key: str, tasks: list[asyncio.Task[None]]
+    ) -> None:
+        self.url, self.key, self.addressed = server.url, key, addressed
+        self._server, self._app, self._tasks = server, app, tasks
 
     async def close(self) -> None:
-        self._reclaim.cancel()
+        for task in self._tasks:
+            task.cancel()
         self._app.close()
         await self._server.close()
-        await asyncio.gather(self._reclaim, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 async def serve_store(
     store: Store,
     *,
     key: str,
+    gateway: Gateway | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
     lease_check: float = LEASE_CHECK,
     grace: float = GRACE,
     log: Path | None = None,
 ) -> StoreServer:
-    """Serve an open store from the running event loop. Raises `PlaceError` if the address cannot be had."""
+    """Serve an open store, and beside it a gateway if there is one, from the running event loop. Raises `PlaceError` if
+    the address cannot be had."""
     app = StoreApp(store, key)
-    server = await serve(app, host=host, port=port, log=log, settings=("--host", "--port"))
-    reclaim = asyncio.create_task(_reclaim(store, lease_check, grace), name="strop-reclaim")
-    return StoreServer(server, app, key, reclaim)
+    addressed = Addressed(app if gateway is None else _beside(gateway, app))
+    server = await serve(addressed, host=host, port=port, log=log, settings=("--host", "--port"))
+    tasks = [asyncio.create_task(_reclaim(store, lease_check, grace), name="strop-reclaim")]
+    if gateway is not None:
+        tasks.append(asyncio.create_task(_forget(store, gateway), name="strop-forget"))
+    return StoreServer(server, app, addressed, key, tasks)
+
+
+def _beside(gateway: Gateway, store: StoreApp) -> ASGIApp:
+    """Model calls go to the gateway, everything else to the store."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await (gateway if gateway.answers(scope["path"]) else store)(scope, receive, send)
+
+    return app
 
 
 async def _reclaim(store: Store, every: float, grace: float) -> None:
@@ -73,6 +100,21 @@ async def _reclaim(store: Store, every: float, grace: float) -> None:
             await reclaiming(store, every, grace)
         except StropError as error:
             LOG.warning("leases that have run out could not be looked for: %s", error)
+
+
+async def _forget(store: Store, gateway: Gateway) -> None:
+    """The gateway keeps what it knows of a rollout as long as that runs."""
+    cursor = 0
+    while True:
+        try:
+            cursor, changed = await store.wait(cursor, timeout=60.0)
+        except StropError as error:
+            LOG.warning("which rollouts have ended could not be looked for: %s", error)
+            await asyncio.sleep(LEASE_CHECK)
+            continue
+        for rollout in changed:
+            if rollout.status != "running":
+                gateway.forget(rollout.id)
 
 
 @asynccontextmanager
@@ -89,6 +131,7 @@ async def main(
     folder: Path,
     *,
     store_url: str | None = None,
+    model: Config | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
     key: str | None = None,
@@ -98,35 +141,62 @@ async def main(
     patience: float = 0.0,
     on_wait: Callable[[StropError], None] | None = None,
 ) -> None:
-    """Serve the store of `folder`, or the PostgreSQL database at `store_url`, until told to stop. The folder keeps the
-    log and, unless one is given, the key. `on_ready` is told the address and the key; a database that does not answer
-    is waited for as `open_store` says."""
+    """Serve the store of `folder`, or the PostgreSQL database at `store_url`, until told to stop; with `model`, also
+    the policy it configures. The folder keeps the logs and, unless one is given, the key. `on_ready` is told the
+    address and the key; a database that does not answer is waited for as `open_store` says."""
+
+    async def opened() -> tuple[Store, Gateway | None, LearnerProcess | None]:
+        store = await open_store(store_url or folder, synchronous=synchronous, patience=patience, on_wait=on_wait)
+        rooms.push_async_callback(store.close)
+        gateway, learner = await _load(model, store, folder, rooms) if model else (None, None)
+        return store, gateway, learner
+
     with _told() as stop, _held(folder, alone=not store_url):
         secret = run_key(folder, key)
-        opening = asyncio.create_task(
-            open_store(store_url or folder, synchronous=synchronous, patience=patience, on_wait=on_wait)
+        async with AsyncExitStack() as rooms:
+            opening, told = asyncio.create_task(opened()), asyncio.create_task(stop.wait())
+            await asyncio.wait({opening, told}, return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done():
+                opening.cancel()
+                await asyncio.wait({opening})
+                return
+            store, gateway, learner = opening.result()
+            log = folder / "serve.log"
+            server = await serve_store(store, key=secret, gateway=gateway, host=host, port=port, grace=grace, log=log)
+            rooms.push_async_callback(server.close)
+            gone = asyncio.create_task(until_gone(folder if store_url else folder / "store.sqlite"))
+            await asyncio.sleep(0)  # it has begun to watch before anybody knows of the store
+            rooms.enter_context(server.addressed.announced(server.url, model.policy.model if model else "", folder))
+            on_ready(server.url, secret)
+            dead = [asyncio.create_task(learner.watch())] if learner else []
+            done, left = await asyncio.wait({told, gone, *dead}, return_when=asyncio.FIRST_COMPLETED)
+            for task in left:
+                task.cancel()
+            for task in done:
+                task.result()
+
+
+async def _load(config: Config, store: Store, folder: Path, rooms: AsyncExitStack) -> tuple[Gateway, LearnerProcess]:
+    """Have the policy's model loaded, in a process of its own, and put a gateway before it."""
+    from strop.engines.embedded.engine import Embedded
+    from strop.engines.models import resolve
+    from strop.gateway.render import Renderer
+    from strop.learner.process import LearnerProcess
+    from strop.rooms import POLICY, gateway_of
+
+    place, served = resolve(config.policy.model), Policy(name=POLICY, version=version(1, 0), model=config.policy.model)
+    there = next((policy for policy in await store.policies() if policy.name == POLICY), served)
+    if there != served:
+        raise ConfigError(
+            f"the store's policy is {there.model} at version {there.version}, and --model {config.policy.model} is not "
+            "that: serve it with another --folder or database"
         )
-        told = asyncio.create_task(stop.wait())
-        await asyncio.wait({opening, told}, return_when=asyncio.FIRST_COMPLETED)
-        if not opening.done():
-            opening.cancel()
-            return
-        store = opening.result()
-        try:
-            server = await serve_store(store, key=secret, host=host, port=port, grace=grace, log=folder / "serve.log")
-            try:
-                gone = asyncio.create_task(until_gone(folder if store_url else folder / "store.sqlite"))
-                await asyncio.sleep(0)  # it has begun to watch before anybody knows of the store
-                on_ready(server.url, secret)
-                await asyncio.wait({told, gone}, return_when=asyncio.FIRST_COMPLETED)
-                told.cancel()
-                if gone.done():
-                    gone.result()
-                gone.cancel()
-            finally:
-                await server.close()
-        finally:
-            await store.close()
+    renderer = Renderer.from_folder(place)
+    learner = LearnerProcess(folder / "learner.log")
+    rooms.push_async_callback(learner.close)
+    await learner.start(config, place)
+    await store.put_policy(served)
+    return gateway_of(config, store, Embedded(learner), renderer), learner
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The model behind every agent here: it decides by what the prompt says, so that whatever way an agent goes, it fits."""
+"""The model behind every agent here. It decides by what the prompt says: its answers fit whatever way an agent goes."""
 
 import json
 from typing import Any
@@ -8,6 +8,8 @@ from strop.engines.scripted import Asked
 PEOPLE = {"Rome": 2748109, "Oslo": 709037}
 TOGETHER = sum(PEOPLE.values())
 ANSWERS = [f"Together {TOGETHER} people live there.", "Rome is bigger than Oslo."]
+
+THOUGHT = "<think>\nThe tools know more than I do.\n</think>\n\n"
 
 
 def play(asked: Asked) -> str:

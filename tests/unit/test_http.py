@@ -501,3 +501,81 @@ async def test_nothing_can_be_smuggled_into_a_request(method: str, path: str, he
 def test_nothing_can_be_smuggled_into_a_key() -> None:
     with pytest.raises(ValueError, match="authorization"):
         Client("http://127.0.0.1:9", key="a\r\nevil: 1")
+
+
+# -- bodies that are taken as they come ------------------------------------------------------------------------------
+
+
+async def test_pieces_come_as_they_are_sent() -> None:
+    go = asyncio.Event()
+
+    async def app(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 201, "headers": [(b"x-a", b"b")]})
+        await send({"type": "http.response.body", "body": b"one", "more_body": True})
+        await go.wait()
+        await send({"type": "http.response.body", "body": b"two", "more_body": False})
+
+    server = await serve(app)
+    client = Client(server.url)
+    for _ in range(2):  # the second time on the same connection
+        async with client.stream("POST", "/", b"{}") as answer:
+            assert (answer.status, answer.headers["x-a"]) == (201, "b")
+            pieces = aiter(answer)
+            assert await anext(pieces) == b"one"
+            go.set()
+            assert await anext(pieces) == b"two"
+            with pytest.raises(StopAsyncIteration):
+                await anext(pieces)
+        assert len(client._open) == len(client._idle) == 1
+    await client.close()
+    await server.close()
+
+
+async def test_a_stream_that_is_left_closes_its_connection(client: Client) -> None:
+    async with client.stream("GET", "/chunks") as answer:
+        assert await anext(aiter(answer))
+    assert not client._idle
+    assert (await client.request("GET", "/chunks")).body.startswith(b"0,1,2")
+
+
+async def test_a_stream_that_is_cut_off_says_so(client: Client) -> None:
+    async with client.stream("GET", "/die") as answer:
+        pieces = aiter(answer)
+        assert await anext(pieces) == b"half of it"
+        with pytest.raises(Broken, match="in the middle"):
+            await anext(pieces)
+    with pytest.raises(Broken):  # the same for whoever wants all of it
+        await client.request("GET", "/die")
+
+
+async def test_a_stream_that_does_not_begin_times_out(client: Client) -> None:
+    with pytest.raises(TimeoutError, match="no answer to GET /slow"):
+        async with client.stream("GET", "/slow", timeout=0.1):
+            pass
+    assert not client._open or all(connection._transport.is_closing() for connection in client._open)
+
+
+async def test_a_stream_nobody_reads_is_not_read_ahead_for_ever() -> None:
+    sent = 0
+
+    async def app(scope, receive, send) -> None:
+        nonlocal sent
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(400):
+            await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+            sent += 65536
+        await send({"type": "http.response.body", "body": b""})
+
+    server = await serve(app)
+    client = Client(server.url, max_answer=1000)  # of answers that are kept whole
+    async with client.stream("GET", "/") as answer:
+        pieces = aiter(answer)
+        await anext(pieces)
+        await asyncio.sleep(0.3)
+        (connection,) = client._open
+        assert connection._held < http.MAX_HELD + (1 << 20)
+        assert sent < 400 * 65536
+        rest = [piece async for piece in pieces]
+        assert sum(map(len, rest)) > 300 * 65536
+    await client.close()
+    await server.close()

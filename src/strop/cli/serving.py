@@ -34,9 +34,12 @@ PATIENCE = 60.0
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    serve = commands.add_parser("serve", help="serve a store to runners and programs on this or other machines")
+    serve = commands.add_parser("serve", help="serve a store, and a model, to runners on this or other machines")
     serve.add_argument("--folder", default="runs/served", help="where it is kept (default: runs/served)")
     serve.add_argument("--store", default="", metavar="URL", help="postgresql://...; default: SQLite in the folder")
+    serve.add_argument("--model", help="serve this model to agents as well: strop/nano, or a folder")
+    serve.add_argument("--config", metavar="TOML", help="settings from a file: policy, engine, gateway")
+    serve.add_argument("--set", action="append", default=[], metavar="a.b=c", help="any setting; see `strop config`")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     serve.add_argument("--port", type=int, default=PORT, help=f"port to listen on (default: {PORT}; 0: a free one)")
     serve.add_argument("--key", default=os.environ.get("STROP_KEY"), help="the run key (default: $STROP_KEY, or made)")
@@ -113,10 +116,14 @@ def _serve(arguments: argparse.Namespace) -> int:
     if arguments.store and not arguments.store.startswith(("postgresql://", "postgres://")):
         raise ConfigError(f"--store {without_password(arguments.store)!r} is no postgresql://USER@HOST/DATABASE")
 
+    model = _model(arguments)
+
     def ready(url: str, key: str) -> None:
         if arguments.json:
-            return json_line({"url": url, "key": key, "pid": os.getpid()})
+            said = {"url": url, "key": key, "pid": os.getpid()}
+            return json_line(said | ({"model": model.policy.model} if model else {}))
         where = without_password(arguments.store) or f"{arguments.folder}/store.sqlite"
+        where += f" and {model.policy.model}" if model else ""
         out = console()
         out.print(f"[bold]serving[/] {where} at [bold]{url}[/]; Ctrl-C ends it", soft_wrap=True)
         out.print(f"  export STROP_URL={url}\n  export STROP_KEY={key}", soft_wrap=True, markup=False)
@@ -133,6 +140,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         serve.main(
             Path(arguments.folder),
             store_url=arguments.store,
+            model=model,
             host=arguments.host,
             port=arguments.port,
             key=arguments.key,
@@ -144,6 +152,18 @@ def _serve(arguments: argparse.Namespace) -> int:
         )
     )
     return 0
+
+
+def _model(arguments: argparse.Namespace) -> Config | None:
+    """What is served beside the store, if anything is."""
+    if not arguments.model and not arguments.config:
+        if arguments.set:
+            raise ConfigError("--set says how a model is served: say which with --model")
+        return None
+    from strop.rooms import settled
+
+    policy = {"model": arguments.model} if arguments.model else None
+    return settled(configs.load(toml=arguments.config, sets=arguments.set, policy=policy))
 
 
 # -- enqueue -----------------------------------------------------------------------------------------------------------

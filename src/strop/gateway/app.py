@@ -11,16 +11,15 @@
 and, from the store's own routes, what an attempt may say about itself: POST /r/{rollout}/{attempt}/events.
 
 The attempt's key is the API key; it opens that attempt and nothing else. Whoever has one base URL for all rollouts
-(an agent service) leaves the first part of the path out and sends the key alone, also as header `trace_id`.
+(an agent service) leaves the first part of the path out and sends the key alone, also as header `trace_id`; header
+`x-strop-agent` names the agent then.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
-from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any, cast
@@ -31,7 +30,7 @@ from msgspec.structs import replace
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
-from strop.errors import ContextOverflow, Fenced, StoreError, UnknownId
+from strop.errors import ContextOverflow, StoreError
 from strop.gateway.dialects import chat, completions, messages, responses
 from strop.gateway.dialects.base import Dialect, Refused, Request
 from strop.gateway.record import Recorder
@@ -39,15 +38,16 @@ from strop.gateway.render import BadTemplate
 from strop.gateway.route import Routes
 from strop.gateway.sample import Call, check_length, conversations
 from strop.gateway.session import Session
-from strop.gateway.stream import Exchange, fenced, overflow
+from strop.gateway.sessions import Sessions
+from strop.gateway.stream import Exchange, overflow
 from strop.store.base import Store
 from strop.store.http import asgi
 from strop.store.http.attempts import attempt_routes
-from strop.store.http.keys import bearer, same
 
 MAX_BODY = 16 << 20
 AGENT = "main"
 """The name of agents that say none."""
+AGENT_HEADER = b"x-strop-agent"
 LOG = logging.getLogger("strop.gateway")
 
 DIALECTS: dict[str, ModuleType] = {
@@ -68,15 +68,17 @@ class Address(Struct, frozen=True, kw_only=True):
     path: str
 
     @classmethod
-    def of(cls, path: str) -> Address | None:
-        """
+    def of(cls, path: str, headers: Sequence[asgi.Header] = ()) -> Address | None:
+        """Without a rollout in the path, a header names the agent.
+
         >>> Address.of("/r/g1.0/1/agents/main/v1/chat/completions").path
         'chat/completions'
         >>> Address.of("/v1/models").rollout is None, Address.of("/health") is None
         (True, True)
         """
         if path.startswith("/v1/"):
-            return cls(path=path[4:])
+            named = next((value.decode("latin-1") for name, value in headers if name == AGENT_HEADER), AGENT)
+            return cls(agent=named, path=path[4:])
         parts = path.split("/", 7)
         if len(parts) == 8 and (parts[1], parts[4], parts[6]) == ("r", "agents", "v1"):
             return cls(rollout=parts[2], attempt=parts[3], agent=parts[5], path=parts[7])
@@ -93,8 +95,7 @@ class Gateway:
     def __init__(self, store: Store, routes: Routes, *, max_sessions: int = 4096) -> None:
         self._store = store
         self.routes = routes
-        self._sessions: OrderedDict[tuple[str, int], Session] = OrderedDict()
-        self._max_sessions = max_sessions
+        self.sessions = Sessions(store, max_sessions)
         self.recorder = Recorder(store)
         self._others = Router(attempt_routes(store), redirect_slashes=False, default=_no_such_route)
         self._posts: dict[str, tuple[Dialect, Callable[..., Awaitable[None]]]] = {
@@ -104,7 +105,7 @@ class Gateway:
         self._posts["responses/input_tokens"] = (cast(Dialect, responses), self._input_tokens)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        address = Address.of(scope["path"])
+        address = Address.of(scope["path"], scope["headers"])
         if address is None:
             if scope["path"] == "/health":
                 return await self._health(send)
@@ -134,6 +135,13 @@ class Gateway:
             return _spoken(scope), partial(self._models, address)
         return _spoken(scope), _no_such_route
 
+    def answers(self, path: str) -> bool:
+        """Whether an address is a model API's: below /v1/ others may have theirs beside it."""
+        address = Address.of(path)
+        return address is not None and (
+            address.rollout is not None or address.path in self._posts or address.path == "models"
+        )
+
     @property
     def counts(self) -> Counter[str]:
         return self.recorder.counts
@@ -142,52 +150,18 @@ class Gateway:
 
     def forget(self, rollout: str) -> None:
         """Drop the sessions of a rollout that has ended."""
-        for key in [key for key in self._sessions if key[0] == rollout]:
-            del self._sessions[key]
+        self.sessions.forget(rollout)
 
     async def settled(self, rollout: str, attempt: int, *, limit: float = 5.0) -> None:
         """Wait until an attempt's calls in flight have ended and been recorded, but not for ever."""
-        deadline = time.monotonic() + limit
-        while (session := self._sessions.get((rollout, attempt))) and session.in_flight:
-            if time.monotonic() > deadline:
-                self.counts["unsettled"] += 1
-                return
-            await asyncio.sleep(0.01)
+        if not await self.sessions.settled((rollout, attempt), limit):
+            self.counts["unsettled"] += 1
 
     async def session(self, scope: Scope, address: Address) -> Session:
-        """The session of the attempt in the address, if the key is that attempt's. `Refused` otherwise."""
-        key = key_of(scope)
+        """The session of the attempt that the request's address and key open. `Refused` otherwise."""
         if address.rollout is None:
-            raise _unauthorized()
-        if not (address.attempt.isascii() and address.attempt.isdigit() and len(address.attempt) < 10):
-            raise _unauthorized()
-        rollout, number = address.rollout, int(address.attempt)
-        session = self._sessions.get((rollout, number)) or await self._open(rollout, number, key)
-        if not same(key, session.attempt.key.encode()):
-            raise _unauthorized()
-        self._sessions.move_to_end((rollout, number))
-        return session
-
-    async def _open(self, rollout: str, number: int, key: bytes) -> Session:
-        try:
-            attempts = await self._store.attempts(rollout)
-        except UnknownId:
-            raise _unauthorized() from None
-        attempt = next((attempt for attempt in attempts if attempt.number == number), None)
-        if attempt is None or not same(key, attempt.key.encode()):
-            raise _unauthorized()
-        if attempt.ended is not None:
-            raise fenced(Fenced(f"attempt {number} of rollout {rollout} is over"))
-        session = Session(await self._store.get(rollout), attempt)
-        session.restore(await self._store.turns(rollout, attempt=number))
-        self._sessions.pop((rollout, number - 1), None)
-        while len(self._sessions) >= self._max_sessions:
-            idle = next((key for key, session in self._sessions.items() if not session.in_flight), None)
-            if idle is None:
-                break
-            del self._sessions[idle]
-        # Another request may have opened it while this one waited for the store.
-        return self._sessions.setdefault((rollout, number), session)
+            return await self.sessions.by_key(scope)
+        return await self.sessions.at(address.rollout, address.attempt, scope)
 
     # -- model calls -------------------------------------------------------------------------------------------------
 
@@ -199,8 +173,8 @@ class Gateway:
             call = self._call(session, address.agent, request)
             await Exchange(call, dialect, self.recorder, receive, send).run()
         except Refused as refused:
-            if refused.status == 409:  # the attempt is over; others of the same rollout may be at work
-                self._sessions.pop((session.rollout.id, session.attempt.number), None)
+            if refused.status == 409:
+                self.sessions.drop(session)
             else:
                 await self.recorder.refused(session, address.agent, refused)
             raise
@@ -245,7 +219,7 @@ class Gateway:
         try:
             (asked,) = conversations(request, route)
             check_length(asked, route)
-            return len(session.contexts(address.agent).prompt(route.renderer, asked).ids)
+            return len(session.contexts(address.agent).prompt(route.renderer, asked, route.history).ids)
         except BadTemplate as error:
             raise Refused(str(error), param="messages") from None
         except ContextOverflow as error:
@@ -274,14 +248,7 @@ class Gateway:
         await _answer_json(send, {"object": "response.input_tokens", "input_tokens": count})
 
     async def _health(self, send: Send) -> None:
-        await _answer_json(send, {"status": "ok", "sessions": len(self._sessions), "counts": self.counts})
-
-
-def key_of(scope: Scope) -> bytes:
-    """The attempt's key, where any of the APIs' clients put it."""
-    if key := bearer(scope["headers"]):
-        return key
-    return next((value for name, value in scope["headers"] if name in (b"x-api-key", b"trace_id", b"trace-id")), b"")
+        await _answer_json(send, {"status": "ok", "sessions": len(self.sessions), "counts": self.counts})
 
 
 def _spoken(scope: Scope) -> Dialect:
@@ -309,11 +276,3 @@ async def _no_such_route(scope: Scope, receive: Receive, send: Send) -> None:
     known = (address := Address.of(scope["path"])) and (address.path in DIALECTS or address.path == "models")
     status, code = (405, "method_not_allowed") if known else (404, "not_found")
     await _refuse(send, _spoken(scope), Refused(message, status=status, code=code))
-
-
-def _unauthorized() -> Refused:
-    return Refused(
-        "this key does not open this attempt: use the api_key the agent was given, with the base_url it was given",
-        status=401,
-        code="invalid_api_key",
-    )

@@ -21,8 +21,9 @@ from msgspec import Struct
 from strop.errors import ConfigError
 from strop.gateway.dialects.base import Json, Refused
 from strop.gateway.dialects.chat import read_messages
-from strop.gateway.render import BadTemplate, Messages, Renderer, Tools
+from strop.gateway.render import Messages, Renderer, Tools
 from strop.gateway.session import Asked, Contexts, History
+from strop.gateway.templates import BadTemplate
 from strop.types import Turn
 
 Ending = Literal["stop", "length"]
@@ -127,7 +128,7 @@ def examine(
     or cut off before it."""
     report = Report(id=conversation.id, history=history)
     messages, tools = conversation.messages, conversation.tools
-    contexts = Contexts(history)
+    contexts = Contexts(b"")
     spans: dict[str, list[tuple[int, int]]] = {}
     stable, before, previous = True, "", None
     try:
@@ -135,12 +136,12 @@ def examine(
             if messages[i]["role"] != "assistant":
                 continue
             asked = Asked.of(messages[:i], tools)
-            prompt = contexts.prompt(renderer, asked)
+            prompt = contexts.prompt(renderer, asked, history)
             written = renderer.text(messages[:i], tools, generate=True)
             stable = stable and written.startswith(before)
             said, before = _answer(renderer, messages[: i + 1], tools, written, prompt.ids)
             if endings[len(report.turns) % len(endings)] == "length":
-                while said[:1] and said[-1] in renderer.stop_ids:
+                while len(said) > 1 and renderer.ended(said)[0]:
                     said = said[:-1]
             sampled = [span for span in spans.get(prompt.parent or "", []) if span[1] <= prompt.shared]
             report.turns.append(
@@ -174,7 +175,7 @@ def _answer(
     ids = renderer.encode_after(prompt_ids, text + rest)
     whole = renderer.decode(ids)
     length = next((n for n in range(len(ids)) if len(renderer.decode(ids[:n])) >= len(text)), len(ids))
-    return ids[:length], prompt + (text if whole.startswith(text) else "")
+    return ids[:length] or [renderer.end_of_turn], prompt + (text if whole.startswith(text) else "")
 
 
 def _turn(

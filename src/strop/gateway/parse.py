@@ -16,9 +16,7 @@ class Detokenizer:
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
-        self._ids: list[
-            int
-        ] = []  # a window: those already given out (context for decoders that need it), then the rest
+        self._ids: list[int] = []  # a window: those given out last, which some decoders need to go on, and the rest
         self._given = 0
 
     def feed(self, ids: Sequence[int]) -> str:

@@ -3,9 +3,6 @@
     renderer = Renderer.from_folder("models/nano")
     renderer.prompt([{"role": "user", "content": "hi"}], None)    ids of "<|im_start|>user\\nhi<|im_end|>\\n<|im_st..."
 
-Templates run as Hugging Face runs them (the same sandbox, filters and globals), so a prompt made here is the prompt the
-model is given when it is deployed. Neither transformers nor torch is needed.
-
 Left out: images and other non-text parts; templates that are chosen by name from a list.
 """
 
@@ -15,22 +12,17 @@ import gzip
 import json
 import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec import Struct
 from tokenizers import Tokenizer
 
 from strop.errors import ModelError
 from strop.gateway.dialects.base import Json
 from strop.gateway.formats import find
+from strop.gateway.templates import BadTemplate, Template
 
 Messages = Sequence[Json]
 Tools = Sequence[Json] | None
@@ -39,10 +31,6 @@ MARK = "strop0mark"
 _MARKER = re.compile(r"<[^<>\s]{1,40}>|<\|[^<>]{1,40}\|>|<｜[^<>]{1,40}｜>")
 _WINDOW = 64
 """How many tokens before new text are looked at to see how that is split into tokens in its place."""
-
-
-class BadTemplate(Exception):
-    """The chat template refused these messages."""
 
 
 class Shape(Struct, frozen=True):
@@ -76,10 +64,7 @@ class Renderer:
     ) -> None:
         self.tokenizer = tokenizer
         self._specials = specials or {}
-        try:
-            self._template = _environment().from_string(template)
-        except jinja2.TemplateError as error:
-            raise ModelError(f"the chat template cannot be read: {error}") from None
+        self._template = Template(template, self._specials)
         self.format = find(template)
         added = tokenizer.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
@@ -94,6 +79,8 @@ class Renderer:
         self._ends = list(dict.fromkeys([*self._said.ends, *self._called.ends]))
         also = [mark for mark in (*self._said.next, *self._called.next) if mark not in self._ends]
         self._end = re.compile(r"\s*(" + "|".join(map(re.escape, self._ends)) + ")") if self._ends else None
+        self._short = True  # whether long conversations may be rendered without their middle
+        self._short = self._may_be_shortened()
         eos = tokenizer.token_to_id(self._specials.get("eos_token", ""))
         tokens = [id for text in (*self._ends, *also) if (id := tokenizer.token_to_id(text)) is not None]
         found = [*tokens, *([] if eos is None else [eos]), *stops]
@@ -145,20 +132,7 @@ class Renderer:
         return self._render([self._shaped(message) for message in messages], tools, generate)
 
     def _render(self, messages: Messages, tools: Tools, generate: bool) -> str:
-        try:
-            return self._template.render(
-                messages=messages, tools=tools or None, documents=None, add_generation_prompt=generate, **self._specials
-            )
-        except (
-            jinja2.TemplateError,
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ) as error:
-            raise BadTemplate(f"the model's chat template refuses these messages: {error}") from None
+        return self._template.render(messages, tools, generate=generate)
 
     def prompt(self, messages: Messages, tools: Tools) -> list[int]:
         """The tokens of a whole conversation, up to where the answer begins."""
@@ -169,8 +143,29 @@ class Renderer:
 
     def after(self, messages: Messages, tools: Tools, served: int) -> str | None:
         """What the template writes behind the assistant's message `messages[served - 1]`, from the end of that turn to
-        where the next answer begins. None if the template does not show where that message ends."""
-        return self._behind([self._shaped(message) for message in messages], tools, served, generate=True)
+        where the next answer begins. None if the template does not show where that message ends.
+
+        Few templates depend there on what lies between the last user's message and the assistant's (those that number
+        rounds or calls do): a long conversation is rendered without it. Whether that may be done is tried out when the
+        template is loaded, on every short conversation, and again whenever one has grown to twice its length.
+        """
+        short = _shortened(messages, served)
+        if self._short and short and len(messages) > 8:
+            rest = self._after(*short, tools)
+            if len(messages).bit_length() == (served - 1).bit_length():
+                return rest
+            whole = self._after(messages, served, tools)
+            self._short = rest == whole
+            return whole
+        return self._after(messages, served, tools)
+
+    def _after(self, messages: Messages, served: int, tools: Tools) -> str | None:
+        whole = self._behind([self._shaped(message) for message in messages], tools, served, generate=True)
+        short = _shortened(messages, served) if self._short and len(messages) <= 8 else None
+        if short:
+            shaped = [self._shaped(message) for message in short[0]]
+            self._short = self._behind(shaped, tools, short[1], generate=True) == whole
+        return whole
 
     def said(self, messages: Messages, tools: Tools, prompt: str) -> tuple[str, str] | None:
         """How the template itself writes the last message, the assistant's, as an answer to `prompt`: its text with the
@@ -190,10 +185,9 @@ class Renderer:
         return text[start : len(text) - len(rest)] + rest[:cut], rest[cut:]
 
     def _behind(self, shaped: list[Json], tools: Tools, served: int, *, generate: bool) -> str | None:
-        """The conversation is rendered with a mark at the end of the message. Rendered once more without it, the text
-        must be the same behind the mark: what a mark changes by being there is never taken for the template's words."""
+        """The conversation is rendered with a mark at the end of the message. Where a mark may change what a template
+        writes by being there, it is rendered once more without it, and must be the same behind the mark."""
         answer = shaped[served - 1]
-        plain = self._render(shaped, tools, generate)
         for marked in _marked(answer):
             try:
                 text = self._render([*shaped[: served - 1], marked, *shaped[served:]], tools, generate)
@@ -205,8 +199,12 @@ class Renderer:
             rest = text[at + len(MARK) :]
             calls = marked.get("tool_calls") is not answer.get("tool_calls")
             closing = self._closing(calls, rest, [*shaped[: served - 1], marked], tools)
-            if closing is not None and plain.endswith(rest := rest[len(closing) :]):
-                return rest
+            if closing is None:
+                continue
+            rest = rest[len(closing) :]
+            if (not calls and _changes(answer)) and not self._render(shaped, tools, generate).endswith(rest):
+                continue
+            return rest
         return None
 
     def _closing(self, calls: bool, rest: str, marked: list[Json], tools: Tools) -> str | None:
@@ -233,26 +231,37 @@ class Renderer:
         if rest is None:
             return None
         written = self._end.match(rest) if self._end else None
-        if path[-1] in self.stop_ids:
-            said = self._added.get(path[-1]) or self.decode(path[-1:])
+        said, beyond = self.ended(path)
+        if said:
             if rest.startswith(said):  # also where the next message begins with it
                 rest = rest[len(said) :]
             elif written:
                 rest = rest[written.end() :]
-        elif not (written and self.tokenizer.token_to_id(written[1])):
-            rest = self._unsaid(rest, written, path, messages[served - 1]["content"])
+            rest = rest[_num_common(beyond, rest) :]
+        elif written is None:
+            rest = self._unsaid(rest, path, messages[served - 1]["content"])
         return self.encode_after(path, rest)
 
-    def _unsaid(self, rest: str, written: re.Match[str] | None, path: Sequence[int], content: str) -> str:
-        """Where no token ends a turn, a stop string does, and the model's last tokens may reach into it and beyond.
-        What is left to be written."""
-        said = self.decode(path[-_WINDOW:])
-        end = content[-40:]
+    def ended(self, path: Sequence[int]) -> tuple[str, str]:
+        """The end of turn that the last sampled token completed, and what that token says beyond it; empty if it
+        completed none. An end that is no token of its own may lie across several."""
+        if path[-1] in self.stop_ids:
+            return self._added.get(path[-1]) or self.decode(path[-1:]), ""
+        said, before = self.decode(path[-_WINDOW:]), len(self.decode(path[-_WINDOW:-1]))
+        for text in self.stop_texts:
+            end = said.rfind(text) + len(text)
+            if end >= len(text) and end > before:
+                return text, said[end:]
+        return "", ""
+
+    def _unsaid(self, rest: str, path: Sequence[int], content: str) -> str:
+        """Where nothing ends a turn but white space, the model's last tokens may hold some of it. What is left to be
+        written."""
+        said, end = self.decode(path[-_WINDOW:]), content[-40:]
         if end and (at := said.rfind(end)) >= 0 and rest.startswith(beyond := said[at + len(end) :]):
             return rest[len(beyond) :]
-        least = written.end() if written else 1
-        for length in range(min(len(said), len(rest)), least - 1, -1):
-            if said.endswith(rest[:length]) and (written or rest[:length].isspace()):
+        for length in range(min(len(said), len(rest)), 0, -1):
+            if rest[:length].isspace() and said.endswith(rest[:length]):
                 return rest[length:]
         return rest
 
@@ -349,6 +358,21 @@ class Renderer:
             return Closing("", (), self._next(within))
         return Closing("", tuple(dict.fromkeys([*self._next(within), *self._next(alone)])))
 
+    def _may_be_shortened(self) -> bool:
+        """Try it on rounds of calls and of words."""
+        call, result = _answer("", "b"), {"role": "tool", "content": "c", "name": "f", "tool_call_id": "call00001"}
+        chat = [_USER, call, result, call, result, _answer("d"), _USER, _answer("e"), _USER, call, result, call, result]
+        try:
+            for served in (4, 6, 8, 10, 12):
+                for end in (served + 1, len(chat)):
+                    self._after(chat[:end], served, None)
+                    short = _shortened(chat[:end], served)
+                    if short and self._after(*short, None) != self._after(chat[:end], served, None):
+                        return False
+        except BadTemplate:
+            return False
+        return self._short
+
     def _behind_mark(self, messages: list[Json]) -> str:
         try:
             text = self._render([_USER, *map(self._shaped, messages)], None, False)
@@ -397,6 +421,27 @@ def _marked(answer: Json) -> Iterator[Json]:
     yield answer | {"content": (answer["content"] or "") + MARK}
 
 
+def _shortened(messages: Messages, served: int) -> tuple[list[Json], int] | None:
+    """A conversation without what lies between its system message, the last user's before an answer, and the answer;
+    and how many messages that then ends. None if nothing can be left out."""
+    user = next((i for i in range(served - 2, -1, -1) if messages[i]["role"] == "user"), None)
+    system = [messages[0]] if messages[0]["role"] == "system" else []
+    if user is None or user == len(system) == served - 2:
+        return None
+    return [*system, messages[user], *messages[served - 1 :]], len(system) + 2
+
+
+def _changes(answer: Json) -> bool:
+    """Templates ask whether there is content, strip white space and look for marks at its end."""
+    content = answer["content"] or ""
+    return not content or content[-1].isspace() or content[-1] in ">]"
+
+
+def _num_common(a: str, b: str) -> int:
+    """How many leading characters two texts share."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
 def _short(id: str) -> str:
     """
     >>> _short("abc123XYZ"), len(_short("call_0123456789"))
@@ -406,45 +451,6 @@ def _short(id: str) -> str:
 
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what an assistant wrote, for training on text; here its body stands as it is."""
-
-    tags = {"generation"}  # noqa: RUF012 (as jinja2 declares it)
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment: Any = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes HTML, which no model was trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer:

@@ -9,6 +9,7 @@ from msgspec import Struct
 from strop.engines.base import Engine
 from strop.gateway.dialects.base import Refused
 from strop.gateway.render import Renderer
+from strop.gateway.session import History
 from strop.types import Rollout, Sampling
 
 ANY = "*"
@@ -19,6 +20,7 @@ class PolicyRoute(Struct, frozen=True, kw_only=True):
     """A policy, the engine that serves it, its renderer, and how a rollout samples.
 
     `sampling_for` decides by rollout (training, evaluation, greedy evaluation); its settings win over the request's.
+    `history`: what the model is shown of what it said before, see `strop.gateway.session`.
     """
 
     policy: str
@@ -26,6 +28,7 @@ class PolicyRoute(Struct, frozen=True, kw_only=True):
     engine: Engine
     renderer: Renderer
     sampling_for: Callable[[Rollout], Sampling]
+    history: History = "sampled"
 
 
 class Routes:

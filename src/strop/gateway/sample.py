@@ -41,7 +41,7 @@ class Call:
         self.choices: list[Choice] = []
         for asked in conversations(request, route):
             check_length(asked, route)
-            prompt = session.contexts(agent).prompt(route.renderer, asked)
+            prompt = session.contexts(agent).prompt(route.renderer, asked, route.history)
             room = route.engine.context - len(prompt.ids)
             if room < 1:
                 raise ContextOverflow(
@@ -50,7 +50,7 @@ class Call:
                 )
             sampling = self._sampling(room)
             for _ in range(request.n):
-                seed = session.next_seed(agent, prompt.ids)
+                seed = session.next_seed(agent, prompt)
                 self.choices.append(Choice(len(self.choices), self, asked, prompt, replace(sampling, seed=seed)))
 
     def _sampling(self, room: int) -> Sampling:

@@ -28,7 +28,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from strop.gateway.render import Messages, Renderer, Tools
-from strop.types import Attempt, Rollout, Turn, stable_hash
+from strop.types import Attempt, Rollout, Turn
 
 Branch = Literal[
     "edited_history",
@@ -49,6 +49,7 @@ class Prompt(Struct, frozen=True, kw_only=True):
     parent: str | None = None
     shared: int = 0
     branch: Branch | None = None
+    hashed: blake2b | None = None
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -96,6 +97,7 @@ class Served(Struct, frozen=True, kw_only=True):
     id: str
     prompt_ids: list[int]
     response_ids: list[int]
+    hashed: blake2b
     edges: list[bytes]
     text: str | None = None
     said: int = 0
@@ -108,8 +110,8 @@ class Served(Struct, frozen=True, kw_only=True):
 class Contexts:
     """Every context served to one agent of a session."""
 
-    def __init__(self, history: History = "sampled") -> None:
-        self._history = history
+    def __init__(self, start: bytes) -> None:
+        self._start = blake2b(start, digest_size=8)
         self._served: dict[bytes, Served] = {}  # a context's key -> the turn that ended it
         self._bare: dict[bytes, Served] = {}  # the same keys, leaving tools out
         self._gone_on: dict[str, bytes] = {}  # a turn -> the hash of the message that followed it first
@@ -117,30 +119,51 @@ class Contexts:
         self._turns: list[Served] = []
         self._by_id: dict[str, Served] = {}
 
-    def prompt(self, renderer: Renderer, asked: Asked) -> Prompt:
+    def prompt(self, renderer: Renderer, asked: Asked, history: History = "sampled") -> Prompt:
         """The prompt for a request: recorded ids as far as they go. Raises `BadTemplate`."""
         if (again := self._prompts.get(asked.key)) is not None:
             return again
         if asked.messages[0]["role"] == "prompt":
             prompt = self._raw(renderer, asked.messages[0]["content"])
-        elif self._history == "template":
+        elif history == "template":
             prompt = self._rendered(renderer, asked)
         else:
             prompt = self._extended(renderer, asked) or self._whole(renderer, asked)
         if asked.lead:
             prompt = replace(prompt, ids=prompt.ids + renderer.encode_after(prompt.ids, asked.lead))
+        prompt = replace(prompt, hashed=self._hashed(prompt))
         self._prompts[asked.key] = prompt
         return prompt
+
+    def hashed(self, turn: str) -> blake2b:
+        """The hash of a turn's prompt."""
+        return self._by_id[turn].hashed
+
+    def _hashed(self, prompt: Prompt) -> blake2b:
+        """The hash of a prompt goes on from its parent's: a long conversation costs what its new tokens cost."""
+        parent = self._by_id.get(prompt.parent or "")
+        if parent is None or not parent.prompt_ids or prompt.shared < len(parent.prompt_ids):
+            hashed, new = self._start.copy(), msgspec.json.encode(prompt.ids)[1:-1]
+        else:
+            hashed, new = parent.hashed.copy(), msgspec.json.encode(prompt.ids[len(parent.prompt_ids) :])[1:-1]
+            new = new and b"," + new
+        hashed.update(new)
+        return hashed
 
     def add(self, turn: Turn, asked: Asked) -> None:
         """Remember a recorded turn. What was not delivered whole cannot be extended, but its ids can be shared."""
         raw = asked.messages[0]["role"] == "prompt"
         prompt = asked.messages[0]["content"] if raw else None
         answer = canonical(turn.answer)
+        seen = self._prompts.get(asked.key)
+        if seen is None:
+            seen = Prompt(ids=turn.prompt_ids, parent=turn.parent, shared=turn.shared, branch=_branch(turn))
+            seen = self._prompts[asked.key] = replace(seen, hashed=self._hashed(seen))
         served = Served(
             id=turn.id,
             prompt_ids=turn.prompt_ids,
             response_ids=turn.response_ids,
+            hashed=cast(blake2b, seen.hashed),
             edges=[*map(_short, asked.edges), _short(answer)],
             text=prompt + turn.answer["content"] if isinstance(prompt, str) else None,
             said=len(prompt or ""),
@@ -149,9 +172,6 @@ class Contexts:
         if (parent := self._by_id.get(turn.parent or "")) and len(served.edges) > len(parent.edges) + 1:
             self._gone_on.setdefault(parent.id, served.edges[len(parent.edges)])
         self._by_id[turn.id] = served
-        self._prompts.setdefault(
-            asked.key, Prompt(ids=turn.prompt_ids, parent=turn.parent, shared=turn.shared, branch=_branch(turn))
-        )
         if turn.abandoned or raw:
             return
         key = _step(asked.keys[-1], answer)
@@ -264,10 +284,12 @@ class Session:
         self.in_flight = 0
         self._contexts: dict[str, Contexts] = {}
         self._num_turns = 0
-        self._asked: Counter[int] = Counter()
+        self._asked: Counter[tuple[str, bytes]] = Counter()
 
-    def contexts(self, agent: str, history: History = "sampled") -> Contexts:
-        return self._contexts.setdefault(agent, Contexts(history))
+    def contexts(self, agent: str) -> Contexts:
+        if agent not in self._contexts:
+            self._contexts[agent] = Contexts(b"[%d,%b,[" % (self.rollout.seed, msgspec.json.encode(agent)))
+        return self._contexts[agent]
 
     def next_turn(self) -> str:
         """The id of the next turn: unique, and in the order requests began."""
@@ -275,12 +297,14 @@ class Session:
         self._num_turns += 1
         return f"{self.rollout.id}/{self.attempt.number}/{number}"
 
-    def next_seed(self, agent: str, prompt_ids: list[int]) -> int:
-        """Fixes what is sampled: the rollout's seed, the agent, the prompt and how often it was asked before."""
-        asked = stable_hash(agent, prompt_ids)
-        ordinal = self._asked[asked]
+    def next_seed(self, agent: str, prompt: Prompt) -> int:
+        """Fixes what is sampled: `stable_hash` of the rollout's seed, the agent, the prompt's ids and how often they
+        were asked before."""
+        hashed = cast(blake2b, prompt.hashed).copy()
+        asked = (agent, hashed.digest())
+        hashed.update(b"],%d]" % self._asked[asked])
         self._asked[asked] += 1
-        return stable_hash(self.rollout.seed, agent, prompt_ids, ordinal)
+        return int.from_bytes(hashed.digest(), "big") >> 1
 
     def add(self, turn: Turn, asked: Asked) -> None:
         self.contexts(turn.agent).add(turn, asked)
@@ -292,7 +316,8 @@ class Session:
             tools[turn.id] = tools[turn.parent] if extends(turn) else turn.requested.get("tools", [])
             self.add(turn, Asked.of(turn.messages, tools[turn.id], lead=turn.requested.get("lead", "")))
             self._num_turns = max(self._num_turns, int(turn.id.rpartition("/")[2]) + 1)
-            self._asked[stable_hash(turn.agent, turn.prompt_ids)] += 1
+            hashed = self.contexts(turn.agent).hashed(turn.id)
+            self._asked[turn.agent, hashed.digest()] += 1
 
 
 def extends(turn: Turn | Prompt) -> bool:

@@ -20,9 +20,7 @@ key of its own. Left out: services with a request shape of their own. A Python f
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import json
-import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,7 +28,7 @@ import msgspec
 
 from strop import http
 from strop.errors import AgentError, ConfigError
-from strop.http import Answer, Broken, Client, Lost, Unreachable
+from strop.http import Answer, Broken, Client, Lost, Unreachable, retry_after
 from strop.runners.base import Agent, Job, Outcome, Say
 from strop.runners.rewards import Judge, judged, load_judge
 
@@ -38,7 +36,6 @@ TRIES = 5
 LATER = frozenset({429, 503})
 BETWEEN = frozenset({502, 504})
 """What proxies answer that have no answer of the service."""
-LONGEST_WAIT = 60.0
 
 
 class Service(Agent):
@@ -82,7 +79,7 @@ class Service(Agent):
             else:
                 if answer.status not in LATER:
                     return await self._outcome(answer, job)
-                wrong, pause = self._said(answer), _retry_after(answer.headers.get("retry-after", ""))
+                wrong, pause = self._said(answer), retry_after(answer.headers.get("retry-after", ""))
             if number < TRIES:
                 await asyncio.sleep(max(pause, self._wait * 2 ** (number - 1)))
         detail = f"the service {self._url} took the task in none of {TRIES} tries, see whether it is up: {wrong}"
@@ -134,19 +131,3 @@ class Service(Agent):
     def _said(self, answer: Answer) -> str:
         text = answer.body[:2000].decode(errors="replace").replace("\0", "\ufffd").strip()[:500]
         return f"{self._url} answered {answer.status}" + (f": {text}" if text else "")
-
-
-def _retry_after(value: str) -> float:
-    """Seconds to wait, given as such or as a date; 0 if nobody knows.
-
-    >>> _retry_after("2"), _retry_after("soon"), _retry_after("100000")
-    (2.0, 0.0, 60.0)
-    """
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except ValueError:
-            return 0.0
-    return min(max(seconds, 0.0), LONGEST_WAIT) if seconds == seconds else 0.0

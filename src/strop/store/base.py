@@ -90,6 +90,10 @@ class Store(ABC):
     async def attempts(self, rollout: str) -> list[Attempt]: ...
 
     @abstractmethod
+    async def attempt(self, key: str) -> Attempt:
+        """The attempt that `key` opens, running or over. `UnknownId` if it opens none."""
+
+    @abstractmethod
     async def turns(self, rollout: str, *, attempt: int | None = None) -> list[Turn]:
         """Turns of an attempt (default: the last) in the order their requests began."""
 

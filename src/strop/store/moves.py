@@ -50,6 +50,15 @@ def find(db: Db, id: str, lock: str = "") -> Rollout:
     return rows.rollout(row)
 
 
+def opened(db: Db, key: str) -> Attempt:
+    """The attempt with this key. What the database compares, it compares through its index: how long it takes tells
+    nothing about a key that is nearly right."""
+    row = db.execute(f"SELECT {rows.ATTEMPT} FROM attempts WHERE key = ?", (rows.text(key),)).fetchone()
+    if row is None:
+        raise UnknownId("this key opens no attempt: use the one the agent was given")
+    return rows.attempt(row)
+
+
 def running(db: Db, rollout: str, number: int) -> None:
     """Fencing: only the attempt that runs may write. A replaced one has ended, so `ended` says it all."""
     query = "SELECT ended FROM attempts WHERE rollout = ? AND number = ?" + db.lock

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from strop.errors import NewerStore, StoreError
 
-VERSION = 2
+VERSION = 3
 """Rises when the tables change."""
 
 TABLES = """
@@ -38,6 +38,7 @@ CREATE TABLE attempts (
 ) WITHOUT ROWID;
 CREATE INDEX attempts_running ON attempts (lease_until) WHERE ended IS NULL;
 CREATE INDEX attempts_token ON attempts (token) WHERE ended IS NULL;
+CREATE INDEX attempts_key ON attempts (key);
 
 CREATE TABLE turns (
     seq SERIAL_KEY, id TEXT NOT NULL UNIQUE, rollout TEXT NOT NULL, attempt BIGINT NOT NULL,
@@ -90,7 +91,9 @@ MIGRATIONS: dict[int, str] = {
     UPDATE events SET id = 'e' || seq;
     DROP INDEX events_attempt;
     CREATE UNIQUE INDEX events_id ON events (rollout, attempt, id);
-    """
+    """,
+    # Attempts are found by their key alone.
+    2: "CREATE INDEX attempts_key ON attempts (key);",
 }
 """What turns version n into n + 1."""
 

@@ -241,6 +241,9 @@ class SqlStore(Store):
 
         return await self._read(read)
 
+    async def attempt(self, key: str) -> Attempt:
+        return await self._read(lambda db: moves.opened(db, key))
+
     async def turns(self, rollout: str, *, attempt: int | None = None) -> builtins.list[Turn]:
         query = f"SELECT {rows.TURN} FROM turns WHERE rollout = ? AND attempt = ? ORDER BY started, seq"
         return await self._of_attempt(query, rows.turn, rollout, attempt)

@@ -1,5 +1,5 @@
-"""OpenAI Agents: with a model of chat completions or, with `--responses`, of the responses API. With `--default` neither
-is said, and the framework takes a model and settings of its own choice; `--chat` chooses only the API."""
+"""OpenAI Agents: with a model of chat completions or, with `--responses`, of the responses API. With `--default`
+none is given, and the framework takes a model and settings of its own choice; `--chat` then chooses only the API."""
 
 import asyncio
 import sys

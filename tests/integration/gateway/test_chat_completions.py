@@ -373,17 +373,17 @@ async def test_keys(stand: Stand) -> None:
 
 async def test_sessions_are_dropped_and_rebuilt(stand: Stand) -> None:
     stand.script(*["a"] * 20)
-    stand.gateway._max_sessions = 2
+    stand.gateway.sessions.most = 2
     attempts = [await stand.attempt(f"r{i}") for i in range(4)]
     firsts = [await stand.client(a).chat.completions.create(model="m", messages=QUESTION) for a in attempts]
-    assert len(stand.gateway._sessions) == 2
+    assert len(stand.gateway.sessions) == 2
     for attempt, first in zip(attempts, firsts, strict=True):
         follow = [*QUESTION, first.choices[0].message.model_dump(), {"role": "user", "content": "b"}]
         await stand.client(attempt).chat.completions.create(model="m", messages=follow)
         before, after = await stand.store.turns(attempt.rollout)
         assert (after.id, after.parent, after.shared) == (f"{attempt.rollout}/1/1", before.id, len(before.ids))
     stand.gateway.forget("r3")
-    assert ("r3", 1) not in stand.gateway._sessions
+    assert ("r3", 1) not in stand.gateway.sessions
 
 
 async def test_seeds_do_not_depend_on_the_attempt(stand: Stand) -> None:
@@ -407,10 +407,10 @@ async def test_a_late_first_attempt_does_not_disturb_the_second(stand: Stand) ->
     (lease,) = await stand.store.lease("w1", seconds=600)
     second = lease.attempt
     await stand.client(second).chat.completions.create(model="m", messages=QUESTION)
-    session = stand.gateway._sessions["r1", 2]
+    session = stand.gateway.sessions["r1", 2]
     with pytest.raises(openai.ConflictError):
         await stand.client(first).chat.completions.create(model="m", messages=QUESTION)
-    assert stand.gateway._sessions["r1", 2] is session
+    assert stand.gateway.sessions["r1", 2] is session
     (old,), (new,) = await stand.store.turns("r1", attempt=1), await stand.store.turns("r1", attempt=2)
     assert old.sampling == new.sampling, "an attempt that is repeated samples the same"
 

@@ -109,7 +109,7 @@ async def test_keys_are_compared_as_bytes(stand: Stand) -> None:
 async def test_health(stand: Stand) -> None:
     status, answer = await fetch(stand.server.url + "/health")
     assert (status, answer["status"]) == (200, "ok")
-    status, answer = await fetch(stand.server.url + "/v1/chat/completions", {})
+    status, answer = await fetch(stand.server.url + "/v2/chat/completions", {})
     assert status == 404
     assert "base URL" in answer["error"]["message"]
 

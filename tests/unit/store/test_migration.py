@@ -118,6 +118,8 @@ async def test_everything_of_version_1_is_there_and_work_goes_on(old: Path):
         assert await store.policies() == [Policy(name="main", version="1.1", model="strop/nano")]
         await store.close()
     store = await SqliteStore.open(old)
+    found = await store.attempt("k1")
+    assert (found.rollout, found.number) == ("g1.1", 1)
     cursor, _ = await store.wait(0, timeout=0)
     assert cursor == 4
     assert (await store.finish("g1.1", 1)).reward() == 1.0  # its attempt was running, with an event
@@ -148,3 +150,21 @@ async def test_a_migration_that_fails_changes_nothing(old: Path, monkeypatch: py
     store = await SqliteStore.open(old)
     assert len(await store.events("g1.0")) == 1
     await store.close()
+
+
+async def test_a_store_of_version_2_gets_its_index(tmp_path: Path):
+    path = tmp_path / "store.sqlite"
+    await (await SqliteStore.open(path)).close()
+    with sqlite3.connect(path) as db:
+        db.executescript("DROP INDEX attempts_key; UPDATE strop SET version = 2;")
+    db.close()
+    store = await SqliteStore.open(path)
+    await store.enqueue([Rollout(id="a", group="a", member=0, task=Task(id="t"), created=1.0)])
+    (lease,) = await store.lease("w", seconds=30)
+    assert await store.attempt(lease.attempt.key) == lease.attempt
+    await store.close()
+    db = sqlite3.connect(path)
+    (plan,) = db.execute("EXPLAIN QUERY PLAN SELECT * FROM attempts WHERE key = 'k'").fetchall()
+    assert "USING INDEX attempts_key" in plan[-1]
+    assert db.execute("SELECT version FROM strop").fetchone() == (schema.VERSION,)
+    db.close()

@@ -88,6 +88,21 @@ async def test_the_same_token_gives_the_same_leases_while_they_run(store: Store)
     assert [lease.rollout.id for lease in await store.lease("w", seconds=30, token="t1")] == ["g1.3"]
 
 
+async def test_an_attempt_is_found_by_its_key_alone(store: Store):
+    first, second = await leased(store, "g1.0"), await leased(store, "g1.1")
+    for lease in (first, second):
+        assert await store.attempt(lease.attempt.key) == lease.attempt
+    await store.finish("g1.0", 1, cause="lost_runner", detail="gone")
+    over = await store.attempt(first.attempt.key)
+    assert (over.cause, over.detail, over.ended is not None) == ("lost_runner", "gone", True)
+    (again,) = await store.lease("w", seconds=30)
+    assert (await store.attempt(again.attempt.key)).number == 2
+    key = first.attempt.key
+    for wrong in ("", "nobody", key[:-1], key + "x", key.swapcase(), "k\x00", "\ud800", "é"):
+        with pytest.raises(UnknownId, match="opens no attempt"):
+            await store.attempt(wrong)
+
+
 async def test_one_rollout_is_leased_once_however_many_ask(store: Store):
     await store.enqueue([rollout(f"g1.{i}") for i in range(5)])
     leases = await asyncio.gather(*(store.lease(f"w{i}", seconds=30) for i in range(20)))

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from strop.gateway.formats.base import Call, Piece, Thought, Tools
+from strop.gateway.formats.values import Scan
 
 
 class Found(Struct, frozen=True):
@@ -50,9 +51,9 @@ class Syntax(Protocol):
     @property
     def marks(self) -> tuple[str, ...]: ...
 
-    def step(self, text: str, *, section: str, fresh: int, final: bool, tools: Tools) -> Step:
-        """Look at text that begins with one of `opens` or, within a `section`, behind a call. Text before `fresh` was
-        there at the last look; `final` says that none will come."""
+    def step(self, text: str, *, section: str, scan: Scan, final: bool, tools: Tools) -> Step:
+        """Look at text that begins with one of `opens` or, within a `section`, behind a call. `scan` is kept from look
+        to look until something is found; `final` says that no more text will come."""
         ...
 
 
@@ -120,12 +121,12 @@ class Reader:
         self._place: Literal["words", "thought", "calls"] = "words"
         self._close = _marks()  # what ends the thought
         self._space = 0  # how much of what is held is white space before an open call
-        self._fresh = 0  # how much of what is held the syntax has seen
+        self._scan = Scan()
         self._section = ""
         self._fresh_thought = False  # a thought has begun and nothing was thought so far
         self._said = False
         self._leading = False  # behind a mark with no words so far: white space leads nowhere
-        self._marked = False
+        self._marked = self._behind = False  # some mark was there; nothing was said since the last one
         if lead:
             self.feed(lead)
             self.calls = self.malformed = 0
@@ -135,11 +136,11 @@ class Reader:
         return self._read(final=False)
 
     def close(self) -> list[Piece]:
-        """The answer is over: what was held back is text after all, unless it is white space behind a mark."""
+        """The answer is over: what was held back is text after all, except white space behind calls or a mark."""
         pieces = self._read(final=True)
         if self._place == "thought":
             self._think(len(self._held), pieces)
-        elif not (self._marked and self._held.isspace()):
+        elif not ((self.calls or self._behind) and self._held.isspace()):
             self._say(len(self._held), pieces)
         return pieces
 
@@ -157,7 +158,8 @@ class Reader:
             self._drop(len(self._held) - len(self._held.lstrip()))
         at, mark = self._words.find(self._held, final)
         words = len(self._held[:at].rstrip())
-        if mark in self._closes and (words or self._said or self._marked) and not self._in_lead(at):
+        first = not self._marked and not self._said and (not words or self._in_lead(words - 1))
+        if mark in self._closes and not first and not self._in_lead(at):
             words, mark = at + len(mark), ""  # the end of a thought that never began
         elif mark is None and final:
             return False
@@ -168,7 +170,7 @@ class Reader:
         space = at - words
         if mark in self._opens:
             self._place, self._section = "calls", ""
-            self._space, self._fresh = space, 0
+            self._space, self._scan = space, Scan()
             return True
         self._drop(space + len(mark))
         if mark in self._thoughts:
@@ -200,8 +202,8 @@ class Reader:
     def _read_calls(self, final: bool, pieces: list[Piece]) -> bool:
         assert self._syntax is not None
         text = self._held[self._space :]
-        step = self._syntax.step(text, section=self._section, fresh=self._fresh, final=final, tools=self._tools)
-        self._fresh = len(text)
+        step = self._syntax.step(text, section=self._section, scan=self._scan, final=final, tools=self._tools)
+        self._scan.seen = len(text)
         match step:
             case None:
                 assert not final, "at the end of an answer nothing is undecided"
@@ -211,7 +213,7 @@ class Reader:
                 self.calls += 1
                 pieces.append(call)
                 self._section = section
-                self._space = self._fresh = 0
+                self._space, self._scan = 0, Scan()
                 self._behind_mark()
                 if not section:
                     self._place = "words"
@@ -221,7 +223,7 @@ class Reader:
             case Bad(end, malformed):
                 self.malformed += malformed
                 self._say(self._space + end, pieces)
-                self._space = self._fresh = 0
+                self._space, self._scan = 0, Scan()
                 if not self._section:
                     self._place = "words"
         return True
@@ -232,7 +234,7 @@ class Reader:
         return self._at + at < self._unsaid
 
     def _behind_mark(self) -> None:
-        self._leading, self._marked = not self._said, True
+        self._leading, self._marked, self._behind = not self._said, True, True
 
     def _drop(self, length: int) -> str:
         """Cut from the front of what is held; what of it is not the lead's."""
@@ -242,7 +244,7 @@ class Reader:
         return new
 
     def _say(self, length: int, pieces: list[Piece]) -> None:
-        self._leading = False
+        self._leading = self._behind = False
         if words := self._drop(length):
             self._said = True
             pieces.append(words)

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from strop.gateway.formats.base import Call, Tools
 from strop.gateway.formats.reader import Bad, Found, Over, Step
-from strop.gateway.formats.values import Unreadable, decode, end_of_json, end_of_python, evaluate, parse_python
+from strop.gateway.formats.values import Scan, Unreadable, decode, end_of_json, end_of_python, evaluate, parse_python
 
 Body = Callable[[str, Tools], Call | Literal["open"] | None]
 """What stands between two tags: a call, none, or "open" if the closing tag is part of a value."""
@@ -42,7 +42,7 @@ class Tagged(Struct, frozen=True):
     def marks(self) -> tuple[str, ...]:
         return (*self.opens, self.close, *((self.end,) if self.end else ()))
 
-    def step(self, text: str, *, section: str, fresh: int, final: bool, tools: Tools) -> Step:
+    def step(self, text: str, *, section: str, scan: Scan, final: bool, tools: Tools) -> Step:
         at = 0
         if section or (self.begin and text.startswith(self.begin)):
             at = _skip(text, 0 if section else len(self.begin))
@@ -52,21 +52,22 @@ class Tagged(Struct, frozen=True):
                 if not final and _may_become(text, at, self.open, *((self.end,) if section else ())):
                     return None
                 return Over(0) if section else Bad(len(self.begin))
-        return self._item(text, at + len(self.open), final, tools)
+        return self._item(text, at + len(self.open), scan, final, tools)
 
-    def _item(self, text: str, start: int, final: bool, tools: Tools) -> Step:
-        first = None
-        at = text.find(self.close, start)
+    def _item(self, text: str, start: int, scan: Scan, final: bool, tools: Tools) -> Step:
+        at = text.find(self.close, max(start, scan.seen - len(self.close) + 1))
         while at >= 0:
-            end = at + len(self.close)
-            first = first or end
             call = self.body(text[start:at], tools)
             if isinstance(call, Call):
-                return Found(end, call, "section" if self.begin else "")
+                return Found(at + len(self.close), call, "section" if self.begin else "")
             if call is None:
-                return Bad(first)
-            at = text.find(self.close, end)
-        return Bad(first or len(text)) if final else None
+                final = True
+                break
+            at = text.find(self.close, at + len(self.close))
+        if not final:
+            return None
+        first = text.find(self.close, start)
+        return Bad(len(text) if first < 0 else first + len(self.close))
 
 
 Item = Callable[[Any], Call | None]
@@ -126,26 +127,26 @@ class Json(Struct, frozen=True):
     def marks(self) -> tuple[str, ...]:
         return (*self.after, *self.closes)
 
-    def step(self, text: str, *, section: str, fresh: int, final: bool, tools: Tools) -> Step:
+    def step(self, text: str, *, section: str, scan: Scan, final: bool, tools: Tools) -> Step:
         if section:
-            return self._next(text, section, fresh, final)
+            return self._next(text, section, scan, final)
         mark = max((mark for mark in self.after if text.startswith(mark)), key=len, default="")
         at = _skip(text, len(mark) - mark.endswith("["))
         if at == len(text):
             return Bad(at) if final else None
         if self.header and (self.item is None or text[at] not in "[{"):
-            return self._headed(text, at, fresh, final)
+            return self._headed(text, at, scan, final)
         if text[at] == "[":
             inner = _skip(text, at + 1)
             if inner == len(text):
                 return Bad(inner, bool(mark)) if final else None
             if text[inner] == "{":
-                return self._item(text, inner, "list", bool(mark), fresh, final)
+                return self._item(text, inner, "list", bool(mark), scan, final)
         elif text[at] == "{":
-            return self._item(text, at, "objects", bool(mark), fresh, final)
+            return self._item(text, at, "objects", bool(mark), scan, final)
         return Bad(max(at, 1), bool(mark))
 
-    def _next(self, text: str, section: str, fresh: int, final: bool) -> Step:
+    def _next(self, text: str, section: str, scan: Scan, final: bool) -> Step:
         """Behind a call: another, or the end."""
         at = _skip(text, 0)
         if at == len(text):
@@ -157,14 +158,14 @@ class Json(Struct, frozen=True):
             if inner == len(text):
                 return Over(0) if final else None
             if text[inner] == "{":
-                return self._item(text, inner, section, section == "list", fresh, final)
+                return self._item(text, inner, section, section == "list", scan, final)
         elif section == "objects":
             if text[at] == "{" and self.bare:
-                return self._item(text, at, section, False, fresh, final)
+                return self._item(text, at, section, False, scan, final)
             return _closed(text, 0, self.closes, final)
         return Over(0)
 
-    def _headed(self, text: str, at: int, fresh: int, final: bool) -> Step:
+    def _headed(self, text: str, at: int, scan: Scan, final: bool) -> Step:
         assert self.header is not None
         brace = text.find("{", at, at + _LONGEST_HEADER)
         if brace < 0:
@@ -172,7 +173,7 @@ class Json(Struct, frozen=True):
         header = self.header.fullmatch(text, at, brace)
         if header is None:
             return Bad(at)
-        end = end_of_json(text, brace, fresh)
+        end = end_of_json(text, brace, scan)
         if end is None:
             return Bad(len(text)) if final else None
         try:
@@ -181,14 +182,14 @@ class Json(Struct, frozen=True):
             return Bad(end)
         return Found(end, Call(header[1], arguments), "objects")
 
-    def _item(self, text: str, at: int, section: str, marked: bool, fresh: int, final: bool) -> Step:
+    def _item(self, text: str, at: int, section: str, marked: bool, scan: Scan, final: bool) -> Step:
         if not marked:
             likely = _begins_call(text, at)
             if likely is False or (likely is None and final):
                 return Bad(at + 1, malformed=False)
             if likely is None:
                 return None
-        end = end_of_json(text, at, fresh)
+        end = end_of_json(text, at, scan)
         if end is None:
             return Bad(len(text)) if final else None
         assert self.item is not None
@@ -213,7 +214,7 @@ class Python(Struct, frozen=True):
     def marks(self) -> tuple[str, ...]:
         return (*self.after, *self.closes)
 
-    def step(self, text: str, *, section: str, fresh: int, final: bool, tools: Tools) -> Step:
+    def step(self, text: str, *, section: str, scan: Scan, final: bool, tools: Tools) -> Step:
         mark = "" if section else next((mark for mark in self.after if text.startswith(mark)), "")
         at = _skip(text, len(mark))
         if at == len(text):
@@ -228,7 +229,7 @@ class Python(Struct, frozen=True):
             if not final and (name.end() if name else at) == len(text):
                 return None
             return Over(0) if section else Bad(at, bool(mark))
-        end = end_of_python(text, name.end() - 1, fresh)
+        end = end_of_python(text, name.end() - 1, scan)
         if end is None:
             return Bad(len(text)) if final else None
         call = _python_call(name[1], text[name.end() - 1 : end])

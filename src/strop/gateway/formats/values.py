@@ -8,6 +8,7 @@ import warnings
 from typing import Any, cast
 
 import msgspec
+from msgspec import Struct
 
 from strop.gateway.formats.base import Tools
 
@@ -75,25 +76,35 @@ def evaluate(node: ast.expr) -> Any:
     raise Unreadable
 
 
-def end_of_json(text: str, at: int, fresh: int = 0) -> int | None:
-    """Where the object or list that begins at `at` ends, or None if it does not yet. Text before `fresh` was looked at
-    before.
+class Scan(Struct):
+    """How far a value that is not over yet was looked through, so that no text is looked through again and again:
+    `seen` characters were there at the last look, brackets are `depth` deep at `at`, where a string opened by `quote`
+    may have begun."""
 
-    >>> end_of_json('x{"a": "}"} y', 1)
+    seen: int = 0
+    at: int = 0
+    depth: int = 0
+    quote: str = ""
+
+
+def end_of_json(text: str, at: int, scan: Scan) -> int | None:
+    """Where the object or list that begins at `at` ends, or None if it does not yet.
+
+    >>> end_of_json('x{"a": "}"} y', 1, Scan())
     11
     """
-    return _end(_JSON_TOKEN, text, at, fresh)
+    return _end(_JSON_TOKEN, text, at, scan)
 
 
-def end_of_python(text: str, at: int, fresh: int = 0) -> int | None:
-    return _end(_PYTHON_TOKEN, text, at, fresh)
+def end_of_python(text: str, at: int, scan: Scan) -> int | None:
+    return _end(_PYTHON_TOKEN, text, at, scan)
 
 
-def _end(tokens: re.Pattern[str], text: str, at: int, fresh: int) -> int | None:
-    if not any(text.find(closer, max(at, fresh)) >= 0 for closer in "}])"):
+def _end(tokens: re.Pattern[str], text: str, at: int, scan: Scan) -> int | None:
+    if scan.quote and text.find(scan.quote, scan.seen) < 0:
         return None
-    depth = 0
-    for token in tokens.finditer(text, at):
+    depth = scan.depth
+    for token in tokens.finditer(text, scan.at if depth else at):
         if token[0] in ("{", "[", "("):
             depth += 1
         elif token[0] in ("}", "]", ")"):
@@ -101,7 +112,9 @@ def _end(tokens: re.Pattern[str], text: str, at: int, fresh: int) -> int | None:
             if depth == 0:
                 return token.end()
         elif token[0] in ('"', "'"):  # a string that is not over
+            scan.at, scan.depth, scan.quote = token.start(), depth, token[0]
             return None
+    scan.at, scan.depth, scan.quote = len(text), depth, ""
     return None
 
 

@@ -6,8 +6,8 @@ A server that cannot be reached, is being started again or has trouble with its 
 `patience` says: verbs may be said twice. One that has never answered is given up after a few seconds, since the address
 is likely wrong. What the server refuses is raised here as it was raised there.
 
-Left out: keys of attempts. `attempts()` tells them as "", since only a lease tells an attempt's key; whoever checks
-keys (a gateway) stands beside the store itself.
+Left out: keys of attempts. `attempts()` tells them as "", since only a lease tells an attempt's key (`attempt` knows the
+one it was asked with); whoever checks keys (a gateway) stands beside the store itself.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ _encode = msgspec.json.Encoder().encode
 _LEASES = msgspec.json.Decoder(list[Lease])
 _ROLLOUT = msgspec.json.Decoder(Rollout)
 _ROLLOUTS = msgspec.json.Decoder(list[Rollout])
+_ATTEMPT = msgspec.json.Decoder(wire.AttemptShown)
 _ATTEMPTS = msgspec.json.Decoder(list[wire.AttemptShown])
 _TURNS = msgspec.json.Decoder(list[Turn])
 _EVENTS = msgspec.json.Decoder(list[Event])
@@ -173,6 +174,10 @@ class HttpStore(Store):
         """Without their keys, which are "" here."""
         shown = await self._ask(_ATTEMPTS, "GET", f"{_path(rollout)}/attempts")
         return [one.attempt() for one in shown]
+
+    async def attempt(self, key: str) -> Attempt:
+        shown = await self._ask(_ATTEMPT, "POST", "/v1/attempt", {"key": rows.text(key)})
+        return msgspec.structs.replace(shown.attempt(), key=key)
 
     async def turns(self, rollout: str, *, attempt: int | None = None) -> builtins.list[Turn]:
         return await self._ask(_TURNS, "GET", f"{_path(rollout)}/turns{_query(attempt=attempt)}")

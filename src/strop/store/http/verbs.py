@@ -141,6 +141,11 @@ class Verbs:
         """A rollout's attempts, without their keys."""
         return [wire.AttemptShown.of(attempt) for attempt in await self._store.attempts(at["id"])]
 
+    @served("POST", "/v1/attempt")
+    async def attempt(self, given: wire.KeyBody, at: At, receive: Receive) -> wire.AttemptShown:
+        """The attempt that a key opens. The key is in the body: addresses are written down in many places."""
+        return wire.AttemptShown.of(await self._store.attempt(given.key))
+
     @served("GET", "/v1/rollouts/{id}/turns")
     async def turns(self, given: wire.OfAttempt, at: At, receive: Receive) -> list[Turn]:
         """Turns of one attempt of a rollout, in the order their requests began."""

@@ -165,6 +165,12 @@ class ReclaimBody(Struct, kw_only=True, forbid_unknown_fields=True):
     everything: bool = False
 
 
+class KeyBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """An attempt's key."""
+
+    key: str
+
+
 class StepRecord(Struct, kw_only=True, forbid_unknown_fields=True):
     """A step. Metrics may be null, which stands for NaN."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os.path
 import re
 from datetime import datetime
 from itertools import product
@@ -23,10 +22,11 @@ needs_templates = pytest.mark.skipif(not TEMPLATES, reason=f"no chat templates i
 
 USER = "Wie ist das Wetter?"
 ENDS = (
-    "<EOS>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|end|>", "<|call|>", "<|calls|>", "<|return|>", "<|endoftext|>",
-    "<|end_of_text|>", "<|END_OF_TURN_TOKEN|>", "<|START_OF_TURN_TOKEN|>", "<|tools_suffix|>", "<|assistant_end|>", "<|observation|>", "<|user|>",
-    "<|message_sep|>", "<|tool_response>", "<|end_of_msg|>", "<｜end▁of▁sentence｜>", "<｜hy_eos:opensource｜>", "[e~[",
-    "<SPECIAL_12>", "<sep>", "<turn|>", "<end_of_turn>", "</assistant>",
+    "<EOS>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|end|>", "<|call|>", "<|calls|>", "<|return|>",
+    "<|endoftext|>", "<|end_of_text|>", "<|END_OF_TURN_TOKEN|>", "<|START_OF_TURN_TOKEN|>", "<|tools_suffix|>",
+    "<|assistant_end|>", "<|observation|>", "<|user|>", "<|message_sep|>", "<|tool_response>", "<|end_of_msg|>",
+    "<｜end▁of▁sentence｜>", "<｜hy_eos:opensource｜>", "[e~[", "<SPECIAL_12>", "<sep>", "<turn|>", "<end_of_turn>",
+    "</assistant>",
 )  # fmt: skip
 """Tokens that end an assistant's turn in one family or another."""
 
@@ -90,9 +90,14 @@ class Template:
 
     def _render(self, messages: list[dict[str, Any]], tools: bool, generate: bool) -> str:
         return self._template.render(
-            messages=messages, tools=TOOLS[1:] if tools else None, add_generation_prompt=generate, bos_token="<BOS>", eos_token="<EOS>",
-            functions="[]", datetime="today",
-        )  # fmt: skip
+            messages=messages,
+            tools=TOOLS[1:] if tools else None,
+            add_generation_prompt=generate,
+            bos_token="<BOS>",
+            eos_token="<EOS>",
+            functions="[]",
+            datetime="today",
+        )
 
     def said(self, content: str, calls: list[Call], reasoning: str = "") -> tuple[str, str] | None:
         """How the assistant's message stands in the template's text: its lead, and what the model would have said.
@@ -123,7 +128,8 @@ class Template:
         if reasoning:
             message |= {"reasoning_content": reasoning, "reasoning": reasoning}
         whole = self._render([user, message], tools, False)
-        begun = len(os.path.commonprefix([whole, self._render([user], tools, True)]))
+        prompt = self._render([user], tools, True)
+        begun = next((i for i, (a, b) in enumerate(zip(whole, prompt, strict=False)) if a != b), len(prompt))
         asked = whole.rfind(USER) + len(USER)
         heads = [at + len(head) for head in HEADS if (at := whole.find(head, asked)) >= 0]
         begun = max(begun, min(heads, default=0))

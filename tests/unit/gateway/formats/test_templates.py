@@ -20,7 +20,7 @@ FULL = Call(
     "get_weather",
     {
         "city": "Pa\"r'is\n{é} <b> \\ 雪, [x] 🙂",
-        "code": "007",
+        "code": " 007\n",
         "days": -3,
         "share": 0.5,
         "hot": True,

@@ -1,0 +1,145 @@
+"""The sessions that are open: found by an attempt's address and key, or by the key alone.
+
+    /r/g1.0/1/agents/main/v1    the rollout and the attempt are in the address, the key must be that attempt's
+    /v1                         one base URL for all rollouts: the key says which attempt it is
+
+A session that is open is found without asking the store. One that is needed again after it was dropped, or that another
+gateway began, is rebuilt from the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from starlette.types import Scope
+
+from strop.errors import Fenced, UnknownId
+from strop.gateway.dialects.base import Refused
+from strop.gateway.session import Session
+from strop.gateway.stream import fenced
+from strop.store.base import Ref, Store
+from strop.store.http.keys import bearer, same
+from strop.types import Attempt
+
+TRACE = (b"trace_id", b"trace-id")
+"""Headers in which services send an attempt's key; proxies drop those with a `_` in them."""
+
+
+class Sessions:
+    """Sessions live while their attempt does. The least recently used idle ones go once there are `most`."""
+
+    def __init__(self, store: Store, most: int) -> None:
+        self.most = most
+        self._store = store
+        self._open: OrderedDict[Ref, Session] = OrderedDict()
+        self._by_key: dict[bytes, Ref] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, ref: Ref) -> bool:
+        return ref in self._open
+
+    def __getitem__(self, ref: Ref) -> Session:
+        return self._open[ref]
+
+    async def at(self, rollout: str, attempt: str, scope: Scope) -> Session:
+        """The session of the attempt in the address, if one of the request's keys is that attempt's."""
+        if not (attempt.isascii() and attempt.isdigit() and len(attempt) < 10):
+            raise _unauthorized()
+        ref, keys = (rollout, int(attempt)), keys_of(scope)
+        session = self._open.get(ref)
+        if session is None:
+            try:
+                attempts = await self._store.attempts(rollout)
+            except UnknownId:
+                raise _unauthorized() from None
+            found = next((attempt for attempt in attempts if attempt.number == ref[1]), None)
+            if found is None or not _opens(keys, found):
+                raise _unauthorized()
+            return await self._add(found)
+        if not _opens(keys, session.attempt):
+            raise _unauthorized()
+        self._open.move_to_end(ref)
+        return session
+
+    async def by_key(self, scope: Scope) -> Session:
+        """The session of the attempt that one of the request's keys opens. A header made for it says so before an API
+        key does, which clients demand even where it means nothing."""
+        keys = keys_of(scope, trace_first=True)
+        for key in keys:
+            if (ref := self._by_key.get(key)) is not None:
+                self._open.move_to_end(ref)
+                return self._open[ref]
+        for key in keys:
+            try:
+                attempt = await self._store.attempt(key.decode("latin-1"))
+            except UnknownId:
+                continue
+            if _opens([key], attempt):
+                return await self._add(attempt)
+        raise _unauthorized(
+            "no attempt has this key: send the key that came with the task, as API key or as header trace_id"
+        )
+
+    async def _add(self, attempt: Attempt) -> Session:
+        rollout, number = ref = (attempt.rollout, attempt.number)
+        if attempt.ended is not None:
+            raise fenced(Fenced(f"attempt {number} of rollout {rollout} is over"))
+        session = Session(await self._store.get(rollout), attempt)
+        session.restore(await self._store.turns(rollout, attempt=number))
+        if ref in self._open:  # another request opened it while this one waited for the store
+            return self._open[ref]
+        self._drop([(rollout, number - 1)])
+        while len(self._open) >= self.most:
+            idle = next((ref for ref, session in self._open.items() if not session.in_flight), None)
+            if idle is None:
+                break
+            self._drop([idle])
+        self._open[ref] = session
+        self._by_key[attempt.key.encode()] = ref
+        return session
+
+    def drop(self, session: Session) -> None:
+        """Its attempt is over. Others of the same rollout may be at work."""
+        self._drop([(session.rollout.id, session.attempt.number)])
+
+    def forget(self, rollout: str) -> None:
+        """Drop every session of a rollout."""
+        self._drop([ref for ref in self._open if ref[0] == rollout])
+
+    def _drop(self, refs: Iterable[Ref]) -> None:
+        for ref in refs:
+            if (session := self._open.pop(ref, None)) is not None:
+                del self._by_key[session.attempt.key.encode()]
+
+    async def settled(self, ref: Ref, limit: float) -> bool:
+        """Wait up to `limit` seconds until an attempt's calls in flight have ended. Whether they have."""
+        deadline = time.monotonic() + limit
+        while (session := self._open.get(ref)) and session.in_flight:
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
+
+def keys_of(scope: Scope, *, trace_first: bool = False) -> list[bytes]:
+    """What may be the attempt's key, where any of the APIs' clients put it."""
+    headers = scope["headers"]
+    api = [bearer(headers), *(value for name, value in headers if name == b"x-api-key")]
+    trace = [value for name, value in headers if name in TRACE]
+    return [key for key in (trace + api if trace_first else api + trace) if key]
+
+
+def _opens(keys: Sequence[bytes], attempt: Attempt) -> bool:
+    return any(same(key, attempt.key.encode()) for key in keys)
+
+
+def _unauthorized(
+    message: str = "this key does not open this attempt: use the api_key the agent was given, with the base_url it"
+    " was given",
+) -> Refused:
+    return Refused(message, status=401, code="invalid_api_key")

@@ -1,0 +1,115 @@
+"""Chat templates, run as Hugging Face runs them: the same sandbox, filters and globals, so that a prompt made here is
+the prompt the model is given when it is deployed. Neither transformers nor torch is needed.
+
+A template is somebody else's program, and it runs for every model call: the sandbox stays, but what it would allow
+anyway is decided by one look at the type.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, cast
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.runtime import LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from strop.errors import ModelError
+from strop.gateway.dialects.base import Json
+
+
+class BadTemplate(Exception):
+    """The chat template refused these messages."""
+
+
+class Template:
+    """A compiled chat template. `specials` are the tokenizer's, by name: bos_token and the like."""
+
+    def __init__(self, source: str, specials: Mapping[str, str]) -> None:
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise ModelError(f"the chat template cannot be read: {error}") from None
+        self._specials = specials
+
+    def render(self, messages: Sequence[Json], tools: Sequence[Json] | None, *, generate: bool) -> str:
+        try:
+            return self._template.render(
+                messages=messages, tools=tools or None, documents=None, add_generation_prompt=generate, **self._specials
+            )
+        except (
+            jinja2.TemplateError,
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
+            raise BadTemplate(f"the model's chat template refuses these messages: {error}") from None
+
+
+_LOOP = "first index index0 last length nextitem previtem revindex revindex0"
+_METHODS = frozenset(name for name in dir(dict) if not name.startswith("_"))
+_SAFE: dict[type[Any], frozenset[str]] = {
+    str: frozenset(name for name in dir(str) if not name.startswith(("_", "format"))),
+    LoopContext: frozenset(_LOOP.split()),
+}
+"""Attributes that the sandbox allows whatever their value."""
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        kind = cast(type[Any], type(obj))
+        if kind is dict and attribute not in _METHODS and not attribute.startswith("_"):
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        if kind in _SAFE and attribute in _SAFE[kind]:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks what an assistant wrote, for training on text; here its body stands as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 (as jinja2 declares it)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment: Any = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML, which no model was trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)

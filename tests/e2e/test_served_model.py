@@ -1,0 +1,152 @@
+"""A model served beside a store, as a user types it: serve --model, enqueue, runner, with agents that really ask it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from strop import address
+from strop.errors import PlaceError
+from tests import runs
+
+AGENT = """
+def agent(task, llm):
+    said = llm.client().chat.completions.create(
+        model=llm.model, messages=[{"role": "user", "content": task.data["question"]}], max_tokens=8
+    )
+    llm.reward("turn", 0.5, turn=said.id)
+    return float(len(said.choices[0].message.content) > 0)
+"""
+
+SERVICE = '''
+"""A service that was there first. It learns the model's address from a file, and has one client for all tasks."""
+import json, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import openai
+from strop import address
+
+class Service(BaseHTTPRequestHandler):
+    def do_POST(self):
+        told = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        where = address.read(sys.argv[2])
+        client = openai.OpenAI(base_url=where.base_url, api_key="-")
+        for name in ("main", "critic"):
+            client.chat.completions.create(
+                model=where.model, max_tokens=4, messages=[{"role": "user", "content": told["task"]["data"]["question"]}],
+                extra_headers={"trace_id": told["trace_id"], "x-strop-agent": name},
+            )
+        self.send_response(200)
+        self.send_header("content-length", "3")
+        self.end_headers()
+        self.wfile.write(b"0.5")
+
+ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Service).serve_forever()
+'''
+
+
+class Place:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "agents.py").write_text(AGENT)
+        (folder / "service.py").write_text(SERVICE)
+        tasks = [{"id": f"t{n}", "question": f"What is {n} + 1?"} for n in range(3)]
+        (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+        command = runs.strop("serve", "--model", "strop/nano", "--folder", "served", "--port", 0, "--json")
+        self.server = subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self._environment({})
+        )
+        assert self.server.stdout is not None
+        self.said = json.loads(self.server.stdout.readline())
+
+    def _environment(self, more: dict[str, str]) -> dict[str, str]:
+        return os.environ | {"OMP_NUM_THREADS": "2"} | more
+
+    def run(self, *arguments: object) -> str:
+        keys = {"STROP_URL": self.said["url"], "STROP_KEY": self.said["key"]}
+        done = subprocess.run(
+            runs.strop(*arguments),
+            cwd=self.folder,
+            env=self._environment(keys),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, (done.stdout, done.stderr)
+        return done.stdout
+
+    def turns(self, rollout: str) -> list[dict]:
+        return json.loads(self.run("rollouts", self.said["url"], rollout, "--json"))["turns"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    place = Place(tmp_path_factory.mktemp("served"))
+    yield place
+    place.server.terminate()
+    _, stderr = place.server.communicate(timeout=30)
+    assert (place.server.returncode, stderr) == (0, "")
+    assert not (place.folder / "served" / "address.json").exists()
+
+
+def test_a_function_asks_the_served_model(place: Place):
+    assert place.said["model"] == "strop/nano"
+    place.run("enqueue", "--tasks", "tasks.jsonl", "--members", 2, "--mode", "train", "--name", "a")
+    done = place.run("runner", "--agent", "agents.py:agent", "--workers", 3, "--until-empty", "--json")
+    assert json.loads(done) == {"leased": 6, "succeeded": 6}
+    for n in range(3):
+        (turn,) = place.turns(f"a-{n:06d}.0")
+        assert (turn["policy"], turn["agent"], turn["versions"]) == ("main", "main", [[0, "1.0"]])
+        assert len(turn["response_ids"]) == len(turn["logprobs"]) > 0
+        assert turn["requested"]["model"] == "strop/nano"  # the runner was told by the store
+
+
+def test_a_service_that_was_there_first(place: Place):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    service = subprocess.Popen([sys.executable, place.folder / "service.py", str(port), place.folder / "served"])
+    try:
+        place.run("enqueue", "--tasks", "tasks.jsonl", "--name", "b")
+        place.run("runner", "--agent", f"http://127.0.0.1:{port}/", "--workers", 3, "--until-empty")
+    finally:
+        service.kill()
+        service.wait()
+    for n in range(3):
+        turns = place.turns(f"b-{n:06d}.0")
+        assert [turn["agent"] for turn in turns] == ["main", "critic"]
+        assert f"What is {n} + 1?" in json.dumps(turns[0]["messages"])
+
+
+def test_the_address_is_told_to_whoever_asks(place: Place):
+    by_folder = address.read(place.folder / "served", timeout=5)
+    by_url = address.read(place.said["url"] + "/", timeout=5)
+    assert by_folder == by_url
+    assert (by_folder.url, by_folder.model, by_folder.pid) == (place.said["url"], "strop/nano", place.said["pid"])
+    assert by_folder.base_url == place.said["url"] + "/v1"
+
+
+def test_a_killed_server_leaves_no_address_and_says_why(tmp_path: Path):
+    command = runs.strop("serve", "--folder", tmp_path / "s", "--port", 0, "--json")
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    url = json.loads(server.stdout.readline())["url"]
+    assert address.read(tmp_path / "s", timeout=5).base_url == ""  # there is no model
+    server.send_signal(signal.SIGKILL)
+    server.communicate()
+    assert (tmp_path / "s" / "address.json").exists()
+    began = time.monotonic()
+    with pytest.raises(PlaceError, match=r"address.json is there, but nobody answers .* start `strop train`"):
+        address.read(tmp_path / "s", timeout=0.5)
+    with pytest.raises(PlaceError, match="no gateway answered at http://"):
+        address.read(url, timeout=0.2)
+    with pytest.raises(PlaceError, match=r"there is no address.json in it"):
+        address.read(tmp_path, timeout=0.2)
+    assert time.monotonic() - began < 5

@@ -1,0 +1,92 @@
+"""Where agents run as programs of their own: a gateway on a real socket, and nothing but a gateway."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
+
+from strop.gateway.app import Gateway
+from strop.runners.llm import LLM
+from strop.store.sqlite import SqliteStore
+from strop.types import Event, Rollout, Task, Turn
+
+QUIET = {
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    "LANGSMITH_TRACING": "false",
+    "CREWAI_DISABLE_TELEMETRY": "true",
+    "CREWAI_DISABLE_TRACKING": "true",
+    "CREWAI_TRACING_ENABLED": "false",
+    "OTEL_SDK_DISABLED": "true",
+}
+"""What keeps frameworks from reporting to their makers."""
+
+
+class Ended:
+    """What is left of an agent's run: what it printed, the bodies it sent, what was recorded."""
+
+    def __init__(self, output: str, bodies: list[dict[str, Any]], turns: list[Turn], events: list[Event]) -> None:
+        self.output, self.bodies, self.turns, self.events = output, bodies, turns, events
+
+    @property
+    def answers(self) -> list[str]:
+        return [line.removeprefix("answer: ") for line in self.output.splitlines() if line.startswith("answer: ")]
+
+
+class Place:
+    """`url` is the gateway's. Requests to anywhere else go to `proxy`, which lets nobody out: `outside` has the first
+    line of each."""
+
+    def __init__(self, store: SqliteStore, gateway: Gateway, folder: Path) -> None:
+        self._store, self._gateway, self._folder = store, gateway, folder
+        self.bodies: list[dict[str, Any]] = []
+        self.outside: list[str] = []
+        self.url = self.proxy = ""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The gateway, with the bodies of requests written down."""
+        body = b""
+
+        async def read() -> Message:
+            nonlocal body
+            message = await receive()
+            if message["type"] == "http.request":
+                body += message.get("body", b"")
+                if not message.get("more_body"):
+                    self.bodies.append({"path": scope["path"], **json.loads(body or b"{}")})
+            return message
+
+        await self._gateway(scope, read, send)
+
+    async def turn_away(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.outside.append((await reader.readline()).decode("latin1").strip())
+        writer.close()
+
+    async def run(self, *command: str, limit: float = 200) -> Ended:
+        """Run a program as the agent of a rollout, with the environment that a runner gives it."""
+        rollout = Rollout(id="r1", group="r1", member=0, task=Task(id="t"), created=0.0)
+        await self._store.enqueue([rollout])
+        (lease,) = await self._store.lease("w0", seconds=600)
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            cwd=self._folder,
+            env=QUIET
+            | {"PATH": os.environ["PATH"], "HOME": str(self._folder), "NO_PROXY": "127.0.0.1"}
+            | dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), self.proxy)
+            | LLM.at(self.url, lease, model="strop").environment(""),
+        )
+        try:
+            out, _ = await asyncio.wait_for(process.communicate(), limit)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        output = out.decode()
+        sys.stdout.write(output)  # shown if the test fails
+        assert process.returncode == 0, output[-3000:]
+        return Ended(output, self.bodies, await self._store.turns("r1"), await self._store.events("r1"))

@@ -1,0 +1,190 @@
+"""Where a gateway is and who is speaking: one base URL for all rollouts, the address file, GET /address."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import msgspec
+import openai
+import pytest
+
+from strop import address
+from strop.address import Addressed
+from strop.errors import PlaceError
+from strop.http import Client
+from strop.server import serve
+from strop.types import Attempt
+from tests.integration.gateway.stand import Stand, fetch
+
+HI: Any = [{"role": "user", "content": "hi"}]
+
+
+@asynccontextmanager
+async def service(stand: Stand, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    """A client as an agent service holds it: made once, with one base URL for all rollouts."""
+    options = {"api_key": "EMPTY", "max_retries": 0} | options
+    async with openai.AsyncOpenAI(base_url=f"{stand.server.url}/v1", **options) as client:
+        yield client
+
+
+def trace(attempt: Attempt, **more: str) -> dict[str, str]:
+    return {"trace_id": attempt.key, **more}
+
+
+# -- one base URL for all rollouts -------------------------------------------------------------------------------------
+
+
+async def test_one_client_speaks_for_many_rollouts_at_once(stand: Stand) -> None:
+    stand.engine._script = lambda asked: "yes" if "one" in asked.prompt else "no"
+    attempts = [await stand.attempt(id) for id in ("r1", "r2", "r3")]
+    async with service(stand) as client:
+
+        async def ask(attempt: Attempt, word: str) -> Any:
+            question: Any = [{"role": "user", "content": word}]
+            headers = trace(attempt)
+            return await client.chat.completions.create(model="m", messages=question, extra_headers=headers)
+
+        said = await asyncio.gather(*(ask(a, w) for a, w in zip(attempts, ("one", "two", "one"), strict=True)))
+    assert [answer.choices[0].message.content for answer in said] == ["yes", "no", "yes"]
+    for attempt, answer in zip(attempts, said, strict=True):
+        (turn,) = await stand.turns(attempt)
+        assert (turn.id, turn.agent) == (answer.id, "main")
+
+
+@pytest.mark.parametrize("how", ["trace_id", "trace-id", "bearer", "x-api-key"])
+async def test_the_key_alone_in_each_place(stand: Stand, how: str) -> None:
+    stand.script("ok")
+    attempt = await stand.attempt("r1")
+    options = {"api_key": attempt.key} if how == "bearer" else {"default_headers": {how: attempt.key}}
+    async with service(stand, **options) as client:
+        await client.chat.completions.create(model="m", messages=HI)
+    assert len(await stand.turns(attempt)) == 1
+
+
+async def test_no_api_key_at_all(stand: Stand) -> None:
+    stand.script("ok")
+    attempt = await stand.attempt("r1")
+    client, body = Client(stand.server.url), b'{"messages": [{"role": "user", "content": "hi"}]}'
+    answer = await client.request("POST", "/v1/chat/completions", body, headers=trace(attempt))
+    await client.close()
+    assert answer.status == 200
+    assert len(await stand.turns(attempt)) == 1
+
+
+async def test_an_api_key_that_means_something_is_heard_where_the_trace_id_is_somebody_elses(stand: Stand) -> None:
+    stand.script("ok")
+    attempt = await stand.attempt("r1")
+    async with service(stand, api_key=attempt.key) as client:
+        headers = {"trace_id": "4bf92f3577b34da6a3ce929d0e0e4736"}
+        await client.chat.completions.create(model="m", messages=HI, extra_headers=headers)
+    assert len(await stand.turns(attempt)) == 1
+
+
+async def test_other_apis_and_a_conversation_that_goes_on(stand: Stand) -> None:
+    stand.script("one", "two")
+    attempt = await stand.attempt("r1")
+    async with anthropic.AsyncAnthropic(base_url=stand.server.url, api_key=attempt.key, max_retries=0) as client:
+        first = await client.messages.create(model="m", max_tokens=20, messages=HI)
+    follow: Any = [*HI, {"role": "assistant", "content": first.content[0].text}, {"role": "user", "content": "so?"}]  # type: ignore[union-attr]
+    async with service(stand) as other:
+        await other.chat.completions.create(model="m", messages=follow, extra_headers=trace(attempt))
+    before, after = await stand.turns(attempt)
+    assert (after.parent, after.shared) == (before.id, len(before.ids))  # one session, whatever the address
+
+
+async def test_a_header_names_the_agent(stand: Stand) -> None:
+    stand.script("a", "b", "c")
+    attempt = await stand.attempt("r1")
+    async with service(stand) as client:
+        for named in ({"x-strop-agent": "critic"}, {}):
+            await client.chat.completions.create(model="m", messages=HI, extra_headers=trace(attempt, **named))
+    await stand.client(attempt, "writer").chat.completions.create(
+        model="m", messages=HI, extra_headers={"x-strop-agent": "critic"}
+    )  # the path says it
+    assert [turn.agent for turn in await stand.turns(attempt)] == ["critic", "main", "writer"]
+
+
+@pytest.mark.parametrize("key", ["", "nobody", "\xe9", "a" * 5000])
+async def test_a_key_that_opens_nothing(stand: Stand, key: str) -> None:
+    await stand.attempt("r1")
+    status, answer = await fetch(f"{stand.server.url}/v1/chat/completions", {"messages": HI}, key=key)
+    assert status == 401
+    assert "no attempt has this key" in answer["error"]["message"]
+
+
+async def test_an_attempt_that_is_over(stand: Stand) -> None:
+    stand.script("a", "b")
+    attempt = await stand.attempt("r1")
+    async with service(stand) as client:
+        await client.chat.completions.create(model="m", messages=HI, extra_headers=trace(attempt))
+        await stand.store.finish("r1", 1)
+        for _ in range(2):  # by the session that was open, then by the store
+            with pytest.raises(openai.ConflictError, match="is over"):
+                await client.chat.completions.create(model="m", messages=HI, extra_headers=trace(attempt))
+
+
+async def test_a_session_that_is_open_is_found_without_asking_the_store(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand.script("a", "b", "c")
+    attempt = await stand.attempt("r1")
+    asked: list[str] = []
+    look = stand.store.attempt
+
+    async def counted(key: str) -> Attempt:
+        asked.append(key)
+        return await look(key)
+
+    monkeypatch.setattr(stand.store, "attempt", counted)
+    async with service(stand) as client:
+        for _ in range(2):
+            await client.chat.completions.create(model="m", messages=HI, extra_headers=trace(attempt))
+        assert asked == [attempt.key]
+        stand.gateway.forget("r1")
+        await client.chat.completions.create(model="m", messages=HI, extra_headers=trace(attempt))
+    assert asked[-1] == attempt.key
+    assert [turn.id for turn in await stand.turns(attempt)] == ["r1/1/0", "r1/1/1", "r1/1/2"]
+
+
+# -- where it is -------------------------------------------------------------------------------------------------------
+
+
+async def test_an_app_tells_its_address_while_it_is_announced(stand: Stand, tmp_path: Path) -> None:
+    app = Addressed(stand.gateway)
+    server = await serve(app)
+    try:
+        assert (await fetch(f"{server.url}/address"))[0] == 503
+        with app.announced(server.url, "tiny", tmp_path) as announced:
+            assert json.loads((tmp_path / "address.json").read_text()) == msgspec.to_builtins(announced)
+            assert await asyncio.to_thread(address.read, tmp_path) == announced
+            port = server.url.rpartition(":")[2]
+            status, seen = await fetch(f"http://localhost:{port}/address")  # as it is called there
+            assert (status, seen["base_url"]) == (200, f"http://localhost:{port}/v1")
+            assert (await fetch(f"{server.url}/address", {}))[0] == 405
+            assert (await fetch(f"{server.url}/health"))[0] == 200
+        assert not (tmp_path / "address.json").exists()
+        assert (await fetch(f"{server.url}/address"))[0] == 503
+    finally:
+        await server.close()
+
+
+async def test_an_address_that_is_another_runs_by_now_is_waited_out(stand: Stand, tmp_path: Path) -> None:
+    app = Addressed(stand.gateway)
+    server = await serve(app)
+    try:
+        (tmp_path / "left").mkdir()
+        left = msgspec.structs.replace(address.Address.of(server.url, "old"), started=1.0)
+        (tmp_path / "left" / "address.json").write_bytes(msgspec.json.encode(left))
+        with app.announced(server.url, "new", tmp_path):
+            with pytest.raises(PlaceError, match="another run's by now"):
+                await asyncio.to_thread(address.read, tmp_path / "left", timeout=0.3)
+            reading = asyncio.create_task(asyncio.to_thread(address.read, tmp_path / "left", timeout=10))
+            await asyncio.sleep(0.2)
+            with app.announced(server.url, "newer", tmp_path / "left") as announced:
+                assert await reading == announced
+    finally:
+        await server.close()
