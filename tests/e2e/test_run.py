@@ -75,7 +75,7 @@ def test_training_changes_the_weights(told: Story) -> None:
     assert len({step.digest for step in told.steps}) > 1
 
 
-@pytest.mark.parametrize("workers", [1, 16])
+@pytest.mark.parametrize("workers", [1, pytest.param(16, marks=pytest.mark.slow)])
 def test_nothing_depends_on_how_many_agents_are_at_work(whole: Path, tmp_path: Path, workers: int) -> None:
     runs.finish(runs.demo(tmp_path / "run", *SMALL, f"runner.workers={workers}"))
     runs.same(whole, tmp_path / "run")
@@ -105,6 +105,7 @@ def test_killed_and_resumed_is_bit_for_bit_the_same(whole: Path, tmp_path: Path)
     assert [line["step"] for line in lines if "actor/pg_loss" in line] == [1, 2, 3, 4]
 
 
+@pytest.mark.fault
 def test_killed_while_it_replays(whole: Path, tmp_path: Path) -> None:
     """What was committed is replayed again, not sampled again."""
     folder = tmp_path / "run"
@@ -120,6 +121,7 @@ def test_killed_while_it_replays(whole: Path, tmp_path: Path) -> None:
     assert before.items() <= told.tokens().items()
 
 
+@pytest.mark.slow
 def test_resume_without_deterministic_mode_trains_no_rollout_twice(tmp_path: Path) -> None:
     """Replayed weights need not be the same bits then: what the lost weights sampled is dropped, by name."""
     folder = tmp_path / "run"
@@ -135,6 +137,7 @@ def test_resume_without_deterministic_mode_trains_no_rollout_twice(tmp_path: Pat
     assert not superseded & set(consumed)
 
 
+@pytest.mark.fault
 def test_a_runner_that_is_killed_changes_nothing(whole: Path, tmp_path: Path) -> None:
     folder, done = tmp_path / "run", []
 
@@ -148,6 +151,7 @@ def test_a_runner_that_is_killed_changes_nothing(whole: Path, tmp_path: Path) ->
     runs.same(whole, folder)
 
 
+@pytest.mark.fault
 def test_a_learner_that_is_killed_ends_the_run_with_a_sentence(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
 
@@ -164,6 +168,7 @@ def test_a_learner_that_is_killed_ends_the_run_with_a_sentence(whole: Path, tmp_
     runs.same(whole, folder)  # no agent was blamed for it
 
 
+@pytest.mark.slow
 def test_told_to_stop_it_says_how_to_go_on_and_does(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
 

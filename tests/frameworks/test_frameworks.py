@@ -111,10 +111,6 @@ async def test_settings_of_its_own_choice_over_chat(place: Place, stream: bool) 
         assert (turn.requested["reasoning_effort"], turn.requested["verbosity"]) == ("none", "low")
 
 
-@pytest.mark.xfail(
-    reason="reasoning.effort 'none' and text.verbosity 'low' are refused there, which this framework sends by itself",
-    strict=True,
-)
 @DELIVERY
 async def test_settings_of_its_own_choice_over_responses(place: Place, stream: bool) -> None:
     ended = await run(place, "openai-agents", "openai_agents.py --default", stream)

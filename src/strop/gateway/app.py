@@ -219,7 +219,7 @@ class Gateway:
         try:
             (asked,) = conversations(request, route)
             check_length(asked, route)
-            return len(session.contexts(address.agent).prompt(route.renderer, asked, route.history).ids)
+            return len(session.contexts(address.agent, route.policy).prompt(route.renderer, asked, route.history).ids)
         except BadTemplate as error:
             raise Refused(str(error), param="messages") from None
         except ContextOverflow as error:

@@ -41,7 +41,7 @@ class Call:
         self.choices: list[Choice] = []
         for asked in conversations(request, route):
             check_length(asked, route)
-            prompt = session.contexts(agent).prompt(route.renderer, asked, route.history)
+            prompt = session.contexts(agent, route.policy).prompt(route.renderer, asked, route.history)
             room = route.engine.context - len(prompt.ids)
             if room < 1:
                 raise ContextOverflow(

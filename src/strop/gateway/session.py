@@ -18,6 +18,7 @@ shares the longest exact prefix.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -70,7 +71,7 @@ class Asked(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, messages: Messages, tools: Tools, *, lead: str = "", prefilled: bool = False) -> Asked:
-        edges = [canonical(message) for message in messages]
+        edges = _edges(messages)
         return cls(
             messages=messages,
             tools=tools,
@@ -92,9 +93,12 @@ class Asked(Struct, frozen=True, kw_only=True):
 
 class Served(Struct, frozen=True, kw_only=True):
     """What is kept of a turn: its tokens and the hashes of its messages, of which long conversations have many copies.
-    `text` is a raw prompt's, with the answer, which begins at `said`."""
+    `number` is the last part of its id, `request` that of its request's first choice. `text` is a raw prompt's, with the
+    answer, which begins at `said`."""
 
     id: str
+    number: int
+    request: int
     prompt_ids: list[int]
     response_ids: list[int]
     hashed: blake2b
@@ -108,15 +112,16 @@ class Served(Struct, frozen=True, kw_only=True):
 
 
 class Contexts:
-    """Every context served to one agent of a session."""
+    """Every context served to one agent of a session by one policy. In which order turns are added does not matter:
+    requests overlap, and end in another order than they began."""
 
     def __init__(self, start: bytes) -> None:
         self._start = blake2b(start, digest_size=8)
         self._served: dict[bytes, Served] = {}  # a context's key -> the turn that ended it
         self._bare: dict[bytes, Served] = {}  # the same keys, leaving tools out
-        self._gone_on: dict[str, bytes] = {}  # a turn -> the hash of the message that followed it first
+        self._gone_on: dict[str, set[bytes]] = {}  # a turn -> the hashes of messages that followed it
         self._prompts: dict[bytes, Prompt] = {}  # a request's key -> the prompt it got, for when it comes again
-        self._turns: list[Served] = []
+        self._turns: list[Served] = []  # by number
         self._by_id: dict[str, Served] = {}
 
     def prompt(self, renderer: Renderer, asked: Asked, history: History = "sampled") -> Prompt:
@@ -159,8 +164,11 @@ class Contexts:
         if seen is None:
             seen = Prompt(ids=turn.prompt_ids, parent=turn.parent, shared=turn.shared, branch=_branch(turn))
             seen = self._prompts[asked.key] = replace(seen, hashed=self._hashed(seen))
+        number = _number(turn.id)
         served = Served(
             id=turn.id,
+            number=number,
+            request=number - turn.choice,
             prompt_ids=turn.prompt_ids,
             response_ids=turn.response_ids,
             hashed=cast(blake2b, seen.hashed),
@@ -168,16 +176,17 @@ class Contexts:
             text=prompt + turn.answer["content"] if isinstance(prompt, str) else None,
             said=len(prompt or ""),
         )
-        self._turns.append(served)
-        if (parent := self._by_id.get(turn.parent or "")) and len(served.edges) > len(parent.edges) + 1:
-            self._gone_on.setdefault(parent.id, served.edges[len(parent.edges)])
+        insort(self._turns, served, key=lambda turn: turn.number)
+        if (parent := self._by_id.get(turn.parent or "")) and served.edges[: len(parent.edges)] == parent.edges:
+            self._gone_on.setdefault(parent.id, set()).update(served.edges[len(parent.edges) : -1][:1])
         self._by_id[turn.id] = served
         if turn.abandoned or raw:
             return
         key = _step(asked.keys[-1], answer)
         # Of several turns with the same words an agent most likely goes on from the latest; among the choices of one
         # request, from the first.
-        if not (turn.choice and key in self._served):
+        known = self._served.get(key)
+        if known is None or (known.request, -known.number) < (served.request, -served.number):
             self._served[key] = self._bare[_step(asked.bare[-1], answer)] = served
 
     def _extended(self, renderer: Renderer, asked: Asked) -> Prompt | None:
@@ -198,7 +207,8 @@ class Contexts:
         new = asked.edges[served:]
         if not new:
             return None
-        same = self._gone_on.get(turn.id, _short(new[0])) == _short(new[0])
+        gone_on = self._gone_on.get(turn.id)
+        same = not gone_on or _short(new[0]) in gone_on
         said = any(message["role"] == "assistant" for message in asked.messages[served:])
         return None if same and not said else self._why(asked)
 
@@ -258,21 +268,17 @@ class Contexts:
     def _why(self, asked: Asked) -> Branch:
         """How a conversation differs from the one served before that is most like it."""
         now = [*map(_short, asked.edges)]
-        system = bool(asked.messages) and asked.messages[0]["role"] == "system"
         before = max(self._turns, key=lambda turn: len(set(turn.edges) & set(now))).edges
-        if not set(before) & set(now[system:]):
+        (old_system, old), (new_system, new) = _parts(before), _parts(now)
+        kept = [edge for edge in old if edge in new]
+        if not kept:
             return "new_conversation"
-        if system and before[:1] != now[:1] and before[1:2] == now[1:2]:
+        if old_system != new_system:
             return "changed_system"
-        left_out = [edge for edge in before if edge not in now]
-        if not left_out or not _subsequence([edge for edge in before if edge in now], now):
+        if new[: len(kept)] != kept or old[: len(kept)] == kept:  # something is in another place, or in place of something
             return "edited_history"
-        # Something is missing; in its place there may be something else.
-        first = next((i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), len(now))
-        if first < len(now) and now[first] in before[first:]:
-            roles = {b"t" if edge[:1] == b"t" else b"" for edge in left_out}
-            return "dropped_tool_result" if roles == {b"t"} else "truncated"
-        return "edited_history"
+        gone = [edge for edge in old[: old.index(kept[-1])] if edge not in kept]
+        return "dropped_tool_result" if all(edge.startswith(b"t") for edge in gone) else "truncated"
 
 
 class Session:
@@ -282,14 +288,16 @@ class Session:
         self.rollout = rollout
         self.attempt = attempt
         self.in_flight = 0
-        self._contexts: dict[str, Contexts] = {}
+        self._contexts: dict[tuple[str, str], Contexts] = {}
         self._num_turns = 0
         self._asked: Counter[tuple[str, bytes]] = Counter()
 
-    def contexts(self, agent: str) -> Contexts:
-        if agent not in self._contexts:
-            self._contexts[agent] = Contexts(b"[%d,%b,[" % (self.rollout.seed, msgspec.json.encode(agent)))
-        return self._contexts[agent]
+    def contexts(self, agent: str, policy: str) -> Contexts:
+        """One agent may speak to several policies, whose tokens are not each other's."""
+        key = (agent, policy)
+        if key not in self._contexts:
+            self._contexts[key] = Contexts(b"[%d,%b,[" % (self.rollout.seed, msgspec.json.encode(agent)))
+        return self._contexts[key]
 
     def next_turn(self) -> str:
         """The id of the next turn: unique, and in the order requests began."""
@@ -307,7 +315,7 @@ class Session:
         return int.from_bytes(hashed.digest(), "big") >> 1
 
     def add(self, turn: Turn, asked: Asked) -> None:
-        self.contexts(turn.agent).add(turn, asked)
+        self.contexts(turn.agent, turn.policy).add(turn, asked)
 
     def restore(self, turns: Sequence[Turn]) -> None:
         """Take up an attempt that another gateway began: every context is in the store."""
@@ -315,14 +323,29 @@ class Session:
         for turn in turns:
             tools[turn.id] = tools[turn.parent] if extends(turn) else turn.requested.get("tools", [])
             self.add(turn, Asked.of(turn.messages, tools[turn.id], lead=turn.requested.get("lead", "")))
-            self._num_turns = max(self._num_turns, int(turn.id.rpartition("/")[2]) + 1)
-            hashed = self.contexts(turn.agent).hashed(turn.id)
+            self._num_turns = max(self._num_turns, _number(turn.id) + 1)
+            hashed = self.contexts(turn.agent, turn.policy).hashed(turn.id)
             self._asked[turn.agent, hashed.digest()] += 1
 
 
 def extends(turn: Turn | Prompt) -> bool:
     """Whether this went on from its parent exactly; then the tools are the parent's too and need not be kept again."""
     return turn.parent is not None and turn.branch is None
+
+
+def _edges(messages: Messages) -> list[bytes]:
+    """Messages in canonical form. A tool's message names the call it answers by the call's place, for agents may give
+    calls new ids with every request."""
+    places: dict[str, int] = {}
+    edges: list[bytes] = []
+    num_calls = 0
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            places[call.get("id", "")] = num_calls
+            num_calls += 1
+        id = message.get("tool_call_id")
+        edges.append(canonical(message | {"tool_call_id": places[id]} if id in places else message))
+    return edges
 
 
 def canonical(message: dict[str, Any]) -> bytes:
@@ -393,9 +416,18 @@ def _short(edge: bytes) -> bytes:
     return edge[2:3] + blake2b(edge, digest_size=12).digest()
 
 
-def _subsequence(some: Sequence[bytes], all: Sequence[bytes]) -> bool:
-    rest = iter(all)
-    return not [edge for edge in some if edge not in rest]
+def _parts(edges: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """The system's messages at the beginning, and the conversation."""
+    first = next((i for i, edge in enumerate(edges) if not edge.startswith(b"s")), len(edges))
+    return edges[:first], edges[first:]
+
+
+def _number(turn: str) -> int:
+    """
+    >>> _number("g1.0/1/12")
+    12
+    """
+    return int(turn.rpartition("/")[2])
 
 
 def _spoken(renderer: Renderer, turn: Served) -> list[int]:

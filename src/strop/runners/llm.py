@@ -78,6 +78,7 @@ class LLM(Struct, frozen=True, kw_only=True):
             "AGL_OPENAI_BASE_URL": self.base_url,
             "AGL_EVENT_URL": self.events_url,
             "AGL_KEY": self.api_key,
+            "OPENAI_AGENTS_DISABLE_TRACING": "1",  # it would send the attempt's key to OpenAI
         }
 
     def client(self) -> openai.OpenAI:

@@ -344,7 +344,7 @@ async def test_items_of_every_kind(stand: Stand) -> None:
     await ask(
         stand.client(attempt), input=items, tools=TOOLS, store=False, user="u", truncation="disabled",
         service_tier="auto", include=["reasoning.encrypted_content"], text={"format": {"type": "text"}},
-        reasoning={"effort": "medium", "summary": "auto"}, prompt_cache_key="k",
+        reasoning={"effort": "none", "summary": "auto"}, prompt_cache_key="k",
     )  # fmt: skip
 
     def call(id: str, **arguments: str) -> dict[str, Any]:
@@ -368,7 +368,7 @@ async def test_items_of_every_kind(stand: Stand) -> None:
         {"role": "assistant", "content": "There."},
         {"role": "system", "content": "Go on."},
     ]
-    assert turn.requested["reasoning"] == {"effort": "medium", "summary": "auto"}
+    assert turn.requested["reasoning"] == {"effort": "none", "summary": "auto"}
 
 
 async def test_counting(stand: Stand) -> None:

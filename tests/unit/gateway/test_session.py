@@ -5,23 +5,24 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from strop.engines.scripted import Asked, Scripted
+from strop.engines.scripted import Scripted
 from strop.gateway.dialects import chat
 from strop.gateway.dialects.base import Delta, Request
 from strop.gateway.record import Recorder
 from strop.gateway.render import Renderer
-from strop.gateway.sample import Call, PolicyRoute
-from strop.gateway.session import Session, canonical, common_prefix
+from strop.gateway.route import PolicyRoute
+from strop.gateway.sample import Call
+from strop.gateway.session import Asked, Contexts, Session, canonical, common_prefix
 from strop.types import Attempt, Rollout, Sampling, Task, Turn
 from tests.chatml import TEMPLATE
 
 ROLLOUT = Rollout(id="g1.0", group="g1", member=0, task=Task(id="t"), seed=7, created=0.0)
 ATTEMPT = Attempt(rollout="g1.0", number=1, runner="w", key="k", started=0.0, lease_until=9e9)
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
-END = "<|im_end|>"
 
 
 class Kept:
@@ -153,13 +154,135 @@ def test_branches_say_why(desk: Desk) -> None:
     assert edited.shared >= len(first.prompt_ids)
     assert edited.prompt_ids[: edited.shared] == parent.ids[: edited.shared]
     windowed = desk.ask([user("b"), said(second), user("c")], "ok", tools=TOOLS)
-    assert windowed.branch == "edited_history"
+    assert windowed.branch == "changed_system"
     clock = desk.ask([system | {"content": "now"}, *history[1:], user("c")], "ok", tools=TOOLS)
-    assert clock.branch == "edited_history"
+    assert clock.branch == "changed_system"
     other = desk.ask([system, user("something else")], "ok", tools=TOOLS)
     assert other.branch == "new_conversation"
     goes_on = desk.ask([system, user("something else"), said(other), user("d")], "ok", tools=TOOLS)
     assert (goes_on.parent, goes_on.branch) == (other.id, None)
+    forked = desk.ask([system, user("something else"), said(other), user("e")], "ok", tools=TOOLS)
+    assert (forked.parent, forked.shared, forked.branch) == (other.id, len(other.ids), "edited_history")
+
+
+S1, S2, U1, U2, U3 = ("s", "one"), ("s", "two"), ("u", "1"), ("u", "2"), ("u", "3")
+A1, A2, A3 = ("a", "x"), ("a", "y"), ("a", "z")
+T1, T2 = ("t", "p"), ("t", "q")
+
+
+@pytest.mark.parametrize(
+    ("served", "now", "why"),
+    [
+        ([U1, A1], [U2], "new_conversation"),
+        ([S1, U1, A1], [S1, U2], "new_conversation"),
+        ([S1, U1, A1], [S2, U2], "new_conversation"),
+        ([S1, U1, A1, U2, A2], [S2, U1, A1, U2, A2, U3], "changed_system"),
+        ([S1, U1, A1], [U1, A1, U2], "changed_system"),
+        ([U1, A1], [S1, U1, A1, U2], "changed_system"),
+        ([S1, U1, A1], [S1, S2, U1, A1, U2], "changed_system"),
+        ([U1, A1, U2, A2], [U2, A2, U3], "truncated"),
+        ([S1, U1, A1, U2, A2], [S1, U2, A2, U3], "truncated"),
+        ([U1, A1, T1, A2], [U1, A2, U2], "truncated"),
+        ([U1, A1, T1, A2], [U1, A1, A2, U2], "dropped_tool_result"),
+        ([U1, A1, T1, A2, T2, A3], [U1, A1, A2, T2, A3, U2], "dropped_tool_result"),
+        ([U1, A1, T1, A2, T2, A3], [U1, A1, A2, A3, U2], "dropped_tool_result"),
+        ([U1, A1, T1, A2], [U1, A1, T2, A2, U2], "edited_history"),
+        ([U1, A1, U2, A2], [U1, A3, U2, A2, U3], "edited_history"),
+        ([U1, A1, U2, A2], [U3, A1, U2, A2, U3], "edited_history"),
+        ([U1, A1, U2, A2], [U2, A2, U1, A1, U3], "edited_history"),
+        ([U1, A1, U2, A2], [U3, U2, A2, U1], "edited_history"),
+        ([U1, A1, U2, A2], [U1, A1, U3], "edited_history"),
+        ([U1, A1], [U1, A1, A2, U2], "edited_history"),
+        ([U1, A1], [U1, U2], "edited_history"),
+    ],
+)
+def test_why(
+    renderer: Renderer, served: list[tuple[str, str]], now: list[tuple[str, str]], why: str
+) -> None:
+    """A conversation was served, answer by answer; another comes: how does it differ?"""
+    contexts = Contexts(b"")
+    for n, (role, _) in enumerate(served):
+        if role == "a":
+            asked = Asked.of(plain(served[:n]), None)
+            prompt = contexts.prompt(renderer, asked)
+            assert prompt.branch is None
+            contexts.add(turn_of(n, asked, prompt.ids, plain(served[n : n + 1])[0], prompt.parent), asked)
+    assert contexts.prompt(renderer, Asked.of(plain(now), None)).branch == why
+
+
+def plain(messages: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    roles = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+    return [
+        {"role": roles[role], "content": text} | ({"tool_call_id": "c"} if role == "t" else {})
+        for role, text in messages
+    ]
+
+
+def turn_of(n: int, asked: Asked, ids: list[int], answer: dict[str, Any], parent: str | None = None, **more: Any) -> Turn:
+    return Turn(
+        id=f"r/1/{n}", rollout="r", attempt=1, prompt_ids=ids, response_ids=[n], logprobs=[0.0], versions=[], finish="stop",
+        parent=parent, messages=list(asked.messages), answer=answer, started=0.0, ended=0.0, **more,
+    )  # fmt: skip
+
+
+def test_an_edit_elsewhere_is_no_reason_here(desk: Desk) -> None:
+    first = desk.ask([user("a")], "one")
+    edited = desk.ask([user("b"), {"role": "assistant", "content": "two"}, user("c")], "three")
+    assert (edited.parent, edited.branch) == (first.id, "new_conversation"), "shares only the template's first words"
+    goes_on = desk.ask([user("a"), said(first), user("d")], "four")
+    assert (goes_on.parent, goes_on.branch) == (first.id, None)
+
+
+def test_policies_do_not_share_contexts(renderer: Renderer) -> None:
+    """One agent may speak to several models, whose tokens are not each other's."""
+    desk = Desk(renderer)
+    first = desk.ask([user("a")], "one")
+    desk.route = replace(desk.route, policy="other")
+    other = desk.ask([user("a"), said(first), user("b")], "two")
+    assert (other.policy, other.parent, other.shared, other.branch) == ("other", None, 0, None)
+    assert other.prompt_ids == renderer.prompt(other.messages, None)
+    again = Desk(renderer)
+    again.session.restore(desk.store.turns)
+    again.route = replace(again.route, policy="other")
+    follow = [*other.messages, said(other), user("c")]
+    assert again.ask(follow, "x").prompt_ids == desk.ask(follow, "x").prompt_ids
+
+
+def test_the_order_of_recording_does_not_matter(renderer: Renderer) -> None:
+    """Requests overlap: turns are recorded as they end, and come back from the store as they began."""
+    asked = Asked.of([user("a")], None)
+    ids = renderer.prompt([user("a")], None)
+    answer = {"role": "assistant", "content": "one"}
+    turns = [turn_of(n, asked, ids, answer) for n in range(3)]
+    turns.append(turn_of(3, asked, ids, answer | {"content": "two"}, choices=2))
+    turns.append(turn_of(4, asked, ids, answer | {"content": "two"}, choice=1, choices=2))
+    sessions = [Session(ROLLOUT, ATTEMPT) for _ in range(3)]
+    sessions[0].restore(turns)
+    sessions[1].restore(turns[::-1])
+    for turn in (turns[4], turns[1], turns[3], turns[0], turns[2]):
+        sessions[2].add(turn, asked)
+    for content, parent in (("one", "r/1/2"), ("two", "r/1/3")):
+        follow = Asked.of([user("a"), answer | {"content": content}, user("b")], None)
+        prompts = [session.contexts("main", "main").prompt(renderer, follow) for session in sessions]
+        assert [prompt.parent for prompt in prompts] == [parent] * 3
+    edited = Asked.of([user("a"), {"role": "assistant", "content": "?"}, user("b")], None)
+    prompts = [session.contexts("main", "main").prompt(renderer, edited) for session in sessions]
+    assert [prompt.parent for prompt in prompts] == ["r/1/0"] * 3
+
+
+def test_calls_may_get_new_ids_with_every_request(desk: Desk) -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    first = desk.ask([user("a")], f"{call}\n{call}", tools=TOOLS)
+    parent, messages = first, [user("a"), said(first)]
+    for number in range(3):
+        for n, one in enumerate(messages[1]["tool_calls"]):
+            one["id"] = f"request{number}call{n}"
+        results = [{"role": "tool", "tool_call_id": f"request{number}call{n}", "content": "1"} for n in range(2)]
+        now = desk.ask([*messages[:2], *results, *messages[2:]], "ok", tools=TOOLS)
+        assert (now.parent, now.branch) == (parent.id, None)
+        parent, messages = now, [*messages, said(now), user("more")]
+    swapped = [results[1], results[0]]
+    assert desk.ask([*messages[:2], *swapped, *messages[2:]], "ok", tools=TOOLS).branch == "edited_history"
 
 
 def test_rewriting_templates_branch(renderer: Renderer) -> None:
@@ -208,95 +331,7 @@ def test_common_prefix(a: list[int], b: list[int]) -> None:
     assert n == min(len(a), len(b)) or a[n] != b[n]
 
 
-# -- random histories --------------------------------------------------------------------------------------------------
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(-1e6, 1e6) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
-    max_leaves=4,
-)
-WORDS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=8)
-
-
-@st.composite
-def answers(draw: st.DrawFn) -> Any:
-    """Text, any tokens at all (a model may sample what no tokenizer writes), or a call."""
-    kind = draw(st.sampled_from(["text", "ids", "call"]))
-    if kind == "text":
-        return draw(WORDS)
-    if kind == "ids":
-        return draw(st.lists(st.integers(0, 399), max_size=8))
-    call = json.dumps({"name": "add", "arguments": draw(st.dictionaries(WORDS, VALUES, max_size=2))})
-    return f"{draw(WORDS)}\n<tool_call>\n{call}\n</tool_call>"
-
-
-@st.composite
-def echoes(draw: st.DrawFn, turn: Turn) -> dict[str, Any]:
-    """An answer as some client might send it back."""
-    message = said(turn)
-    text = message["content"]
-    half = len(text) // 2
-    parts = [{"type": "text", "text": text[:half]}, {"type": "text", "text": text[half:]}]
-    message["content"] = draw(st.sampled_from([text, parts] + ([None, "", []] if not text else [])))
-    for call in message.get("tool_calls", []):
-        arguments = json.loads(call["function"]["arguments"])
-        indent, ascii_only, sort = draw(st.sampled_from([None, 2])), draw(st.booleans()), draw(st.booleans())
-        call["function"]["arguments"] = json.dumps(arguments, indent=indent, ensure_ascii=ascii_only, sort_keys=sort)
-    return message | draw(st.sampled_from([{}, {"refusal": None, "annotations": []}, {"x-framework": {"id": 3}}]))
-
-
-def plain(message: dict[str, Any]) -> str:
-    """The ChatML of a message that is not the assistant's, written by hand."""
-    return f"<|im_start|>{message['role']}\n{message['content']}{END}\n"
-
-
-@settings(max_examples=100, deadline=None)
-@given(data=st.data())
-def test_append_only_histories_have_append_only_tokens(renderer: Renderer, data: st.DataObject) -> None:
-    desk = Desk(renderer)
-    paths: list[tuple[list[dict[str, Any]], Turn]] = []  # each turn with the messages of its context, as last sent
-    for _ in range(data.draw(st.integers(1, 7))):
-        move = data.draw(st.sampled_from(["new", "go on", "go on", "go on", "retry", "edit"])) if paths else "new"
-        new: list[dict[str, Any]] = [user(data.draw(WORDS))]
-        past: list[dict[str, Any]] = []
-        origin: Turn | None = None
-        if move == "retry":
-            origin = data.draw(st.sampled_from([turn for _, turn in paths]))
-            past, new = next(messages for messages, turn in paths if turn is origin), []
-        elif move != "new":  # from any turn so far: the last one, or a fork
-            messages, origin = data.draw(st.sampled_from(paths))
-            past = [*messages, data.draw(echoes(origin))]
-            if move == "edit":
-                past[data.draw(st.integers(0, len(past) - 1))] = user(data.draw(WORDS))
-                past = [message for message in past if message["role"] != "tool"]
-            elif calls := past[-1].get("tool_calls"):
-                new = [{"role": "tool", "tool_call_id": call["id"], "content": data.draw(WORDS)} for call in calls]
-        limit = data.draw(st.sampled_from([1, 3, 400]))
-        turn = desk.ask([*past, *new], data.draw(answers()), tools=TOOLS, max_tokens=limit)
-        if move == "retry":
-            assert origin is not None
-            assert (turn.prompt_ids, turn.parent, turn.shared, turn.branch) == (
-                origin.prompt_ids, origin.parent, origin.shared, origin.branch,
-            )  # fmt: skip
-        elif move == "go on":
-            assert turn.branch is None
-            parent = next(known for _, known in paths if known.id == turn.parent)
-            assert [canonical(m) for m in parent.messages] == [canonical(m) for m in origin.messages]  # type: ignore[union-attr]
-            assert canonical(parent.answer) == canonical(origin.answer)  # type: ignore[union-attr]
-            closed = parent.response_ids[-1:] == [renderer.end_of_turn]
-            text = END + "\n" + "".join(plain(message) for message in new) + "<|im_start|>assistant\n"
-            tail = renderer.encode(text)
-            assert turn.prompt_ids == parent.prompt_ids + parent.response_ids + (tail[1:] if closed else tail)
-            assert turn.shared == len(parent.ids)
-        elif turn.branch is not None:
-            assert turn.prompt_ids == renderer.prompt(turn.messages, TOOLS)
-            if turn.parent:
-                parent = next(known for _, known in paths if known.id == turn.parent)
-                assert turn.prompt_ids[: turn.shared] == parent.ids[: turn.shared]
-        paths.append(([*past, *new], turn))
-
-
 def test_asked_shows_the_prompt_as_text(desk: Desk) -> None:
     desk.ask([user("a")], "1")
-    asked: Asked = desk.engine.calls[0].asked
+    asked = desk.engine.calls[0].asked
     assert asked.prompt == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"

@@ -61,11 +61,11 @@ class Tagged(Struct, frozen=True):
             if isinstance(call, Call):
                 return Found(at + len(self.close), call, "section" if self.begin else "")
             if call is None:
-                final = True
-                break
+                return self._bad(text, start)
             at = text.find(self.close, at + len(self.close))
-        if not final:
-            return None
+        return self._bad(text, start) if final else None
+
+    def _bad(self, text: str, start: int) -> Step:
         first = text.find(self.close, start)
         return Bad(len(text) if first < 0 else first + len(self.close))
 
