@@ -13,7 +13,7 @@ What is compared is not the same work. A peer passes a request on to a model ser
 costs next to nothing (`peers/gateway_mock.c`), and keeps what it keeps in memory (`peers/gateway_sides.py` says what,
 and how each was set up). Ours has the engine in its own process, as `strop train` runs it: it renders prompts, extends
 recorded ids, detokenises and parses the answer, and has every turn in SQLite before its answer is sent. The engine
-answers at once, so all of our latency is the gateway's; from a peer's the mock's is taken off.
+answers at once, so all of our latency is the gateway's; from a peer's the mock's p50 is taken off.
 
 The load comes from a program in C (`peers/gateway_load.c`); what it reaches against the bare mock is the ceiling.
 Our tokens are those of the model in the box unless `--model` names another folder with a tokenizer and a template.
@@ -29,13 +29,12 @@ import os
 import platform
 import sqlite3
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -43,70 +42,16 @@ from typing import Any
 import matplotlib
 import numpy as np
 from peers import gateway_conversation as conversation
-from peers.gateway_sides import HOMES, PEER_SIDES, Gateway, Same, Side, Strop
-from peers.processes import PEERS, ROOT, running, say
+from peers.gateway_lap import TURNS, Lap, Load, check, mock
+from peers.gateway_sides import PEER_SIDES, Gateway, Side, Strop
+from peers.processes import ROOT, say
 from rich.console import Console
 from rich.table import Table
 
 RESULTS = ROOT / "benchmarks" / "results"
 NANO = ROOT / "src" / "strop" / "models" / "nano"
 CONCURRENT = [1, 32, 256]
-TURNS = 6
 OURS, OURS_FULL, LITELLM, MOCK = "strop", "strop FULL", "litellm", "bare mock"
-
-Lap = dict[str, Any]
-
-# -- the load ----------------------------------------------------------------------------------------------------------
-
-
-def build(name: str) -> Path:
-    """Compile one of the C programs, unless that was done since it last changed."""
-    source, program = PEERS / f"{name}.c", HOMES / name
-    if not program.is_file() or program.stat().st_mtime < source.stat().st_mtime:
-        HOMES.mkdir(exist_ok=True)
-        try:
-            subprocess.run(["cc", "-O2", "-o", program, source], check=True)
-        except FileNotFoundError:
-            raise SystemExit("a C compiler is needed: install gcc or clang, so that `cc` runs") from None
-    return program
-
-
-class Load:
-    """Agents that ask as fast as they are answered."""
-
-    def __init__(self, folder: Path, num_turns: int = TURNS) -> None:
-        self._program = build("gateway_load")
-        self._num_turns = num_turns
-        self._conversation = folder / f"conversation-{num_turns}"
-        self._conversation.write_bytes(conversation.requests(num_turns))
-        self._targets = folder / "targets"
-
-    def run(
-        self, gateway: Gateway, rollouts: int, concurrent: int, *, seconds: float = 0, by_turn: bool = False
-    ) -> Lap:
-        """One lap: new rollouts, the load, their end. Without `seconds` until all of them are through."""
-        targets = gateway.make(rollouts)
-        self._targets.write_text("".join(f"{path}\tBearer {key}\n" for path, key in targets))
-        command = [self._program, str(gateway.port), self._conversation, self._targets, str(concurrent), str(seconds)]
-        before = gateway.cpu()
-        done = subprocess.run([*command, *([str(gateway.pid)] if by_turn else [])], check=True, stdout=subprocess.PIPE)
-        lap: Lap = json.loads(done.stdout)
-        lap["cpu_ms"] = (gateway.cpu() - before) / max(1, lap["requests"]) * 1000
-        lap["rss_mb"] = gateway.memory()
-        lap["counts"] = gateway.end()
-        if lap["errors"]:
-            raise SystemExit(f"{gateway.url}: {lap['errors']} of {lap['requests']} failed, as {lap['first_error']}")
-        return lap
-
-
-@contextmanager
-def mock(folder: Path) -> Generator[Gateway]:
-    """The model server behind the peers."""
-    (folder / "answer").write_bytes(conversation.answer())
-    with running(build("gateway_mock"), folder / "answer", stdout=subprocess.PIPE) as process:
-        assert process.stdout
-        yield Same(process, f"http://127.0.0.1:{int(process.stdout.readline())}", "none")
-
 
 # -- part: peer --------------------------------------------------------------------------------------------------------
 
@@ -127,6 +72,7 @@ def compare(folder: Path, quick: bool, model: Path) -> dict[str, Any]:
             say(f"starting {side.name}")
             gateways[side.name] = gateway = stack.enter_context(side.serving(folder, f"{upstream.url}/v1"))
             with gateway.awake():
+                check(gateway)
                 rates[side.name] = load.run(gateway, 200, 8, seconds=seconds)["rate"]  # warm, and how many to make
         for repetition in range(repetitions):
             for concurrent in CONCURRENT:

@@ -34,6 +34,8 @@ Target = tuple[str, str]
 
 HOMES = ROOT / ".peers"
 FAST = ("httptools==0.9.0", "uvloop==0.23.0")
+SERVED = ("fastapi==0.162.4", "httpx==0.28.1", "pydantic==2.14.3", "starlette==1.10.0", "uvicorn==0.54.0")
+"""What the peers' speed depends on, pinned so that their figures can be had again. None of it asks for torch."""
 MODEL = "tiny"
 
 
@@ -91,11 +93,12 @@ class Ordered(Gateway):
 
 
 class Side(ABC):
-    """One of the gateways. `packages` go into its virtual environment; `keeps` says where it records what."""
+    """One of the gateways. `packages` go into its virtual environment, which has the Python that runs this unless it
+    wants another; `keeps` says where it records what."""
 
     name: str
     packages: tuple[str, ...] = ()
-    python = "3.11"
+    python: str | None = None
     keeps: str
     settings: str
 
@@ -113,7 +116,8 @@ class Side(ABC):
         if not self.packages or (stamp.is_file() and stamp.read_text() == wanted):
             return
         say(f"installing {self.packages[0]} into {self.home.relative_to(ROOT)} (minutes)")
-        subprocess.run([find_python(self.python), "-m", "venv", self.home], check=True)
+        python = find_python(self.python) if self.python else sys.executable
+        subprocess.run([python, "-m", "venv", self.home], check=True)
         pip = [self.interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, *self.packages], check=True)
         stamp.write_text(wanted)
@@ -122,7 +126,8 @@ class Side(ABC):
         names = [pin.partition("==")[0].partition("[")[0] for pin in self.packages]
         code = f"import json, importlib.metadata as m; print(json.dumps({{n: m.version(n) for n in {names!r}}}))"
         done = subprocess.run([self.interpreter, "-c", code], check=True, capture_output=True, text=True)
-        return json.loads(done.stdout) | {"python": self.python}
+        python = subprocess.run([self.interpreter, "--version"], check=True, capture_output=True, text=True).stdout
+        return json.loads(done.stdout) | {"python": python.split()[1]}
 
     @abstractmethod
     def serving(self, folder: Path, upstream: str) -> AbstractContextManager[Gateway]:
@@ -157,7 +162,7 @@ class Strop(Side):
 
 class Verifiers(Side):
     name = "verifiers"
-    packages = ("verifiers==0.4.0", *FAST)
+    packages = ("verifiers==0.4.0", "aiohttp==3.14.5", "httpx==0.28.1", "pydantic==2.14.3", *FAST)
     python = "3.12"
     keeps = "memory, until the rollout ends"
     settings = "interception server, relaying client, no hooks; aiohttp on uvloop"
@@ -170,7 +175,7 @@ class Verifiers(Side):
 
 class LiteLlm(Side):
     name = "litellm"
-    packages = ("litellm[proxy]==1.106.2", *FAST)
+    packages = ("litellm[proxy]==1.106.2", "aiohttp==3.14.5", *SERVED, *FAST)
     keeps = "nothing"
     settings = (
         "proxy with one model and one key, without which it does not start; no database, no callbacks, no retries; "
@@ -212,7 +217,7 @@ class Same(Gateway):
 
 class AgentLightning(Side):
     name = "agentlightning"
-    packages = ("agentlightning==1.0.2", *FAST)
+    packages = ("agentlightning==1.0.2", *SERVED, *FAST)
     python = "3.12"
     keeps = "memory, for good"
     settings = "agl-server, one model server, no key; uvicorn on uvloop with httptools"
@@ -241,7 +246,7 @@ class Rollouts(Gateway):
 
 class Rllm(Side):
     name = "rllm"
-    packages = ("rllm-model-gateway==0.1.0", *FAST)
+    packages = ("rllm-model-gateway==0.1.0", *SERVED, *FAST)
     keeps = "memory, until the session is deleted"
     settings = "memory store, answers passed on as they are (strip_vllm_fields off); uvicorn on uvloop with httptools"
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -32,6 +33,7 @@ from tokenizers import Tokenizer
 Message = dict[str, Any]
 WORD, NUMBER = "qx7mark", 907060504
 """What answers are marked with: in text, and in place of a number."""
+MARK = re.compile(r"\s*(<[^<>\s]{1,40}>)")
 
 
 @dataclass
@@ -244,7 +246,8 @@ class Piece:
             return faults
         both = self.said + self.new
         found = sorted((at, end) for end in ends if (at := self.rest.find(end)) >= 0)
-        at, end = found[0] if found else (0, "")
+        leading = MARK.match(self.rest)
+        at, end = found[0] if found else (leading.start(1), leading[1]) if leading else (0, "")
         if cut and end:
             right = self.new.lstrip() == self.rest[at:] and not self._ended(ends)
         elif both.endswith(self.rest):

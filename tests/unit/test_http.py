@@ -567,7 +567,7 @@ async def test_a_stream_nobody_reads_is_not_read_ahead_for_ever() -> None:
         await send({"type": "http.response.body", "body": b""})
 
     server = await serve(app)
-    client = Client(server.url, max_answer=1000)  # of answers that are kept whole
+    client = Client(server.url, max_answer=1 << 20)  # of answers that are kept whole
     async with client.stream("GET", "/") as answer:
         pieces = aiter(answer)
         await anext(pieces)

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from strop.errors import ConfigError
 from strop.gateway.dialects.base import Json, Refused
-from strop.gateway.dialects.chat import read_messages
+from strop.gateway.dialects.plain import read_messages
 from strop.gateway.render import Messages, Renderer, Tools
 from strop.gateway.session import Asked, Contexts, History
 from strop.gateway.templates import BadTemplate
@@ -216,7 +216,7 @@ def read_transcripts(path: Path) -> list[Conversation]:
         if messages is None:
             raise ConfigError(f"{path}, {where}: no list of messages: each line is an object with `messages`")
         try:
-            plain = read_messages([_known(message) for message in messages])
+            plain = read_messages([msgspec.json.encode(_known(message)) for message in messages])
         except (Refused, TypeError, AttributeError) as error:
             raise ConfigError(f"{path}, {where}: {error}") from None
         found.append(Conversation(id=where, messages=plain, tools=raw.get("tools")))

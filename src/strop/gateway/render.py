@@ -77,12 +77,13 @@ class Renderer:
         self._said = self._find_closing(_answer(MARK), user)
         self._called = self._find_closing(_answer("", MARK), tool, self._said.ends)
         self._ends = list(dict.fromkeys([*self._said.ends, *self._called.ends]))
-        also = [mark for mark in (*self._said.next, *self._called.next) if mark not in self._ends]
+        stops_at = [*self._ends, *self._said.next, *self._called.next]
+        stops_at = [mark for mark in dict.fromkeys(stops_at) if mark not in kept]  # those go on behind it
         self._end = re.compile(r"\s*(" + "|".join(map(re.escape, self._ends)) + ")") if self._ends else None
         self._short = True  # whether long conversations may be rendered without their middle
         self._short = self._may_be_shortened()
         eos = tokenizer.token_to_id(self._specials.get("eos_token", ""))
-        tokens = [id for text in (*self._ends, *also) if (id := tokenizer.token_to_id(text)) is not None]
+        tokens = [id for text in stops_at if (id := tokenizer.token_to_id(text)) is not None]
         found = [*tokens, *([] if eos is None else [eos]), *stops]
         if not found:
             raise ModelError(
@@ -90,8 +91,7 @@ class Renderer:
                 "set eos_token there"
             )
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(found))
-        missing = [text for text in (*self._ends, *also) if tokenizer.token_to_id(text) is None]
-        self.stop_texts: tuple[str, ...] = tuple(dict.fromkeys(missing))
+        self.stop_texts: tuple[str, ...] = tuple(text for text in stops_at if tokenizer.token_to_id(text) is None)
         self.end_of_turn: int = self.stop_ids[0]
         vocabulary = tokenizer.get_vocab()
         self.num_ids = max(vocabulary.values()) + 1
@@ -238,7 +238,7 @@ class Renderer:
             elif written:
                 rest = rest[written.end() :]
             rest = rest[_num_common(beyond, rest) :]
-        elif written is None:
+        else:
             rest = self._unsaid(rest, path, messages[served - 1]["content"])
         return self.encode_after(path, rest)
 
@@ -248,15 +248,15 @@ class Renderer:
         if path[-1] in self.stop_ids:
             return self._added.get(path[-1]) or self.decode(path[-1:]), ""
         said, before = self.decode(path[-_WINDOW:]), len(self.decode(path[-_WINDOW:-1]))
-        for text in self.stop_texts:
+        for text in (*self.stop_texts, *self._ends):
             end = said.rfind(text) + len(text)
             if end >= len(text) and end > before:
                 return text, said[end:]
         return "", ""
 
     def _unsaid(self, rest: str, path: Sequence[int], content: str) -> str:
-        """Where nothing ends a turn but white space, the model's last tokens may hold some of it. What is left to be
-        written."""
+        """What is left to be written behind an answer that was not ended: white space before the end, or all there is
+        where no mark ends a turn, may be among the model's last tokens already."""
         said, end = self.decode(path[-_WINDOW:]), content[-40:]
         if end and (at := said.rfind(end)) >= 0 and rest.startswith(beyond := said[at + len(end) :]):
             return rest[len(beyond) :]
@@ -352,6 +352,7 @@ class Renderer:
             return Closing(alone, (), self._next(within[len(alone) :]))
         common = next((i for i, (a, b) in enumerate(zip(alone, within, strict=False)) if a != b), 0)
         marks = [mark for mark in self._marks(within[:common]) if mark not in syntax]
+        marks = [mark for mark in marks if mark not in self.format.marks] or marks  # behind those a model goes on
         if marks:
             return Closing(within.partition(marks[0])[0].rstrip(), (marks[0],))
         if not alone:
@@ -359,16 +360,19 @@ class Renderer:
         return Closing("", tuple(dict.fromkeys([*self._next(within), *self._next(alone)])))
 
     def _may_be_shortened(self) -> bool:
-        """Try it on rounds of calls and of words."""
+        """Try it on rounds of calls and of words, with a system's message and tools and without: templates look back
+        by counting messages, and some count wrong."""
         call, result = _answer("", "b"), {"role": "tool", "content": "c", "name": "f", "tool_call_id": "call00001"}
+        tool: Json = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}
         chat = [_USER, call, result, call, result, _answer("d"), _USER, _answer("e"), _USER, call, result, call, result]
         try:
-            for served in (4, 6, 8, 10, 12):
-                for end in (served + 1, len(chat)):
-                    self._after(chat[:end], served, None)
-                    short = _shortened(chat[:end], served)
-                    if short and self._after(*short, None) != self._after(chat[:end], served, None):
-                        return False
+            for head, tools in (([], None), ([{"role": "system", "content": "s"}], None), ([], [tool])):
+                whole = [*head, *chat]
+                for served in range(len(head) + 4, len(whole), 2):
+                    for end in (served + 1, len(whole)):
+                        short = _shortened(whole[:end], served)
+                        if short and self._after(*short, tools) != self._after(whole[:end], served, tools):
+                            return False
         except BadTemplate:
             return False
         return self._short

@@ -99,7 +99,9 @@ def conversations(request: Request, route: PolicyRoute) -> list[Asked]:
                 param="tool_choice",
                 code="unsupported_value",
             )
-        lead = forced
+        # Where the model is made to think first, it has done so.
+        thinking = route.renderer.generation_prompt.rstrip().endswith("<think>")
+        lead = f"</think>\n\n{forced}" if thinking else forced
     return [Asked.of(request.messages, request.tools, lead=lead, prefilled=bool(request.prefill))]
 
 

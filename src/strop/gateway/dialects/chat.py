@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Json, Refused, Request, SampledToken, ToolCall
 from strop.gateway.dialects.fields import (
@@ -27,16 +27,16 @@ from strop.gateway.dialects.fields import (
     error_body,
     event,
     read_fields,
-    read_object,
+    read_parts,
     read_stop,
     unsupported,
 )
+from strop.gateway.dialects.plain import read_messages
 
 __all__ = ["error", "read", "stream", "whole"]
 
 FIELDS: Json = {
     "model": str,
-    "messages": Annotated[list[dict[str, Any]], Meta(min_length=1)],
     "tools": list[dict[str, Any]],
     "tool_choice": Any,
     "parallel_tool_calls": bool,
@@ -89,14 +89,16 @@ RECORDED = (
     "verbosity",
 )
 
+_MESSAGES = msgspec.json.Decoder(Annotated[list[msgspec.Raw], Meta(min_length=1)])
+
 # -- request -----------------------------------------------------------------------------------------------------------
 
 
 def read(body: bytes) -> Request:
     """The neutral request, or `Refused` with a sentence that names the parameter."""
-    fields = read_fields(read_object(body), FIELDS, HARMLESS)
-    if "messages" not in fields:
-        raise Refused("messages is required", param="messages", code="missing_required_parameter")
+    parts = read_parts(body)
+    messages = _messages(parts.pop("messages", None))
+    fields = read_fields({name: msgspec.json.decode(part) for name, part in parts.items()}, FIELDS, HARMLESS)
     if fields.get("response_format", {"type": "text"}) != {"type": "text"}:
         raise unsupported("response_format", 'only {"type": "text"} is served')
     options: Json = fields.get("stream_options", {})
@@ -109,7 +111,7 @@ def read(body: bytes) -> Request:
         check_tool(tool, f"tools[{i}]")
     choice, tool = _tool_choice(fields.get("tool_choice", "auto"), tools)
     limits = [fields[name] for name in ("max_tokens", "max_completion_tokens") if name in fields]
-    messages, prefill = read_messages(fields["messages"]), ""
+    prefill = ""
     if fields.get("continue_final_message"):
         messages, prefill = _prefill(messages, fields.get("add_generation_prompt", False))
     return Request(
@@ -128,6 +130,15 @@ def read(body: bytes) -> Request:
         requested={name: fields[name] for name in RECORDED if name in fields},
         options={"include_usage": bool(options.get("include_usage"))},
     )
+
+
+def _messages(raw: msgspec.Raw | None) -> list[Json]:
+    if raw is None:
+        raise Refused("messages is required", param="messages", code="missing_required_parameter")
+    try:
+        return read_messages(_MESSAGES.decode(raw))
+    except msgspec.ValidationError as error:
+        raise Refused(f"messages: {error}", param="messages", code="invalid_value") from None
 
 
 def _tool_choice(choice: Any, tools: Sequence[Json]) -> tuple[Literal["auto", "none", "required"], str | None]:
@@ -159,96 +170,6 @@ def _prefill(messages: list[Json], prompted: bool) -> tuple[list[Json], str]:
             param="continue_final_message",
         )
     return messages[:-1], last["content"]
-
-
-class _Part(Struct):
-    type: str
-    text: str = ""
-
-
-class _Function(Struct):
-    name: str
-    arguments: str | None = None
-
-
-class _Call(Struct):
-    id: str
-    function: _Function
-    type: Literal["function"] = "function"
-
-
-class _Message(Struct):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_Part] | None = None
-    name: str | None = None
-    tool_calls: list[_Call] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    function_call: Any = None
-    audio: Any = None
-
-
-def read_messages(raw: Sequence[Json]) -> list[Json]:
-    """Messages in their plain form (see `Request`)."""
-    asked: set[str] = set()
-    messages: list[Json] = []
-    for i, item in enumerate(raw):
-        where = f"messages[{i}]"
-        try:
-            message = msgspec.convert(item, _Message)
-        except msgspec.ValidationError as error:
-            raise Refused(f"{where}: {error}", param=where, code="invalid_value") from None
-        role = "system" if message.role == "developer" else message.role
-        plain: Json = {"role": role, "content": _text(message, where)}
-        if message.name is not None:
-            plain["name"] = message.name
-        if role == "assistant":
-            plain |= _assistant(message, where)
-            asked.update(call.id for call in message.tool_calls or ())
-        elif role == "tool":
-            if message.tool_call_id not in asked:
-                raise Refused(
-                    f"{where} answers tool_call_id {message.tool_call_id!r}, which no assistant message before it "
-                    "asked for",
-                    param=f"{where}.tool_call_id",
-                )
-            plain["tool_call_id"] = message.tool_call_id
-        messages.append(plain)
-    return messages
-
-
-def _assistant(message: _Message, where: str) -> Json:
-    if message.function_call is not None or message.audio is not None:
-        raise Refused(f"{where} has a function_call or audio: only text and tool_calls are served", param=where)
-    plain: Json = {}
-    if message.reasoning_content is not None:
-        plain["reasoning_content"] = message.reasoning_content
-    if message.tool_calls:
-        plain["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)]
-    return plain
-
-
-def _call(call: _Call, where: str) -> Json:
-    try:
-        arguments = msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        raise Refused(
-            f"{where}.function.arguments must be a JSON object, written as a string",
-            param=f"{where}.function.arguments",
-        ) from None
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
-
-
-def _text(message: _Message, where: str) -> str:
-    if not isinstance(message.content, list):
-        return message.content or ""
-    for i, part in enumerate(message.content):
-        if part.type != "text":
-            raise Refused(
-                f"{where}.content[{i}] is of type {part.type!r}: this model reads text only",
-                param=f"{where}.content[{i}]",
-            )
-    return "".join(part.text for part in message.content)
 
 
 # -- answer ------------------------------------------------------------------------------------------------------------

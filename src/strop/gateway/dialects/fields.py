@@ -21,6 +21,18 @@ def read_object(body: bytes) -> Json:
     return {name: value for name, value in raw.items() if value is not None}
 
 
+NULL = msgspec.Raw(b"null")
+_PARTS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def read_parts(body: bytes) -> dict[str, msgspec.Raw]:
+    """A JSON object without the fields that are null, each still as it came."""
+    try:
+        return {name: part for name, part in _PARTS.decode(body).items() if part != NULL}
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise Refused(f"the body is not a JSON object: {error}") from None
+
+
 def read_fields(raw: Json, fields: Json, harmless: Json) -> Json:
     """The fields of a body, each of its type; those in `harmless` are accepted with that one value."""
     found: Json = {}

@@ -1,0 +1,126 @@
+"""Chat messages in their plain form (see `Request`), which every part behind the dialects works with.
+
+An agent sends its whole conversation with every call. A message that was read before, byte for byte, is not read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from strop.gateway.dialects.base import Json, Refused
+
+REMEMBERED, LONGEST = 4096, 4096
+"""How many messages are remembered, and how many bytes one of them may have."""
+
+
+class _Part(Struct):
+    type: str
+    text: str = ""
+
+
+class _Function(Struct):
+    name: str
+    arguments: str | None = None
+
+
+class _Call(Struct):
+    id: str
+    function: _Function
+    type: Literal["function"] = "function"
+
+
+class _Message(Struct):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_Part] | None = None
+    name: str | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    function_call: Any = None
+    audio: Any = None
+
+
+class _Wrong(Exception):
+    """What is wrong with a message, and where in it."""
+
+    def __init__(self, why: str, where: str = "", code: str | None = None) -> None:
+        self.why, self.where, self.code = why, where, code
+
+
+def read_messages(raw: Sequence[bytes | msgspec.Raw]) -> list[Json]:
+    """Messages in their plain form, from JSON. They are shared: nobody may change them."""
+    asked: set[str] = set()
+    messages: list[Json] = []
+    for i, item in enumerate(raw):
+        where = f"messages[{i}]"
+        text = bytes(item)
+        try:
+            message = _remembered(text) if len(text) <= LONGEST else _read(text)
+        except _Wrong as wrong:
+            place = where + wrong.where
+            raise Refused(f"{place}{wrong.why}", param=place, code=wrong.code) from None
+        asked.update(call["id"] for call in message.get("tool_calls", ()))
+        if message["role"] == "tool" and message["tool_call_id"] not in asked:
+            raise Refused(
+                f"{where} answers tool_call_id {message['tool_call_id']!r}, which no assistant message before it "
+                "asked for",
+                param=f"{where}.tool_call_id",
+            )
+        messages.append(message)
+    return messages
+
+
+_decode = msgspec.json.Decoder(_Message).decode
+_decode_arguments = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def _read(raw: bytes) -> Json:
+    try:
+        message = _decode(raw)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise _Wrong(f": {error}", code="invalid_value") from None
+    role = "system" if message.role == "developer" else message.role
+    plain: Json = {"role": role, "content": _text(message)}
+    if message.name is not None:
+        plain["name"] = message.name
+    if role == "assistant":
+        plain |= _assistant(message)
+    elif role == "tool":
+        plain["tool_call_id"] = message.tool_call_id
+    return plain
+
+
+_remembered = lru_cache(REMEMBERED)(_read)
+
+
+def _assistant(message: _Message) -> Json:
+    if message.function_call is not None or message.audio is not None:
+        raise _Wrong(" has a function_call or audio: only text and tool_calls are served")
+    plain: Json = {}
+    if message.reasoning_content is not None:
+        plain["reasoning_content"] = message.reasoning_content
+    if message.tool_calls:
+        plain["tool_calls"] = [_call(call, f".tool_calls[{i}]") for i, call in enumerate(message.tool_calls)]
+    return plain
+
+
+def _call(call: _Call, where: str) -> Json:
+    try:
+        arguments = _decode_arguments(call.function.arguments or "{}")
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        raise _Wrong(" must be a JSON object, written as a string", f"{where}.function.arguments") from None
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _text(message: _Message) -> str:
+    if not isinstance(message.content, list):
+        return message.content or ""
+    for i, part in enumerate(message.content):
+        if part.type != "text":
+            raise _Wrong(f" is of type {part.type!r}: this model reads text only", f".content[{i}]")
+    return "".join(part.text for part in message.content)

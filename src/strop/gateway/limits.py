@@ -1,0 +1,59 @@
+"""How much is taken on at once, and for how long.
+
+A request over a limit is refused with 429 and told when to come again, before anything of it is read: what is in flight
+keeps its memory and its place. A deadline ends a request that nobody seems to wait for any more, or that an engine does
+not get done; a client that does not read its stream runs into it as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from msgspec import Struct
+
+from strop.gateway.dialects.base import Refused
+from strop.gateway.session import Session
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """Requests in flight, in all and of one attempt; seconds for one request, and for an engine to be resumed."""
+
+    in_flight: int = 4096
+    per_attempt: int = 256
+    deadline: float = 1800.0
+
+
+class Flights:
+    """Counts requests in flight; `counts` is told what was refused."""
+
+    def __init__(self, limits: Limits, counts: Counter[str]) -> None:
+        self._limits, self._counts = limits, counts
+        self._in_flight = 0
+
+    @contextmanager
+    def one(self, session: Session) -> Generator[None]:
+        """As long as one request of a session is at work. Raises `Refused`."""
+        limits = self._limits
+        if session.in_flight >= limits.per_attempt:
+            self._refuse(f"this attempt has {session.in_flight} requests in flight, which is the most it may have")
+        if self._in_flight >= limits.in_flight:
+            self._refuse(f"the gateway has {self._in_flight} requests in flight, which is the most it takes")
+        self._in_flight += 1
+        session.in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+            session.in_flight -= 1
+
+    def _refuse(self, why: str) -> None:
+        self._counts["too_many"] += 1
+        message = f"{why}: come again in a moment, or raise gateway.in_flight or gateway.in_flight_per_attempt"
+        raise Refused(message, status=429, kind="rate_limit_error", code="rate_limit_exceeded")
+
+
+def late(seconds: float, what: str) -> Refused:
+    message = f"{what} took longer than {seconds:g} s: ask for less at once, or raise gateway.deadline"
+    return Refused(message, status=504, kind="server_error", code="deadline_exceeded")
