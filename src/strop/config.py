@@ -168,11 +168,37 @@ class StoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = "NORMAL"
 
 
+class OutsideConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A provider that answers for some agents, or for some models that agents ask for; its turns are never trained."""
+
+    url: Annotated[str, _doc("where its model APIs are, with /v1: https://api.openai.com/v1")]
+    model: Annotated[str, _doc("the model it is asked for; default: what the agent asks for")] = ""
+    key_env: Annotated[str, _doc("the environment variable that holds its key")] = ""
+    agents: Annotated[tuple[str, ...], _doc("names of the agents it answers")] = ()
+    models: Annotated[tuple[str, ...], _doc("it also answers whoever asks for one of these models")] = ()
+    dialects: Annotated[tuple[str, ...], _doc("the model APIs it speaks, by the end of their addresses")] = (
+        "chat/completions",
+        "completions",
+        "responses",
+        "messages",
+    )
+    per_minute: Annotated[int, _doc("requests begun per minute, the others wait; 0: no limit"), Meta(ge=0)] = 0
+    at_once: Annotated[int, _doc("requests at once, the others wait; 0: no limit"), Meta(ge=0)] = 0
+    timeout: Annotated[float, _doc("seconds a request may take, waiting and tries included"), Meta(gt=0)] = 600.0
+
+
 class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where agents reach the model."""
 
     host: Annotated[str, _doc("address to listen on")] = "127.0.0.1"
     port: Annotated[int, _doc("port to listen on; 0 picks a free one"), Meta(ge=0, le=65535)] = 0
+    in_flight: Annotated[int, _doc("most model calls at once; more are refused for a moment"), Meta(ge=1)] = 4096
+    in_flight_per_attempt: Annotated[int, _doc("most model calls of one attempt at once"), Meta(ge=1)] = 256
+    deadline: Annotated[float, _doc("seconds one model call may take"), Meta(gt=0)] = 1800.0
+    pause_patience: Annotated[
+        float, _doc("seconds a model call waits while the model is paused for new weights"), Meta(gt=0)
+    ] = 900.0
+    outside: Annotated[dict[str, OutsideConfig], _doc("outside models by name: url, model, key_env, agents, ...")] = {}
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

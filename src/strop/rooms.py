@@ -25,7 +25,9 @@ from strop.engines.models import resolve
 from strop.errors import PlaceError, TaskError
 from strop.folder import RunFolder
 from strop.gateway.app import Gateway
+from strop.gateway.limits import Limits
 from strop.gateway.render import Renderer
+from strop.gateway.replicas import Replicas
 from strop.gateway.route import PolicyRoute, Routes
 from strop.learner.process import LearnerProcess
 from strop.monitor.metrics import MetricsFile, Scores
@@ -146,9 +148,10 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
         view.phase("loading the model")
         learner = LearnerProcess(folder.learner_log)
         rooms.push_async_callback(learner.close)
-        engine = Embedded(learner)
+        engine = Replicas([Embedded(learner)], patience=config.gateway.pause_patience)
         rooms.push_async_callback(engine.close)
         gateway = gateway_of(config, store, engine, renderer)
+        rooms.push_async_callback(gateway.routes.close)
         app = Addressed(gateway)
         server = await serve(app, host=config.gateway.host, port=config.gateway.port, log=folder.gateway_log)
         rooms.push_async_callback(server.close)
@@ -196,7 +199,9 @@ def gateway_of(config: Config, store: Store, engine: Engine, renderer: Renderer)
         sampling_for=partial(sampling_for, config),
         history=config.policy.history,
     )
-    return Gateway(store, Routes({"*": route}))
+    given = config.gateway
+    limits = Limits(in_flight=given.in_flight, per_attempt=given.in_flight_per_attempt, deadline=given.deadline)
+    return Gateway(store, Routes.of(route, given.outside), limits=limits)
 
 
 def tasks_of(config: Config) -> list[Task]:

@@ -222,7 +222,7 @@ async def checkpoint(run: Run, number: int) -> str | None:
 
 def describe(batch: Batch) -> dict[str, float]:
     """What was collected, as metrics."""
-    turns = [turn for sample in batch.samples for turn in sample.turns]
+    turns = [turn for sample in batch.samples for turn in sample.turns if not turn.outside]
     metrics = spread("response_length", np.array([len(turn.response_ids) for turn in turns], float))
     metrics |= spread("prompt_length", np.array([len(turn.prompt_ids) for turn in turns], float))
     metrics |= spread("num_turns", np.array([len(sample.turns) for sample in batch.samples], float))

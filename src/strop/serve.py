@@ -196,7 +196,9 @@ async def _load(config: Config, store: Store, folder: Path, rooms: AsyncExitStac
     rooms.push_async_callback(learner.close)
     await learner.start(config, place)
     await store.put_policy(served)
-    return gateway_of(config, store, Embedded(learner), renderer), learner
+    gateway = gateway_of(config, store, Embedded(learner), renderer)
+    rooms.push_async_callback(gateway.routes.close)
+    return gateway, learner
 
 
 @contextmanager

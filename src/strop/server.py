@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import socket
 from collections.abc import Generator
@@ -28,6 +29,8 @@ MAX_HEAD = 64 << 10
 """Bytes a request's head may take (and one read of the socket more)."""
 HEAD_TIME = 30.0
 """Seconds until a connection's first request, and a request that has begun, must have shown its whole head."""
+CLOSE_TIME = 30.0
+"""Seconds that a client gets to take what it was sent once its connection is being closed."""
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -83,6 +86,7 @@ async def serve(
     if task.done():
         ready.cancel()
         await task
+    gc.freeze()  # what was imported and loaded stays: it need not be looked at again and again while requests come
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return Server(f"http://{f'[{shown}]' if ':' in shown else shown}:{sock.getsockname()[1]}", server, task)
 
@@ -162,6 +166,7 @@ class _Bounded(HttpToolsProtocol):
         super().connection_made(transport)
         self._size = 0  # of what the parser holds until a head, a piece of a body or a trailer is complete
         self._between = False
+        self._closing_since: float | None = None
         self._since: float | None = self.loop.time()  # when a head was begun that is not complete
 
     def data_received(self, data: bytes) -> None:
@@ -186,5 +191,9 @@ class _Bounded(HttpToolsProtocol):
         super().on_message_complete()
 
     def check_time(self) -> None:
+        if self.transport.is_closing():  # as soon as the client has taken what it was sent
+            self._closing_since = self._closing_since or self.loop.time()
+            if self.loop.time() - self._closing_since > CLOSE_TIME:
+                self.transport.abort()
         if self._since is not None and self.loop.time() - self._since > HEAD_TIME:
             self.transport.close()

@@ -250,6 +250,11 @@ class Turn(Struct, frozen=True, kw_only=True):
         return self.prompt_ids + self.response_ids
 
     @property
+    def outside(self) -> bool:
+        """Answered by an outside model: it has messages and an answer, but no tokens that could carry loss."""
+        return not self.prompt_ids
+
+    @property
     def abandoned(self) -> bool:
         """Not delivered whole to the agent: recorded and counted, but trained with weight 0."""
         return self.finish in ("abandoned", "error")

@@ -162,9 +162,11 @@ def check(
     *,
     ends: Sequence[str],
     cut: Sequence[bool] = (False,),
+    shown: bool = True,
 ) -> Verdict:
     """`ends` are the marks that may end a turn; `cut` says, turn after turn and over again, which answers were cut off
-    before theirs."""
+    before theirs. Unless all that was said was `shown`, and so is in the messages, prompts are not what the template
+    writes for those as a whole."""
     verdict = Verdict()
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i]
     try:
@@ -185,11 +187,11 @@ def check(
         verdict.faults.append(f"{len(turns)} turns for {len(answers)} answers")
         return verdict
     verdict.turns = len(turns)
-    shown = [after != before.rstrip() for before, after in zip(written, said, strict=True)]
-    kept = [now.startswith(before) and seen for before, now, seen in zip(said, written[1:], shown, strict=False)]
+    visible = [after != before.rstrip() for before, after in zip(written, said, strict=True)]
+    kept = [now.startswith(before) and seen for before, now, seen in zip(said, written[1:], visible, strict=False)]
     verdict.stable = all(kept) and all(now.startswith(before) for before, now in zip(written, written[1:], strict=False))
     # An answer that was cut off in the middle of an end has a piece of that in it, which no template writes.
-    whole_ends = not any(cut) or all(tokenizer.token_to_id(end) is not None for end in ends)
+    comparable = shown and (not any(cut) or all(tokenizer.token_to_id(end) is not None for end in ends))
     spans: list[list[int]] = []
     for k, turn in enumerate(turns):
         before = turns[k - 1] if k else None
@@ -200,7 +202,7 @@ def check(
             piece = Piece(tokenizer, before, turn, messages[before["message"]], rest)
             was_cut = cut[(k - 1) % len(cut)] and len(before["response_ids"]) > 1
             faults = piece.faults(ends, kept=kept[k - 1], cut=was_cut)
-        if not faults and (not before or (verdict.stable and whole_ends)):
+        if not faults and (not before or (verdict.stable and comparable)):
             faults = _rendering(tokenizer, written[k], before, turn, verdict)
         verdict.faults += [f"turn {k} (message {turn['message']}): {fault}" for fault in faults]
         spans.append([len(turn["prompt_ids"]), len(turn["prompt_ids"]) + len(turn["response_ids"])])
@@ -248,10 +250,10 @@ class Piece:
         found = sorted((at, end) for end in ends if (at := self.rest.find(end)) >= 0)
         leading = MARK.match(self.rest)
         at, end = found[0] if found else (leading.start(1), leading[1]) if leading else (0, "")
-        if cut and end:
-            right = self.new.lstrip() == self.rest[at:] and not self._ended(ends)
-        elif both.endswith(self.rest):
-            return faults + self._wrong_words(both[: len(both) - len(self.rest)])
+        if both.endswith(self.rest):
+            return faults + ([] if cut else self._wrong_words(both[: len(both) - len(self.rest)]))
+        if cut:  # perhaps before the answer's last word, or in the middle of its end
+            right = bool(end) and self.new.lstrip() == self.rest[at:] and self._ended(ends) is None
         else:  # the template now writes this answer, or its end, otherwise than the model said it
             right = not kept and bool(end) and self._goes_on(self.rest[at + len(end) :], ends)
         if not right:

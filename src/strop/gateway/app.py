@@ -33,9 +33,11 @@ from starlette.types import Receive, Scope, Send
 from strop.errors import ContextOverflow, StoreError
 from strop.gateway.dialects import chat, completions, messages, responses
 from strop.gateway.dialects.base import Dialect, Refused, Request
+from strop.gateway.limits import Flights, Limits
+from strop.gateway.passing import Passing
 from strop.gateway.record import Recorder
 from strop.gateway.render import BadTemplate
-from strop.gateway.route import Routes
+from strop.gateway.route import PolicyRoute, Routes
 from strop.gateway.sample import Call, check_length, conversations
 from strop.gateway.session import Session
 from strop.gateway.sessions import Sessions
@@ -92,11 +94,13 @@ class Gateway:
     recently used ones go once there are `max_sessions`; one that is needed again is rebuilt from the store.
     """
 
-    def __init__(self, store: Store, routes: Routes, *, max_sessions: int = 4096) -> None:
+    def __init__(self, store: Store, routes: Routes, *, limits: Limits | None = None, max_sessions: int = 4096) -> None:
         self._store = store
         self.routes = routes
         self.sessions = Sessions(store, max_sessions)
         self.recorder = Recorder(store)
+        self._limits = limits or Limits()
+        self._flights = Flights(self._limits, self.counts)
         self._others = Router(attempt_routes(store), redirect_slashes=False, default=_no_such_route)
         self._posts: dict[str, tuple[Dialect, Callable[..., Awaitable[None]]]] = {
             path: (cast(Dialect, dialect), self._answer) for path, dialect in DIALECTS.items()
@@ -166,26 +170,27 @@ class Gateway:
     # -- model calls -------------------------------------------------------------------------------------------------
 
     async def _answer(self, dialect: Dialect, address: Address, scope: Scope, receive: Receive, send: Send) -> None:
-        session = await self.session(scope, address)
-        session.in_flight += 1
-        try:
-            request = await self._read(dialect, session, receive)
-            call = self._call(session, address.agent, request)
-            await Exchange(call, dialect, self.recorder, receive, send).run()
-        except Refused as refused:
-            if refused.status == 409:
-                self.sessions.drop(session)
-            else:
-                await self.recorder.refused(session, address.agent, refused)
-            raise
-        finally:
-            session.in_flight -= 1
+        session, agent, deadline = await self.session(scope, address), address.agent, self._limits.deadline
+        with self._flights.one(session):
+            try:
+                body = await _body(receive)
+                if (outside := self.routes.outside(agent, body)) is not None:
+                    outside.check(address.path)
+                    passing = Passing(
+                        outside, dialect, address.path, body, session, agent, self.recorder, scope, receive, send
+                    )
+                    return await passing.run(deadline)
+                call = self._call(session, agent, await self._read(dialect, session, body))
+                await Exchange(call, dialect, self.recorder, receive, send, deadline=deadline).run()
+            except Refused as refused:
+                if refused.status == 409:
+                    self.sessions.drop(session)
+                else:
+                    await self.recorder.refused(session, agent, refused)
+                raise
 
-    async def _read(self, dialect: Dialect, session: Session, receive: Receive) -> Request:
-        try:
-            request = dialect.read(await asgi.read_body(receive, MAX_BODY))
-        except asgi.Refusal as error:
-            raise Refused(str(error), status=error.status, code="request_too_large") from None
+    async def _read(self, dialect: Dialect, session: Session, body: bytes) -> Request:
+        request = dialect.read(body)
         if request.previous is None:
             return request
         turns = await self._store.turns(session.rollout.id, attempt=session.attempt.number)
@@ -205,7 +210,8 @@ class Gateway:
 
     def _call(self, session: Session, agent: str, request: Request) -> Call:
         try:
-            return Call(session, agent, self.routes.find(agent, request.requested.get("model")), request)
+            route = self.routes.find(agent, request.requested.get("model")).of(session.rollout)
+            return Call(session, agent, route, request)
         except BadTemplate as error:
             raise Refused(str(error), param="messages") from None
         except ContextOverflow as error:
@@ -214,7 +220,7 @@ class Gateway:
     async def count(self, dialect: Dialect, address: Address, scope: Scope, receive: Receive) -> int:
         """How many tokens a request's prompt has. Nothing is sampled and nothing recorded."""
         session = await self.session(scope, address)
-        request = await self._read(dialect, session, receive)
+        request = await self._read(dialect, session, await _body(receive))
         route = self.routes.find(address.agent, request.requested.get("model"))
         try:
             (asked,) = conversations(request, route)
@@ -229,11 +235,12 @@ class Gateway:
 
     async def _models(self, address: Address, scope: Scope, receive: Receive, send: Send) -> None:
         session = await self.session(scope, address)
-        route, started = self.routes.find(address.agent, None), session.attempt.started
+        route, started = self.routes.any(address.agent, None), session.attempt.started
+        name = route.model or route.policy  # an outside model may be called as the agent likes
         if _spoken(scope) is messages:
-            page = messages.model_page(route.model, created=started, context=route.engine.context)
-            return await _answer_json(send, page)
-        model = {"id": route.model, "object": "model", "owned_by": "strop", "created": int(started)}
+            context = route.engine.context if isinstance(route, PolicyRoute) else 0
+            return await _answer_json(send, messages.model_page(name, created=started, context=context))
+        model = {"id": name, "object": "model", "owned_by": "strop", "created": int(started)}
         await _answer_json(send, {"object": "list", "data": [model]})
 
     async def _count_tokens(
@@ -257,13 +264,20 @@ def _spoken(scope: Scope) -> Dialect:
     return cast(Dialect, messages if versioned else chat)
 
 
+async def _body(receive: Receive) -> bytes:
+    try:
+        return await asgi.read_body(receive, MAX_BODY)
+    except asgi.Refusal as error:
+        raise Refused(str(error), status=error.status, code="request_too_large") from None
+
+
 async def _answer_json(send: Send, data: Any) -> None:
     await asgi.answer(send, msgspec.json.encode(data))
 
 
 async def _refuse(send: Send, dialect: Dialect, refused: Refused) -> None:
     # OpenAI's clients retry a 409; one that says that the attempt is over will not change.
-    headers = [(b"x-should-retry", b"false")] if refused.status == 409 else ()
+    headers = {409: [(b"x-should-retry", b"false")], 429: [(b"retry-after", b"1")]}.get(refused.status, ())
     await asgi.answer(send, dialect.error(refused), refused.status, headers)
 
 

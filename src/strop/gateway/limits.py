@@ -18,7 +18,7 @@ from strop.gateway.session import Session
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Requests in flight, in all and of one attempt; seconds for one request, and for an engine to be resumed."""
+    """Requests in flight, in all and of one attempt; seconds for one request."""
 
     in_flight: int = 4096
     per_attempt: int = 256

@@ -112,7 +112,8 @@ class Listening:
         said, kind = self.said(), data.get("type")
         if kind == "message_start":
             return self._messages(data["message"])
-        self.usage |= {name: value for name, value in (data.get("usage") or {}).items() if value is not None}
+        usage: Json = data.get("usage") or {}
+        self.usage |= {name: value for name, value in usage.items() if value is not None}
         blocks = enumerate(data.get("content") or ()) if kind == "message" else ()
         for place, block in blocks:
             self._block(said, place, block)
@@ -120,7 +121,8 @@ class Listening:
             self._block(said, data["index"], data["content_block"])
         elif kind == "content_block_delta":
             self._block(said, data["index"], data["delta"])
-        reason = data.get("stop_reason") or (data.get("delta") or {}).get("stop_reason")
+        delta: Json = data.get("delta") or {}
+        reason = data.get("stop_reason") or delta.get("stop_reason")
         if reason:
             said.finish = FINISH.get(reason, "stop")
         self.ended |= kind == "message_stop"
@@ -151,7 +153,8 @@ class Listening:
                 said.text += _text(item.get("content"))
             elif item.get("type") == "reasoning":
                 said.reasoning += _text(item.get("content") or item.get("summary"))
-        why = (whole.get("incomplete_details") or {}).get("reason") or ("tool_calls" if said.calls else "stop")
+        details: Json = whole.get("incomplete_details") or {}
+        why = details.get("reason") or ("tool_calls" if said.calls else "stop")
         said.finish = "error" if whole.get("status") == "failed" else FINISH.get(why, "stop")
 
 
@@ -175,8 +178,8 @@ def asked(dialect: Dialect, body: bytes) -> tuple[list[Json], Json]:
     for name, role in (("system", "system"), ("instructions", "system"), ("prompt", "prompt"), ("input", "user")):
         if name in raw and not (name == "input" and isinstance(raw[name], list)):
             messages.append({"role": role, "content": _text(raw[name])})
-    said = raw.get("messages") or (raw["input"] if isinstance(raw.get("input"), list) else [])
-    for item in cast("list[Any]", said) if isinstance(said, list) else []:
+    said: Any = raw.get("messages") or raw.get("input")
+    for item in cast("list[Any]", said) if isinstance(said, list) else ():
         message = cast(Json, item) if isinstance(item, dict) else {"content": item}
         role = message.get("role")
         messages.append({"role": role if isinstance(role, str) else "user", "content": _text(message.get("content"))})

@@ -17,7 +17,7 @@ from strop.types import Event, Finish, Turn
 
 class Recorder:
     """Writes what happened, and counts it: turns, malformed_calls, abandoned, error, fenced,
-    unrecorded, refused, branch/<why>."""
+    unrecorded, refused, branch/<why>; outside models' turns as outside."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -46,6 +46,14 @@ class Recorder:
             self.counts["fenced"] += len(call.choices)
         except StoreError:  # the run ends by it; whoever waited for this turn is gone already
             self.counts["unrecorded"] += len(call.choices)
+
+    async def outside(self, turns: list[Turn]) -> None:
+        """Make the turns of an outside model durable. Raises `Fenced`."""
+        await self._store.add_turns(turns)
+        for turn in turns:
+            self.counts["outside"] += 1
+            if turn.abandoned:
+                self.counts[turn.finish] += 1
 
     async def refused(self, session: Session, agent: str, refused: Refused) -> None:
         """An agent that gets an error may swallow it; whoever looks at the rollout finds it here."""

@@ -80,8 +80,8 @@ class Renderer:
         stops_at = [*self._ends, *self._said.next, *self._called.next]
         stops_at = [mark for mark in dict.fromkeys(stops_at) if mark not in kept]  # those go on behind it
         self._end = re.compile(r"\s*(" + "|".join(map(re.escape, self._ends)) + ")") if self._ends else None
-        self._short = True  # whether long conversations may be rendered without their middle
         self._short = self._may_be_shortened()
+        self._tried: set[tuple[Any, ...]] = set()  # kinds of short conversations for which that was seen to be so
         eos = tokenizer.token_to_id(self._specials.get("eos_token", ""))
         tokens = [id for text in stops_at if (id := tokenizer.token_to_id(text)) is not None]
         found = [*tokens, *([] if eos is None else [eos]), *stops]
@@ -93,6 +93,7 @@ class Renderer:
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(found))
         self.stop_texts: tuple[str, ...] = tuple(text for text in stops_at if tokenizer.token_to_id(text) is None)
         self.end_of_turn: int = self.stop_ids[0]
+        self._tokens: dict[int, tuple[str, list[int] | None]] = {}
         vocabulary = tokenizer.get_vocab()
         self.num_ids = max(vocabulary.values()) + 1
         self.longest = max(map(len, vocabulary))
@@ -147,25 +148,23 @@ class Renderer:
 
         Few templates depend there on what lies between the last user's message and the assistant's (those that number
         rounds or calls do): a long conversation is rendered without it. Whether that may be done is tried out when the
-        template is loaded, on every short conversation, and again whenever one has grown to twice its length.
+        template is loaded, on every kind of short conversation, and whenever one has grown to twice its length.
         """
-        short = _shortened(messages, served)
-        if self._short and short and len(messages) > 8:
-            rest = self._after(*short, tools)
-            if len(messages).bit_length() == (served - 1).bit_length():
-                return rest
-            whole = self._after(messages, served, tools)
-            self._short = rest == whole
-            return whole
-        return self._after(messages, served, tools)
+        short = _shortened(messages, served) if self._short else None
+        if short is None:
+            return self._after(messages, served, tools)
+        rest = self._after(*short, tools)
+        kind = _kind(messages, tools) if len(messages) <= 8 else None
+        if kind in self._tried or (kind is None and len(messages).bit_length() == (served - 1).bit_length()):
+            return rest
+        whole = self._after(messages, served, tools)
+        self._short = rest == whole
+        if kind and self._short:
+            self._tried.add(kind)
+        return whole
 
     def _after(self, messages: Messages, served: int, tools: Tools) -> str | None:
-        whole = self._behind([self._shaped(message) for message in messages], tools, served, generate=True)
-        short = _shortened(messages, served) if self._short and len(messages) <= 8 else None
-        if short:
-            shaped = [self._shaped(message) for message in short[0]]
-            self._short = self._behind(shaped, tools, short[1], generate=True) == whole
-        return whole
+        return self._behind([self._shaped(message) for message in messages], tools, served, generate=True)
 
     def said(self, messages: Messages, tools: Tools, prompt: str) -> tuple[str, str] | None:
         """How the template itself writes the last message, the assistant's, as an answer to `prompt`: its text with the
@@ -285,6 +284,13 @@ class Renderer:
         """Every token as text, special ones too."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
+    def token(self, id: int) -> tuple[str, list[int] | None]:
+        """One token as text, and its bytes; None where it is not whole characters."""
+        if id not in self._tokens:
+            text = self.decode([id])
+            self._tokens[id] = text, None if "\ufffd" in text else list(text.encode())
+        return self._tokens[id]
+
     def spoken(self, ids: Sequence[int]) -> str:
         """What an agent is shown of sampled tokens: no special tokens, except marks with a meaning in its format."""
         return self.tokenizer.decode([i for i in ids if i not in self._hidden], skip_special_tokens=False)
@@ -375,7 +381,7 @@ class Renderer:
                             return False
         except BadTemplate:
             return False
-        return self._short
+        return True
 
     def _behind_mark(self, messages: list[Json]) -> str:
         try:
@@ -423,6 +429,11 @@ def _marked(answer: Json) -> Iterator[Json]:
             marked = arguments | {MARK: MARK}
         yield answer | {"tool_calls": [*calls[:-1], calls[-1] | {"function": function | {"arguments": marked}}]}
     yield answer | {"content": (answer["content"] or "") + MARK}
+
+
+def _kind(messages: Messages, tools: Tools) -> tuple[Any, ...]:
+    """What kind of conversation this is to a template: who speaks, with words and calls or without, with tools."""
+    return (bool(tools), *((m["role"], bool(m["content"]), len(m.get("tool_calls", ()))) for m in messages))
 
 
 def _shortened(messages: Messages, served: int) -> tuple[list[Json], int] | None:

@@ -1,14 +1,21 @@
-"""Who answers an agent: which policy, by the model an agent asks for, by the agent's name, or the one for all."""
+"""Who answers an agent: which policy or outside model, by the model it asks for, by its name, or the one for all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from strop.config import OutsideConfig
 from strop.engines.base import Engine
+from strop.errors import ConfigError
 from strop.gateway.dialects.base import Refused
+from strop.gateway.outside import OutsideRoute
 from strop.gateway.render import Renderer
+from strop.gateway.replicas import Replicas
 from strop.gateway.session import History
 from strop.types import Rollout, Sampling
 
@@ -30,17 +37,65 @@ class PolicyRoute(Struct, frozen=True, kw_only=True):
     sampling_for: Callable[[Rollout], Sampling]
     history: History = "sampled"
 
+    def of(self, rollout: Rollout) -> PolicyRoute:
+        """The same for one rollout, where several engines serve the policy."""
+        return replace(self, engine=self.engine.of(rollout.id)) if isinstance(self.engine, Replicas) else self
+
+
+Route = PolicyRoute | OutsideRoute
+
+
+class _Asks(Struct):
+    model: Any = None
+
 
 class Routes:
     """`agents` says who answers for which agent name, "*" for all others; `models` who answers when an agent asks for a
     certain model, whatever its name."""
 
-    def __init__(self, agents: Mapping[str, PolicyRoute], models: Mapping[str, PolicyRoute] | None = None) -> None:
+    def __init__(self, agents: Mapping[str, Route], models: Mapping[str, Route] | None = None) -> None:
         self.agents, self.models = agents, models or {}
+        every = [*self.agents.values(), *self.models.values()]
+        self._outside = [route for route in every if isinstance(route, OutsideRoute)]
 
-    def find(self, agent: str, model: str | None) -> PolicyRoute:
+    @classmethod
+    def of(cls, policy: PolicyRoute, outside: Mapping[str, OutsideConfig]) -> Routes:
+        """A policy for all agents but those that outside models answer for. Raises `ConfigError`."""
+        agents: dict[str, Route] = {ANY: policy}
+        models: dict[str, Route] = {}
+        for name, config in outside.items():
+            route = OutsideRoute.of(name, config)
+            for place, names in ((agents, config.agents), (models, config.models)):
+                for taken in (taken for taken in names if taken in place and taken != ANY):
+                    raise ConfigError(f"gateway.outside.{name}: another outside model has {taken!r} too: leave one out")
+                place.update(dict.fromkeys(names, route))
+        return cls(agents, models)
+
+    def any(self, agent: str, model: str | None) -> Route:
         route = self.models.get(model or "") or self.agents.get(agent) or self.agents.get(ANY)
         if route is None:
             known = ", ".join(sorted({*self.agents, *self.models}))
             raise Refused(f"no model answers for agent {agent!r}; known: {known}", status=404, code="model_not_found")
         return route
+
+    def find(self, agent: str, model: str | None) -> PolicyRoute:
+        """The policy that answers."""
+        route = self.any(agent, model)
+        if isinstance(route, OutsideRoute):
+            raise Refused(f"{route.policy} is an outside model: it is asked for answers only", status=404)
+        return route
+
+    def outside(self, agent: str, body: bytes) -> OutsideRoute | None:
+        """The outside model that answers a request, if one does."""
+        if not self._outside:
+            return None
+        try:
+            model = msgspec.json.decode(body, type=_Asks).model
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            model = None
+        route = self.any(agent, model if isinstance(model, str) else None)
+        return route if isinstance(route, OutsideRoute) else None
+
+    async def close(self) -> None:
+        for route in self._outside:
+            await route.client.close()

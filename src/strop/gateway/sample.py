@@ -225,9 +225,6 @@ class Choice:
         return f"{stable_hash(self.sampling.seed or 0, 'call', position):016x}"[-9:]
 
     def _sampled(self, first: int) -> list[SampledToken]:
-        decode = self._route.renderer.decode
-        tokens: list[SampledToken] = []
-        for token, logprob in zip(self.ids[first:], self.logprobs[first:], strict=True):
-            text = decode([token])
-            tokens.append(SampledToken(text, logprob, None if "\ufffd" in text else list(text.encode())))
-        return tokens
+        token = self._route.renderer.token
+        sampled = zip(self.ids[first:], self.logprobs[first:], strict=True)
+        return [SampledToken(text, logprob, data) for id, logprob in sampled for text, data in (token(id),)]

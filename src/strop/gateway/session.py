@@ -275,7 +275,9 @@ class Contexts:
             return "new_conversation"
         if old_system != new_system:
             return "changed_system"
-        if new[: len(kept)] != kept or old[: len(kept)] == kept:  # something is in another place, or in place of something
+        if (
+            new[: len(kept)] != kept or old[: len(kept)] == kept
+        ):  # something is in another place, or in place of something
             return "edited_history"
         gone = [edge for edge in old[: old.index(kept[-1])] if edge not in kept]
         return "dropped_tool_result" if all(edge.startswith(b"t") for edge in gone) else "truncated"
@@ -321,9 +323,11 @@ class Session:
         """Take up an attempt that another gateway began: every context is in the store."""
         tools: dict[str | None, Tools] = {}
         for turn in turns:
+            self._num_turns = max(self._num_turns, _number(turn.id) + 1)
+            if turn.outside:
+                continue
             tools[turn.id] = tools[turn.parent] if extends(turn) else turn.requested.get("tools", [])
             self.add(turn, Asked.of(turn.messages, tools[turn.id], lead=turn.requested.get("lead", "")))
-            self._num_turns = max(self._num_turns, _number(turn.id) + 1)
             hashed = self.contexts(turn.agent, turn.policy).hashed(turn.id)
             self._asked[turn.agent, hashed.digest()] += 1
 

@@ -10,25 +10,40 @@ sampled. One that leaves later cannot be told from one that read everything.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from starlette.types import Receive, Send
 
 from strop.errors import ContextOverflow, EngineError, Fenced
 from strop.gateway.dialects.base import Delta, Dialect, Refused
+from strop.gateway.limits import Limits, late
 from strop.gateway.record import Recorder
 from strop.gateway.sample import Call
 from strop.store.http.asgi import JSON, Header, until_gone
 
 EVENTS: Header = (b"content-type", b"text/event-stream; charset=utf-8")
 NO_CACHE: Header = (b"cache-control", b"no-cache")
+LAST = 30.0
+"""Seconds that a client gets to take the end of an answer."""
 
 
 class Exchange:
-    def __init__(self, call: Call, dialect: Dialect, recorder: Recorder, receive: Receive, send: Send) -> None:
+    def __init__(
+        self,
+        call: Call,
+        dialect: Dialect,
+        recorder: Recorder,
+        receive: Receive,
+        send: Send,
+        *,
+        deadline: float = Limits().deadline,
+    ) -> None:
+        """`deadline` is how many seconds sampling may take."""
         self._call, self._dialect, self._recorder = call, dialect, recorder
         self._receive, self._send = receive, send
         self._stream = dialect.stream(call.request)
         self._begun = False
+        self._deadline = deadline
 
     async def run(self) -> None:
         """Raises `Refused` while nothing has been sent; later errors go into the stream."""
@@ -40,32 +55,36 @@ class Exchange:
             if not self._begun:
                 raise
             await self._recorder.refused(self._call.session, self._call.agent, refused)
-            await self._body(self._stream.error(refused), more=False)
+            await self._last(self._stream.error(refused))
             return
         call = self._call
         done = [choice.done for choice in call.choices]
         if call.request.stream:
             await self._begin()
-            await self._body(self._stream.closing(call.answer, done), more=False)
+            await self._last(self._stream.closing(call.answer, done))
         else:
             body = self._dialect.whole(call.answer, done, call.request)
             await self._start([JSON, (b"content-length", b"%d" % len(body))])
-            await self._body(body, more=False)
+            await self._last(body)
 
     async def _sample(self) -> bool:
         """Draw every choice to its end. False: the client has gone, and what was sampled is recorded."""
         call = self._call
         work = asyncio.create_task(call.run(self._emit if call.request.stream else _quiet))
         gone = asyncio.create_task(until_gone(self._receive))
+        too_late = False
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({work, gone}, timeout=self._deadline, return_when=asyncio.FIRST_COMPLETED)
+            too_late = not done
         finally:  # also when the server is being stopped
             gone.cancel()
             if not work.done():
                 work.cancel()
                 await asyncio.wait({work})
-                await self._recorder.undelivered(call, "abandoned")
+                await self._recorder.undelivered(call, "error" if too_late else "abandoned")
         if work.cancelled():
+            if too_late:
+                raise late(self._deadline, "this request")
             return False
         error = work.exception()
         if isinstance(error, ContextOverflow):
@@ -100,6 +119,12 @@ class Exchange:
         if len(turns) > 1:
             headers.append((b"x-strop-turns", ",".join(turns).encode()))
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _last(self, data: bytes) -> None:
+        """The end of an answer. A client that does not take it is left alone: the server closes its connection."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(LAST, self._deadline)):
+                await self._body(data, more=False)
 
     async def _body(self, data: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})

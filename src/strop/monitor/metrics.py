@@ -34,6 +34,7 @@ NAMES: dict[str, str] = {
     "num_turns/{mean,max,min}": "turns per rollout",
     "reward/*": "mean of each named reward",
     "filter/*": "rollouts that carried no loss, by reason",
+    "filter_turns/*": "turns without tokens, by reason",
     "filter_tokens/*": "sampled tokens of turns that carried no loss, by reason",
     "filter_rewards/*": "rewards that reach nobody: a name without weight, an unknown turn or agent",
     "failed/*": "rollouts that failed, by cause",

@@ -3,9 +3,10 @@
 A bad rollout is data: it is dropped or zeroed by the cause of its failure. A bad token is a crash: a turn without one
 finite logprob per sampled id is our own bug and must not train.
 
-Reasons a rollout is dropped here: `failed:<cause>` (excluded, also from the baseline), `empty` (no sampled token at
-all), `untrained` (none by a trained agent), `over_budget` (a path that no micro-batch can hold), or the reason shared
-by all its turns: `abandoned`, `greedy` (temperature 0), `truncated_sampling`. Only the first is outside the baseline.
+Reasons a rollout is dropped here: `failed:<cause>` (excluded, also from the baseline), `outside` (answered by outside
+models only, whose turns have no tokens), `empty` (no sampled token at all), `untrained` (none by a trained agent),
+`over_budget` (a path that no micro-batch can hold), or the reason shared by all its turns: `abandoned`, `greedy`
+(temperature 0), `truncated_sampling`. Only the first is outside the baseline.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def _trained(sample: Sample, agents: Collection[str], budget: int) -> tuple[list
     """The turns that become entries, by request start, or none and why. A prompt nobody answered needs no layout."""
     sampled = [turn for turn in sample.turns if turn.response_ids]
     if not sampled:
-        return [], "empty"
+        return [], "outside" if sample.turns and all(turn.outside for turn in sample.turns) else "empty"
     trained = sorted((turn for turn in sampled if turn.agent in agents), key=lambda t: (t.started, t.choice, t.id))
     if not trained:
         return [], "untrained"

@@ -19,6 +19,7 @@ REASONS = {
     "zero_variance": "in groups whose members all got the same reward: nothing to compare",
     "group_of_one": "alone in their group: nobody to compare with (loop.members)",
     "no_reward": "without a reward that algorithm.rewards counts",
+    "outside": "that only outside models answered (gateway.outside)",
     "empty": "in which the model said nothing",
     "untrained": "in which no trained agent (policy.agents) spoke",
     "over_budget": "longer than learner.token_budget",
@@ -118,8 +119,11 @@ class Batch:
         self.dropped.setdefault(self.samples[sample].rollout.id, reason)
 
     def counts(self) -> dict[str, float]:
-        """What was left out, as metrics: rollouts by reason, and sampled tokens of turns by reason."""
+        """What was left out, as metrics: rollouts by reason, sampled tokens of turns by reason, and turns of outside
+        models, which have no tokens."""
         counts = Counter({f"filter/{reason}": n for reason, n in Counter(self.dropped.values()).items()})
+        if outside := sum(turn.outside for sample in self.samples for turn in sample.turns):
+            counts["filter_turns/outside"] = outside
         for t, reason in enumerate(self.skipped):
             if reason is not None:
                 counts[f"filter_tokens/{reason}"] += int(self.starts[t + 1] - self.starts[t])

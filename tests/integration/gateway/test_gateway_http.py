@@ -28,7 +28,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "
         ({"messages": HI, "frequency_penalty": 0.5}, "frequency_penalty", "unsupported"),
         ({"messages": HI, "top_logprobs": 5, "logprobs": True}, "top_logprobs", "unsupported"),
         ({"messages": HI, "functions": []}, "functions", "unsupported"),
-        ({"messages": HI, "tool_choice": "required"}, "tool_choice", "unsupported"),
+        ({"messages": HI, "tool_choice": "required"}, "tool_choice", "one of the tools; these are none"),
         ({"messages": HI, "response_format": {"type": "json_object"}}, "response_format", "unsupported"),
         ({"messages": HI, "stream_options": {"x": 1}}, "stream_options.x", "unsupported"),
         ({"messages": HI, "temperature": "hot"}, "temperature", "float"),
@@ -109,6 +109,8 @@ async def test_keys_are_compared_as_bytes(stand: Stand) -> None:
 async def test_health(stand: Stand) -> None:
     status, answer = await fetch(stand.server.url + "/health")
     assert (status, answer["status"]) == (200, "ok")
+    status, answer = await fetch(stand.server.url + "/v1/chat/completions", {})
+    assert status == 401, "an address without a rollout is open to whoever sends an attempt's key"
     status, answer = await fetch(stand.server.url + "/v2/chat/completions", {})
     assert status == 404
     assert "base URL" in answer["error"]["message"]

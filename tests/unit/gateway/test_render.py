@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,17 +40,79 @@ def test_text_and_ids(renderer: Renderer) -> None:
 
 
 @pytest.mark.parametrize("served", [3, 5])
-def test_continuation_is_what_the_whole_has(renderer: Renderer, served: int) -> None:
-    whole = renderer.prompt(CHAT, TOOLS)
-    new = renderer.continuation(CHAT, TOOLS, served)
+@pytest.mark.parametrize("ended", [True, False])
+def test_continuation_is_what_the_whole_has(renderer: Renderer, served: int, ended: bool) -> None:
+    whole = renderer.text(CHAT, TOOLS, generate=True)
+    rest = renderer.after(CHAT, TOOLS, served)
+    assert rest is not None
+    assert rest.startswith("<|im_end|>\n<|im_start|>")
+    assert whole.endswith(rest)
+    path = renderer.encode(whole.removesuffix(rest) + ("<|im_end|>" if ended else ""))
+    new = renderer.continuation(CHAT, TOOLS, served, path)
     assert new is not None
-    assert new[0] == renderer.end_of_turn
-    assert whole[-len(new) :] == new
+    assert path + new == renderer.encode(whole), "the end of the turn stands once"
 
 
 def test_rewritten_history_is_noticed(renderer: Renderer) -> None:
     rewriting = TEMPLATE.replace("{{ message.content }}", "{{ message.content if loop.last else 'gone' }}")
-    assert Renderer(renderer.tokenizer, rewriting).continuation(CHAT, None, 5) is None
+    assert Renderer(renderer.tokenizer, rewriting).continuation(CHAT, None, 5, [1]) is None
+
+
+CHANGED = TEMPLATE.replace("<|im_end|>", "</s>")
+
+
+@pytest.mark.parametrize("beyond", ["", "\n", "\n\n"])
+def test_ends_that_are_no_tokens(renderer: Renderer, beyond: str) -> None:
+    """The token that completes an end may reach beyond it; the end stands once, and what was said is not said again."""
+    other = Renderer(renderer.tokenizer, CHANGED, specials={"eos_token": "<|endoftext|>"})
+    assert other.stop_texts == ("</s>",)
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    prompt = other.prompt(chat[:1], None)
+    # A tokenizer in which one token has the end's last letter and what comes after it.
+    bigger = Tokenizer.from_str(renderer.tokenizer.to_str())
+    bigger.add_tokens([f">{beyond}"])
+    wide = Renderer(bigger, CHANGED, specials={"eos_token": "<|endoftext|>"})
+    said = [*wide.encode("b</s"), *wide.encode(f">{beyond}")]
+    assert wide.decode(said) == f"b</s>{beyond}"
+    assert wide.ended(said) == ("</s>", beyond)
+    new = wide.continuation(chat, None, 2, prompt + said)
+    assert new is not None
+    left = "\n<|im_start|>user\nc</s>\n<|im_start|>assistant\n"
+    assert wide.decode(new) == (left[1:] if beyond else left)
+    assert wide.continuation(chat, None, 2, [*prompt, *wide.encode("b</s>!")]) == wide.encode("</s>" + left)
+
+
+def test_another_end_than_the_template_writes(renderer: Renderer) -> None:
+    """An answer may be ended in one way and written in another once the conversation goes on."""
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+        "{{ '<return>' if loop.last and m.role == 'assistant' else '<end>' }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    found = Renderer(renderer.tokenizer, template, specials={"eos_token": "<|endoftext|>"})
+    assert found.stop_texts == ("<end>", "<return>")
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    path = found.encode("<user>a<end><assistant>b<return>")
+    new = found.continuation(chat, None, 2, path)
+    assert new is not None
+    assert found.decode(path + new) == "<user>a<end><assistant>b<return><user>c<end><assistant>"
+
+
+def test_long_conversations_are_rendered_whole_where_it_matters(renderer: Renderer) -> None:
+    """A template that looks at another message than it means to, if there is a system's."""
+    template = (
+        "{% set all = messages %}{% if messages[0].role == 'system' %}S{% set messages = messages[1:] %}{% endif %}"
+        "{% for m in messages %}{% if all[loop.index0 - 1].role != 'tool' %}[{{ m.role }}]{% endif %}"
+        "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}<|im_end|>"
+        "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    found = Renderer(renderer.tokenizer, template)
+    chat = [CHAT[0], CHAT[1], *[CHAT[2], CHAT[3]] * 6, CHAT[4], CHAT[5]]
+    for served in range(3, len(chat), 2):
+        for end in (served + 1, len(chat)):
+            rest = found.after(chat[:end], None, served)
+            assert rest is not None
+            assert found.text(chat[:end], None, generate=True).endswith(rest)
 
 
 def test_refusals(renderer: Renderer, tmp_path: Path) -> None:
@@ -61,10 +124,10 @@ def test_refusals(renderer: Renderer, tmp_path: Path) -> None:
         Renderer(renderer.tokenizer, "{% if %}")
     with pytest.raises(ModelError, match="eos_token"):
         Renderer(renderer.tokenizer, "{{ messages[-1].content }}")
-    with pytest.raises(ModelError, match=r"tokenizer\.json"):
-        Renderer.from_folder(tmp_path)
-    renderer.tokenizer.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ModelError, match=r"chat_template\.jinja"):
+        Renderer.from_folder(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
         Renderer.from_folder(tmp_path)
 
 
@@ -92,11 +155,23 @@ def test_real_templates(family: str) -> None:
     tokenizer = Tokenizer.from_str(gzip.decompress((folder / "tokenizer.json.gz").read_bytes()).decode())
     renderer = Renderer(tokenizer, config["chat_template"], specials={"eos_token": config["eos_token"]})
     assert renderer.decode([renderer.end_of_turn]) == "<|im_end|>"
-    whole = renderer.prompt(CHAT, TOOLS)
-    found = {served: renderer.continuation(CHAT, TOOLS, served) for served in (3, 5)}
-    for new in found.values():
-        assert new is None or whole[-len(new) :] == new
-    if family == "qwen2_5":
-        assert all(found.values())
-    else:  # Qwen3 writes an empty thought before the last answer only
-        assert found[5] is None
+    text = renderer.text(CHAT, TOOLS, generate=True)
+    for served in (3, 5):
+        rest = renderer.after(CHAT, TOOLS, served)
+        assert rest is not None
+        assert text.endswith(rest)
+        assert rest.startswith("<|im_end|>\n<|im_start|>user\n")
+
+
+@pytest.mark.parametrize("ids", ["call_0123456789", "abc123XYZ"])
+def test_mistral_takes_any_id(ids: str) -> None:
+    path = DATA / "chat_templates" / "vllm" / "tool_chat_template_mistral.jinja"
+    if not path.exists():
+        pytest.skip(f"{path} is not here")
+    renderer = Renderer.from_parts(DATA / "tokenizers" / "gpt2", path.read_text())
+    call = CHAT[2]["tool_calls"][0] | {"id": ids}
+    chat = [CHAT[1], CHAT[2] | {"tool_calls": [call]}, CHAT[3] | {"tool_call_id": ids}]
+    text = renderer.text(chat, None, generate=True)
+    shown = set(re.findall(r'"(?:call_)?id": "(\w+)"', text))
+    assert len(shown) == 1, "the call and its result have one id"
+    assert ids in shown or len(ids) != 9

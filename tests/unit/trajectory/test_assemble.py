@@ -128,3 +128,19 @@ def test_a_bad_token_is_a_crash(bad):
 def test_a_running_rollout_is_a_crash():
     with pytest.raises(AssertionError, match="not complete"):
         make(sample(status="running"))
+
+
+def test_turns_of_outside_models_have_no_tokens_and_are_left_out_and_counted():
+    def outside(rollout, number, agent="main"):
+        none = {"prompt_ids": [], "response_ids": [], "logprobs": [], "versions": []}
+        return turn(rollout, number, agent=agent, policy="judge", **none)
+
+    mixed = sample("g1", 0, turns=[outside("g1.0", 0), turn("g1.0", 1, [1], [7]), outside("g1.0", 2, "judge")])
+    only = sample("g1", 1, turns=[outside("g1.1", 0), outside("g1.1", 1, "judge")])
+    silent = sample("g1", 2, turns=[])
+    batch = make(mixed, only, silent)
+    assert batch.entries.target.tolist() == [7]
+    assert batch.dropped == {"g1.1": "outside", "g1.2": "empty"}
+    assert batch.counted.all()  # a rollout without tokens still tells what the task is worth
+    assert batch.counts() == {"filter/empty": 1.0, "filter/outside": 1.0, "filter_turns/outside": 4.0}
+    assert sum(len(piece.ids) for piece in pack(batch, 20)) == 2

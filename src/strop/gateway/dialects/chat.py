@@ -21,13 +21,12 @@ from msgspec import Meta
 
 from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Json, Refused, Request, SampledToken, ToolCall
 from strop.gateway.dialects.fields import (
+    Fields,
     Tool,
     check_tool,
     error,
     error_body,
     event,
-    read_fields,
-    read_parts,
     read_stop,
     unsupported,
 )
@@ -37,6 +36,7 @@ __all__ = ["error", "read", "stream", "whole"]
 
 FIELDS: Json = {
     "model": str,
+    "messages": list[Any],
     "tools": list[dict[str, Any]],
     "tool_choice": Any,
     "parallel_tool_calls": bool,
@@ -89,16 +89,19 @@ RECORDED = (
     "verbosity",
 )
 
-_MESSAGES = msgspec.json.Decoder(Annotated[list[msgspec.Raw], Meta(min_length=1)])
+_BODY = Fields(FIELDS, HARMLESS, raw=["messages"])
 
 # -- request -----------------------------------------------------------------------------------------------------------
 
 
 def read(body: bytes) -> Request:
     """The neutral request, or `Refused` with a sentence that names the parameter."""
-    parts = read_parts(body)
-    messages = _messages(parts.pop("messages", None))
-    fields = read_fields({name: msgspec.json.decode(part) for name, part in parts.items()}, FIELDS, HARMLESS)
+    fields = _BODY.read(body)
+    if "messages" not in fields:
+        raise Refused("messages is required", param="messages", code="missing_required_parameter")
+    if not fields["messages"]:
+        raise Refused("messages is of length 0: give at least one", param="messages", code="invalid_value")
+    messages = read_messages(fields["messages"])
     if fields.get("response_format", {"type": "text"}) != {"type": "text"}:
         raise unsupported("response_format", 'only {"type": "text"} is served')
     options: Json = fields.get("stream_options", {})
@@ -130,15 +133,6 @@ def read(body: bytes) -> Request:
         requested={name: fields[name] for name in RECORDED if name in fields},
         options={"include_usage": bool(options.get("include_usage"))},
     )
-
-
-def _messages(raw: msgspec.Raw | None) -> list[Json]:
-    if raw is None:
-        raise Refused("messages is required", param="messages", code="missing_required_parameter")
-    try:
-        return read_messages(_MESSAGES.decode(raw))
-    except msgspec.ValidationError as error:
-        raise Refused(f"messages: {error}", param="messages", code="invalid_value") from None
 
 
 def _tool_choice(choice: Any, tools: Sequence[Json]) -> tuple[Literal["auto", "none", "required"], str | None]:

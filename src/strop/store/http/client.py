@@ -6,7 +6,7 @@ A server that cannot be reached, is being started again or has trouble with its 
 `patience` says: verbs may be said twice. One that has never answered is given up after a few seconds, since the address
 is likely wrong. What the server refuses is raised here as it was raised there.
 
-Left out: keys of attempts. `attempts()` tells them as "", since only a lease tells an attempt's key (`attempt` knows the
+Left out: keys of attempts. `attempts()` tells them as "", since only a lease tells an attempt's key (`attempt` has the
 one it was asked with); whoever checks keys (a gateway) stands beside the store itself.
 """
 

@@ -1,0 +1,189 @@
+"""One policy, several engines: a rollout stays with the one that knows its prefix, and moves on when that one cannot.
+
+    replicas = Replicas([first, second])
+    engine = replicas.of(rollout.id)     an engine like any other, for the requests of one rollout
+
+A rollout goes to the same replica again, since that has its prefixes in the cache, until more than twice as much is in
+flight there as the others have (their median): then the one with the least to do takes it over. A replica that fails
+(`EngineError`) is left out for a while and asked again later; one that did not get a new version is left out until it
+gets one. What was in flight on it is begun anew elsewhere, if not a token of it was given out; otherwise it fails with
+the reason, since an answer of two engines' tokens would be neither's.
+
+While replicas are paused, requests wait here, up to `patience` seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from statistics import median
+from typing import cast
+
+from strop.engines.base import Chunk, Engine
+from strop.errors import ContextOverflow, EngineError
+from strop.types import Sampling
+
+REST = 5.0
+"""Seconds a replica that failed is left out for."""
+KNOWN = 65536
+"""How many rollouts' places are remembered."""
+
+
+class Replica:
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.in_flight = 0
+        self.rollouts = 0  # that have their place here
+        self.failed: float | None = None  # when it did last
+        self.outdated = False
+
+    def well(self, now: float) -> bool:
+        return self.failed is None or now - self.failed > REST
+
+
+class Replicas(Engine):
+    """Several engines that serve the same policy, as one."""
+
+    def __init__(self, engines: Sequence[Engine], *, patience: float = 600.0) -> None:
+        assert engines, "a policy needs an engine"
+        self._replicas = [Replica(engine) for engine in engines]
+        self._patience = patience
+        self._homes: OrderedDict[str, Replica] = OrderedDict()
+        self._open = asyncio.Event()
+        self._open.set()
+
+    def of(self, rollout: str) -> Engine:
+        """These replicas for the requests of one rollout."""
+        return Sticky(self, rollout)
+
+    def pick(self, rollout: str, but: Sequence[Replica] = ()) -> Replica:
+        """Who answers a rollout's next request. Raises `EngineError` if nobody is left."""
+        now = time.monotonic()
+        left = [replica for replica in self._replicas if replica not in but and not replica.outdated]
+        # If all have failed of late, the one that did longest ago is the best bet.
+        able = [r for r in left if r.well(now)] or sorted(left, key=lambda r: r.failed or 0.0)[:1]
+        if not able:
+            raise EngineError("none of the policy's engines can answer: see their logs")
+        home = self._homes.pop(rollout, None)
+        if home is not None:
+            home.rollouts -= 1
+        if home is None or home not in able or _crowded(home, able):
+            home = min(able, key=lambda r: (r.in_flight, r.rollouts))
+        self._homes[rollout] = home
+        home.rollouts += 1
+        if len(self._homes) > KNOWN:
+            self._homes.popitem(last=False)[1].rollouts -= 1
+        return home
+
+    async def answer(
+        self, rollout: str, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int]
+    ) -> AsyncIterator[Chunk]:
+        await self._resumed()
+        tried: list[Replica] = []
+        while True:
+            replica, given = self.pick(rollout, tried), False
+            replica.in_flight += 1
+            try:
+                stream = replica.engine.generate(prompt_ids, sampling, stop_ids=stop_ids)
+                async with aclosing(cast(AsyncGenerator[Chunk, None], stream)) as chunks:
+                    async for chunk in chunks:
+                        given = True
+                        yield chunk
+                replica.failed = None
+                return
+            except ContextOverflow:
+                raise
+            except EngineError:
+                replica.failed = time.monotonic()
+                tried.append(replica)
+                if given or len(tried) == len(self._replicas):
+                    raise
+            finally:
+                replica.in_flight -= 1
+
+    async def _resumed(self) -> None:
+        """Wait while paused."""
+        try:
+            async with asyncio.timeout(self._patience):
+                while not self._open.is_set():  # it may be closed again before this request's turn comes
+                    await self._open.wait()
+        except TimeoutError:
+            raise EngineError(
+                f"the model has been paused for more than {self._patience:g} s: try again later, or raise "
+                "gateway.pause_patience"
+            ) from None
+
+    # -- an engine like any other ------------------------------------------------------------------------------------
+
+    @property
+    def context(self) -> int:
+        return min(replica.engine.context for replica in self._replicas)
+
+    def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
+    ) -> AsyncIterator[Chunk]:
+        return self.answer("", prompt_ids, sampling, stop_ids)
+
+    async def pause(self) -> None:
+        self._open.clear()
+        await self._each(lambda engine: engine.pause())
+
+    async def resume(self) -> None:
+        await self._each(lambda engine: engine.resume())
+        self._open.set()
+
+    async def load(self, version: str) -> None:
+        failed = await self._each(lambda engine: engine.load(version))
+        for replica in self._replicas:
+            replica.outdated = replica in failed
+
+    async def close(self) -> None:
+        await self._each(lambda engine: engine.close())
+
+    async def _each(self, verb: Callable[[Engine], Awaitable[None]]) -> list[Replica]:
+        """Have every engine do it. Those that cannot are left out for now; it is an error if none can."""
+        done = await asyncio.gather(*(verb(replica.engine) for replica in self._replicas), return_exceptions=True)
+        failed: list[Replica] = []
+        for replica, error in zip(self._replicas, done, strict=True):
+            if isinstance(error, EngineError):
+                replica.failed = time.monotonic()
+                failed.append(replica)
+            if error is not None and (len(failed) == len(self._replicas) or not isinstance(error, EngineError)):
+                raise error
+        return failed
+
+
+def _crowded(home: Replica, able: Sequence[Replica]) -> bool:
+    others = [replica.in_flight for replica in able if replica is not home]
+    return bool(others) and home.in_flight > 2 * max(1, median(others))
+
+
+class Sticky(Engine):
+    """Replicas as one rollout sees them."""
+
+    def __init__(self, replicas: Replicas, rollout: str) -> None:
+        self._replicas, self._rollout = replicas, rollout
+
+    @property
+    def context(self) -> int:
+        return self._replicas.context
+
+    def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
+    ) -> AsyncIterator[Chunk]:
+        return self._replicas.answer(self._rollout, prompt_ids, sampling, stop_ids)
+
+    async def pause(self) -> None:
+        await self._replicas.pause()
+
+    async def resume(self) -> None:
+        await self._replicas.resume()
+
+    async def load(self, version: str) -> None:
+        await self._replicas.load(version)
+
+    async def close(self) -> None:
+        """It is one rollout's view; the replicas are closed by who made them."""

@@ -1,0 +1,165 @@
+"""Several engines behind one policy: who answers, who takes over, and what waits."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from strop.engines.base import Chunk, Engine
+from strop.engines.scripted import Answer, Breaks, Scripted
+from strop.errors import ContextOverflow, EngineError
+from strop.gateway import replicas as module
+from strop.gateway.replicas import Replicas
+from strop.types import Sampling
+
+
+class Letters:
+    """Tokens that are letters."""
+
+    end_of_turn = 0
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, ids: list[int]) -> str:  # type: ignore[override]
+        return "".join(map(chr, ids))
+
+
+def engine(answer: Answer = "ok", **options) -> Scripted:
+    return Scripted(lambda asked: answer, Letters(), chunk=1, **options)  # type: ignore[arg-type]
+
+
+async def ask(engine: Engine, prompt: str = "hi") -> str:
+    ids = [ord(letter) for letter in prompt]
+    chunks: AsyncIterator[Chunk] = engine.generate(ids, Sampling(max_tokens=50), stop_ids=[0])
+    return "".join(chr(i) for i in [i async for chunk in chunks for i in chunk.ids] if i)
+
+
+def asked(*engines: Scripted) -> list[int]:
+    return [len(engine.calls) for engine in engines]
+
+
+async def test_a_rollout_stays_where_it_began_and_rollouts_are_spread() -> None:
+    engines = [engine() for _ in range(3)]
+    replicas = Replicas(engines)
+    for _ in range(4):
+        for rollout in ("a", "b", "c"):
+            assert await ask(replicas.of(rollout), rollout) == "ok"
+    assert asked(*engines) == [4, 4, 4]
+    for one in engines:
+        assert len({call.asked.prompt for call in one.calls}) == 1
+
+
+@pytest.mark.parametrize("count", [2, 4])
+async def test_a_crowded_replica_hands_over_to_the_one_with_the_least_to_do(count: int) -> None:
+    engines = [engine(latency=0.05) for _ in range(count)]
+    replicas = Replicas(engines)
+    await ask(replicas.of("a"))
+    first = next(i for i, one in enumerate(engines) if one.calls)
+    busy = [asyncio.create_task(ask(replicas.of("a"))) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    assert asked(engines[first]) == [3]  # twice as much as nothing is still little
+    busy += [asyncio.create_task(ask(replicas.of("a"))) for _ in range(4)]
+    await asyncio.gather(*busy)
+    assert sum(asked(*engines)) == 7
+    assert asked(engines[first]) == [4]
+    assert max(asked(*engines)) == 4
+
+
+async def test_a_replica_that_fails_is_replaced_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REST", 0.1)
+    broken = [True]
+    one = Scripted(lambda asked: EngineError("out of memory") if broken[0] else "back", Letters(), chunk=1)  # type: ignore[arg-type]
+    other = engine()
+    replicas = Replicas([one, other])
+    said = [await ask(replicas.of("a")) for _ in range(3)]
+    assert said == ["ok"] * 3
+    assert asked(one, other) == [1, 3]  # it is left alone for a while
+    broken[0] = False
+    await asyncio.sleep(0.15)
+    assert [await ask(replicas.of(rollout)) for rollout in ("b", "a")] == ["back", "ok"]
+
+
+async def test_what_was_given_out_cannot_be_begun_anew() -> None:
+    one, other = engine(Breaks("half", EngineError("the GPU is gone"))), engine()
+    replicas = Replicas([one, other])
+    with pytest.raises(EngineError, match="the GPU is gone"):
+        await ask(replicas.of("a"))
+    assert asked(one, other) == [1, 0]
+    assert await ask(replicas.of("a")) == "ok"
+
+
+async def test_when_all_have_failed_the_reason_is_told_and_the_next_request_tries_again() -> None:
+    engines = [engine(EngineError(f"engine {n} died")) for n in range(2)]
+    replicas = Replicas(engines)
+    for times in (1, 2):
+        with pytest.raises(EngineError, match=r"engine \d died"):
+            await ask(replicas.of("a"))
+        assert sum(asked(*engines)) >= 2 * times - 1
+
+
+async def test_a_prompt_that_is_too_long_is_nobodys_failure() -> None:
+    engines = [engine(context=4), engine(context=8)]
+    replicas = Replicas(engines)
+    assert replicas.context == 4
+    with pytest.raises(ContextOverflow):
+        await ask(replicas.of("a"), "x" * 100)
+    await ask(replicas.of("b"))
+    await ask(replicas.of("c"))
+    assert max(asked(*engines)) == 1
+
+
+async def test_requests_wait_while_paused_and_then_are_answered() -> None:
+    engines = [engine(latency=0.02), engine(latency=0.02)]
+    replicas = Replicas(engines, patience=5)
+    running = asyncio.create_task(ask(replicas.of("a")))
+    await asyncio.sleep(0.01)
+    await replicas.pause()
+    assert running.done()  # what was in flight is finished first
+    waiting = [asyncio.create_task(ask(replicas.of(rollout))) for rollout in "abc"]
+    await asyncio.sleep(0.05)
+    assert not any(task.done() for task in waiting)
+    await replicas.load("1.1")
+    await replicas.resume()
+    assert await asyncio.gather(*waiting) == ["ok"] * 3
+    assert {one.version for one in engines} == {"1.1"}
+
+
+async def test_a_pause_without_end_is_told() -> None:
+    replicas = Replicas([engine()], patience=0.1)
+    await replicas.pause()
+    with pytest.raises(EngineError, match=r"paused for more than 0.1 s.*gateway.pause_patience"):
+        await ask(replicas.of("a"))
+    await replicas.resume()
+    assert await ask(replicas.of("a")) == "ok"
+
+
+async def test_a_replica_without_the_new_version_serves_no_more_until_it_has_one() -> None:
+    class Stuck(Scripted):
+        stuck = True
+
+        async def load(self, version: str) -> None:
+            if self.stuck:
+                raise EngineError("weights did not arrive")
+            await super().load(version)
+
+    stuck = Stuck(lambda asked: "old", Letters(), chunk=1)  # type: ignore[arg-type]
+    replicas = Replicas([stuck, engine("new")])
+    await replicas.load("1.1")
+    assert {await ask(replicas.of(rollout)) for rollout in "abcd"} == {"new"}
+    stuck.stuck = False
+    await replicas.load("1.2")
+    assert stuck.version == "1.2"
+    with pytest.raises(EngineError, match="weights did not arrive"):
+        stuck.stuck = True
+        await Replicas([stuck]).load("1.3")
+
+
+async def test_leaving_early_ends_the_work_and_frees_the_place() -> None:
+    one = engine("a long answer", latency=0.01)
+    replicas = Replicas([one])
+    stream = replicas.of("a").generate([104], Sampling(max_tokens=50), stop_ids=[0])
+    await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
+    assert not one.calls[0].finished
+    assert one._in_flight == replicas._replicas[0].in_flight == 0
