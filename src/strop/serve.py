@@ -194,10 +194,10 @@ async def _load(config: Config, store: Store, folder: Path, rooms: AsyncExitStac
     renderer = Renderer.from_folder(place)
     learner = LearnerProcess(folder / "learner.log")
     rooms.push_async_callback(learner.close)
-    await learner.start(config, place)
-    await store.put_policy(served)
     gateway = gateway_of(config, store, Embedded(learner), renderer)
     rooms.push_async_callback(gateway.routes.close)
+    await learner.start(config, place)
+    await store.put_policy(served)
     return gateway, learner
 
 

@@ -7,13 +7,18 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from strop import address
-from strop.errors import PlaceError
+from strop import address, serve
+from strop.config import Config
+from strop.errors import ConfigError, PlaceError
+from strop.store.sqlite import SqliteStore
+from strop.types import Policy
 from tests import runs
 
 AGENT = """
@@ -39,7 +44,8 @@ class Service(BaseHTTPRequestHandler):
         client = openai.OpenAI(base_url=where.base_url, api_key="-")
         for name in ("main", "critic"):
             client.chat.completions.create(
-                model=where.model, max_tokens=4, messages=[{"role": "user", "content": told["task"]["data"]["question"]}],
+                model=where.model, max_tokens=4,
+                messages=[{"role": "user", "content": told["task"]["data"]["question"]}],
                 extra_headers={"trace_id": told["trace_id"], "x-strop-agent": name},
             )
         self.send_response(200)
@@ -139,6 +145,12 @@ def test_a_killed_server_leaves_no_address_and_says_why(tmp_path: Path):
     assert server.stdout is not None
     url = json.loads(server.stdout.readline())["url"]
     assert address.read(tmp_path / "s", timeout=5).base_url == ""  # there is no model
+    for path in ("/v1/chat/completions", "/r/a/1/agents/main/v1/chat/completions"):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(url + path, data=b"{}")
+        with refused.value as said:
+            assert said.code == 404
+            assert "no model is served here" in said.read().decode()
     server.send_signal(signal.SIGKILL)
     server.communicate()
     assert (tmp_path / "s" / "address.json").exists()
@@ -150,3 +162,33 @@ def test_a_killed_server_leaves_no_address_and_says_why(tmp_path: Path):
     with pytest.raises(PlaceError, match=r"there is no address.json in it"):
         address.read(tmp_path, timeout=0.2)
     assert time.monotonic() - began < 5
+
+
+async def test_a_store_with_another_policy_is_left_alone(tmp_path: Path):
+    store = await SqliteStore.open(tmp_path / "store.sqlite")
+    trained = Policy(name="main", version="1.3", model="strop/nano")
+    await store.put_policy(trained)
+    await store.close()
+    with pytest.raises(ConfigError, match=r"policy is strop/nano at version 1\.3, and --model strop/nano is not that"):
+        await serve.main(tmp_path, model=Config(), on_ready=lambda url, key: None)
+    store = await SqliteStore.open(tmp_path / "store.sqlite")
+    assert await store.policies() == [trained]
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--model", "no/such"], "there is no model 'no/such'"),
+        (["--set", "engine.rows=4"], "say which with --model"),
+        (["--model", "strop/nano", "--set", "engine.row=4"], "did you mean 'engine.rows'?"),
+        (["--model", "strop/nano", "--config", "outside.toml"], "gateway.outside.judge: the environment has no NO_KEY"),
+    ],
+)
+def test_what_users_get_wrong_is_one_sentence(tmp_path: Path, arguments: list[str], says: str):
+    (tmp_path / "outside.toml").write_text('[gateway.outside.judge]\nurl = "http://x/v1"\nkey_env = "NO_KEY"\n')
+    command = runs.strop("serve", "--folder", "s", "--port", 0, *arguments)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -22,6 +22,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 import jinja2
@@ -172,10 +173,11 @@ def check(
     try:
         written = [template.render(messages[:i], tools, generate=True) for i in answers]
         said = [template.render(messages[: i + 1], tools, generate=False).rstrip() for i in answers]
+        verdict.refused = None if "".join(written).strip() else "it writes nothing"
     except Exception as error:  # a template may fail in any way
+        written, said = [], []
         verdict.refused = f"{type(error).__name__}: {error}"
-    if verdict.refused or not "".join(written[:1]).strip():
-        verdict.refused = verdict.refused or "it writes nothing"
+    if verdict.refused:
         if not report["error"]:
             verdict.faults.append(f"the template cannot render this ({verdict.refused}), and nobody said so")
         return verdict
@@ -189,7 +191,7 @@ def check(
     verdict.turns = len(turns)
     visible = [after != before.rstrip() for before, after in zip(written, said, strict=True)]
     kept = [now.startswith(before) and seen for before, now, seen in zip(said, written[1:], visible, strict=False)]
-    verdict.stable = all(kept) and all(now.startswith(before) for before, now in zip(written, written[1:], strict=False))
+    verdict.stable = all(kept) and all(now.startswith(before) for before, now in pairwise(written))
     # An answer that was cut off in the middle of an end has a piece of that in it, which no template writes.
     comparable = shown and (not any(cut) or all(tokenizer.token_to_id(end) is not None for end in ends))
     spans: list[list[int]] = []
@@ -253,7 +255,8 @@ class Piece:
         if both.endswith(self.rest):
             return faults + ([] if cut else self._wrong_words(both[: len(both) - len(self.rest)]))
         if cut:  # perhaps before the answer's last word, or in the middle of its end
-            right = bool(end) and self.new.lstrip() == self.rest[at:] and self._ended(ends) is None
+            here = [n for n in range(len(end)) if self.said.endswith(end[:n])]
+            right = self._ended(ends) is None and any(self.new.lstrip() == self.rest[at + n :] for n in here)
         else:  # the template now writes this answer, or its end, otherwise than the model said it
             right = not kept and bool(end) and self._goes_on(self.rest[at + len(end) :], ends)
         if not right:
@@ -261,7 +264,7 @@ class Piece:
         return faults
 
     def _ended(self, ends: Sequence[str]) -> str | None:
-        """What the model said beyond the end of its turn, with the token that completed it; None if it was not ended."""
+        """What the model said beyond the end of its turn, with the token that completed it; None if it did not."""
         for end in ends:
             at = self.said.rfind(end)
             if at >= 0 and (beyond := len(self.said) - at - len(end)) < len(self.last):
@@ -299,20 +302,22 @@ def _rendering(tokenizer: Tokenizer, written: str, before: Any, turn: Any, verdi
 
 
 def _in_place(tokenizer: Tokenizer, path: list[int], new: list[int]) -> list[list[int]]:
-    """The ids a text may have behind a path: those that follow it when both are encoded together. Where a path ends
-    with a token of its own, that is the text's encoding; where no encoding begins with the path, any tokens that a
-    tokenizer would give the text behind a part of it."""
+    """The ids a text may have behind a path: those that follow it when both are encoded together. Where the path ends
+    with a token of its own, that is the text's encoding. Where the path's last words were said in other tokens than
+    the tokenizer's, there is no such encoding: what it gives the text behind a part of them, or alone."""
     text = _text(tokenizer, new)
     alone = tokenizer.encode(text, add_special_tokens=False).ids
     if path[-1] in tokenizer.get_added_tokens_decoder():
         return [alone]
     found: list[list[int]] = []
-    for start in range(max(0, len(path) - 64), len(path)):
-        part = path[start:]
-        together = tokenizer.encode(_text(tokenizer, part) + text, add_special_tokens=False).ids
-        if together[: len(part)] == part:
-            found.append(together[len(part) :])
-    return found or [alone]
+    first = max(0, len(path) - 64)
+    for start in range(first, len(path)):
+        ids = tokenizer.encode(_text(tokenizer, path[start:]) + text, add_special_tokens=False).ids
+        if ids[: len(path) - start] == path[start:]:
+            found.append(ids[len(path) - start :])
+            if start < first + 8:  # not in the middle of a word
+                return found
+    return [*found, alone]
 
 
 def _text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

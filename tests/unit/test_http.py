@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from strop import http
+from strop.connection import MAX_HELD
 from strop.errors import ConfigError
 from strop.http import Broken, Client, Lost, Unreachable
 from strop.server import Server, serve
@@ -573,7 +574,7 @@ async def test_a_stream_nobody_reads_is_not_read_ahead_for_ever() -> None:
         await anext(pieces)
         await asyncio.sleep(0.3)
         (connection,) = client._open
-        assert connection._held < http.MAX_HELD + (1 << 20)
+        assert connection._held < MAX_HELD + (1 << 20)
         assert sent < 400 * 65536
         rest = [piece async for piece in pieces]
         assert sum(map(len, rest)) > 300 * 65536

@@ -17,6 +17,7 @@ The attempt's key is the API key; it opens that attempt and nothing else. Whoeve
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -173,7 +174,7 @@ class Gateway:
         session, agent, deadline = await self.session(scope, address), address.agent, self._limits.deadline
         with self._flights.one(session):
             try:
-                body = await _body(receive)
+                body = await _body(receive, deadline)
                 if (outside := self.routes.outside(agent, body)) is not None:
                     outside.check(address.path)
                     passing = Passing(
@@ -220,7 +221,7 @@ class Gateway:
     async def count(self, dialect: Dialect, address: Address, scope: Scope, receive: Receive) -> int:
         """How many tokens a request's prompt has. Nothing is sampled and nothing recorded."""
         session = await self.session(scope, address)
-        request = await self._read(dialect, session, await _body(receive))
+        request = await self._read(dialect, session, await _body(receive, self._limits.deadline))
         route = self.routes.find(address.agent, request.requested.get("model"))
         try:
             (asked,) = conversations(request, route)
@@ -264,9 +265,12 @@ def _spoken(scope: Scope) -> Dialect:
     return cast(Dialect, messages if versioned else chat)
 
 
-async def _body(receive: Receive) -> bytes:
+async def _body(receive: Receive, deadline: float) -> bytes:
     try:
-        return await asgi.read_body(receive, MAX_BODY)
+        async with asyncio.timeout(deadline):
+            return await asgi.read_body(receive, MAX_BODY)
+    except TimeoutError:
+        raise Refused(f"the request was not sent whole within {deadline:g} s", status=408) from None
     except asgi.Refusal as error:
         raise Refused(str(error), status=error.status, code="request_too_large") from None
 

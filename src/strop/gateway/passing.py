@@ -38,6 +38,7 @@ WAIT = 0.5
 LAST = 1.0
 """Seconds that a reader gets to take a stream's last words."""
 MAX_BODY = 64 << 20
+MAX_CHOICES = 128
 OURS = {"connection", "keep-alive", "transfer-encoding", "content-length", "set-cookie", "upgrade", "trailer", "date"}
 """Headers that do not come back: those of the provider's own connection."""
 
@@ -65,7 +66,9 @@ class Passing:
         self._messages, self._requested = asked(dialect, body)
         self._listening = Listening(path)
         n = self._requested.get("n")
-        self._turns = [session.next_turn() for _ in range(n if isinstance(n, int) and 0 < n <= 128 else 1)]
+        self._n = n if isinstance(n, int) and 0 < n <= MAX_CHOICES else 1
+        prompts = len(self._messages) if path == "completions" else 1
+        self._turns = [session.next_turn() for _ in range(min(max(prompts, 1) * self._n, MAX_CHOICES))]
         self._begun = self._recorded = False
 
     async def run(self, deadline: float) -> None:
@@ -177,20 +180,21 @@ class Passing:
         if self._recorded:
             return
         self._recorded = True
+        turns = [self._turn(choice, finish) for choice in range(len(self._turns))]
         try:
-            await self._recorder.outside([self._turn(choice, finish) for choice in range(len(self._turns))])
+            await asyncio.shield(self._recorder.outside(turns))  # an agent that leaves at this very moment
         except Fenced as error:
             raise fenced(error) from None
+        except StoreError as error:
+            raise Refused(str(error), status=503, kind="server_error", code="store_error") from None
         if self._listening.unread:
             self._recorder.counts["outside_unread"] += 1
 
     async def _undelivered(self, finish: Finish) -> None:
         try:
             await self._record(finish)
-        except Refused:
-            self._recorder.counts["fenced"] += len(self._turns)
-        except StoreError:
-            self._recorder.counts["unrecorded"] += len(self._turns)
+        except Refused as refused:
+            self._recorder.counts["fenced" if refused.status == 409 else "unrecorded"] += len(self._turns)
 
     def _turn(self, choice: int, finish: Finish | None) -> Turn:
         said, route = self._listening.said(choice), self._route
@@ -206,10 +210,10 @@ class Passing:
             logprobs=[],
             versions=[],
             requested=self._requested | {"outside": outside | {"usage": self._listening.usage}},
-            finish=finish or said.finish or "error",
+            finish=finish or said.finish or ("stop" if self._listening.ended else "error"),
             choice=choice,
             choices=len(self._turns),
-            messages=self._messages,
+            messages=self._messages[choice // self._n :][:1] if self._path == "completions" else self._messages,
             answer=said.message,
             started=self._started,
             ended=time.time(),

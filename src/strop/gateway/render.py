@@ -314,6 +314,13 @@ class Renderer:
             changed.append(call | {"function": function} | ({"id": _short(call["id"])} if shape.short_ids else {}))
         return message | {"tool_calls": changed, "content": message["content"] or shape.no_content}
 
+    def _probe(self, messages: Messages, generate: bool) -> str:
+        """A conversation without tools; with one, if the template demands it."""
+        try:
+            return self._render(messages, None, generate)
+        except BadTemplate:
+            return self._render(messages, [_TOOL], generate)
+
     def _find_shape(self) -> Shape:
         """The first shape in which the template shows a call's arguments; or does not refuse one at least."""
         tool = {"role": "tool", "tool_call_id": "call_0123456789", "name": "f", "content": "b"}
@@ -325,7 +332,7 @@ class Renderer:
                 for no_content in (None, ""):
                     shape = Shape(arguments, no_content, short_ids)
                     try:
-                        text = self._render([self._shaped(message, shape) for message in chat], None, True)
+                        text = self._probe([self._shaped(message, shape) for message in chat], True)
                     except BadTemplate:
                         continue
                     if MARK in text and "None" not in text:
@@ -336,7 +343,7 @@ class Renderer:
 
     def _find_generation_prompt(self) -> str:
         try:
-            return self._render([_USER], None, True).removeprefix(self._render([_USER], None, False))
+            return self._probe([_USER], True).removeprefix(self._probe([_USER], False))
         except BadTemplate:
             return ""
 
@@ -369,10 +376,9 @@ class Renderer:
         """Try it on rounds of calls and of words, with a system's message and tools and without: templates look back
         by counting messages, and some count wrong."""
         call, result = _answer("", "b"), {"role": "tool", "content": "c", "name": "f", "tool_call_id": "call00001"}
-        tool: Json = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}
         chat = [_USER, call, result, call, result, _answer("d"), _USER, _answer("e"), _USER, call, result, call, result]
         try:
-            for head, tools in (([], None), ([{"role": "system", "content": "s"}], None), ([], [tool])):
+            for head, tools in (([], None), ([{"role": "system", "content": "s"}], None), ([], [_TOOL])):
                 whole = [*head, *chat]
                 for served in range(len(head) + 4, len(whole), 2):
                     for end in (served + 1, len(whole)):
@@ -385,7 +391,7 @@ class Renderer:
 
     def _behind_mark(self, messages: list[Json]) -> str:
         try:
-            text = self._render([_USER, *map(self._shaped, messages)], None, False)
+            text = self._probe([_USER, *map(self._shaped, messages)], False)
         except BadTemplate:
             return ""
         return text.partition(MARK)[2].rstrip() if MARK in text else ""
@@ -398,7 +404,7 @@ class Renderer:
 
     def _between_calls(self) -> str:
         try:
-            text = self._render([_USER, self._shaped(_answer("", MARK, MARK + "2"))], None, False)
+            text = self._probe([_USER, self._shaped(_answer("", MARK, MARK + "2"))], False)
         except BadTemplate:
             return ""
         return text.partition(MARK)[2].partition(MARK + "2")[0] if MARK + "2" in text else ""
@@ -409,6 +415,7 @@ class Renderer:
 
 
 _USER: Json = {"role": "user", "content": "a"}
+_TOOL: Json = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 
 
 def _answer(content: str, *calls: str) -> Json:

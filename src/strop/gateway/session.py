@@ -93,8 +93,8 @@ class Asked(Struct, frozen=True, kw_only=True):
 
 class Served(Struct, frozen=True, kw_only=True):
     """What is kept of a turn: its tokens and the hashes of its messages, of which long conversations have many copies.
-    `number` is the last part of its id, `request` that of its request's first choice. `text` is a raw prompt's, with the
-    answer, which begins at `said`."""
+    `number` is the last part of its id, `request` that of its request's first choice. `text` is a raw prompt's, with
+    the answer, which begins at `said`."""
 
     id: str
     number: int
@@ -218,8 +218,11 @@ class Contexts:
         served = _longest(asked.keys, self._served)
         if served:
             turn = self._served[asked.keys[served - 1]]
-            if text.startswith(said := renderer.decode(turn.ids)):
-                ids = turn.ids + renderer.encode_after(turn.ids, text[len(said) :])
+            shown, said = text, renderer.decode(turn.ids)
+            if not shown.startswith(said):
+                shown = renderer.decode(renderer.encode(text))  # some tokenizers normalise what they are given
+            if shown.startswith(said):
+                ids = turn.ids + renderer.encode_after(turn.ids, shown[len(said) :])
                 return Prompt(ids=ids, parent=turn.id, shared=len(turn.ids), branch=self._fork(turn, asked, served))
         return self._branch(renderer.encode(text), self._reason(asked))
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from starlette.types import Receive, Send
 
-from strop.errors import ContextOverflow, EngineError, Fenced
+from strop.errors import ContextOverflow, EngineError, Fenced, StoreError
 from strop.gateway.dialects.base import Delta, Dialect, Refused
 from strop.gateway.limits import Limits, late
 from strop.gateway.record import Recorder
@@ -101,6 +101,8 @@ class Exchange:
             await self._recorder.turns(self._call)
         except Fenced as error:
             raise fenced(error) from None
+        except StoreError as error:  # a stream that has begun ends with it
+            raise Refused(str(error), status=503, kind="server_error", code="store_error") from None
 
     async def _emit(self, delta: Delta) -> None:
         await self._begin()

@@ -16,12 +16,13 @@ from msgspec.structs import replace
 
 from strop import server as servers
 from strop.engines.scripted import Scripted
+from strop.errors import StoreError
 from strop.gateway.limits import Limits
 from strop.gateway.render import Renderer
 from strop.gateway.route import Routes
 from strop.types import Sampling
 from tests.integration.gateway.stand import Stand
-from tests.integration.gateway.test_routes import HI, gateway
+from tests.integration.gateway.test_routes import HI, chunk, faked, gateway
 
 
 @asynccontextmanager
@@ -139,4 +140,53 @@ async def test_a_client_that_reads_nothing_holds_little_and_blocks_nobody(
 
         with pytest.raises(ConnectionError):  # the connection is not kept for ever either
             await asyncio.wait_for(write(), 10)
+        writer.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_store_that_cannot_write_ends_an_answer_with_a_sentence(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    async def full(turns: Any) -> None:
+        raise StoreError("the disk is full")
+
+    stand.script("a b c")
+    monkeypatch.setattr(stand.store, "add_turns", full)
+    attempt = await stand.attempt("r1")
+
+    async def read() -> None:
+        async for _ in await ask(stand, attempt, stream=stream):
+            pass
+
+    with pytest.raises(openai.APIError, match="the disk is full"):
+        await read()
+
+
+async def test_a_reader_that_takes_nothing_of_an_outside_stream_holds_the_provider_back(
+    renderer: Renderer, tmp_path: Path
+) -> None:
+    sent = 0
+
+    async def answer(number: int, send: Any) -> None:
+        nonlocal sent
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        for _ in range(10_000):
+            await send({"type": "http.response.body", "body": chunk("x" * 8000), "more_body": True})
+            sent += 8000
+
+    async with faked(answer, tmp_path / "g", renderer, limits=Limits(deadline=2.0)) as (fake, stand):
+        attempt = await stand.attempt("r1")
+        place = urlsplit(stand.url(attempt, "judge"))
+        _, writer = await asyncio.open_connection(place.hostname, place.port, limit=1024)
+        body = json.dumps({"messages": HI, "stream": True}).encode()
+        head = f"POST {place.path}/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {attempt.key}\r\n"
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        await asyncio.sleep(1.0)
+        held = sent  # what sockets hold on two ways
+        await asyncio.sleep(0.5)
+        assert 0 < held == sent < 10_000 * 8000
+        await asyncio.wait_for(fake.gone.wait(), 5)
+        await stand.gateway.settled("r1", 1)
+        (turn,) = await stand.store.turns("r1")
+        assert turn.finish == "error"
         writer.close()

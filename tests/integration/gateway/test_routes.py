@@ -1,4 +1,4 @@
-"""Who answers: outside models behind the gateway, with real clients on one side and real servers on the other."""
+"""Who answers: outside models and replicas, with real clients on one side and real servers on the other."""
 
 import asyncio
 import json
@@ -10,15 +10,17 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from msgspec.structs import replace
 
 from strop.config import OutsideConfig
 from strop.engines.scripted import Scripted
-from strop.errors import ConfigError
+from strop.errors import ConfigError, EngineError
 from strop.gateway import passing
 from strop.gateway.app import Gateway
 from strop.gateway.limits import Limits
 from strop.gateway.outside import Pace
 from strop.gateway.render import Renderer
+from strop.gateway.replicas import Replicas
 from strop.gateway.route import PolicyRoute, Routes
 from strop.server import serve
 from strop.store.sqlite import SqliteStore
@@ -153,6 +155,8 @@ async def test_every_api_passes_whole_and_streamed(
         assert calls[0][0].function.name == "look"
         text = [c.choices[0].text async for c in await client.completions.create(model="m", prompt="x", stream=True)]
         assert "".join(text) == "the sky is blue"
+        both = await client.completions.create(model="m", prompt=["x", "y"])
+        assert [choice.text for choice in both.choices] == ["the sky is blue"] * 2
         response = await client.responses.create(model="m", input="hi")
         assert response.output_text == "the sky is blue"
         async with client.responses.stream(model="m", input="hi") as events:
@@ -176,15 +180,19 @@ async def test_every_api_passes_whole_and_streamed(
         assert turn.finish == "tool_calls"
     assert {turn.answer["content"] for turn in turns[2:]} == {"the sky is blue"}
     assert {turn.finish for turn in turns[2:]} == {"stop"}
-    assert len(turns) == 7
+    assert len(turns) == 9
+    assert [(turn.choice, turn.choices, turn.messages[0]["content"]) for turn in turns[3:5]] == [
+        (0, 2, "x"),
+        (1, 2, "y"),
+    ]
     for turn in turns:
         assert (turn.agent, turn.policy, turn.prompt_ids, turn.logprobs) == ("judge", "judge", [], [])
-        assert turn.messages[0]["content"] in ("hi", "x")
+        assert turn.messages[0]["content"] in ("hi", "x", "y")
         assert turn.requested["outside"]["model"] == "big"
     assert all(turn.requested["outside"]["usage"] for i, turn in enumerate(turns) if i not in (1, 2))
     # What the provider recorded is what a direct client would have caused, under the model it was configured with.
     asked = await provider.store.turns("p1")
-    assert [turn.requested["model"] for turn in asked] == ["big"] * 7
+    assert [turn.requested["model"] for turn in asked] == ["big"] * 9
     assert not stand.engine.calls
 
 
@@ -413,6 +421,37 @@ async def test_an_api_that_the_provider_does_not_speak(renderer: Renderer, tmp_p
         attempt = await stand.attempt("r1")
         with pytest.raises(openai.NotFoundError, match="does not speak chat/completions, only messages"):
             await stand.client(attempt, "judge").chat.completions.create(model="m", messages=HI)
+
+
+# -- several engines ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_policy_with_several_engines(renderer: Renderer, tmp_path: Path) -> None:
+    async with gateway(tmp_path / "g", renderer) as stand:
+        engines = [Scripted(lambda asked: "ok", renderer, chunk=1) for _ in range(2)]
+        replicas = Replicas(engines, patience=0.2)
+        route = stand.gateway.routes.find("main", None)
+        stand.gateway.routes = Routes({"*": replace(route, engine=replicas)})
+        attempts = [await stand.attempt(f"r{n}") for n in range(4)]
+
+        async def ask(attempt: Attempt) -> None:
+            await stand.client(attempt).chat.completions.create(model="m", messages=HI, n=2)
+
+        for _ in range(3):
+            for attempt in attempts:
+                await ask(attempt)
+        assert [len(engine.calls) for engine in engines] == [12, 12]
+        await replicas.pause()
+        with pytest.raises(openai.InternalServerError, match="paused for more than") as caught:
+            await ask(attempts[0])
+        assert caught.value.status_code == 503
+        await replicas.resume()
+        engines[0]._script = lambda asked: EngineError("it is gone")
+        for attempt in attempts:
+            await ask(attempt)
+        turns = await stand.store.turns("r0")
+        assert [turn.finish for turn in turns] == ["stop"] * 6 + ["error"] * 2 + ["stop"] * 2
+        assert (await stand.store.events("r1")) == []  # others took over, and nobody noticed
 
 
 def test_what_cannot_be_configured(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:

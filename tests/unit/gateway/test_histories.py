@@ -70,9 +70,11 @@ class World:
         self.engine = Scripted(self._say, renderer, context=1_000_000, chunk=3)
 
     def _say(self, seen: Seen) -> Any:
-        return self.answers[stable_hash(seen.prompt_ids, seen.sampling.seed) % len(self.answers)]
+        return self.answers[stable_hash(seen.prompt_ids, seen.sampling.seed or 0) % len(self.answers)]
 
-    def ask(self, messages: list[Message], answers: list[Any], *, agent: str = "main", policy: str = "p", **fields: Any):
+    def ask(
+        self, messages: list[Message], answers: list[Any], *, agent: str = "main", policy: str = "p", **fields: Any
+    ):
         """The turns of one request, one per choice."""
         self.answers = answers
         route = PolicyRoute(
@@ -135,7 +137,23 @@ def model(request: pytest.FixtureRequest, renderer: Renderer) -> Renderer:
 
 # -- what is said ------------------------------------------------------------------------------------------------------
 
-ODD = ["e\u0301", "é", "你好", "👩‍👩‍👧", "\U0001f642", "\u200b", "\r\n", " ", "\n\n", "", "<|im", "</s", "\x00", "ﬁ", "Å"]
+ODD = [
+    "e\u0301",
+    "é",
+    "你好",
+    "👩‍👩‍👧",
+    "\U0001f642",
+    "\u200b",
+    "\r\n",
+    " ",
+    "\n\n",
+    "",
+    "<|im",
+    "</s",
+    "\x00",
+    "ﬁ",
+    "Å",
+]
 WORDS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(ODD)
 NUMBERS = st.sampled_from([0, 1, -1, 1.0, 0.5, 1e300, 10**20, 2.0**60])
 VALUES = st.recursive(

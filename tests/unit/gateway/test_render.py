@@ -175,3 +175,13 @@ def test_mistral_takes_any_id(ids: str) -> None:
     shown = set(re.findall(r'"(?:call_)?id": "(\w+)"', text))
     assert len(shown) == 1, "the call and its result have one id"
     assert ids in shown or len(ids) != 9
+
+
+def test_templates_that_demand_tools(renderer: Renderer) -> None:
+    """How they end a turn is found out with a tool."""
+    demanding = "{% if not tools %}{{ raise_exception('no tools') }}{% endif %}" + TEMPLATE
+    found = Renderer(renderer.tokenizer, demanding, specials={"eos_token": "<|endoftext|>"})
+    assert found.end_of_turn == renderer.end_of_turn
+    assert found.generation_prompt == renderer.generation_prompt
+    for served in (3, 5):
+        assert found.after(CHAT, TOOLS, served) == renderer.after(CHAT, TOOLS, served)

@@ -150,9 +150,9 @@ async def test_a_replica_without_the_new_version_serves_no_more_until_it_has_one
     stuck.stuck = False
     await replicas.load("1.2")
     assert stuck.version == "1.2"
+    stuck.stuck = True
     with pytest.raises(EngineError, match="weights did not arrive"):
-        stuck.stuck = True
-        await Replicas([stuck]).load("1.3")
+        await Replicas([stuck]).load("1.3")  # nobody has it
 
 
 async def test_leaving_early_ends_the_work_and_frees_the_place() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tokenizers import Tokenizer, normalizers
 
 from strop.engines.scripted import Scripted
 from strop.gateway.dialects import chat
@@ -16,7 +17,7 @@ from strop.gateway.record import Recorder
 from strop.gateway.render import Renderer
 from strop.gateway.route import PolicyRoute
 from strop.gateway.sample import Call
-from strop.gateway.session import Asked, Contexts, Session, canonical, common_prefix
+from strop.gateway.session import Asked, Contexts, Session, common_prefix
 from strop.types import Attempt, Rollout, Sampling, Task, Turn
 from tests.chatml import TEMPLATE
 
@@ -196,9 +197,7 @@ T1, T2 = ("t", "p"), ("t", "q")
         ([U1, A1], [U1, U2], "edited_history"),
     ],
 )
-def test_why(
-    renderer: Renderer, served: list[tuple[str, str]], now: list[tuple[str, str]], why: str
-) -> None:
+def test_why(renderer: Renderer, served: list[tuple[str, str]], now: list[tuple[str, str]], why: str) -> None:
     """A conversation was served, answer by answer; another comes: how does it differ?"""
     contexts = Contexts(b"")
     for n, (role, _) in enumerate(served):
@@ -218,10 +217,12 @@ def plain(messages: list[tuple[str, str]]) -> list[dict[str, Any]]:
     ]
 
 
-def turn_of(n: int, asked: Asked, ids: list[int], answer: dict[str, Any], parent: str | None = None, **more: Any) -> Turn:
+def turn_of(
+    n: int, asked: Asked, ids: list[int], answer: dict[str, Any], parent: str | None = None, **more: Any
+) -> Turn:
     return Turn(
-        id=f"r/1/{n}", rollout="r", attempt=1, prompt_ids=ids, response_ids=[n], logprobs=[0.0], versions=[], finish="stop",
-        parent=parent, messages=list(asked.messages), answer=answer, started=0.0, ended=0.0, **more,
+        id=f"r/1/{n}", rollout="r", attempt=1, prompt_ids=ids, response_ids=[n], logprobs=[0.0], versions=[],
+        finish="stop", parent=parent, messages=list(asked.messages), answer=answer, started=0.0, ended=0.0, **more,
     )  # fmt: skip
 
 
@@ -273,16 +274,20 @@ def test_the_order_of_recording_does_not_matter(renderer: Renderer) -> None:
 def test_calls_may_get_new_ids_with_every_request(desk: Desk) -> None:
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
     first = desk.ask([user("a")], f"{call}\n{call}", tools=TOOLS)
-    parent, messages = first, [user("a"), said(first)]
-    for number in range(3):
-        for n, one in enumerate(messages[1]["tool_calls"]):
+    parent, rest = first, list[dict[str, Any]]()
+
+    def sent(number: int, order: tuple[int, int] = (0, 1)) -> list[dict[str, Any]]:
+        answer = said(first)
+        for n, one in enumerate(answer["tool_calls"]):
             one["id"] = f"request{number}call{n}"
-        results = [{"role": "tool", "tool_call_id": f"request{number}call{n}", "content": "1"} for n in range(2)]
-        now = desk.ask([*messages[:2], *results, *messages[2:]], "ok", tools=TOOLS)
+        results = [{"role": "tool", "tool_call_id": f"request{number}call{n}", "content": "1"} for n in order]
+        return [user("a"), answer, *results, *rest]
+
+    for number in range(3):
+        now = desk.ask(sent(number), "ok", tools=TOOLS)
         assert (now.parent, now.branch) == (parent.id, None)
-        parent, messages = now, [*messages, said(now), user("more")]
-    swapped = [results[1], results[0]]
-    assert desk.ask([*messages[:2], *swapped, *messages[2:]], "ok", tools=TOOLS).branch == "edited_history"
+        parent, rest = now, [*rest, said(now), user("more")]
+    assert desk.ask(sent(3, (1, 0)), "ok", tools=TOOLS).branch == "edited_history", "results answer other calls"
 
 
 def test_rewriting_templates_branch(renderer: Renderer) -> None:
@@ -335,3 +340,14 @@ def test_asked_shows_the_prompt_as_text(desk: Desk) -> None:
     desk.ask([user("a")], "1")
     asked = desk.engine.calls[0].asked
     assert asked.prompt == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_composed_and_decomposed_letters_are_no_rewriting(renderer: Renderer) -> None:
+    """Some tokenizers give text back as another; with `history = "template"` that is no reason to branch."""
+    tokenizer = Tokenizer.from_str(renderer.tokenizer.to_str())
+    tokenizer.normalizer = normalizers.NFC()
+    desk = Desk(Renderer(tokenizer, TEMPLATE, specials={"eos_token": "<|im_end|>"}))
+    desk.route = replace(desk.route, history="template")
+    first = desk.ask([user("e\u0301")], "o\u0308k")
+    second = desk.ask([user("e\u0301"), said(first), user("a\u0308")], "ok")
+    assert (second.parent, second.shared, second.branch) == (first.id, len(first.ids), None)
