@@ -45,6 +45,18 @@ REFUSED = {"vllm/template_kimi_audio.jinja", "vllm/tool_chat_template_granite_20
 """One writes nothing for text, the other takes no system's message."""
 
 
+BY_EOS = {
+    "llama.cpp/Mistral-Small-3.2-24B-Instruct-2506.jinja", "llama.cpp/llama-cpp-rwkv-world.jinja",
+    "llama.cpp/mistralai-Mistral-Nemo-Instruct-2407.jinja", "llama.cpp/unsloth-Apriel-1.5.jinja",
+    "llama.cpp/unsloth-mistral-Devstral-Small-2507.jinja", "vllm/template_basic.jinja", "vllm/template_blip2.jinja",
+    "vllm/template_chatglm.jinja", "vllm/template_chatglm2.jinja", "vllm/template_falcon.jinja",
+    "vllm/template_kimi_audio.jinja", "vllm/tool_chat_template_glm4.jinja",
+    "vllm/tool_chat_template_granite_20b_fc.jinja", "vllm/tool_chat_template_mistral.jinja",
+    "vllm/tool_chat_template_mistral3.jinja", "vllm/tool_chat_template_mistral_parallel.jinja",
+}  # fmt: skip
+"""These end turns with the tokenizer's eos token, or with no mark at all."""
+
+
 def _templates() -> list[str]:
     if not MATRIX.exists():
         return []
@@ -204,6 +216,7 @@ def test_templates(name: str) -> None:
     for tokenizer, endings in [("gpt2", STOP), ("gpt2+", CUT)]:
         stage = Stage.of(name, tokenizer)
         _passes(stage.check(CORNERS, endings), refused=name in REFUSED)
+        assert (stage.ends == ["<|endoftext|>"]) == (name in BY_EOS), "a mark of its own ends a turn, and is known"
     _passes(stage.check(CORNERS[1:]), refused="kimi_audio" in name)
 
 
