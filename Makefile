@@ -7,7 +7,7 @@ TASK ?= calc
 
 QUICK := not slow and not fault and not gpu and not postgres and not browser and not frameworks
 
-.PHONY: install demo test test-all bench lint nano postgres frameworks clean
+.PHONY: exactness install demo test test-all bench lint nano postgres frameworks clean
 
 install: $(VENV)/.installed
 
@@ -47,6 +47,10 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+# Every recorded conversation through every chat template, with every tokenizer (an hour or two).
+exactness: install
+	STROP_TEST_EVERY=1 $(BIN)/python -m pytest -m slow tests/parity/test_exactness.py
 
 # Train the model in the box anew (about five minutes on two cores).
 nano: install
