@@ -20,10 +20,12 @@ import msgspec
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from strop.gateway import asked as conversations
 from strop.gateway import session as sessions
+from strop.gateway.asked import Asked
 from strop.gateway.doctor import Conversation, Ending, examine
 from strop.gateway.render import Renderer
-from strop.gateway.session import Asked, Contexts
+from strop.gateway.session import Contexts
 from tests.chatml import TEMPLATE as CHATML
 from tests.parity.exactness import Message, Template, Verdict, check
 from tests.unit.gateway.test_session import Desk, said, user
@@ -398,5 +400,6 @@ def _edited(stage: Stage) -> bool:
 
 def test_histories_compared_by_length_are_noticed(chatml: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _edited(chatml)
-    monkeypatch.setattr(sessions, "canonical", lambda message: message["role"].encode())
+    monkeypatch.setattr(conversations, "canonical", lambda message: message["role"].encode())
+    monkeypatch.setattr(conversations, "_known", {})
     assert not _edited(chatml)

@@ -37,12 +37,12 @@ from strop.gateway.dialects.base import Dialect, Refused, Request
 from strop.gateway.limits import Flights, Limits
 from strop.gateway.passing import Passing
 from strop.gateway.record import Recorder
-from strop.gateway.render import BadTemplate
 from strop.gateway.route import PolicyRoute, Routes
 from strop.gateway.sample import Call, check_length, conversations
 from strop.gateway.session import Session
 from strop.gateway.sessions import Sessions
 from strop.gateway.stream import Exchange, overflow
+from strop.gateway.templates import BadTemplate
 from strop.store.base import Store
 from strop.store.http import asgi
 from strop.store.http.attempts import attempt_routes

@@ -19,10 +19,11 @@ import msgspec
 from msgspec import Struct
 
 from strop.errors import ConfigError
+from strop.gateway.asked import Asked
 from strop.gateway.dialects.base import Json, Refused
 from strop.gateway.dialects.plain import read_messages
 from strop.gateway.render import Messages, Renderer, Tools
-from strop.gateway.session import Asked, Contexts, History
+from strop.gateway.session import Contexts, History
 from strop.gateway.templates import BadTemplate
 from strop.types import Turn
 
@@ -130,7 +131,8 @@ def examine(
     messages, tools = conversation.messages, conversation.tools
     contexts = Contexts(b"")
     spans: dict[str, list[tuple[int, int]]] = {}
-    stable, before, previous = True, "", None
+    stable, previous = True, None
+    before: str | None = ""
     try:
         for i in range(1, len(messages)):
             if messages[i]["role"] != "assistant":
@@ -138,7 +140,7 @@ def examine(
             asked = Asked.of(messages[:i], tools)
             prompt = contexts.prompt(renderer, asked, history)
             written = renderer.text(messages[:i], tools, generate=True)
-            stable = stable and written.startswith(before)
+            stable = stable and before is not None and written.startswith(before)
             said, before = _answer(renderer, messages[: i + 1], tools, written, prompt.ids)
             if endings[len(report.turns) % len(endings)] == "length":
                 while len(said) > 1 and renderer.ended(said)[0]:
@@ -166,16 +168,16 @@ def examine(
 
 def _answer(
     renderer: Renderer, messages: Messages, tools: Tools, prompt: str, prompt_ids: list[int]
-) -> tuple[list[int], str]:
-    """The tokens of the last message as an answer to `prompt`, and the template's text up to its end."""
-    found = renderer.said(messages, tools, prompt)
-    if found is None:  # the template shows nothing of it
-        return [renderer.end_of_turn], prompt
-    text, rest = found
+) -> tuple[list[int], str | None]:
+    """The tokens of the last message as an answer to `prompt`, and the template's text up to its end. A template that
+    shows nothing of it is taken to have been ended at once; there is no text then."""
+    text, rest = renderer.said(messages, tools, prompt) or ("", "")
+    if not text:
+        return [renderer.end_of_turn], None
     ids = renderer.encode_after(prompt_ids, text + rest)
     whole = renderer.decode(ids)
     length = next((n for n in range(len(ids)) if len(renderer.decode(ids[:n])) >= len(text)), len(ids))
-    return ids[:length] or [renderer.end_of_turn], prompt + (text if whole.startswith(text) else "")
+    return ids[:length], prompt + (text if whole.startswith(text) else "")
 
 
 def _turn(

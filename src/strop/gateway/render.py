@@ -12,43 +12,22 @@ import gzip
 import json
 import re
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
-from msgspec import Struct
 from tokenizers import Tokenizer
 
 from strop.errors import ModelError
 from strop.gateway.dialects.base import Json
 from strop.gateway.formats import find
 from strop.gateway.templates import BadTemplate, Template
+from strop.gateway.traits import MARK, TOOL, USER, answer, shaped, traits_of
 
 Messages = Sequence[Json]
 Tools = Sequence[Json] | None
 
-MARK = "strop0mark"
-_MARKER = re.compile(r"<[^<>\s]{1,40}>|<\|[^<>]{1,40}\|>|<｜[^<>]{1,40}｜>")
 _WINDOW = 64
 """How many tokens before new text are looked at to see how that is split into tokens in its place."""
-
-
-class Shape(Struct, frozen=True):
-    """How a template wants assistant messages with calls: arguments as a table or as text, no content as None or as
-    empty text, ids of nine letters and digits or any."""
-
-    arguments: Literal["table", "text"] = "table"
-    no_content: str | None = None
-    short_ids: bool = False
-
-
-class Closing(Struct, frozen=True):
-    """How a template closes an assistant's message: what still belongs to it, the marks that end the turn and, where
-    there are none, the mark that the next message begins with, which the model says to end its turn."""
-
-    before: str
-    ends: tuple[str, ...]
-    next: tuple[str, ...] = ()
 
 
 class Renderer:
@@ -70,14 +49,11 @@ class Renderer:
         self._added = {i: token.content for i, token in added.items()}
         kept = self.format.marks
         self._hidden = frozenset(i for i, token in added.items() if token.special and token.content not in kept)
-        self._shape = self._find_shape()
-        self.generation_prompt = self._find_generation_prompt()
-        user: Json = {"role": "user", "content": MARK + "2"}
-        tool: Json = {"role": "tool", "content": MARK + "2", "name": "f", "tool_call_id": "call00001"}
-        self._said = self._find_closing(_answer(MARK), user)
-        self._called = self._find_closing(_answer("", MARK), tool, self._said.ends)
-        self._ends = list(dict.fromkeys([*self._said.ends, *self._called.ends]))
-        stops_at = [*self._ends, *self._said.next, *self._called.next]
+        self._traits = traits_of(self._template, self._added.values(), kept)
+        self.generation_prompt = self._traits.generation_prompt
+        said, called = self._traits.said, self._traits.called
+        self._ends = list(dict.fromkeys([*said.ends, *called.ends]))
+        stops_at = [*self._ends, *said.next, *called.next]
         stops_at = [mark for mark in dict.fromkeys(stops_at) if mark not in kept]  # those go on behind it
         self._end = re.compile(r"\s*(" + "|".join(map(re.escape, self._ends)) + ")") if self._ends else None
         self._short = self._may_be_shortened()
@@ -130,7 +106,7 @@ class Renderer:
 
     def text(self, messages: Messages, tools: Tools, *, generate: bool) -> str:
         """The template's text for a conversation; `generate` ends it where the assistant's answer begins."""
-        return self._render([self._shaped(message) for message in messages], tools, generate)
+        return self._render([shaped(message, self._traits.shape) for message in messages], tools, generate)
 
     def _render(self, messages: Messages, tools: Tools, generate: bool) -> str:
         return self._template.render(messages, tools, generate=generate)
@@ -164,20 +140,20 @@ class Renderer:
         return whole
 
     def _after(self, messages: Messages, served: int, tools: Tools) -> str | None:
-        return self._behind([self._shaped(message) for message in messages], tools, served, generate=True)
+        return self._behind([shaped(message, self._traits.shape) for message in messages], tools, served, generate=True)
 
     def said(self, messages: Messages, tools: Tools, prompt: str) -> tuple[str, str] | None:
         """How the template itself writes the last message, the assistant's, as an answer to `prompt`: its text with the
         end of the turn, and what follows that. None if the template does not show where that message is."""
-        shaped = [self._shaped(message) for message in messages]
-        rest = self._behind(shaped, tools, len(shaped), generate=False)
+        shown = [shaped(message, self._traits.shape) for message in messages]
+        rest = self._behind(shown, tools, len(shown), generate=False)
         if rest is None:
             return None
-        text = self._render(shaped, tools, False)
+        text = self._render(shown, tools, False)
         if text.startswith(prompt) and len(prompt) <= len(text) - len(rest):
             start = len(prompt)
         else:  # history is written otherwise now: the answer begins where another one would differ
-            other = self._render([*shaped[:-1], {"role": "assistant", "content": "\u2297"}], tools, False)
+            other = self._render([*shown[:-1], {"role": "assistant", "content": "\u2297"}], tools, False)
             start = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), len(other))
         end = self._end.match(rest) if self._end else None
         cut = end.end() if end else 0
@@ -209,7 +185,7 @@ class Renderer:
     def _closing(self, calls: bool, rest: str, marked: list[Json], tools: Tools) -> str | None:
         """What still belongs to the answer behind a mark in it, before the end of the turn. It is what the template
         always writes there or, should it be something else this time, what it writes when nothing follows."""
-        closing = self._called if calls else self._said
+        closing = self._traits.called if calls else self._traits.said
         if calls and (ends := [at for end in closing.ends if (at := rest.find(end)) >= 0]):
             return rest[: min(ends)].rstrip()
         if rest.startswith(closing.before) and (closing.before or not calls):
@@ -295,90 +271,13 @@ class Renderer:
         """What an agent is shown of sampled tokens: no special tokens, except marks with a meaning in its format."""
         return self.tokenizer.decode([i for i in ids if i not in self._hidden], skip_special_tokens=False)
 
-    # -- what a template is like -----------------------------------------------------------------------------------
-
-    def _shaped(self, message: Json, shape: Shape | None = None) -> Json:
-        """A plain message (see `Request`) as this template wants it."""
-        shape = shape or self._shape
-        if message["role"] == "tool":
-            id = message.get("tool_call_id")
-            return message | {"tool_call_id": _short(id)} if shape.short_ids and id else message
-        calls = message.get("tool_calls")
-        if not calls:
-            return message
-        changed: list[Json] = []
-        for call in calls:
-            function = call["function"]
-            if shape.arguments == "text":
-                function = function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}
-            changed.append(call | {"function": function} | ({"id": _short(call["id"])} if shape.short_ids else {}))
-        return message | {"tool_calls": changed, "content": message["content"] or shape.no_content}
-
-    def _probe(self, messages: Messages, generate: bool) -> str:
-        """A conversation without tools; with one, if the template demands it."""
-        try:
-            return self._render(messages, None, generate)
-        except BadTemplate:
-            return self._render(messages, [_TOOL], generate)
-
-    def _find_shape(self) -> Shape:
-        """The first shape in which the template shows a call's arguments; or does not refuse one at least."""
-        tool = {"role": "tool", "tool_call_id": "call_0123456789", "name": "f", "content": "b"}
-        called = {"id": "call_0123456789", "type": "function", "function": {"name": "f", "arguments": {"a": MARK}}}
-        chat = [_USER, {"role": "assistant", "content": "", "tool_calls": [called]}, tool]
-        fallback = None
-        for short_ids in (False, True):
-            for arguments in ("table", "text"):
-                for no_content in (None, ""):
-                    shape = Shape(arguments, no_content, short_ids)
-                    try:
-                        text = self._probe([self._shaped(message, shape) for message in chat], True)
-                    except BadTemplate:
-                        continue
-                    if MARK in text and "None" not in text:
-                        return shape
-                    if fallback is None or ("None" not in text and fallback.no_content is None):
-                        fallback = shape
-        return fallback or Shape()
-
-    def _find_generation_prompt(self) -> str:
-        try:
-            return self._probe([_USER], True).removeprefix(self._probe([_USER], False))
-        except BadTemplate:
-            return ""
-
-    def _find_closing(self, answer: Json, following: Json, known: Sequence[str] = ()) -> Closing:
-        """How the template closes an assistant's message that ends with the mark: compared are the end of a
-        conversation and one that goes on, since some templates add more at the end, and some write nothing. `known`
-        marks end other messages."""
-        alone = self._behind_mark([answer])
-        within = self._behind_mark([answer, following]).partition(MARK + "2")[0]
-        if ended := [end for end in known if end in within]:
-            return Closing("", tuple(ended))
-        syntax = set(self._marks(self._between_calls())) if answer.get("tool_calls") else set[str]()
-        if alone and (within.startswith(alone) or not within):
-            marks = [mark for mark in self._marks(alone) if mark not in syntax and alone.endswith(mark)]
-            if not marks and not answer.get("tool_calls") and len(alone) < 16:
-                marks = [alone]
-            if marks:
-                return Closing(alone.removesuffix(marks[0]).rstrip(), (marks[0],))
-            return Closing(alone, (), self._next(within[len(alone) :]))
-        common = next((i for i, (a, b) in enumerate(zip(alone, within, strict=False)) if a != b), 0)
-        marks = [mark for mark in self._marks(within[:common]) if mark not in syntax]
-        marks = [mark for mark in marks if mark not in self.format.marks] or marks  # behind those a model goes on
-        if marks:
-            return Closing(within.partition(marks[0])[0].rstrip(), (marks[0],))
-        if not alone:
-            return Closing("", (), self._next(within))
-        return Closing("", tuple(dict.fromkeys([*self._next(within), *self._next(alone)])))
-
     def _may_be_shortened(self) -> bool:
         """Try it on rounds of calls and of words, with a system's message and tools and without: templates look back
         by counting messages, and some count wrong."""
-        call, result = _answer("", "b"), {"role": "tool", "content": "c", "name": "f", "tool_call_id": "call00001"}
-        chat = [_USER, call, result, call, result, _answer("d"), _USER, _answer("e"), _USER, call, result, call, result]
+        call, result = answer("", "b"), {"role": "tool", "content": "c", "name": "f", "tool_call_id": "call00001"}
+        chat = [USER, call, result, call, result, answer("d"), USER, answer("e"), USER, call, result, call, result]
         try:
-            for head, tools in (([], None), ([{"role": "system", "content": "s"}], None), ([], [_TOOL])):
+            for head, tools in (([], None), ([{"role": "system", "content": "s"}], None), ([], [TOOL])):
                 whole = [*head, *chat]
                 for served in range(len(head) + 4, len(whole), 2):
                     for end in (served + 1, len(whole)):
@@ -388,41 +287,6 @@ class Renderer:
         except BadTemplate:
             return False
         return True
-
-    def _behind_mark(self, messages: list[Json]) -> str:
-        try:
-            text = self._probe([_USER, *map(self._shaped, messages)], False)
-        except BadTemplate:
-            return ""
-        return text.partition(MARK)[2].rstrip() if MARK in text else ""
-
-    def _next(self, text: str) -> tuple[str, ...]:
-        """The mark a text begins with; one that is no mark to anybody may be short."""
-        text = text.lstrip()
-        marks = self._marks(text)
-        return (marks[0],) if marks and text.startswith(marks[0]) else ()
-
-    def _between_calls(self) -> str:
-        try:
-            text = self._probe([_USER, self._shaped(_answer("", MARK, MARK + "2"))], False)
-        except BadTemplate:
-            return ""
-        return text.partition(MARK)[2].partition(MARK + "2")[0] if MARK + "2" in text else ""
-
-    def _marks(self, text: str) -> list[str]:
-        known = "|".join(map(re.escape, sorted(self._added.values(), key=len, reverse=True)))
-        return re.findall(f"{known}|{_MARKER.pattern}" if known else _MARKER.pattern, text)
-
-
-_USER: Json = {"role": "user", "content": "a"}
-_TOOL: Json = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
-
-
-def _answer(content: str, *calls: str) -> Json:
-    """An assistant's message with calls that have these arguments."""
-    function = [{"name": "f", "arguments": {"a": argument}} for argument in calls]
-    made = [{"id": f"call0000{i}", "type": "function", "function": f} for i, f in enumerate(function, 1)]
-    return {"role": "assistant", "content": content} | ({"tool_calls": made} if made else {})
 
 
 def _marked(answer: Json) -> Iterator[Json]:
@@ -462,14 +326,6 @@ def _changes(answer: Json) -> bool:
 def _num_common(a: str, b: str) -> int:
     """How many leading characters two texts share."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _short(id: str) -> str:
-    """
-    >>> _short("abc123XYZ"), len(_short("call_0123456789"))
-    ('abc123XYZ', 9)
-    """
-    return id if re.fullmatch("[A-Za-z0-9]{9}", id) else blake2b(id.encode(), digest_size=5).hexdigest()[:9]
 
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")

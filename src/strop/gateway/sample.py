@@ -17,13 +17,14 @@ from msgspec.structs import replace
 
 from strop.engines.base import Chunk
 from strop.errors import ContextOverflow, EngineError
+from strop.gateway.asked import Asked
 from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Refused, Request, SampledToken, ToolCall
 from strop.gateway.formats import PLAIN
 from strop.gateway.formats.base import Call as ModelCall
 from strop.gateway.formats.base import Piece, Thought
 from strop.gateway.parse import Detokenizer, StopStrings
 from strop.gateway.route import PolicyRoute
-from strop.gateway.session import Asked, Prompt, Session
+from strop.gateway.session import Prompt, Session
 from strop.types import Finish, Sampling, stable_hash
 
 Emit = Callable[[Delta], Awaitable[None]]

@@ -8,8 +8,8 @@ tokens of the new messages:
     request     user "3 * 4?", assistant "12.", user "And 5 * 6?"
     prompt      [the same ids ............................................]   +   \\n<|im_start|>user\\nAnd 5 * 6? ...
 
-Otherwise the conversation is rendered whole, and the prompt says why it could not be extended. Contexts form a trie:
-messages in a canonical form are its edges, and a node's key is the hash of the path to it.
+Otherwise the conversation is rendered whole, and the prompt says why it could not be extended. Contexts form a trie
+whose edges are messages, as `Asked` has them.
 
 That is `history = "sampled"`. With `history = "template"` the model sees what a stock server would show it when it is
 deployed: where the template writes what was said otherwise (thinking that is stripped, say), a branch begins that
@@ -22,13 +22,14 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from strop.gateway.render import Messages, Renderer, Tools
+from strop.gateway.asked import Asked, edge_of, step
+from strop.gateway.render import Renderer, Tools
 from strop.types import Attempt, Rollout, Turn
 
 Branch = Literal[
@@ -51,44 +52,6 @@ class Prompt(Struct, frozen=True, kw_only=True):
     shared: int = 0
     branch: Branch | None = None
     hashed: blake2b | None = None
-
-
-class Asked(Struct, frozen=True, kw_only=True):
-    """A conversation that wants an answer, and where it stands in the trie: `edges` are its messages in canonical form,
-    `keys` has one key per leading message, `bare` the same leaving tools out.
-
-    `lead` is the beginning of the answer where that is given: by the agent (`prefilled`), or to make the model call a
-    tool. A raw prompt is a conversation of one message whose role is "prompt".
-    """
-
-    messages: Messages
-    tools: Tools
-    lead: str
-    prefilled: bool
-    edges: list[bytes]
-    keys: list[bytes]
-    bare: list[bytes]
-
-    @classmethod
-    def of(cls, messages: Messages, tools: Tools, *, lead: str = "", prefilled: bool = False) -> Asked:
-        edges = _edges(messages)
-        return cls(
-            messages=messages,
-            tools=tools,
-            lead=lead,
-            prefilled=prefilled,
-            edges=edges,
-            keys=_keys(msgspec.json.encode(tools or [], order="sorted"), edges),
-            bare=_keys(b"", edges),
-        )
-
-    @classmethod
-    def raw(cls, prompt: str | list[int]) -> Asked:
-        return cls.of([{"role": "prompt", "content": prompt}], None)
-
-    @property
-    def key(self) -> bytes:
-        return _step(self.keys[-1], self.lead.encode()) if self.lead else self.keys[-1]
 
 
 class Served(Struct, frozen=True, kw_only=True):
@@ -118,7 +81,6 @@ class Contexts:
     def __init__(self, start: bytes) -> None:
         self._start = blake2b(start, digest_size=8)
         self._served: dict[bytes, Served] = {}  # a context's key -> the turn that ended it
-        self._bare: dict[bytes, Served] = {}  # the same keys, leaving tools out
         self._gone_on: dict[str, set[bytes]] = {}  # a turn -> the hashes of messages that followed it
         self._prompts: dict[bytes, Prompt] = {}  # a request's key -> the prompt it got, for when it comes again
         self._turns: list[Served] = []  # by number
@@ -159,7 +121,7 @@ class Contexts:
         """Remember a recorded turn. What was not delivered whole cannot be extended, but its ids can be shared."""
         raw = asked.messages[0]["role"] == "prompt"
         prompt = asked.messages[0]["content"] if raw else None
-        answer = canonical(turn.answer)
+        answer = edge_of(turn.answer)
         seen = self._prompts.get(asked.key)
         if seen is None:
             seen = Prompt(ids=turn.prompt_ids, parent=turn.parent, shared=turn.shared, branch=_branch(turn))
@@ -172,7 +134,7 @@ class Contexts:
             prompt_ids=turn.prompt_ids,
             response_ids=turn.response_ids,
             hashed=cast(blake2b, seen.hashed),
-            edges=[*map(_short, asked.edges), _short(answer)],
+            edges=[*asked.edges, answer],
             text=prompt + turn.answer["content"] if isinstance(prompt, str) else None,
             said=len(prompt or ""),
         )
@@ -182,12 +144,12 @@ class Contexts:
         self._by_id[turn.id] = served
         if turn.abandoned or raw:
             return
-        key = _step(asked.keys[-1], answer)
+        key = step(asked.keys[-1], answer)
         # Of several turns with the same words an agent most likely goes on from the latest; among the choices of one
         # request, from the first.
         known = self._served.get(key)
         if known is None or (known.request, -known.number) < (served.request, -served.number):
-            self._served[key] = self._bare[_step(asked.bare[-1], answer)] = served
+            self._served[key] = served
 
     def _extended(self, renderer: Renderer, asked: Asked) -> Prompt | None:
         """What the model said stays as it said it, whatever the template makes of it now."""
@@ -208,7 +170,7 @@ class Contexts:
         if not new:
             return None
         gone_on = self._gone_on.get(turn.id)
-        same = not gone_on or _short(new[0]) in gone_on
+        same = not gone_on or new[0] in gone_on
         said = any(message["role"] == "assistant" for message in asked.messages[served:])
         return None if same and not said else self._why(asked)
 
@@ -264,23 +226,21 @@ class Contexts:
             return None
         if _longest(asked.keys, self._served):
             return "template_rewrote"
-        if _longest(asked.bare, self._bare):
+        if any(asked.edges[: len(turn.edges)] == turn.edges for turn in self._served.values()):
             return "changed_tools"
         return self._why(asked)
 
     def _why(self, asked: Asked) -> Branch:
         """How a conversation differs from the one served before that is most like it."""
-        now = [*map(_short, asked.edges)]
-        before = max(self._turns, key=lambda turn: len(set(turn.edges) & set(now))).edges
-        (old_system, old), (new_system, new) = _parts(before), _parts(now)
+        now = set(asked.edges)
+        before = max(self._turns, key=lambda turn: len(now.intersection(turn.edges))).edges
+        (old_system, old), (new_system, new) = _parts(before), _parts(asked.edges)
         kept = [edge for edge in old if edge in new]
         if not kept:
             return "new_conversation"
         if old_system != new_system:
             return "changed_system"
-        if (
-            new[: len(kept)] != kept or old[: len(kept)] == kept
-        ):  # something is in another place, or in place of something
+        if new[: len(kept)] != kept or old[: len(kept)] == kept:  # it stands elsewhere, or something else in its place
             return "edited_history"
         gone = [edge for edge in old[: old.index(kept[-1])] if edge not in kept]
         return "dropped_tool_result" if all(edge.startswith(b"t") for edge in gone) else "truncated"
@@ -340,38 +300,6 @@ def extends(turn: Turn | Prompt) -> bool:
     return turn.parent is not None and turn.branch is None
 
 
-def _edges(messages: Messages) -> list[bytes]:
-    """Messages in canonical form. A tool's message names the call it answers by the call's place, for agents may give
-    calls new ids with every request."""
-    places: dict[str, int] = {}
-    edges: list[bytes] = []
-    num_calls = 0
-    for message in messages:
-        for call in message.get("tool_calls") or ():
-            places[call.get("id", "")] = num_calls
-            num_calls += 1
-        id = message.get("tool_call_id")
-        edges.append(canonical(message | {"tool_call_id": places[id]} if id in places else message))
-    return edges
-
-
-def canonical(message: dict[str, Any]) -> bytes:
-    """What makes two messages the same to a model: who speaks, the text, the calls with their arguments as JSON values.
-
-    Ids of calls, reasoning and keys of frameworks' own are left out of assistant messages: agents drop and rename them.
-
-    >>> canonical({"role": "assistant", "content": None}) == canonical({"role": "assistant", "content": "", "id": 7})
-    True
-    """
-    calls = [
-        (call["function"]["name"], _plain(call["function"]["arguments"])) for call in message.get("tool_calls") or ()
-    ]
-    parts: list[Any] = [message["role"], message.get("content") or "", calls]
-    if message["role"] != "assistant":
-        parts += [message.get("name"), message.get("tool_call_id")]
-    return msgspec.json.encode(parts, order="sorted")
-
-
 def common_prefix(a: list[int], b: list[int]) -> int:
     """The number of leading ids two lists share.
 
@@ -388,39 +316,9 @@ def common_prefix(a: list[int], b: list[int]) -> int:
     return low
 
 
-def _plain(value: Any) -> Any:
-    """JSON values that are equal are written alike: 1.0 and 1 are one number to most languages."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in cast(dict[str, Any], value).items()}
-    if isinstance(value, list):
-        return [_plain(inner) for inner in cast(list[Any], value)]
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    return value
-
-
-def _step(key: bytes, edge: bytes) -> bytes:
-    return blake2b(key + edge, digest_size=16).digest()
-
-
-def _keys(start: bytes, edges: Sequence[bytes]) -> list[bytes]:
-    """The key of every prefix of a conversation."""
-    keys: list[bytes] = []
-    key = blake2b(start, digest_size=16).digest()
-    for edge in edges:
-        key = _step(key, edge)
-        keys.append(key)
-    return keys
-
-
 def _longest(keys: list[bytes], known: dict[bytes, Served]) -> int:
     """How many messages the longest known prefix has; 0 if none is known."""
     return next((n for n in range(len(keys), 0, -1) if keys[n - 1] in known), 0)
-
-
-def _short(edge: bytes) -> bytes:
-    """A message's hash, behind the first letter of its role."""
-    return edge[2:3] + blake2b(edge, digest_size=12).digest()
 
 
 def _parts(edges: list[bytes]) -> tuple[list[bytes], list[bytes]]:

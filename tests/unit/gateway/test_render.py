@@ -9,7 +9,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from strop.errors import ModelError
-from strop.gateway.render import BadTemplate, Renderer
+from strop.gateway.render import Renderer
+from strop.gateway.templates import BadTemplate
 from tests.chatml import TEMPLATE
 
 DATA = Path(__file__).parents[4] / "shared" / "data"

@@ -11,13 +11,14 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer, normalizers
 
 from strop.engines.scripted import Scripted
+from strop.gateway.asked import Asked
 from strop.gateway.dialects import chat
 from strop.gateway.dialects.base import Delta, Request
 from strop.gateway.record import Recorder
 from strop.gateway.render import Renderer
 from strop.gateway.route import PolicyRoute
 from strop.gateway.sample import Call
-from strop.gateway.session import Asked, Contexts, Session, common_prefix
+from strop.gateway.session import Contexts, Session, common_prefix
 from strop.types import Attempt, Rollout, Sampling, Task, Turn
 from tests.chatml import TEMPLATE
 

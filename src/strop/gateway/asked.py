@@ -1,0 +1,119 @@
+"""A conversation that wants an answer, and where it stands among those served before.
+
+Messages are compared by what they mean to a model. Each has an edge, which is the hash of its canonical form, and every
+leading part of a conversation a key, which is the hash of the path to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any, cast
+
+import msgspec
+from msgspec import Struct
+
+from strop.gateway.dialects.base import Json
+from strop.gateway.render import Messages, Tools
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """`edges` has one edge per message, `keys` one key per leading message.
+
+    `lead` is the beginning of the answer where that is given: by the agent (`prefilled`), or to make the model call a
+    tool. A raw prompt is a conversation of one message whose role is "prompt".
+    """
+
+    messages: Messages
+    tools: Tools
+    lead: str
+    prefilled: bool
+    edges: list[bytes]
+    keys: list[bytes]
+
+    @classmethod
+    def of(cls, messages: Messages, tools: Tools, *, lead: str = "", prefilled: bool = False) -> Asked:
+        edges = edges_of(messages)
+        keys = _keys(msgspec.json.encode(tools or [], order="sorted"), edges)
+        return cls(messages=messages, tools=tools, lead=lead, prefilled=prefilled, edges=edges, keys=keys)
+
+    @classmethod
+    def raw(cls, prompt: str | list[int]) -> Asked:
+        return cls.of([{"role": "prompt", "content": prompt}], None)
+
+    @property
+    def key(self) -> bytes:
+        return step(self.keys[-1], self.lead.encode()) if self.lead else self.keys[-1]
+
+
+def edges_of(messages: Messages) -> list[bytes]:
+    """The edges of a conversation. A tool's message names the call it answers by the call's place, for agents may give
+    calls new ids with every request."""
+    places: dict[str, int] = {}
+    edges: list[bytes] = []
+    num_calls = 0
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            places[call.get("id", "")] = num_calls
+            num_calls += 1
+        edges.append(edge_of(message, places.get(message.get("tool_call_id") or "")))
+    return edges
+
+
+_known: dict[tuple[int, int | None], tuple[Json, bytes]] = {}
+"""Edges of messages that are still alive: dialects give out the same object for the same bytes."""
+
+
+def edge_of(message: Json, place: int | None = None) -> bytes:
+    """The first letter of the role, and a hash. `place` is that of the call which a tool's message answers."""
+    found = _known.get((id(message), place))
+    if found is not None and found[0] is message:
+        return found[1]
+    canon = canonical(message if place is None else message | {"tool_call_id": place})
+    edge = canon[2:3] + blake2b(canon, digest_size=16).digest()
+    if len(_known) >= 8192:
+        _known.clear()
+    _known[id(message), place] = message, edge
+    return edge
+
+
+def canonical(message: dict[str, Any]) -> bytes:
+    """What makes two messages the same to a model: who speaks, the text, the calls with their arguments as JSON values.
+
+    Ids of calls, reasoning and keys of frameworks' own are left out of assistant messages: agents drop and rename them.
+
+    >>> canonical({"role": "assistant", "content": None}) == canonical({"role": "assistant", "content": "", "id": 7})
+    True
+    """
+    calls = [
+        (call["function"]["name"], _plain(call["function"]["arguments"])) for call in message.get("tool_calls") or ()
+    ]
+    parts: list[Any] = [message["role"], message.get("content") or "", calls]
+    if message["role"] != "assistant":
+        parts += [message.get("name"), message.get("tool_call_id")]
+    return msgspec.json.encode(parts, order="sorted")
+
+
+def _plain(value: Any) -> Any:
+    """JSON values that are equal are written alike: 1.0 and 1 are one number to most languages."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in cast(dict[str, Any], value).items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in cast(list[Any], value)]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value
+
+
+def step(key: bytes, edge: bytes) -> bytes:
+    return blake2b(key + edge, digest_size=16).digest()
+
+
+def _keys(start: bytes, edges: Sequence[bytes]) -> list[bytes]:
+    """The key of every prefix of a conversation."""
+    keys: list[bytes] = []
+    key = blake2b(start, digest_size=16).digest()
+    for edge in edges:
+        key = step(key, edge)
+        keys.append(key)
+    return keys

@@ -1,0 +1,182 @@
+"""What a chat template is like: how it wants messages, how it closes an answer, which marks end a turn.
+
+Nobody says so, so it is asked: small conversations with a mark in them are rendered, and the text around the mark is
+looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import Literal
+
+from msgspec import Struct
+
+from strop.gateway.dialects.base import Json
+from strop.gateway.templates import BadTemplate, Template
+
+MARK = "strop0mark"
+USER: Json = {"role": "user", "content": "a"}
+TOOL: Json = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+_MARKER = r"<[^<>\s]{1,40}>|<\|[^<>]{1,40}\|>|<｜[^<>]{1,40}｜>"
+
+
+class Shape(Struct, frozen=True):
+    """How a template wants assistant messages with calls: arguments as a table or as text, no content as None or as
+    empty text, ids of nine letters and digits or any."""
+
+    arguments: Literal["table", "text"] = "table"
+    no_content: str | None = None
+    short_ids: bool = False
+
+
+class Closing(Struct, frozen=True):
+    """How a template closes an assistant's message: what still belongs to it, the marks that end the turn and, where
+    there are none, the mark that the next message begins with, which the model says to end its turn."""
+
+    before: str
+    ends: tuple[str, ...]
+    next: tuple[str, ...] = ()
+
+
+class Traits(Struct, frozen=True):
+    """A template's ways. `said` and `called` are how it closes words and calls."""
+
+    shape: Shape
+    generation_prompt: str
+    said: Closing
+    called: Closing
+
+
+def traits_of(template: Template, added: Iterable[str], kept: frozenset[str]) -> Traits:
+    """`added` are the marks the tokenizer knows; `kept` those that have a meaning within an answer."""
+    shape = Probe(template, Shape(), added, kept).shape()
+    probe = Probe(template, shape, added, kept)
+    said = probe.closing(answer(MARK), {"role": "user", "content": MARK + "2"})
+    tool: Json = {"role": "tool", "content": MARK + "2", "name": "f", "tool_call_id": "call00001"}
+    called = probe.closing(answer("", MARK), tool, said.ends)
+    return Traits(shape, probe.generation_prompt(), said, called)
+
+
+def shaped(message: Json, shape: Shape) -> Json:
+    """A plain message (see `Request`) as this template wants it."""
+    if message["role"] == "tool":
+        id = message.get("tool_call_id")
+        return message | {"tool_call_id": _short(id)} if shape.short_ids and id else message
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    changed: list[Json] = []
+    for call in calls:
+        function = call["function"]
+        if shape.arguments == "text":
+            function = function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+        changed.append(call | {"function": function} | ({"id": _short(call["id"])} if shape.short_ids else {}))
+    return message | {"tool_calls": changed, "content": message["content"] or shape.no_content}
+
+
+class Probe:
+    """Asks a template by rendering for it what it may never see again."""
+
+    def __init__(self, template: Template, shape: Shape, added: Iterable[str], kept: frozenset[str]) -> None:
+        self._template, self._shape, self._kept = template, shape, kept
+        known = sorted(added, key=len, reverse=True)
+        self._marker = re.compile("|".join([*map(re.escape, known), _MARKER]))
+
+    def shape(self) -> Shape:
+        """The first shape in which the template shows a call's arguments; or does not refuse one at least."""
+        tool = {"role": "tool", "tool_call_id": "call_0123456789", "name": "f", "content": "b"}
+        called = {"id": "call_0123456789", "type": "function", "function": {"name": "f", "arguments": {"a": MARK}}}
+        chat = [USER, {"role": "assistant", "content": "", "tool_calls": [called]}, tool]
+        fallback = None
+        for short_ids in (False, True):
+            for arguments in ("table", "text"):
+                for no_content in (None, ""):
+                    shape = Shape(arguments, no_content, short_ids)
+                    try:
+                        text = self._probe([shaped(message, shape) for message in chat], True)
+                    except BadTemplate:
+                        continue
+                    if MARK in text and "None" not in text:
+                        return shape
+                    if fallback is None or ("None" not in text and fallback.no_content is None):
+                        fallback = shape
+        return fallback or Shape()
+
+    def generation_prompt(self) -> str:
+        try:
+            return self._probe([USER], True).removeprefix(self._probe([USER], False))
+        except BadTemplate:
+            return ""
+
+    def closing(self, answered: Json, following: Json, known: Sequence[str] = ()) -> Closing:
+        """How the template closes an assistant's message that ends with the mark: compared are the end of a
+        conversation and one that goes on, since some templates add more at the end, and some write nothing. `known`
+        marks end other messages."""
+        alone = self._behind_mark([answered])
+        within = self._behind_mark([answered, following]).partition(MARK + "2")[0]
+        if ended := [end for end in known if end in within]:
+            return Closing("", tuple(ended))
+        syntax = set(self._marks(self._between_calls())) if answered.get("tool_calls") else set[str]()
+        if alone and (within.startswith(alone) or not within):
+            marks = [mark for mark in self._marks(alone) if mark not in syntax and alone.endswith(mark)]
+            if not marks and not answered.get("tool_calls") and len(alone) < 16:
+                marks = [alone]
+            if marks:
+                return Closing(alone.removesuffix(marks[0]).rstrip(), (marks[0],))
+            return Closing(alone, (), self._next(within[len(alone) :]))
+        common = next((i for i, (a, b) in enumerate(zip(alone, within, strict=False)) if a != b), 0)
+        marks = [mark for mark in self._marks(within[:common]) if mark not in syntax]
+        marks = [mark for mark in marks if mark not in self._kept] or marks  # behind those a model goes on
+        if marks:
+            return Closing(within.partition(marks[0])[0].rstrip(), (marks[0],))
+        if not alone:
+            return Closing("", (), self._next(within))
+        return Closing("", tuple(dict.fromkeys([*self._next(within), *self._next(alone)])))
+
+    def _behind_mark(self, messages: list[Json]) -> str:
+        try:
+            text = self._probe([USER, *(shaped(message, self._shape) for message in messages)], False)
+        except BadTemplate:
+            return ""
+        return text.partition(MARK)[2].rstrip() if MARK in text else ""
+
+    def _next(self, text: str) -> tuple[str, ...]:
+        """The mark a text begins with; one that is no mark to anybody may be short."""
+        text = text.lstrip()
+        marks = self._marks(text)
+        return (marks[0],) if marks and text.startswith(marks[0]) else ()
+
+    def _between_calls(self) -> str:
+        try:
+            text = self._probe([USER, shaped(answer("", MARK, MARK + "2"), self._shape)], False)
+        except BadTemplate:
+            return ""
+        return text.partition(MARK)[2].partition(MARK + "2")[0] if MARK + "2" in text else ""
+
+    def _marks(self, text: str) -> list[str]:
+        return self._marker.findall(text)
+
+    def _probe(self, messages: Sequence[Json], generate: bool) -> str:
+        """A conversation without tools; with one, if the template demands it."""
+        try:
+            return self._template.render(messages, None, generate=generate)
+        except BadTemplate:
+            return self._template.render(messages, [TOOL], generate=generate)
+
+
+def answer(content: str, *calls: str) -> Json:
+    """An assistant's message with calls that have these arguments."""
+    function = [{"name": "f", "arguments": {"a": argument}} for argument in calls]
+    made = [{"id": f"call0000{i}", "type": "function", "function": f} for i, f in enumerate(function, 1)]
+    return {"role": "assistant", "content": content} | ({"tool_calls": made} if made else {})
+
+
+def _short(id: str) -> str:
+    """
+    >>> _short("abc123XYZ"), len(_short("call_0123456789"))
+    ('abc123XYZ', 9)
+    """
+    return id if re.fullmatch("[A-Za-z0-9]{9}", id) else blake2b(id.encode(), digest_size=5).hexdigest()[:9]
