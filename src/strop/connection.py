@@ -88,7 +88,7 @@ class Connection(asyncio.Protocol):
     def reusable(self) -> bool:
         """Not closing, and neither side has anything left to say: a server may answer before it has read a request."""
         idle = self._pieces is None and not self._transport.get_write_buffer_size()
-        return self._keep and idle and not self._transport.is_closing()
+        return self._keep and idle and self._held <= MAX_HELD and not self._transport.is_closing()
 
     def abort(self) -> None:
         self._keep = False

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
@@ -120,11 +121,11 @@ def _print(
     worst = sorted(found, key=lambda pair: (pair[0].exact, pair[0].equal is not False))
     for report, other in worst[:20]:
         if report.error:
-            table.add_row(report.id, "", "[red]no[/]", report.error, "", "")
+            table.add_row(escape(report.id), "", "[red]no[/]", escape(report.error), "", "")
             continue
         like = {True: "yes", False: "[red]no[/]", None: "it rewrites history"}[report.equal]
         table.add_row(
-            report.id,
+            escape(report.id),
             str(len(report.turns)),
             "[green]yes[/]" if report.exact else "[red]no[/]",
             like,

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
-from strop.errors import ContextOverflow, StoreError
+from strop.errors import ContextOverflow
 from strop.gateway.dialects import chat, completions, messages, responses
 from strop.gateway.dialects.base import Dialect, Refused, Request
 from strop.gateway.limits import Flights, Limits
@@ -41,7 +41,7 @@ from strop.gateway.route import PolicyRoute, Routes
 from strop.gateway.sample import Call, check_length, conversations
 from strop.gateway.session import Session
 from strop.gateway.sessions import Sessions
-from strop.gateway.stream import Exchange, overflow
+from strop.gateway.stream import Exchange, overflow, own
 from strop.gateway.templates import BadTemplate
 from strop.store.base import Store
 from strop.store.http import asgi
@@ -120,16 +120,8 @@ class Gateway:
             await serve(scope, receive, send)
         except asgi.Gone:
             pass  # there is nobody to answer
-        except Refused as refused:
-            await _refuse(send, dialect, refused)
-        except RecursionError:
-            await _refuse(send, dialect, Refused("the request is nested too deeply"))
-        except StoreError as error:
-            await _refuse(send, dialect, Refused(str(error), status=503, kind="server_error", code="store_error"))
-        except Exception:
-            LOG.exception("a request failed")
-            message = "the gateway ran into an error of its own: its log says more"
-            await _refuse(send, dialect, Refused(message, status=500, kind="server_error", code="server_error"))
+        except Exception as error:
+            await _refuse(send, dialect, _told(error))
 
     def _endpoint(
         self, scope: Scope, address: Address
@@ -183,12 +175,15 @@ class Gateway:
                     return await passing.run(deadline)
                 call = self._call(session, agent, await self._read(dialect, session, body))
                 await Exchange(call, dialect, self.recorder, receive, send, deadline=deadline).run()
-            except Refused as refused:
+            except asgi.Gone:
+                raise
+            except Exception as error:
+                refused = _told(error)
                 if refused.status == 409:
                     self.sessions.drop(session)
                 else:
                     await self.recorder.refused(session, agent, refused)
-                raise
+                raise refused from None
 
     async def _read(self, dialect: Dialect, session: Session, body: bytes) -> Request:
         request = dialect.read(body)
@@ -221,12 +216,14 @@ class Gateway:
     async def count(self, dialect: Dialect, address: Address, scope: Scope, receive: Receive) -> int:
         """How many tokens a request's prompt has. Nothing is sampled and nothing recorded."""
         session = await self.session(scope, address)
-        request = await self._read(dialect, session, await _body(receive, self._limits.deadline))
-        route = self.routes.find(address.agent, request.requested.get("model"))
         try:
-            (asked,) = conversations(request, route)
-            check_length(asked, route)
-            return len(session.contexts(address.agent, route.policy).prompt(route.renderer, asked, route.history).ids)
+            with self._flights.one(session):
+                request = await self._read(dialect, session, await _body(receive, self._limits.deadline))
+                route = self.routes.find(address.agent, request.requested.get("model"))
+                (asked,) = conversations(request, route)
+                check_length(asked, route)
+                contexts = session.contexts(address.agent, route.policy)
+                return len(contexts.prompt(route.renderer, asked, route.history, remember=False).ids)
         except BadTemplate as error:
             raise Refused(str(error), param="messages") from None
         except ContextOverflow as error:
@@ -273,6 +270,10 @@ async def _body(receive: Receive, deadline: float) -> bytes:
         raise Refused(f"the request was not sent whole within {deadline:g} s", status=408) from None
     except asgi.Refusal as error:
         raise Refused(str(error), status=error.status, code="request_too_large") from None
+
+
+def _told(error: Exception) -> Refused:
+    return Refused("the request is nested too deeply") if isinstance(error, RecursionError) else own(error)
 
 
 async def _answer_json(send: Send, data: Any) -> None:

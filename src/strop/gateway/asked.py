@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from strop.gateway.dialects.base import Json
+from strop.gateway.dialects.plain import LONGEST, REMEMBERED
 from strop.gateway.render import Messages, Tools
 
 
@@ -61,7 +62,7 @@ def edges_of(messages: Messages) -> list[bytes]:
 
 
 _known: dict[tuple[int, int | None], tuple[Json, bytes]] = {}
-"""Edges of messages that are still alive: dialects give out the same object for the same bytes."""
+"""Edges of messages that were seen: dialects give out the same object for the same bytes."""
 
 
 def edge_of(message: Json, place: int | None = None) -> bytes:
@@ -71,9 +72,10 @@ def edge_of(message: Json, place: int | None = None) -> bytes:
         return found[1]
     canon = canonical(message if place is None else message | {"tool_call_id": place})
     edge = canon[2:3] + blake2b(canon, digest_size=16).digest()
-    if len(_known) >= 8192:
-        _known.clear()
-    _known[id(message), place] = message, edge
+    if len(canon) <= LONGEST:
+        if len(_known) >= 2 * REMEMBERED:
+            _known.clear()
+        _known[id(message), place] = message, edge
     return edge
 
 

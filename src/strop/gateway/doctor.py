@@ -212,20 +212,19 @@ def read_transcripts(path: Path) -> list[Conversation]:
         raise ConfigError(f"cannot read {path}: {error}") from None
     found: list[Conversation] = []
     for where, raw in _objects(text, path):
-        messages = next(
-            (raw[name] for name in ("messages", "traj", "history") if isinstance(raw.get(name), list)), None
-        )
+        record = cast(Json, raw) if isinstance(raw, dict) else {}
+        messages = next((record[name] for name in NAMES if isinstance(record.get(name), list)), None)
         if messages is None:
             raise ConfigError(f"{path}, {where}: no list of messages: each line is an object with `messages`")
         try:
             plain = read_messages([msgspec.json.encode(_known(message)) for message in messages])
         except (Refused, TypeError, AttributeError) as error:
             raise ConfigError(f"{path}, {where}: {error}") from None
-        found.append(Conversation(id=where, messages=plain, tools=raw.get("tools")))
+        found.append(Conversation(id=where, messages=plain, tools=record.get("tools")))
     return found
 
 
-def _objects(text: str, path: Path) -> Iterator[tuple[str, Json]]:
+def _objects(text: str, path: Path) -> Iterator[tuple[str, Any]]:
     try:
         whole = json.loads(text)
     except ValueError:

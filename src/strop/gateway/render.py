@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -21,11 +22,13 @@ from strop.errors import ModelError
 from strop.gateway.dialects.base import Json
 from strop.gateway.formats import find
 from strop.gateway.templates import BadTemplate, Template
-from strop.gateway.traits import MARK, TOOL, USER, answer, shaped, traits_of
+from strop.gateway.traits import TOOL, USER, answer, shaped, traits_of
 
 Messages = Sequence[Json]
 Tools = Sequence[Json] | None
 
+_HERE = "strop" + secrets.token_hex(8)
+"""Marks a place in somebody's conversation, where no text may happen to be the same."""
 _WINDOW = 64
 """How many tokens before new text are looked at to see how that is split into tokens in its place."""
 
@@ -168,10 +171,10 @@ class Renderer:
                 text = self._render([*shaped[: served - 1], marked, *shaped[served:]], tools, generate)
             except BadTemplate:
                 continue
-            at = text.rfind(MARK)
+            at = text.rfind(_HERE)
             if at < 0:
                 continue
-            rest = text[at + len(MARK) :]
+            rest = text[at + len(_HERE) :]
             calls = marked.get("tool_calls") is not answer.get("tool_calls")
             closing = self._closing(calls, rest, [*shaped[: served - 1], marked], tools)
             if closing is None:
@@ -191,7 +194,7 @@ class Renderer:
         if rest.startswith(closing.before) and (closing.before or not calls):
             return closing.before
         try:
-            alone = self._render(marked, tools, False).rpartition(MARK)[2].rstrip()
+            alone = self._render(marked, tools, False).rpartition(_HERE)[2].rstrip()
         except BadTemplate:
             return None
         end = next((end for end in self._ends if alone.endswith(end)), "")
@@ -295,11 +298,11 @@ def _marked(answer: Json) -> Iterator[Json]:
         function = calls[-1]["function"]
         arguments = function["arguments"]
         if isinstance(arguments, str):
-            marked = json.dumps(json.loads(arguments) | {MARK: MARK}, ensure_ascii=False)
+            marked = json.dumps(json.loads(arguments) | {_HERE: _HERE}, ensure_ascii=False)
         else:
-            marked = arguments | {MARK: MARK}
+            marked = arguments | {_HERE: _HERE}
         yield answer | {"tool_calls": [*calls[:-1], calls[-1] | {"function": function | {"arguments": marked}}]}
-    yield answer | {"content": (answer["content"] or "") + MARK}
+    yield answer | {"content": (answer["content"] or "") + _HERE}
 
 
 def _kind(messages: Messages, tools: Tools) -> tuple[Any, ...]:

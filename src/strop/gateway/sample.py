@@ -39,7 +39,7 @@ class Call:
     def __init__(self, session: Session, agent: str, route: PolicyRoute, request: Request) -> None:
         self.session, self.agent, self.route, self.request = session, agent, route, request
         self.started = time.time()
-        self.choices: list[Choice] = []
+        prompts: list[tuple[Asked, Prompt, Sampling]] = []
         for asked in conversations(request, route):
             check_length(asked, route)
             prompt = session.contexts(agent, route.policy).prompt(route.renderer, asked, route.history)
@@ -49,7 +49,9 @@ class Call:
                     f"This model's maximum context length is {route.engine.context} tokens. However, your messages "
                     f"resulted in {len(prompt.ids)} tokens. {SHORTEN}"
                 )
-            sampling = self._sampling(room)
+            prompts.append((asked, prompt, self._sampling(room)))
+        self.choices: list[Choice] = []  # numbers and seeds are given out once nothing can be refused any more
+        for asked, prompt, sampling in prompts:
             for _ in range(request.n):
                 seed = session.next_seed(agent, prompt)
                 self.choices.append(Choice(len(self.choices), self, asked, prompt, replace(sampling, seed=seed)))

@@ -86,8 +86,11 @@ class Contexts:
         self._turns: list[Served] = []  # by number
         self._by_id: dict[str, Served] = {}
 
-    def prompt(self, renderer: Renderer, asked: Asked, history: History = "sampled") -> Prompt:
-        """The prompt for a request: recorded ids as far as they go. Raises `BadTemplate`."""
+    def prompt(
+        self, renderer: Renderer, asked: Asked, history: History = "sampled", *, remember: bool = True
+    ) -> Prompt:
+        """The prompt for a request: recorded ids as far as they go. The same request gets the same one again, unless
+        it was only asked about. Raises `BadTemplate`."""
         if (again := self._prompts.get(asked.key)) is not None:
             return again
         if asked.messages[0]["role"] == "prompt":
@@ -99,7 +102,8 @@ class Contexts:
         if asked.lead:
             prompt = replace(prompt, ids=prompt.ids + renderer.encode_after(prompt.ids, asked.lead))
         prompt = replace(prompt, hashed=self._hashed(prompt))
-        self._prompts[asked.key] = prompt
+        if remember:
+            self._prompts[asked.key] = prompt
         return prompt
 
     def hashed(self, turn: str) -> blake2b:
@@ -121,7 +125,7 @@ class Contexts:
         """Remember a recorded turn. What was not delivered whole cannot be extended, but its ids can be shared."""
         raw = asked.messages[0]["role"] == "prompt"
         prompt = asked.messages[0]["content"] if raw else None
-        answer = edge_of(turn.answer)
+        answer, said = edge_of(turn.answer), turn.answer["content"]
         seen = self._prompts.get(asked.key)
         if seen is None:
             seen = Prompt(ids=turn.prompt_ids, parent=turn.parent, shared=turn.shared, branch=_branch(turn))
@@ -135,7 +139,7 @@ class Contexts:
             response_ids=turn.response_ids,
             hashed=cast(blake2b, seen.hashed),
             edges=[*asked.edges, answer],
-            text=prompt + turn.answer["content"] if isinstance(prompt, str) else None,
+            text=prompt + said if isinstance(prompt, str) and said and not turn.abandoned else None,
             said=len(prompt or ""),
         )
         insort(self._turns, served, key=lambda turn: turn.number)
@@ -285,7 +289,7 @@ class Session:
     def restore(self, turns: Sequence[Turn]) -> None:
         """Take up an attempt that another gateway began: every context is in the store."""
         tools: dict[str | None, Tools] = {}
-        for turn in turns:
+        for turn in sorted(turns, key=lambda turn: _number(turn.id)):  # whatever clocks say
             self._num_turns = max(self._num_turns, _number(turn.id) + 1)
             if turn.outside:
                 continue

@@ -74,7 +74,6 @@ class Sessions:
             if (ref := self._by_key.get(key)) is not None:
                 self._open.move_to_end(ref)
                 return self._open[ref]
-        for key in keys:
             try:
                 attempt = await self._store.attempt(key.decode("latin-1"))
             except UnknownId:

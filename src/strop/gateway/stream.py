@@ -10,6 +10,7 @@ sampled. One that leaves later cannot be told from one that read everything.
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 
 from starlette.types import Receive, Send
@@ -23,6 +24,7 @@ from strop.store.http.asgi import JSON, Header, until_gone
 
 EVENTS: Header = (b"content-type", b"text/event-stream; charset=utf-8")
 NO_CACHE: Header = (b"cache-control", b"no-cache")
+LOG = logging.getLogger("strop.gateway")
 LAST = 30.0
 """Seconds that a client gets to take the end of an answer."""
 
@@ -51,9 +53,10 @@ class Exchange:
             if not await self._sample():
                 return
             await self._record()
-        except Refused as refused:
+        except Exception as error:
             if not self._begun:
                 raise
+            refused = own(error)
             await self._recorder.refused(self._call.session, self._call.agent, refused)
             await self._last(self._stream.error(refused))
             return
@@ -138,6 +141,17 @@ async def _quiet(delta: Delta) -> None:
 
 def overflow(error: ContextOverflow) -> Refused:
     return Refused(str(error), param="messages", code="context_length_exceeded")
+
+
+def own(error: Exception) -> Refused:
+    """What an agent is told when the gateway itself fails; the log has the rest."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, StoreError):
+        return Refused(str(error), status=503, kind="server_error", code="store_error")
+    LOG.error("a request failed", exc_info=error)
+    message = "the gateway ran into an error of its own: its log says more"
+    return Refused(message, status=500, kind="server_error", code="server_error")
 
 
 def fenced(error: Fenced) -> Refused:

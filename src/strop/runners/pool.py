@@ -38,6 +38,8 @@ from strop.runners.llm import LLM
 from strop.store.base import Ref, Store
 from strop.types import Event, EventKind, Lease, Rollout, Sampling, Task
 
+LET_DOWN = frozenset({"engine_error", "store_error", "server_error", "deadline_exceeded", "outside_unreachable"})
+"""What the gateway writes into an error event when it was not the agent's doing."""
 STOPPED = Outcome(cause="interrupted", detail="the runner was told to stop", clean=False)
 
 
@@ -252,9 +254,9 @@ class Pool:
         return say
 
     async def _engine_failed(self, ref: Ref) -> bool:
-        """Whether an agent that raised had been let down by the engine: the gateway says so in an event."""
+        """Whether an agent that raised had been let down by what answers it: the gateway says so in an event."""
         events = await self._store.events(ref[0], attempt=ref[1])
-        return any(event.kind == "error" and event.data.get("code") == "engine_error" for event in events)
+        return any(event.kind == "error" and event.data.get("code") in LET_DOWN for event in events)
 
     async def _finish(self, ref: Ref, outcome: Outcome) -> None:
         try:

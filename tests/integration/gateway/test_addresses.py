@@ -65,6 +65,16 @@ async def test_the_key_alone_in_each_place(stand: Stand, how: str) -> None:
     assert len(await stand.turns(attempt)) == 1
 
 
+async def test_the_trace_id_says_it_before_an_api_key_that_opens_another_attempt(stand: Stand) -> None:
+    stand.script("one", "two")
+    mine, other = await stand.attempt("r1"), await stand.attempt("r2")
+    async with service(stand, api_key=other.key) as client:
+        await client.chat.completions.create(model="m", messages=HI)  # the other's session is open now
+        await client.chat.completions.create(model="m", messages=HI, extra_headers=trace(mine))
+    found = [await stand.store.turns(attempt.rollout, attempt=attempt.number) for attempt in (mine, other)]
+    assert [[turn.answer["content"] for turn in turns] for turns in found] == [["two"], ["one"]]
+
+
 async def test_no_api_key_at_all(stand: Stand) -> None:
     stand.script("ok")
     attempt = await stand.attempt("r1")

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer, normalizers
 
 from strop.engines.scripted import Scripted
+from strop.errors import ContextOverflow
 from strop.gateway.asked import Asked
 from strop.gateway.dialects import chat
 from strop.gateway.dialects.base import Delta, Request
@@ -352,3 +353,34 @@ def test_composed_and_decomposed_letters_are_no_rewriting(renderer: Renderer) ->
     first = desk.ask([user("e\u0301")], "o\u0308k")
     second = desk.ask([user("e\u0301"), said(first), user("a\u0308")], "ok")
     assert (second.parent, second.shared, second.branch) == (first.id, len(first.ids), None)
+
+
+def test_no_text_is_taken_for_a_mark(desk: Desk) -> None:
+    from strop.gateway.traits import MARK
+
+    first = desk.ask([user("hi")], "ok")
+    second = desk.ask([user("hi"), said(first), user(f'{MARK} = "{MARK}" and more')], "yes")
+    new = f'\n<|im_start|>user\n{MARK} = "{MARK}" and more<|im_end|>\n<|im_start|>assistant\n'
+    assert second.prompt_ids == first.ids + desk.renderer.encode(new)
+
+
+def test_sessions_are_restored_whatever_clocks_say(desk: Desk) -> None:
+    first = desk.ask([user("hi")], "ok", tools=TOOLS)
+    second = desk.ask([user("hi"), said(first), user("more")], "yes", tools=TOOLS)
+    restored = Session(ROLLOUT, ATTEMPT)
+    restored.restore([second, first])
+    assert restored.next_turn() == "g1.0/1/2"
+
+
+def test_a_request_that_is_refused_uses_nothing_up(desk: Desk) -> None:
+    desk.engine._context = 50
+    with pytest.raises(ContextOverflow):
+        Call(desk.session, "main", desk.route, Request(prompts=["a", "b " * 100]))
+    assert desk.session.next_turn() == "g1.0/1/0"
+
+
+def test_what_was_only_counted_is_not_remembered(desk: Desk) -> None:
+    contexts = desk.session.contexts("main", "main")
+    asked = Asked.of([user("hi")], None)
+    contexts.prompt(desk.renderer, asked, remember=False)
+    assert not contexts._prompts

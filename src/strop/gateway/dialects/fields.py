@@ -78,6 +78,7 @@ def unsupported(param: str, why: str) -> Refused:
 
 class ToolFunction(Struct):
     name: Annotated[str, Meta(min_length=1)]
+    parameters: Json | None = None
 
 
 class Tool(Struct):

@@ -19,6 +19,7 @@ _PYTHON_TOKEN = re.compile(
     r""""[^"\\]*+(?:\\.[^"\\]*+)*+"|'[^'\\]*+(?:\\.[^'\\]*+)*+'|["'{}\[\]()]""",
     re.DOTALL,
 )
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
@@ -57,11 +58,13 @@ def parse_python(text: str) -> ast.expr:
 
 def evaluate(node: ast.expr) -> Any:
     match node:
-        case ast.Constant(value=str() | bool() | int() | None as value):
+        case ast.Constant(value=str(value)) if not _SURROGATE.search(value):
+            return value
+        case ast.Constant(value=bool() | int() | None as value):
             return value
         case ast.Constant(value=float(value)) if abs(value) != float("inf"):
             return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if value != float("inf"):
             return -value
         case ast.Name(id="true" | "false" | "null" as name):
             return {"true": True, "false": False, "null": None}[name]

@@ -44,7 +44,8 @@ def test_typed(text: str, schema: Any, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a", "f()", "{1: 2}", "{**a}", "b'x'", "1e999", "{1}", "1 + 1", "", "9" * 5000, "(" * 999]
+    "text",
+    ["a", "f()", "{1: 2}", "{**a}", "b'x'", "1e999", "-1e999", r"'\ud83d'", "{1}", "1 + 1", "", "9" * 5000, "(" * 999],
 )
 def test_what_is_no_literal(text: str) -> None:
     with pytest.raises(Unreadable):
