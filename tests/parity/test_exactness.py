@@ -46,6 +46,12 @@ FAMILIES = {
 }
 REFUSED = {"vllm/template_kimi_audio.jinja", "vllm/tool_chat_template_granite_20b_fc.jinja"}
 """One writes nothing for text, the other takes no system's message."""
+DEMAND_TOOLS = {
+    "llama.cpp/CohereForAI-c4ai-command-r-plus-tool_use.jinja",
+    "llama.cpp/NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use.jinja",
+    "vllm/tool_chat_template_functiongemma.jinja",
+}
+"""They cannot render a conversation without tools."""
 
 
 BY_EOS = {
@@ -251,10 +257,11 @@ def test_all_conversations(name: str) -> None:
         refused = "kimi_audio" in name or (name in REFUSED and messages[0]["role"] == "system")
         for stage in stages if first else [stages[number % len(stages)]]:
             no_bos = "functionary" in name and "bos_token" not in stage.specials
+            no_tools = name in DEMAND_TOOLS and not _tools(messages)
             for endings in (STOP, CUT) if first else (CUT if number // len(stages) % 2 else STOP,):
                 verdict = stage.check(messages, endings)
                 assert verdict.faults == [], (number, verdict.faults[:3])
-                assert bool(verdict.refused) == (refused or no_bos), (number, verdict.refused)
+                assert bool(verdict.refused) == (refused or no_bos or no_tools), (number, verdict.refused)
 
 
 @needs_data
