@@ -41,6 +41,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
     renderer = _renderer(folder, arguments.template)
     conversations = read_transcripts(Path(arguments.transcripts)) if arguments.transcripts else SAMPLES
     found = _examine(renderer, conversations, quiet=arguments.json)
+    if not any(report.turns or report.error for report, _ in found):
+        raise ConfigError("no conversation has an answer of the assistant's in it: there is nothing to replay")
     environment = {} if arguments.template or arguments.transcripts else _environment()
     if arguments.json:
         json_line(_as_json(folder, arguments.template, renderer, found) | {"environment": environment})

@@ -18,7 +18,6 @@ The attempt's key is the API key; it opens that attempt and nothing else. Whoeve
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -51,7 +50,6 @@ MAX_BODY = 16 << 20
 AGENT = "main"
 """The name of agents that say none."""
 AGENT_HEADER = b"x-strop-agent"
-LOG = logging.getLogger("strop.gateway")
 
 DIALECTS: dict[str, ModuleType] = {
     "chat/completions": chat,

@@ -25,9 +25,8 @@ class Request(Struct, frozen=True, kw_only=True):
 
     `tool` is the one that must be called, where `tool_choice` is "required" for a certain one. `prefill` is the
     beginning of the answer, which the model goes on from. `previous` is the turn whose conversation `messages` go on
-    from, for APIs that keep it for the agent. `asked` is how the agent wants tokens drawn (temperature, top_p, top_k,
-    min_p, seed): a trained policy's settings win over it. `requested` is kept on the turn: what was asked for, granted
-    or not. `options` are the dialect's own, for writing its answer.
+    from, for APIs that keep it for the agent. `requested` is kept on the turn: what was asked for, granted or not (how
+    tokens are drawn is the policy's affair). `options` are the dialect's own, for writing its answer.
 
     >>> Request(messages=[{"role": "user", "content": "hi"}]).n
     1
@@ -46,7 +45,6 @@ class Request(Struct, frozen=True, kw_only=True):
     n: int = 1
     logprobs: bool = False
     stream: bool = False
-    asked: dict[str, float] = {}
     requested: Json = {}
     options: Json = {}
 

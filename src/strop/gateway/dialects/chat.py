@@ -75,9 +75,12 @@ HARMLESS: dict[str, Any] = {
 }
 """Accepted with the one value that changes nothing, which some clients always send."""
 
-ASKED = ("temperature", "top_p", "top_k", "min_p", "seed")
 RECORDED = (
-    *ASKED,
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
     "model",
     "max_tokens",
     "max_completion_tokens",
@@ -129,7 +132,6 @@ def read(body: bytes) -> Request:
         n=fields.get("n", 1),
         logprobs=fields.get("logprobs", False),
         stream=fields.get("stream", False),
-        asked={name: fields[name] for name in ASKED if name in fields},
         requested={name: fields[name] for name in RECORDED if name in fields},
         options={"include_usage": bool(options.get("include_usage"))},
     )

@@ -51,8 +51,7 @@ FIELDS: Json = {
 HARMLESS: dict[str, Any] = {"suffix": "", "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}}
 """Accepted with the one value that changes nothing, which some clients always send."""
 
-ASKED = ("temperature", "top_p", "top_k", "min_p", "seed")
-RECORDED = (*ASKED, "model", "max_tokens", "stop", "n")
+RECORDED = ("temperature", "top_p", "top_k", "min_p", "seed", "model", "max_tokens", "stop", "n")
 
 MOST = 128
 """How many answers one request may ask for, over all its prompts."""
@@ -89,7 +88,6 @@ def read(body: bytes) -> Request:
         n=n,
         logprobs="logprobs" in fields,
         stream=fields.get("stream", False),
-        asked={name: fields[name] for name in ASKED if name in fields},
         requested={name: fields[name] for name in RECORDED if name in fields},
         options={
             "echo": fields.get("echo", False),

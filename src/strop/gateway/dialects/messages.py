@@ -91,8 +91,8 @@ TOOL_FIELDS: Json = {
 }
 TOOL_HARMLESS: Json = {"strict": False, "defer_loading": False, "allowed_callers": ["direct"], "input_examples": []}
 
-ASKED = ("temperature", "top_p", "top_k")
-RECORDED = (*ASKED, "model", "max_tokens", "stop_sequences", "tool_choice", "thinking", "output_config", "service_tier",
+RECORDED = ("temperature", "top_p", "top_k", "model",
+            "max_tokens", "stop_sequences", "tool_choice", "thinking", "output_config", "service_tier",
             "context_management")  # fmt: skip
 
 # -- request -----------------------------------------------------------------------------------------------------------
@@ -129,7 +129,6 @@ def _read(body: bytes) -> Request:
         stop=tuple(fields.get("stop_sequences", ())),
         max_tokens=fields.get("max_tokens"),
         stream=fields.get("stream", False),
-        asked={name: fields[name] for name in ASKED if name in fields},
         requested={name: raw[name] for name in RECORDED if name in raw},
     )
 

@@ -61,8 +61,16 @@ REASONING = frozenset({"effort", "summary", "generate_summary"})
 INCLUDE = {"message.output_text.logprobs": True, "reasoning.encrypted_content": False}
 """What can be included, and whether it asks for logprobs. Reasoning is not encrypted, so nothing is missing."""
 
-ASKED = ("temperature", "top_p")
-RECORDED = (*ASKED, "model", "max_output_tokens", "tool_choice", "parallel_tool_calls", "reasoning")
+RECORDED = (
+    "temperature",
+    "top_p",
+    "model",
+    "max_output_tokens",
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning",
+    "text",
+)
 ECHOED = (
     "instructions",
     "previous_response_id",
@@ -112,7 +120,6 @@ def read(body: bytes) -> Request:
         max_tokens=fields.get("max_output_tokens"),
         logprobs=any(INCLUDE[name] for name in fields.get("include", [])),
         stream=fields.get("stream", False),
-        asked={name: fields[name] for name in ASKED if name in fields},
         requested=requested,
         options={name: fields[name] for name in ECHOED if name in fields},
     )
