@@ -32,8 +32,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 Message = dict[str, Any]
-WORD, NUMBER = "qx7mark", 907060504
-"""What answers are marked with: in text, and in place of a number."""
+WORD, NUMBER, NAMED = "qx7mark", 907060504, "qx7name"
+"""What answers are marked with: in text, in place of a number, and in the name of a call."""
 MARK = re.compile(r"\s*(<[^<>\s]{1,40}>)")
 
 
@@ -129,15 +129,21 @@ class Template:
             for mark in (WORD, str(NUMBER)):
                 if mark in text:
                     return text.rpartition(mark)[2]
+            if NAMED in text:  # and perhaps once more where the call's result is shown
+                return text.partition(NAMED)[2].replace(NAMED, "")
         return None
 
 
 def _marks(answer: Message) -> Iterator[Message]:
-    """An answer with a mark at its end: in its last call, or behind its text."""
+    """An answer with a mark at its end: in its last call, or behind its text. A call without arguments is marked in its
+    name: some templates write arguments in a way that leaves nothing where there are none."""
     if answer.get("tool_calls"):
         called = copy.deepcopy(answer)
         function = called["tool_calls"][-1]["function"]
-        function["arguments"] = _marked(function["arguments"])
+        if function["arguments"]:
+            function["arguments"] = _marked(function["arguments"])
+        else:
+            function["name"] += NAMED
         yield called
     yield answer | {"content": (answer.get("content") or "") + WORD}
 
@@ -149,8 +155,6 @@ def _marked(value: Any) -> Any:
         return value | {last: _marked(value[last])}
     if isinstance(value, list) and value:
         return [*value[:-1], _marked(value[-1])]
-    if isinstance(value, dict):
-        return {"x": NUMBER}
     return value + WORD if isinstance(value, str) else NUMBER
 
 

@@ -98,10 +98,14 @@ CORNERS: list[Message] = [
     user("👩‍👩‍👧 ok?"),
     {"role": "assistant", "content": "", "tool_calls": [_call("aaaaaaaa3", "note", text="a\n\"b\" \\ c")]},
     _result("aaaaaaaa3", "note", "done"),
+    {"role": "assistant", "content": "", "tool_calls": [_call("aaaaaaaa4", "notes")]},
+    _result("aaaaaaaa4", "notes", "[]"),
     {"role": "assistant", "content": "Done"},
     user("Bye"),
     {"role": "assistant", "content": "Bye!\n1. a\n2. b"},
 ]  # fmt: skip
+FOLLOWED = sum(message["role"] == "assistant" for message in CORNERS) - 1
+"""Answers of that conversation with something behind them."""
 
 
 def _plain(raw: list[Any]) -> list[Message]:
@@ -360,14 +364,14 @@ def test_wrong_text_is_noticed(chatml: Stage, monkeypatch: pytest.MonkeyPatch, c
 def test_a_doubled_end_is_noticed(chatml: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Renderer, "ended", lambda self, path: ("", ""))
     faults = chatml.check(CORNERS).faults
-    assert len(faults) == 5
+    assert len(faults) == FOLLOWED
     assert "<|im_end|><|im_end|>" in faults[0].replace("' stands '", "")
 
 
 def test_a_missing_end_is_noticed(chatml: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Renderer, "ended", lambda self, path: ("<|im_end|>", ""))
     _passes(chatml.check(CORNERS))
-    assert len(chatml.check(CORNERS, ("length",)).faults) == 5
+    assert len(chatml.check(CORNERS, ("length",)).faults) == FOLLOWED
 
 
 def test_other_tokens_are_noticed(chatml: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
