@@ -5,7 +5,7 @@
 
     POST /r/{rollout}/{attempt}/agents/{name}/v1/{chat/completions, completions, responses, messages}
     POST .../v1/messages/count_tokens, .../v1/responses/input_tokens
-    GET  .../v1/models
+    GET  .../v1/models, .../v1/models/{name}
     GET  /health
 
 and, from the store's own routes, what an attempt may say about itself: POST /r/{rollout}/{attempt}/events.
@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from types import ModuleType
 from typing import Any, cast
@@ -34,6 +35,7 @@ from strop.errors import ContextOverflow
 from strop.gateway.dialects import chat, completions, messages, responses
 from strop.gateway.dialects.base import Dialect, Refused, Request
 from strop.gateway.limits import Flights, Limits
+from strop.gateway.outside import OutsideRoute
 from strop.gateway.passing import Passing
 from strop.gateway.record import Recorder
 from strop.gateway.route import PolicyRoute, Routes
@@ -47,6 +49,8 @@ from strop.store.http import asgi
 from strop.store.http.attempts import attempt_routes
 
 MAX_BODY = 16 << 20
+MANY = 10_000
+"""Lists and tables in a body from which on they are counted: millions of them would hold up everybody else."""
 AGENT = "main"
 """The name of agents that say none."""
 AGENT_HEADER = b"x-strop-agent"
@@ -58,6 +62,13 @@ DIALECTS: dict[str, ModuleType] = {
     "messages": messages,
 }
 """Every model API, by the end of its address."""
+NOT_OFFERED = {
+    "responses/": "responses are recorded but not given out again, cancelled or deleted by id: keep what you were"
+    " answered, or go on from it with previous_response_id",
+    "messages/batches": "batches are not offered: send the requests one by one, as many at once as you like",
+    "chat/completions/": "stored completions are not given out again: keep what you were answered",
+}
+"""What these APIs have besides, by how the rest of its address begins."""
 
 
 class Address(Struct, frozen=True, kw_only=True):
@@ -104,8 +115,8 @@ class Gateway:
         self._posts: dict[str, tuple[Dialect, Callable[..., Awaitable[None]]]] = {
             path: (cast(Dialect, dialect), self._answer) for path, dialect in DIALECTS.items()
         }
-        self._posts["messages/count_tokens"] = (cast(Dialect, messages.Counting), self._count_tokens)
-        self._posts["responses/input_tokens"] = (cast(Dialect, responses), self._input_tokens)
+        self._posts["messages/count_tokens"] = (cast(Dialect, messages.Counting), self._count)
+        self._posts["responses/input_tokens"] = (cast(Dialect, responses), self._count)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         address = Address.of(scope["path"], scope["headers"])
@@ -124,18 +135,18 @@ class Gateway:
     def _endpoint(
         self, scope: Scope, address: Address
     ) -> tuple[Dialect, Callable[[Scope, Receive, Send], Awaitable[None]]]:
-        if (found := self._posts.get(address.path)) and scope["method"] == "POST":
+        path, method = address.path, scope["method"]
+        if (found := self._posts.get(path)) and method == "POST":
             return found[0], partial(found[1], found[0], address)
-        if address.path == "models" and scope["method"] == "GET":
-            return _spoken(scope), partial(self._models, address)
-        return _spoken(scope), _no_such_route
+        spoken = _spoken(scope, path)
+        if method == "GET" and _names_models(path):
+            return spoken, partial(self._models, address)
+        return spoken, partial(self._not_served, address)
 
     def answers(self, path: str) -> bool:
         """Whether an address is a model API's: below /v1/ others may have theirs beside it."""
         address = Address.of(path)
-        return address is not None and (
-            address.rollout is not None or address.path in self._posts or address.path == "models"
-        )
+        return address is not None and (address.rollout is not None or path.startswith(asgi.MODEL_APIS))
 
     @property
     def counts(self) -> Counter[str]:
@@ -156,32 +167,63 @@ class Gateway:
         """The session of the attempt that the request's address and key open. `Refused` otherwise."""
         if address.rollout is None:
             return await self.sessions.by_key(scope)
-        return await self.sessions.at(address.rollout, address.attempt, scope)
+        try:
+            return await self.sessions.at(address.rollout, address.attempt, scope)
+        except Refused as refused:
+            if refused.status == 401:  # whose key it is learns that it was used at a wrong address
+                with suppress(Refused):
+                    await self.recorder.refused(await self.sessions.by_key(scope), address.agent, refused)
+            raise
+
+    @asynccontextmanager
+    async def _refusing(self, session: Session, agent: str) -> AsyncGenerator[None]:
+        """What is refused in this block is recorded. An attempt that is over loses its session instead."""
+        try:
+            yield
+        except asgi.Gone:
+            raise
+        except Exception as error:
+            refused = _told(error)
+            if refused.status == 409:
+                self.sessions.drop(session)
+            else:
+                await self.recorder.refused(session, agent, refused)
+            raise refused from None
 
     # -- model calls -------------------------------------------------------------------------------------------------
 
     async def _answer(self, dialect: Dialect, address: Address, scope: Scope, receive: Receive, send: Send) -> None:
         session, agent, deadline = await self.session(scope, address), address.agent, self._limits.deadline
         with self._flights.one(session):
-            try:
+            async with self._refusing(session, agent):
                 body = await _body(receive, deadline)
                 if (outside := self.routes.outside(agent, body)) is not None:
-                    outside.check(address.path)
-                    passing = Passing(
-                        outside, dialect, address.path, body, session, agent, self.recorder, scope, receive, send
-                    )
-                    return await passing.run(deadline)
+                    return await self._pass(outside, dialect, address, body, session, scope, receive, send)
                 call = self._call(session, agent, await self._read(dialect, session, body))
-                await Exchange(call, dialect, self.recorder, receive, send, deadline=deadline).run()
-            except asgi.Gone:
-                raise
-            except Exception as error:
-                refused = _told(error)
-                if refused.status == 409:
-                    self.sessions.drop(session)
-                else:
-                    await self.recorder.refused(session, agent, refused)
-                raise refused from None
+                ended = await Exchange(call, dialect, self.recorder, receive, send, deadline=deadline).run()
+                self._drop_if_over(session, ended)
+
+    async def _pass(
+        self,
+        route: OutsideRoute,
+        dialect: Dialect,
+        address: Address,
+        body: bytes,
+        session: Session,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        route.check(address.path)
+        passing = Passing(
+            route, dialect, address.path, body, session, address.agent, self.recorder, scope, receive, send
+        )
+        self._drop_if_over(session, await passing.run(self._limits.deadline))
+
+    def _drop_if_over(self, session: Session, ended: Refused | None) -> None:
+        """A stream that an attempt's end broke off has said so itself."""
+        if ended is not None and ended.status == 409:
+            self.sessions.drop(session)
 
     async def _read(self, dialect: Dialect, session: Session, body: bytes) -> Request:
         request = dialect.read(body)
@@ -203,67 +245,77 @@ class Gateway:
         return replace(request, messages=joined)
 
     def _call(self, session: Session, agent: str, request: Request) -> Call:
-        try:
-            route = self.routes.find(agent, request.requested.get("model")).of(session.rollout)
-            return Call(session, agent, route, request)
-        except BadTemplate as error:
-            raise Refused(str(error), param="messages") from None
-        except ContextOverflow as error:
-            raise overflow(error) from None
+        route = self.routes.find(agent, request.requested.get("model")).of(session.rollout)
+        return Call(session, agent, route, request)
 
-    async def count(self, dialect: Dialect, address: Address, scope: Scope, receive: Receive) -> int:
-        """How many tokens a request's prompt has. Nothing is sampled and nothing recorded."""
-        session = await self.session(scope, address)
-        try:
-            with self._flights.one(session):
-                request = await self._read(dialect, session, await _body(receive, self._limits.deadline))
-                route = self.routes.find(address.agent, request.requested.get("model"))
+    async def _count(self, dialect: Dialect, address: Address, scope: Scope, receive: Receive, send: Send) -> None:
+        """How many tokens a request's prompt has. Nothing is sampled and no turn recorded."""
+        session, agent = await self.session(scope, address), address.agent
+        with self._flights.one(session):
+            async with self._refusing(session, agent):
+                body = await _body(receive, self._limits.deadline)
+                if (outside := self.routes.outside(agent, body)) is not None:
+                    return await self._pass(outside, dialect, address, body, session, scope, receive, send)
+                request = await self._read(dialect, session, body)
+                route = self.routes.find(agent, request.requested.get("model"))
                 (asked,) = conversations(request, route)
                 check_length(asked, route)
-                contexts = session.contexts(address.agent, route.policy)
-                return len(contexts.prompt(route.renderer, asked, route.history, remember=False).ids)
-        except BadTemplate as error:
-            raise Refused(str(error), param="messages") from None
-        except ContextOverflow as error:
-            raise overflow(error) from None
+                contexts = session.contexts(agent, route.policy)
+                count = len(contexts.prompt(route.renderer, asked, route.history, remember=False).ids)
+        kind = {"object": "response.input_tokens"} if dialect is responses else {}
+        await _answer_json(send, kind | {"input_tokens": count})
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
     async def _models(self, address: Address, scope: Scope, receive: Receive, send: Send) -> None:
+        """The one model that answers an agent, alone or as a list; by name also those it may ask for."""
         session = await self.session(scope, address)
-        route, started = self.routes.any(address.agent, None), session.attempt.started
-        name = route.model or route.policy  # an outside model may be called as the agent likes
-        if _spoken(scope) is messages:
+        async with self._refusing(session, address.agent):
+            route, started = self.routes.any(address.agent, None), session.attempt.started
+            name = route.model or route.policy  # an outside model may be called as the agent likes
+            _, listed, asked = address.path.partition("/")
+            if listed and asked != name:
+                if asked not in self.routes.models:
+                    message = f"there is no model {asked!r} here: the one that answers is called {name!r}"
+                    raise Refused(message, status=404, param="model", code="model_not_found")
+                route, name = self.routes.models[asked], asked
+        if _spoken(scope, address.path) is messages:
             context = route.engine.context if isinstance(route, PolicyRoute) else 0
-            return await _answer_json(send, messages.model_page(name, created=started, context=context))
+            page = messages.model_page(name, created=started, context=context)
+            return await _answer_json(send, page["data"][0] if listed else page)
         model = {"id": name, "object": "model", "owned_by": "strop", "created": int(started)}
-        await _answer_json(send, {"object": "list", "data": [model]})
+        await _answer_json(send, model if listed else {"object": "list", "data": [model]})
 
-    async def _count_tokens(
-        self, dialect: Dialect, address: Address, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        await _answer_json(send, {"input_tokens": await self.count(dialect, address, scope, receive)})
-
-    async def _input_tokens(
-        self, dialect: Dialect, address: Address, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        count = await self.count(dialect, address, scope, receive)
-        await _answer_json(send, {"object": "response.input_tokens", "input_tokens": count})
+    async def _not_served(self, address: Address, scope: Scope, receive: Receive, send: Send) -> None:
+        allowed = "POST" if address.path in self._posts else "GET" if _names_models(address.path) else None
+        refused = _no_such(scope, address.path, allowed)
+        with suppress(Refused):  # whoever has no key learns no less
+            await self.recorder.refused(await self.session(scope, address), address.agent, refused)
+        headers = [(b"allow", allowed.encode())] if allowed else []
+        await _refuse(send, _spoken(scope, address.path), refused, headers)
 
     async def _health(self, send: Send) -> None:
         await _answer_json(send, {"status": "ok", "sessions": len(self.sessions), "counts": self.counts})
 
 
-def _spoken(scope: Scope) -> Dialect:
-    """Whose errors a client understands, where the address does not say it: Anthropic's clients name a version."""
+def _names_models(path: str) -> bool:
+    return path == "models" or path.startswith("models/")
+
+
+def _spoken(scope: Scope, path: str) -> Dialect:
+    """Whose errors a client understands, where the address may not say it: Anthropic's clients name a version."""
     versioned = any(name == b"anthropic-version" for name, _ in scope["headers"])
-    return cast(Dialect, messages if versioned else chat)
+    return cast(Dialect, messages if versioned or path.startswith("messages") else chat)
 
 
 async def _body(receive: Receive, deadline: float) -> bytes:
     try:
         async with asyncio.timeout(deadline):
-            return await asgi.read_body(receive, MAX_BODY)
+            body = await asgi.read_body(receive, MAX_BODY)
+        if body.count(b"[") + body.count(b"{") > MANY:
+            with suppress(msgspec.MsgspecError, UnicodeError):  # its API says what is wrong with it
+                asgi.check_depth(body)
+        return body
     except TimeoutError:
         raise Refused(f"the request was not sent whole within {deadline:g} s", status=408) from None
     except asgi.Refusal as error:
@@ -271,25 +323,37 @@ async def _body(receive: Receive, deadline: float) -> bytes:
 
 
 def _told(error: Exception) -> Refused:
-    return Refused("the request is nested too deeply") if isinstance(error, RecursionError) else own(error)
+    match error:
+        case BadTemplate():
+            return Refused(str(error), param="messages")
+        case ContextOverflow():
+            return overflow(error)
+        case RecursionError():
+            return Refused("the JSON of this request is nested too deeply")
+        case _:
+            return own(error)
 
 
 async def _answer_json(send: Send, data: Any) -> None:
     await asgi.answer(send, msgspec.json.encode(data))
 
 
-async def _refuse(send: Send, dialect: Dialect, refused: Refused) -> None:
+async def _refuse(send: Send, dialect: Dialect, refused: Refused, headers: Sequence[asgi.Header] = ()) -> None:
     # OpenAI's clients retry a 409; one that says that the attempt is over will not change.
-    headers = {409: [(b"x-should-retry", b"false")], 429: [(b"retry-after", b"1")]}.get(refused.status, ())
-    await asgi.answer(send, dialect.error(refused), refused.status, headers)
+    more = {409: [(b"x-should-retry", b"false")], 429: [(b"retry-after", b"1")]}.get(refused.status, [])
+    await asgi.answer(send, dialect.error(refused), refused.status, [*headers, *more])
+
+
+def _no_such(scope: Scope, path: str, allowed: str | None) -> Refused:
+    asked = f"{scope['method']} {scope['path']}"
+    if allowed is not None:
+        return Refused(f"{asked} is not served: use {allowed}", status=405, code="method_not_allowed")
+    why = next((why for begins, why in NOT_OFFERED.items() if path.startswith(begins)), None) or (
+        "an agent's base URL ends in /agents/<name>/v1 (without /v1 for Anthropic's clients, which add it), and of the"
+        f" model APIs {', '.join(DIALECTS)} are spoken, with POST"
+    )
+    return Refused(f"{asked} is not served here: {why}", status=404, code="not_found")
 
 
 async def _no_such_route(scope: Scope, receive: Receive, send: Send) -> None:
-    message = (
-        f"{scope['method']} {scope['path']} is not served here: an agent's base URL ends in /agents/<name>/v1"
-        " (without /v1 for Anthropic's clients, which add it), and of the model APIs"
-        f" {', '.join(DIALECTS)} are spoken, with POST"
-    )
-    known = (address := Address.of(scope["path"])) and (address.path in DIALECTS or address.path == "models")
-    status, code = (405, "method_not_allowed") if known else (404, "not_found")
-    await _refuse(send, _spoken(scope), Refused(message, status=status, code=code))
+    await _refuse(send, _spoken(scope, ""), _no_such(scope, "", None))

@@ -31,6 +31,8 @@ FINISH: dict[str, Finish] = {
     "tool_use": "tool_calls",
 }
 """How providers say why an answer ended; whatever else they say is a `stop`."""
+MAX_EVENT = 8 << 20
+"""Bytes of one event that are waited for."""
 TEXTS = ("messages", "input", "prompt", "system", "instructions")
 """Fields of requests that `asked` turns into messages."""
 
@@ -45,13 +47,13 @@ class Said(Struct):
 
     @property
     def message(self) -> Json:
-        message: Json = {"role": "assistant", "content": self.text}
+        message: Json = {"role": "assistant", "content": _joined(self.text)}
         if self.reasoning:
-            message["reasoning_content"] = self.reasoning
+            message["reasoning_content"] = _joined(self.reasoning)
         if self.calls:
             message["tool_calls"] = [
                 {"id": id, "type": "function", "function": {"name": name, "arguments": _arguments(text)}}
-                for _, (id, name, text) in sorted(self.calls.items())
+                for id, name, text in (map(_joined, call) for _, call in sorted(self.calls.items()))
             ]
         return message
 
@@ -81,12 +83,22 @@ class Listening:
                     self.ended = True
                 else:
                     self._event(data)
+        if len(self._rest) > MAX_EVENT:
+            self._rest, self.unread = b"", True
 
     def _event(self, data: bytes) -> None:
         try:
             self._hear(json.loads(data))
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             self.unread = True
+
+    @property
+    def spent(self) -> Json:
+        """What the provider says it used, if that can be written down."""
+        try:
+            return msgspec.json.decode(msgspec.json.encode(self.usage), type=Json)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return {}
 
     def said(self, choice: int = 0) -> Said:
         return self.choices.setdefault(choice, Said())
@@ -172,7 +184,7 @@ def asked(dialect: Dialect, body: bytes) -> tuple[list[Json], Json]:
     try:
         request = dialect.read(body)
         return request.messages or [{"role": "prompt", "content": prompt} for prompt in request.prompts], rest
-    except Refused:
+    except (Refused, RecursionError):
         pass
     messages: list[Json] = []
     for name, role in (("system", "system"), ("instructions", "system"), ("prompt", "prompt"), ("input", "user")):
@@ -186,7 +198,9 @@ def asked(dialect: Dialect, body: bytes) -> tuple[list[Json], Json]:
     return messages, rest
 
 
-def _add(said: Said, place: int, id: str | None, name: str | None, arguments: str | None) -> None:
+def _add(said: Said, place: Any, id: Any, name: Any, arguments: Any) -> None:
+    if not isinstance(place, int) or not all(isinstance(part, str | None) for part in (id, name, arguments)):
+        raise TypeError("no call of this API")
     call = said.calls.setdefault(place, ["", "", ""])
     call[0], call[1] = call[0] or id or "", call[1] or name or ""
     call[2] += arguments or ""
@@ -194,9 +208,18 @@ def _add(said: Said, place: int, id: str | None, name: str | None, arguments: st
 
 def _arguments(text: str) -> Any:
     try:
-        return json.loads(text) if text else {}
-    except (ValueError, RecursionError):
+        return msgspec.json.decode(text) if text else {}
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return text
+
+
+def _joined(text: str) -> str:
+    """Halves of a character that came in two pieces are put together; one that stays alone is no text.
+
+    >>> _joined("\\ud83d" + "\\ude42" + "\\ud83d")
+    '🙂�'
+    """
+    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _text(content: Any) -> str:

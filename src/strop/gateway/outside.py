@@ -29,6 +29,8 @@ from strop.http import Client
 
 ON = (b"content-type", b"accept", b"anthropic-version", b"anthropic-beta", b"openai-beta", b"idempotency-key")
 """Headers that go on to the provider. All others are about the connection, or about who asks."""
+PART_OF = {"messages/count_tokens": "messages", "responses/input_tokens": "responses"}
+"""Addresses that a provider has if it speaks these model APIs."""
 
 
 class Pace:
@@ -94,7 +96,7 @@ class OutsideRoute(Struct, frozen=True, kw_only=True):
         )
 
     def check(self, path: str) -> None:
-        if path not in self.dialects:
+        if PART_OF.get(path, path) not in self.dialects:
             speaks = ", ".join(self.dialects)
             message = f"{self.policy} is an outside model and does not speak {path}, only {speaks}: use such a client"
             raise Refused(message, status=404, code="model_not_found")
@@ -105,12 +107,18 @@ class OutsideRoute(Struct, frozen=True, kw_only=True):
             return body
         try:
             fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        except (msgspec.MsgspecError, UnicodeError):
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
             return body  # the provider says what is wrong with it
         return msgspec.json.encode(fields | {"model": msgspec.Raw(msgspec.json.encode(self.model))})
 
     def headers(self, scope: Scope, path: str) -> dict[str, str]:
-        on = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in ON}
+        """A header that came several times goes on as one with several values, which means the same."""
+        on: dict[str, str] = {}
+        for name, value in scope["headers"]:
+            if name in ON:
+                key, text = name.decode(), value.decode("latin-1")
+                on[key] = f"{on[key]}, {text}" if key in on else text
         if not self.key:
             return on
-        return on | ({"x-api-key": self.key} if path == "messages" else {"authorization": f"Bearer {self.key}"})
+        anthropic = PART_OF.get(path, path) == "messages"
+        return on | ({"x-api-key": self.key} if anthropic else {"authorization": f"Bearer {self.key}"})

@@ -5,7 +5,8 @@
 
 Such a turn has no token ids and is never trained. Two secrets are kept apart: the provider never sees the attempt's
 key, the agent never sees the provider's. While nothing has reached the agent, a provider that is busy or failing is
-asked again. As with our own models, the end of an answer is sent once its turn is durable.
+asked again. As with our own models, the end of an answer is sent once its turn is durable. Counting tokens goes the
+same way, but is no turn.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from strop.gateway.dialects.base import Dialect, Json, Refused, Request
 from strop.gateway.dialects.fields import error_body, event
 from strop.gateway.limits import late
 from strop.gateway.listen import Listening, asked
-from strop.gateway.outside import OutsideRoute
+from strop.gateway.outside import PART_OF, OutsideRoute
 from strop.gateway.record import Recorder
 from strop.gateway.session import Session
-from strop.gateway.stream import fenced
+from strop.gateway.stream import fenced, own
 from strop.http import Broken, Lost, Streamed, TooLarge, Unreachable, retry_after
 from strop.store.http.asgi import Header, until_gone
 from strop.types import Finish, Turn
@@ -37,6 +38,8 @@ WAIT = 0.5
 """Seconds before the second try, each further one waiting twice as long."""
 LAST = 1.0
 """Seconds that a reader gets to take a stream's last words."""
+QUERY = "!$%&'()*+,/:;=?@[]~"
+"""What may stand in a query as it is, beside letters and digits."""
 MAX_BODY = 64 << 20
 MAX_CHOICES = 128
 OURS = {"connection", "keep-alive", "transfer-encoding", "content-length", "set-cookie", "upgrade", "trailer", "date"}
@@ -67,12 +70,13 @@ class Passing:
         self._listening = Listening(path)
         n = self._requested.get("n")
         self._n = n if isinstance(n, int) and 0 < n <= MAX_CHOICES else 1
-        prompts = len(self._messages) if path == "completions" else 1
-        self._turns = [session.next_turn() for _ in range(min(max(prompts, 1) * self._n, MAX_CHOICES))]
+        prompts = max(1, len(self._messages)) if path == "completions" else 1
+        num_turns = 0 if path in PART_OF else min(prompts * self._n, MAX_CHOICES)
+        self._turns = [session.next_turn() for _ in range(num_turns)]
         self._begun = self._recorded = False
 
-    async def run(self, deadline: float) -> None:
-        """Raises `Refused` while nothing has been sent; later errors go into the stream."""
+    async def run(self, deadline: float) -> Refused | None:
+        """Raises while nothing has been sent; later errors go into the stream, and are returned."""
         seconds = min(deadline, self._route.timeout)
         work = asyncio.create_task(self._pass(time.monotonic() + seconds))
         gone = asyncio.create_task(until_gone(self._receive))
@@ -88,19 +92,21 @@ class Passing:
                 await self._undelivered("error" if too_late else "abandoned")
         try:
             if not work.cancelled():
-                return await work
-            if too_late:
+                await work
+            elif too_late:
                 raise late(seconds, f"the outside model {self._route.policy}")
-        except Refused as refused:
+        except Exception as error:
             if not self._begun:
                 raise
+            refused = own(error)
             await self._recorder.refused(self._session, self._agent, refused)
             await self._cut(refused)
+            return refused
 
     async def _pass(self, until: float) -> None:
         """Ask, again if need be, until an answer can be passed back."""
         route, body = self._route, self._route.body(self._body)
-        query = self._scope["query_string"].decode("latin-1")
+        query = quote(self._scope["query_string"], safe=QUERY)
         path = f"/{quote(self._path)}" + (f"?{query}" if query else "")
         headers = route.headers(self._scope, self._path)
         for number in range(1, TRIES + 1):
@@ -151,7 +157,7 @@ class Passing:
     async def _start(self, answer: Streamed, headers: list[Header]) -> None:
         self._begun = True
         back = [(name.encode(), value.encode("latin-1")) for name, value in answer.headers.items() if name not in OURS]
-        if answer.status < 300:
+        if answer.status < 300 and self._turns:
             headers.append((b"x-strop-turn", self._turns[0].encode()))
             if len(self._turns) > 1:
                 headers.append((b"x-strop-turns", ",".join(self._turns).encode()))
@@ -177,7 +183,7 @@ class Passing:
     # -- the record --------------------------------------------------------------------------------------------------
 
     async def _record(self, finish: Finish | None = None) -> None:
-        if self._recorded:
+        if self._recorded or not self._turns:
             return
         self._recorded = True
         turns = [self._turn(choice, finish) for choice in range(len(self._turns))]
@@ -209,7 +215,7 @@ class Passing:
             response_ids=[],
             logprobs=[],
             versions=[],
-            requested=self._requested | {"outside": outside | {"usage": self._listening.usage}},
+            requested=self._requested | {"outside": outside | {"usage": self._listening.spent}},
             finish=finish or said.finish or ("stop" if self._listening.ended else "error"),
             choice=choice,
             choices=len(self._turns),

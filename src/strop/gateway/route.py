@@ -61,15 +61,15 @@ class Routes:
     @classmethod
     def of(cls, policy: PolicyRoute, outside: Mapping[str, OutsideConfig]) -> Routes:
         """A policy for all agents but those that outside models answer for. Raises `ConfigError`."""
-        agents: dict[str, Route] = {ANY: policy}
+        agents: dict[str, Route] = {}
         models: dict[str, Route] = {}
         for name, config in outside.items():
             route = OutsideRoute.of(name, config)
             for place, names in ((agents, config.agents), (models, config.models)):
-                for taken in (taken for taken in names if taken in place and taken != ANY):
+                for taken in (taken for taken in names if taken in place):
                     raise ConfigError(f"gateway.outside.{name}: another outside model has {taken!r} too: leave one out")
                 place.update(dict.fromkeys(names, route))
-        return cls(agents, models)
+        return cls({ANY: policy} | agents, models)
 
     def any(self, agent: str, model: str | None) -> Route:
         route = self.models.get(model or "") or self.agents.get(agent) or self.agents.get(ANY)
@@ -82,7 +82,8 @@ class Routes:
         """The policy that answers."""
         route = self.any(agent, model)
         if isinstance(route, OutsideRoute):
-            raise Refused(f"{route.policy} is an outside model: it is asked for answers only", status=404)
+            message = f"{route.policy} is an outside model, and only its provider can answer this"
+            raise Refused(message, status=404, code="model_not_found")
         return route
 
     def outside(self, agent: str, body: bytes) -> OutsideRoute | None:

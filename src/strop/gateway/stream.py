@@ -47,11 +47,11 @@ class Exchange:
         self._begun = False
         self._deadline = deadline
 
-    async def run(self) -> None:
-        """Raises `Refused` while nothing has been sent; later errors go into the stream."""
+    async def run(self) -> Refused | None:
+        """Raises while nothing has been sent; later errors go into the stream, and are returned."""
         try:
             if not await self._sample():
-                return
+                return None
             await self._record()
         except Exception as error:
             if not self._begun:
@@ -59,7 +59,7 @@ class Exchange:
             refused = own(error)
             await self._recorder.refused(self._call.session, self._call.agent, refused)
             await self._last(self._stream.error(refused))
-            return
+            return refused
         call = self._call
         done = [choice.done for choice in call.choices]
         if call.request.stream:
@@ -69,6 +69,7 @@ class Exchange:
             body = self._dialect.whole(call.answer, done, call.request)
             await self._start([JSON, (b"content-length", b"%d" % len(body))])
             await self._last(body)
+        return None
 
     async def _sample(self) -> bool:
         """Draw every choice to its end. False: the client has gone, and what was sampled is recorded."""

@@ -113,7 +113,7 @@ def _skip(turn: Turn) -> str | None:
         return "abandoned"
     if turn.sampling.temperature == 0.0:
         return "greedy"
-    return "truncated_sampling" if turn.sampling.truncated else None
+    return None if turn.sampling.exact else "truncated_sampling"
 
 
 def _entries(

@@ -28,6 +28,7 @@ from strop.gateway.dialects.fields import (
     error_body,
     event,
     read_stop,
+    read_stream_options,
     unsupported,
 )
 from strop.gateway.dialects.plain import read_messages
@@ -107,11 +108,6 @@ def read(body: bytes) -> Request:
     messages = read_messages(fields["messages"])
     if fields.get("response_format", {"type": "text"}) != {"type": "text"}:
         raise unsupported("response_format", 'only {"type": "text"} is served')
-    options: Json = fields.get("stream_options", {})
-    if options.get("include_obfuscation"):
-        raise unsupported("stream_options.include_obfuscation", "only false is served")
-    if unknown := set(options) - {"include_usage", "include_obfuscation"}:
-        raise unsupported(f"stream_options.{min(unknown)}", "it is not served")
     tools: list[Json] = fields.get("tools", [])
     for i, tool in enumerate(tools):
         check_tool(tool, f"tools[{i}]")
@@ -133,7 +129,7 @@ def read(body: bytes) -> Request:
         logprobs=fields.get("logprobs", False),
         stream=fields.get("stream", False),
         requested={name: fields[name] for name in RECORDED if name in fields},
-        options={"include_usage": bool(options.get("include_usage"))},
+        options={"include_usage": read_stream_options(fields.get("stream_options", {}))},
     )
 
 

@@ -24,6 +24,7 @@ from strop.gateway.dialects.fields import (
     read_fields,
     read_object,
     read_stop,
+    read_stream_options,
     unsupported,
 )
 
@@ -77,8 +78,6 @@ def read(body: bytes) -> Request:
         raise unsupported("best_of", "every answer is given out; ask for them with n, and choose yourself")
     if fields.get("logprobs", 0) > 1:
         raise unsupported("logprobs", "only the sampled token's logprob is known; use 0 or 1")
-    if unknown := set(fields.get("stream_options", {})) - {"include_usage"}:
-        raise unsupported(f"stream_options.{min(unknown)}", "it is not served")
     if fields.get("echo"):
         _check_echo(prompts, "logprobs" in fields)
     return Request(
@@ -92,7 +91,7 @@ def read(body: bytes) -> Request:
         options={
             "echo": fields.get("echo", False),
             "top_logprobs": fields.get("logprobs", 0) == 1,
-            "include_usage": bool(fields.get("stream_options", {}).get("include_usage")),
+            "include_usage": read_stream_options(fields.get("stream_options", {})),
         },
     )
 

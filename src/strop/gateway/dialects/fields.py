@@ -72,13 +72,39 @@ def read_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
     return stops
 
 
+def read_stream_options(options: Json) -> bool:
+    """Whether a stream ends with what it used."""
+    if options.get("include_obfuscation"):
+        raise unsupported("stream_options.include_obfuscation", "only false is served")
+    if unknown := set(options) - {"include_usage", "include_obfuscation"}:
+        raise unsupported(f"stream_options.{min(unknown)}", "it is not served")
+    usage = options.get("include_usage")
+    if not isinstance(usage, bool | None):
+        raise Refused(
+            "stream_options.include_usage is true or false", param="stream_options.include_usage", code="invalid_value"
+        )
+    return bool(usage)
+
+
 def unsupported(param: str, why: str) -> Refused:
     return Refused(f"unsupported parameter {param!r}: {why}", param=param, code="unsupported_parameter")
 
 
+class Schema(Struct):
+    """As much of a JSON schema as tells what an argument is: it is read while the model writes a call. The rest is
+    between the agent and the model."""
+
+    type: str | list[str] | None = None
+    properties: dict[str, Schema | bool] | None = None
+    items: Schema | bool | list[Schema | bool] | None = None
+    anyOf: list[Schema | bool] | None = None
+    oneOf: list[Schema | bool] | None = None
+    allOf: list[Schema | bool] | None = None
+
+
 class ToolFunction(Struct):
     name: Annotated[str, Meta(min_length=1)]
-    parameters: Json | None = None
+    parameters: Schema | None = None
 
 
 class Tool(Struct):
@@ -95,6 +121,13 @@ def check_tool(tool: Json, where: str) -> None:
             param=where,
             code="invalid_value",
         ) from None
+
+
+def check_schema(schema: Json | None, where: str) -> None:
+    try:
+        msgspec.convert(schema, Schema | None)
+    except msgspec.ValidationError as error:
+        raise Refused(f"{where} is no JSON schema: {error}", param=where, code="invalid_function_parameters") from None
 
 
 def error(refused: Refused) -> bytes:

@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from strop.gateway.dialects.base import Answer, ChoiceDone, Json, Refused, Request
-from strop.gateway.dialects.fields import read_fields, read_object, unsupported
+from strop.gateway.dialects.fields import check_schema, read_fields, read_object, unsupported
 from strop.gateway.dialects.messages_stream import Events, content, error_body, stop, usage
 
 __all__ = ["Counting", "error", "model_page", "read", "stream", "whole"]
@@ -39,7 +39,7 @@ class _Message(Struct):
 
 
 class _ToolChoice(Struct, forbid_unknown_fields=True):
-    type: Literal["auto", "any", "tool", "none"] = "auto"
+    type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
@@ -117,7 +117,7 @@ def _read(body: bytes) -> Request:
         if not str(edit.get("type")).startswith("clear_thinking"):
             raise unsupported("context_management", f"{edit.get('type')!r} is not served, edit the messages yourself")
     tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.get("tools", []))]
-    choice: _ToolChoice = fields.get("tool_choice", _ToolChoice())
+    choice: _ToolChoice = fields.get("tool_choice", _ToolChoice(type="auto"))
     messages, prefill = read_messages(fields.get("system", ""), fields["messages"])
     return Request(
         messages=messages,
@@ -149,6 +149,7 @@ def _tool(raw: Json, where: str) -> Json:
     for name in ("name", "input_schema"):
         if name not in fields:
             raise Refused(f"{where}.{name} is required", param=f"{where}.{name}", code="missing_required_parameter")
+    check_schema(fields["input_schema"], f"{where}.input_schema")
     function: Json = {"name": fields["name"], "parameters": fields["input_schema"]}
     if fields.get("description") is not None:
         function["description"] = fields["description"]

@@ -20,7 +20,7 @@ REMEMBERED, LONGEST = 4096, 4096
 
 class _Part(Struct):
     type: str
-    text: str = ""
+    text: str | None = None
 
 
 class _Function(Struct):
@@ -120,7 +120,11 @@ def _call(call: _Call, where: str) -> Json:
 def _text(message: _Message) -> str:
     if not isinstance(message.content, list):
         return message.content or ""
+    texts: list[str] = []
     for i, part in enumerate(message.content):
         if part.type != "text":
             raise _Wrong(f" is of type {part.type!r}: this model reads text only", f".content[{i}]")
-    return "".join(part.text for part in message.content)
+        if part.text is None:
+            raise _Wrong(" is required", f".content[{i}].text", code="missing_required_parameter")
+        texts.append(part.text)
+    return "".join(texts)

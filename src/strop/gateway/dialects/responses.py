@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from strop.gateway.dialects.base import Json, Refused, Request
-from strop.gateway.dialects.fields import error, read_fields, read_object, unsupported
+from strop.gateway.dialects.fields import check_schema, error, read_fields, read_object, unsupported
 from strop.gateway.dialects.responses_stream import stream, turn_of, whole
 
 __all__ = ["check_results", "error", "read", "stream", "whole"]
@@ -136,6 +136,8 @@ def _check_text(text: Json) -> None:
         raise unsupported("text.format", 'only {"type": "text"} is served')
     if unknown := set(text) - {"format", "verbosity"}:
         raise unsupported(f"text.{min(unknown)}", "it is not served")
+    if not isinstance(text.get("verbosity"), str | None):
+        raise Refused("text.verbosity is a word", param="text.verbosity", code="invalid_value")
 
 
 class _Tool(Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -158,6 +160,7 @@ def _tool(raw: Json, where: str) -> Json:
             param=where,
             code="invalid_value",
         ) from None
+    check_schema(tool.parameters, f"{where}.parameters")
     shown = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": {name: value for name, value in shown.items() if value is not None}}
 
@@ -185,7 +188,7 @@ def _tool_choice(choice: Any, tools: Sequence[Json]) -> tuple[Literal["auto", "n
 
 class _Part(Struct):
     type: str
-    text: str = ""
+    text: str | None = None
 
 
 class _Message(Struct):
@@ -278,7 +281,7 @@ class _Said:
             self.message["content"] += _text(item.content, f"{where}.content")
         elif isinstance(item, _Call):
             self.message.setdefault("tool_calls", []).append(_call(item, where))
-        elif text := "".join(part.text for part in item.content or ()):
+        elif text := "".join(part.text or "" for part in item.content or ()):
             self.message["reasoning_content"] = self.message.get("reasoning_content", "") + text
 
 
@@ -290,7 +293,7 @@ def _item(raw: Json, where: str) -> _Item:
             param=where,
             code="unsupported_value",
         )
-    if kind not in ITEMS:
+    if not isinstance(kind, str) or kind not in ITEMS:
         raise Refused(
             f"{where} is of type {kind!r}, which is not served; known are {', '.join(ITEMS)}",
             param=f"{where}.type",
@@ -305,6 +308,7 @@ def _item(raw: Json, where: str) -> _Item:
 def _text(content: str | Sequence[_Part], where: str) -> str:
     if isinstance(content, str):
         return content
+    texts: list[str] = []
     for i, part in enumerate(content):
         if part.type not in ("input_text", "output_text", "text"):
             raise Refused(
@@ -312,7 +316,11 @@ def _text(content: str | Sequence[_Part], where: str) -> str:
                 param=f"{where}[{i}]",
                 code="unsupported_value",
             )
-    return "".join(part.text for part in content)
+        if part.text is None:
+            place = f"{where}[{i}].text"
+            raise Refused(f"{place} is required", param=place, code="missing_required_parameter")
+        texts.append(part.text)
+    return "".join(texts)
 
 
 def _call(item: _Call, where: str) -> Json:

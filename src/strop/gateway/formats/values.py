@@ -146,6 +146,8 @@ def kinds(schema: Any) -> frozenset[str]:
 
     >>> sorted(kinds({"anyOf": [{"type": "integer"}, {"type": ["string", "null"]}]}))
     ['integer', 'null', 'string']
+    >>> kinds({"anyOf": 5}), kinds({"type": [[]]})
+    (frozenset(), frozenset())
     """
     if not isinstance(schema, dict):
         return frozenset()
@@ -154,9 +156,9 @@ def kinds(schema: Any) -> frozenset[str]:
     if isinstance(named, str):
         return frozenset({named})
     if isinstance(named, list):
-        return frozenset(cast(list[str], named))
-    options: list[Any] = schema.get("anyOf") or schema.get("oneOf") or []
-    found = [kinds(option) for option in options]
+        return frozenset(kind for kind in cast(list[Any], named) if isinstance(kind, str))
+    options = schema.get("anyOf") or schema.get("oneOf")
+    found = [kinds(option) for option in cast(list[Any], options)] if isinstance(options, list) else []
     if not all(found):
         return frozenset()
     if not found and isinstance(schema.get("enum"), list):
