@@ -117,6 +117,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--store {without_password(arguments.store)!r} is no postgresql://USER@HOST/DATABASE")
 
     model = _model(arguments)
+    if model and not arguments.json:
+        print(f"loading {model.policy.model}", file=sys.stderr)
 
     def ready(url: str, key: str) -> None:
         if arguments.json:

@@ -95,7 +95,8 @@ def conversations(request: Request, route: PolicyRoute) -> list[Asked]:
         return [_raw(prompt, route.renderer.num_ids) for prompt in request.prompts]
     lead = request.prefill
     if request.tool_choice == "required":
-        forced = route.renderer.format.forced(request.tool)
+        only = request.tools[0]["function"]["name"] if len(request.tools or ()) == 1 else None
+        forced = route.renderer.format.forced(request.tool or only)
         if forced is None or lead:
             raise Refused(
                 "a tool call cannot be demanded of this model: use tool_choice 'auto'",

@@ -93,7 +93,9 @@ class Contexts:
         it was only asked about. Raises `BadTemplate`."""
         if (again := self._prompts.get(asked.key)) is not None:
             return again
-        if asked.messages[0]["role"] == "prompt":
+        if (begun := self._prompts.get(asked.keys[-1])) is not None:  # asked before, without this lead
+            prompt = begun
+        elif asked.messages[0]["role"] == "prompt":
             prompt = self._raw(renderer, asked.messages[0]["content"])
         elif history == "template":
             prompt = self._rendered(renderer, asked)
@@ -231,6 +233,8 @@ class Contexts:
         if _longest(asked.keys, self._served):
             return "template_rewrote"
         if any(asked.edges[: len(turn.edges)] == turn.edges for turn in self._served.values()):
+            return "changed_tools"
+        if any(asked.edges == turn.edges[:-1] for turn in self._turns):  # the same words, and they were no answer's
             return "changed_tools"
         return self._why(asked)
 

@@ -150,6 +150,7 @@ def test_branches_say_why(desk: Desk) -> None:
 
     changed = desk.ask([*history, user("c")], "ok")
     assert changed.branch == "changed_tools"
+    assert desk.ask([system, user("a")], "ok").branch == "changed_tools", "the very same words, without tools"
     edited = desk.ask([*history[:2], {"role": "assistant", "content": "ONE"}, user("c")], "ok", tools=TOOLS)
     assert edited.branch == "edited_history"
     assert edited.parent is not None

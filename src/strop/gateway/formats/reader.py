@@ -92,7 +92,10 @@ class Grammar(Struct, frozen=True, kw_only=True):
         if self.head is None:
             return None
         before, behind = self.head
-        return (before or None) if tool is None else before + tool + behind
+        if tool is not None:
+            return before + tool + behind
+        # Models write the quote before a name as one token with what follows: they begin the object themselves.
+        return before[: before.rfind("{")] if before.rfind("{") > 0 else before or None
 
 
 _TOKEN = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")

@@ -186,7 +186,10 @@ class ByMethod:
 
 async def no_such_route(scope: Scope, receive: Receive, send: Send) -> None:
     message = f"{scope['method']} {scope['path']} is not served here: /openapi.json says what is"
-    if "/agents/" in scope["path"] or scope["path"].startswith(MODEL_APIS):
+    path = scope["path"]
+    if any(path.endswith(api.removeprefix("/v1").rstrip("/")) for api in MODEL_APIS) and "/v1" not in path:
+        message = f"{path} lacks its /v1: an OpenAI client's base URL ends in /v1"
+    elif "/agents/" in path or path.startswith(MODEL_APIS):
         message = (
             "no model is served here, only a store: start `strop serve` with --model, let agents bring a model of "
             "their own, or run them under `strop train`"
