@@ -68,8 +68,8 @@ def answer_ids(renderer: Renderer) -> list[int]:
 class Stand:
     """The gateway, its store, and the rollouts that are being run."""
 
-    def __init__(self, store: SqliteStore, gateway: Gateway) -> None:
-        self._store, self._gateway = store, gateway
+    def __init__(self, store: SqliteStore, gateway: Gateway, api: str = "chat/completions") -> None:
+        self._store, self._gateway, self._api = store, gateway, api
         self._running: list[Lease] = []
         self._made = 0
 
@@ -84,7 +84,7 @@ class Stand:
         assert len(leased) == count
         self._running += leased
         return [
-            (f"/r/{of.rollout}/{of.number}/agents/main/v1/chat/completions", of.key)
+            (f"/r/{of.rollout}/{of.number}/agents/main/v1/{self._api}", of.key)
             for of in (lease.attempt for lease in leased)
         ]
 

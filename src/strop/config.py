@@ -30,15 +30,23 @@ class SamplingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     temperature: Annotated[float, _doc("softmax temperature; 0 is greedy"), Meta(ge=0)] = 1.0
     max_tokens: Annotated[int, _doc("most tokens one turn may sample; a request may ask for fewer"), Meta(ge=1)] = 256
+    top_p: Annotated[float, _doc("only the likeliest tokens that together have this share"), Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, _doc("only so many of the likeliest tokens; 0: all"), Meta(ge=0)] = 0
+    min_p: Annotated[float, _doc("only tokens at least this likely beside the likeliest"), Meta(ge=0, le=1)] = 0.0
+    presence_penalty: Annotated[float, _doc("taken off the logits of tokens said before"), Meta(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, _doc("the same, for each time they were said"), Meta(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float, _doc("divides the logits of tokens seen before; 1: none"), Meta(gt=0)] = 1.0
 
     def sampling(self) -> Sampling:
-        return Sampling(temperature=self.temperature, max_tokens=self.max_tokens)
+        return Sampling(**msgspec.structs.asdict(self))
 
 
 class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The policy being trained."""
 
-    model: Annotated[str, _doc("strop/nano or a local folder in Hugging Face format")] = "strop/nano"
+    model: Annotated[
+        str, _doc("strop/nano, smollm2-135m, a folder, a .gguf file, or ORG/MODEL on the Hugging Face hub")
+    ] = "strop/nano"
     agents: Annotated[tuple[str, ...], _doc("names of the agents whose turns are trained")] = ("main",)
     context: Annotated[
         Annotated[int, Meta(ge=2)] | None, _doc("longest prompt + answer in tokens; default: what the model allows")
@@ -90,17 +98,73 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     logprob_limit: Annotated[float, _doc("engine and learner logprobs may differ by this before the run warns")] = 1e-4
 
 
+class VllmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A vLLM server: one that is started for the run, or somebody else's."""
+
+    url: Annotated[str, _doc("a server that somebody else started; default: one is started and watched")] = ""
+    python: Annotated[str, _doc("the Python that has vLLM installed; default: the one that runs strop")] = ""
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32"], _doc("what it computes in; auto: as the model's folder says")
+    ] = "auto"
+    tensor_parallel: Annotated[int, _doc("GPUs that share each layer"), Meta(ge=1)] = 1
+    gpu_memory: Annotated[float, _doc("share of a GPU's memory that it takes"), Meta(gt=0, le=1)] = 0.9
+    rows: Annotated[int, _doc("sequences decoded at once"), Meta(ge=1)] = 256
+    stream_interval: Annotated[int, _doc("tokens per message; more cost less and come later"), Meta(ge=1)] = 8
+    weights: Annotated[
+        Literal["files", "ipc", "nccl"],
+        _doc("how new weights reach it: files anywhere, ipc on the learner's GPU, nccl on GPUs of its own"),
+    ] = "files"
+    sleep: Annotated[bool, _doc("give its GPU memory to the learner while it is paused")] = False
+    lora_rank: Annotated[int, _doc("largest rank of LoRA adapters: 8, 16, 32, ...; 0: none are loaded"), Meta(ge=0)] = 0
+    args: Annotated[tuple[str, ...], _doc("more arguments of `vllm serve`")] = ()
+    env: Annotated[dict[str, str], _doc("more variables for its environment")] = {}
+    start_timeout: Annotated[float, _doc("seconds it may take to answer once it is started"), Meta(gt=0)] = 900.0
+    restarts: Annotated[int, _doc("times in a row that it is started again when it dies"), Meta(ge=0)] = 5
+    patience: Annotated[float, _doc("seconds a request waits while it is started again"), Meta(ge=0)] = 300.0
+
+
+class SglangConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An sglang server: one that is started for the run, or somebody else's."""
+
+    url: Annotated[str, _doc("a server that somebody else started; default: one is started and watched")] = ""
+    python: Annotated[str, _doc("the Python that has sglang installed; default: the one that runs strop")] = ""
+    tensor_parallel: Annotated[int, _doc("GPUs that share each layer"), Meta(ge=1)] = 1
+    gpu_memory: Annotated[float, _doc("share of a GPU's memory for weights and KV cache"), Meta(gt=0, le=1)] = 0.8
+    rows: Annotated[int, _doc("sequences decoded at once"), Meta(ge=1)] = 256
+    deterministic: Annotated[bool, _doc("the same tokens whatever shares the batch; without it seeds do nothing")] = (
+        False
+    )
+    args: Annotated[tuple[str, ...], _doc("more arguments of sglang.launch_server")] = ()
+    env: Annotated[dict[str, str], _doc("more variables for its environment")] = {}
+    start_timeout: Annotated[float, _doc("seconds it may take to answer once it is started"), Meta(gt=0)] = 900.0
+    restarts: Annotated[int, _doc("times in a row that it is started again when it dies"), Meta(ge=0)] = 5
+    patience: Annotated[float, _doc("seconds a request waits while it is started again"), Meta(ge=0)] = 300.0
+
+
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What makes tokens."""
 
+    name: Annotated[
+        Literal["auto", "embedded", "vllm", "sglang"],
+        _doc("auto: vllm where it is installed and there is a GPU, otherwise the embedded one"),
+    ] = "auto"
     rows: Annotated[int, _doc("sequences decoded at once"), Meta(ge=1)] = 32
-    prefill_chunk: Annotated[int, _doc("prompt tokens run through the model at once"), Meta(ge=1)] = 128
+    memory: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        _doc("GiB that keys and values may take, which bounds rows and context; default: rows times the context"),
+    ] = None
+    prefill_chunk: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        _doc("prompt tokens run per step beside those being decoded; default: 512, on a GPU 2048, deterministic 128"),
+    ] = None
     deterministic: Annotated[
         bool, _doc("same tokens whatever shares the batch: fixed shapes, prompts prefilled alone, seeds per request")
     ] = False
     threads: Annotated[
         Annotated[int, Meta(ge=1)] | None, _doc("CPU threads of the process that holds the weights; default: all cores")
     ] = None
+    vllm: Annotated[VllmConfig, _doc("where vLLM makes them")] = VllmConfig()
+    sglang: Annotated[SglangConfig, _doc("where sglang makes them")] = SglangConfig()
 
 
 class RetriesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -185,6 +249,12 @@ class OutsideConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     per_minute: Annotated[int, _doc("requests begun per minute, the others wait; 0: no limit"), Meta(ge=0)] = 0
     at_once: Annotated[int, _doc("requests at once, the others wait; 0: no limit"), Meta(ge=0)] = 0
     timeout: Annotated[float, _doc("seconds a request may take, waiting and tries included"), Meta(gt=0)] = 600.0
+    tokens: Annotated[int, _doc("tokens a run may spend on it, asked and answered; 0: no limit"), Meta(ge=0)] = 0
+    money: Annotated[float, _doc("what it may cost a run, in the currency of its prices; 0: no limit"), Meta(ge=0)] = (
+        0.0
+    )
+    price_in: Annotated[float, _doc("price of a million tokens that it is asked"), Meta(ge=0)] = 0.0
+    price_out: Annotated[float, _doc("price of a million tokens that it answers"), Meta(ge=0)] = 0.0
 
 
 class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from strop import algorithms
 from strop.address import Addressed
 from strop.algorithms import Algorithm
-from strop.config import Config
+from strop.config import Config, EngineConfig
 from strop.engines.base import Engine
 from strop.engines.embedded.engine import Embedded
 from strop.engines.models import resolve
-from strop.errors import PlaceError, TaskError
+from strop.engines.sglang.engine import Sglang
+from strop.engines.vllm.engine import Vllm
+from strop.errors import ConfigError, PlaceError, TaskError
 from strop.folder import RunFolder
 from strop.gateway.app import Gateway
 from strop.gateway.limits import Limits
@@ -40,10 +44,15 @@ from strop.tasks.load import load
 from strop.tasks.sampling import evaluation, group, hold_out
 from strop.trajectory import Sample
 from strop.types import Policy, Rollout, Sampling, Step, Task, lineage_of, version
-from strop.weights.base import Weights
+from strop.weights.base import Delivery, Weights
+from strop.weights.files import Files, Folders
+from strop.weights.ipc import Ipc
+from strop.weights.nccl import Nccl
 from strop.weights.shared import Shared
 
 POLICY = "main"
+WEIGHTS = "weights"
+"""The folder of a run through which new weights reach engines that read them from files."""
 
 
 @dataclass
@@ -134,7 +143,12 @@ class Run:
 async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenerator[Run]:
     """Start every room in the order data walks through them; whatever happens, close them in reverse."""
     algorithm = algorithms.make(config.algorithm, config.learner)
-    model = resolve(config.policy.model)
+    if config.loop.steps and not config.policy.train.sampling().exact:
+        raise ConfigError(
+            "policy.train draws greedily, or with cuts or penalties: such turns cannot be trained on. Set its "
+            "temperature above 0 and leave the rest as it is by default, or set loop.steps=0"
+        )
+    model = await asyncio.to_thread(resolve, config.policy.model)
     renderer = Renderer.from_folder(model)
     tasks = tasks_of(config)
     async with AsyncExitStack() as rooms:
@@ -148,10 +162,12 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
         view.phase("loading the model")
         learner = LearnerProcess(folder.learner_log)
         rooms.push_async_callback(learner.close)
-        engine = Replicas([Embedded(learner)], patience=config.gateway.pause_patience)
+        served = engine_of(config, model, folder.path, learner)
+        engine = Replicas([served], patience=config.gateway.pause_patience)
         rooms.push_async_callback(engine.close)
         gateway = gateway_of(config, store, engine, renderer)
         rooms.push_async_callback(gateway.routes.close)
+        await gateway.routes.recall(store)
         app = Addressed(gateway)
         server = await serve(app, host=config.gateway.host, port=config.gateway.port, log=folder.gateway_log)
         rooms.push_async_callback(server.close)
@@ -167,7 +183,7 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
             settled=gateway.settled,
         )
         rooms.push_async_callback(pool.close)
-        loading = asyncio.create_task(learner.start(config, model))
+        loading = asyncio.gather(learner.start(config, model, serve=isinstance(served, Embedded)), served.start())
         rooms.callback(loading.cancel)
         await pool.start()
         await loading
@@ -182,11 +198,45 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
             store=store,
             learner=learner,
             engine=engine,
-            weights=Shared(engine),
+            weights=weights_of(config, folder.path, learner, engine),
             algorithm=algorithm,
             gateway=gateway,
             pool=pool,
         )
+
+
+def engine_of(config: Config, model: Path, folder: Path, learner: LearnerProcess | None) -> Engine:
+    """The engine that serves a run's policy, not started yet. Without a learner its weights stay as they are."""
+    name, context = engine_name(config.engine), config.policy.context
+    if name == "embedded":
+        assert learner is not None, "the embedded engine lives where the weights are"
+        return Embedded(learner)
+    weights = folder / WEIGHTS
+    if name == "sglang":
+        root = weights if learner else None
+        return Sglang(model, config.engine.sglang, log=folder / "sglang.log", weights=root, context=context)
+    ways: dict[str, Callable[[LearnerProcess], Delivery]] = {
+        "files": lambda _: Folders(weights),
+        "ipc": Ipc,
+        "nccl": Nccl,
+    }
+    delivery = ways[config.engine.vllm.weights](learner) if learner else None
+    return Vllm(model, config.engine.vllm, log=folder / "vllm.log", delivery=delivery, context=context)
+
+
+def weights_of(config: Config, folder: Path, learner: LearnerProcess, engine: Engine) -> Weights:
+    """How new weights reach the engine."""
+    name, vllm = engine_name(config.engine), config.engine.vllm
+    by_files = name == "sglang" or (name == "vllm" and vllm.weights == "files")
+    return Files(folder / WEIGHTS, learner, engine) if by_files else Shared(engine)
+
+
+def engine_name(config: EngineConfig) -> Literal["embedded", "vllm", "sglang"]:
+    """What `auto` means on this machine."""
+    if config.name != "auto":
+        return config.name
+    there = config.vllm.url or (Path("/dev/nvidiactl").exists() and find_spec("vllm"))
+    return "vllm" if there and not config.deterministic else "embedded"
 
 
 def gateway_of(config: Config, store: Store, engine: Engine, renderer: Renderer) -> Gateway:

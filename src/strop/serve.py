@@ -176,15 +176,17 @@ async def main(
                 task.result()
 
 
-async def _load(config: Config, store: Store, folder: Path, rooms: AsyncExitStack) -> tuple[Gateway, LearnerProcess]:
+async def _load(
+    config: Config, store: Store, folder: Path, rooms: AsyncExitStack
+) -> tuple[Gateway, LearnerProcess | None]:
     """Have the policy's model loaded, in a process of its own, and put a gateway before it."""
-    from strop.engines.embedded.engine import Embedded
     from strop.engines.models import resolve
     from strop.gateway.render import Renderer
     from strop.learner.process import LearnerProcess
-    from strop.rooms import POLICY, gateway_of
+    from strop.rooms import POLICY, engine_name, engine_of, gateway_of
 
-    place, served = resolve(config.policy.model), Policy(name=POLICY, version=version(1, 0), model=config.policy.model)
+    place = await asyncio.to_thread(resolve, config.policy.model)
+    served = Policy(name=POLICY, version=version(1, 0), model=config.policy.model)
     there = next((policy for policy in await store.policies() if policy.name == POLICY), served)
     if there != served:
         raise ConfigError(
@@ -192,11 +194,17 @@ async def _load(config: Config, store: Store, folder: Path, rooms: AsyncExitStac
             "that: serve it with another --folder or database"
         )
     renderer = Renderer.from_folder(place)
-    learner = LearnerProcess(folder / "learner.log")
-    rooms.push_async_callback(learner.close)
-    gateway = gateway_of(config, store, Embedded(learner), renderer)
+    learner = LearnerProcess(folder / "learner.log") if engine_name(config.engine) == "embedded" else None
+    if learner is not None:
+        rooms.push_async_callback(learner.close)
+    engine = engine_of(config, place, folder, learner)
+    rooms.push_async_callback(engine.close)
+    gateway = gateway_of(config, store, engine, renderer)
     rooms.push_async_callback(gateway.routes.close)
-    await learner.start(config, place)
+    await gateway.routes.recall(store)
+    if learner is not None:
+        await learner.start(config, place)
+    await engine.start()
     await store.put_policy(served)
     return gateway, learner
 

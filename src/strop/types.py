@@ -56,10 +56,12 @@ class Task(Struct, frozen=True, kw_only=True):
 
 
 class Sampling(Struct, frozen=True, kw_only=True):
-    """How tokens are drawn. The recorded logprob is log_softmax(logits / temperature) of the drawn token.
+    """How tokens are drawn. The recorded logprob is that of the distribution the token was really drawn from: logits
+    shifted by penalties, divided by the temperature, cut by `top_p`, `top_k`, `min_p`, and normalised again. Greedy
+    draws (temperature 0) have it at temperature 1, before any cut.
 
-    A turn drawn with anything that cuts the distribution (`top_p`, `top_k`, `min_p`) or shifts it by penalties cannot
-    be reproduced from that logprob alone; `exact` says whether it can. Greedy turns (temperature 0) carry no loss.
+    Without penalties and cuts that is log_softmax(logits / temperature), which the weights alone reproduce; `exact`
+    says whether it is. Greedy turns carry no loss.
 
     >>> Sampling().exact, Sampling(top_p=0.9).exact, Sampling(temperature=0.0).exact
     (True, False, False)
@@ -69,6 +71,9 @@ class Sampling(Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     max_tokens: int = 256
     stop: tuple[str, ...] = ()
     seed: int | None = None
@@ -78,8 +83,12 @@ class Sampling(Struct, frozen=True, kw_only=True):
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
 
     @property
+    def penalised(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
+
+    @property
     def exact(self) -> bool:
-        return self.temperature > 0.0 and not self.truncated
+        return self.temperature > 0.0 and not self.truncated and not self.penalised
 
 
 class Reward(Struct, frozen=True, kw_only=True):

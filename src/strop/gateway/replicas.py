@@ -22,7 +22,9 @@ from contextlib import aclosing
 from statistics import median
 from typing import cast
 
-from strop.engines.base import Chunk, Engine
+import msgspec
+
+from strop.engines.base import Abilities, Chunk, Engine
 from strop.errors import ContextOverflow, EngineError
 from strop.types import Sampling
 
@@ -122,6 +124,18 @@ class Replicas(Engine):
     def context(self) -> int:
         return min(replica.engine.context for replica in self._replicas)
 
+    @property
+    def can(self) -> Abilities:
+        """What all of them can."""
+        every = [msgspec.structs.asdict(replica.engine.can) for replica in self._replicas]
+        return Abilities(**{name: all(can[name] for can in every) for name in every[0]})
+
+    async def start(self) -> None:
+        await self._each(lambda engine: engine.start())
+
+    async def health(self) -> None:
+        await self._each(lambda engine: engine.health())
+
     def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
     ) -> AsyncIterator[Chunk]:
@@ -170,6 +184,13 @@ class Sticky(Engine):
     @property
     def context(self) -> int:
         return self._replicas.context
+
+    @property
+    def can(self) -> Abilities:
+        return self._replicas.can
+
+    async def health(self) -> None:
+        await self._replicas.health()
 
     def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]

@@ -12,11 +12,13 @@ from msgspec.structs import replace
 from strop.config import OutsideConfig
 from strop.engines.base import Engine
 from strop.errors import ConfigError
+from strop.gateway.budget import recall
 from strop.gateway.dialects.base import Refused
 from strop.gateway.outside import OutsideRoute
 from strop.gateway.render import Renderer
 from strop.gateway.replicas import Replicas
 from strop.gateway.session import History
+from strop.store.base import Store
 from strop.types import Rollout, Sampling
 
 ANY = "*"
@@ -96,6 +98,10 @@ class Routes:
             model = None
         route = self.any(agent, model if isinstance(model, str) else None)
         return route if isinstance(route, OutsideRoute) else None
+
+    async def recall(self, store: Store) -> None:
+        """What a run has spent on outside models before it was opened again."""
+        await recall(store, {route.policy: route.budget for route in self._outside})
 
     async def close(self) -> None:
         for route in self._outside:

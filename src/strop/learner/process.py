@@ -35,6 +35,16 @@ from strop.types import Sampling
 if TYPE_CHECKING:  # heavy: only the child imports them
     from strop.engines.embedded.core import Core
     from strop.learner.step import Learner
+    from strop.weights.held import Held
+
+
+KEEP_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**28),
+    "MALLOC_TRIM_THRESHOLD_": str(2**30),
+    "MALLOC_TOP_PAD_": str(2**26),
+}
+"""Has glibc keep up to a GiB of freed memory: giving it back after every operation, only to have it filled with zeros
+again for the next one, took a quarter of the time of a decode step."""
 
 
 class LearnerProcess:
@@ -55,9 +65,9 @@ class LearnerProcess:
         self._closing = False
         threading.Thread(target=self._read, name="learner-reader", daemon=True).start()
 
-    async def start(self, config: Config, folder: Path) -> None:
-        """Have the child load the model in `folder`; returns once it can serve."""
-        self.context = await self.call("start", config, folder)
+    async def start(self, config: Config, folder: Path, *, serve: bool = True) -> None:
+        """Have the child load the model in `folder`, and `serve` it there too; returns once it can."""
+        self.context = await self.call("start", config, folder, serve)
 
     async def call(self, verb: str, *args: Any) -> Any:
         """Run one of the learner's verbs in the child and wait for its result."""
@@ -172,7 +182,7 @@ def _spawn(log: Path) -> tuple[subprocess.Popen[bytes], Connection]:
             stdout=out,
             stderr=out,
             # Threads that wait must not spin: agents and gateway run on the same cores.
-            env={"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false", **os.environ},
+            env={"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false", **KEEP_MEMORY, **os.environ},
             start_new_session=True,  # Ctrl-C in the terminal is the run's to handle
         )
     return process, Connection(ours.detach())
@@ -182,34 +192,42 @@ def _spawn(log: Path) -> tuple[subprocess.Popen[bytes], Connection]:
 
 
 class Child:
-    core: Core
     learner: Learner
+    held: Held
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self.core: Core | None = None  # none where another engine serves
         self.started = False
+
+    @property
+    def busy(self) -> bool:
+        return self.core is not None and self.core.busy
 
     def run(self) -> None:
         self.handle(self.connection.recv())
         while self.started:
             # Waiting costs nothing when idle; when busy, only what has already arrived is looked at.
-            while self.connection.poll(0 if self.core.busy else None):
+            while self.connection.poll(0 if self.busy else None):
                 self.handle(self.connection.recv())
-            if self.core.busy:
+            if self.core is not None and self.core.busy:
                 self.connection.send(("chunks", self.core.step()))
 
     def handle(self, message: tuple[Any, ...]) -> None:
         match message:
             case ("generate", id, prompt_ids, sampling, stop_ids):
+                assert self.core is not None
                 try:
                     self.core.add(id, prompt_ids, sampling, stop_ids)
                 except StropError as error:
                     self.connection.send(("chunks", [(id, error)]))
             case ("cancel", id):
+                assert self.core is not None
                 self.core.cancel(id)
             case ("call", id, verb, args):
                 try:
-                    self.connection.send(("result", id, getattr(self, verb)(*args)))
+                    holder = self if hasattr(self, verb) else self.held
+                    self.connection.send(("result", id, getattr(holder, verb)(*args)))
                 except StropError as error:
                     self.connection.send(("error", id, error))
                 except Exception as error:
@@ -222,24 +240,30 @@ class Child:
 
     # The verbs of `call`.
 
-    def start(self, config: Config, folder: Path) -> int:
-        """Load the model and return the context it serves."""
+    def start(self, config: Config, folder: Path, serve: bool) -> int:
+        """Load the model, have it `serve` requests here if wanted, and return the longest context."""
         import torch
 
         from strop.algorithms import make
         from strop.engines.embedded.core import Core
         from strop.learner.step import Learner
+        from strop.weights.held import Held
 
         torch.set_num_threads(config.engine.threads or os.cpu_count() or 1)
         torch.use_deterministic_algorithms(config.engine.deterministic)
         self.learner = Learner(folder, config.learner, make(config.algorithm, config.learner), seed=config.seed)
         longest = int(self.learner.model.config.max_position_embeddings)
-        self.core = Core(self.learner.model, config.engine, context=min(config.policy.context or longest, longest))
+        context = min(config.policy.context or longest, longest)
+        self.held = Held(self.learner.model, folder)
+        if serve:
+            self.core = Core(self.learner.model, config.engine, context=context)
+            context = self.core.context
         self.started = True
-        return self.core.context
+        return context
 
     def load(self, version: str) -> None:
-        self.core.version = version
+        assert self.core is not None
+        self.core.load(version)
 
     def score(self, batch: Batch) -> Entries:
         self.learner.score(batch)

@@ -1,4 +1,5 @@
-"""Learner and engine hold the same tensors: a new version is there once it is made, and only its name is passed on."""
+"""Only a version's name is passed on: learner and engine hold the same tensors, or the engine gets them by itself (from
+GPU to GPU, see ipc.py and nccl.py)."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "
         ({"messages": []}, "messages", "length"),
         ({"messages": "hi"}, "messages", "array"),
         ({"messages": HI, "logit_bias": {"5": 1}}, "logit_bias", "unsupported"),
-        ({"messages": HI, "frequency_penalty": 0.5}, "frequency_penalty", "unsupported"),
+        ({"messages": HI, "frequency_penalty": 5}, "frequency_penalty", "<= 2"),
         ({"messages": HI, "top_logprobs": 5, "logprobs": True}, "top_logprobs", "unsupported"),
         ({"messages": HI, "functions": []}, "functions", "unsupported"),
         ({"messages": HI, "tool_choice": "required"}, "tool_choice", "one of the tools; these are none"),

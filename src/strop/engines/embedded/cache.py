@@ -1,43 +1,94 @@
-"""A static key-value cache with one slot per sequence, in the shape Hugging Face's attention layers ask for.
+"""Keys and values of all sequences, one slot (row) each, in the shape Hugging Face's attention layers ask for.
 
-    slots.aim(rows, columns, width)      where the next forward pass writes, and how wide it looks
-    model(..., past_key_values=slots)    every layer calls slots.update(key, value, layer)
+    cache.aim(rows, columns, view)      where the next forward pass writes, and what attention is shown
+    model(..., past_key_values=cache)   every layer calls cache.update(key, value, layer)
 
-Nothing is ever cleared: a slot's old contents lie to the right of what its mask lets it see until they are overwritten.
+A row's old contents lie to the right of what its mask lets it see until they are overwritten. They are multiplied by 0
+there, so they must be finite: a row that may hold NaN is wiped before anybody else gets it.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
-class SlotCache:
-    """Keys and values of `rows` sequences of up to `width` tokens, per layer [rows, heads, width, head_dim]."""
+@dataclass(frozen=True)
+class Layout:
+    """What one token's keys and values look like, per layer: (heads, width of a key, width of a value)."""
 
-    def __init__(self, config: object, *, rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
-        heads: int = config.num_key_value_heads  # pyright: ignore[reportAttributeAccessIssue]
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads  # pyright: ignore
-        layers: int = config.num_hidden_layers  # pyright: ignore[reportAttributeAccessIssue]
-        shape = (layers, rows, heads, width, dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
-        self._rows: slice = slice(0, 0)
-        self._columns: slice | Tensor = slice(0, 0)
-        self._width = width
+    layers: tuple[tuple[int, int, int], ...]
+    dtype: torch.dtype
+    device: torch.device
 
-    def aim(self, rows: slice, columns: slice | Tensor, width: int) -> None:
-        """Write the next keys of `rows` at `columns` (a slice of positions for one row, or one position per row) and
-        show attention the first `width` columns."""
-        self._rows, self._columns, self._width = rows, columns, width
+    @property
+    def bytes_per_token(self) -> int:
+        return sum(heads * (key + value) for heads, key, value in self.layers) * self.dtype.itemsize
 
-    def update(self, key: Tensor, value: Tensor, layer: int, *_: object) -> tuple[Tensor, Tensor]:
-        keys, values = self.keys[layer, self._rows], self.values[layer, self._rows]
-        if isinstance(self._columns, slice):
-            keys[:, :, self._columns] = key
-            values[:, :, self._columns] = value
-        else:
-            every = torch.arange(keys.shape[0], device=keys.device)
-            keys[every, :, self._columns] = key[:, :, 0]
-            values[every, :, self._columns] = value[:, :, 0]
-        return keys[:, :, : self._width], values[:, :, : self._width]
+
+@dataclass(frozen=True)
+class View:
+    """The part of every layer that attention is shown."""
+
+    rows: slice
+    width: int
+
+
+class Cache:
+    """Per layer [rows, heads, width, head_dim]. It begins `width` wide and grows on demand, to `limit` at most."""
+
+    def __init__(self, layout: Layout, *, rows: int, width: int, limit: int) -> None:
+        self.layout = layout
+        self.rows = rows
+        self.limit = limit
+        self.width = min(width, limit)
+        self.keys = [self._room(heads, key) for heads, key, _ in layout.layers]
+        self.values = [self._room(heads, value) for heads, _, value in layout.layers]
+        self._at: tuple[Tensor, slice, Tensor]
+        self._view = View(slice(None), self.width)
+
+    @property
+    def bytes(self) -> int:
+        return sum(t.nbytes for t in (*self.keys, *self.values))
+
+    def reach(self, width: int) -> None:
+        """Make room for `width` columns, one layer at a time, so that no two caches ever exist beside each other."""
+        assert width <= self.limit
+        if width <= self.width:
+            return
+        before, self.width = self.width, min(self.limit, max(width, 2 * self.width))
+        for tensors in (self.keys, self.values):
+            for layer, old in enumerate(tensors):
+                tensors[layer] = new = self._room(old.shape[1], old.shape[3])
+                new[:, :, :before] = old
+
+    def aim(self, rows: Tensor, columns: Tensor, view: View) -> None:
+        """The next pass's tokens, batch by batch, are written at `rows`, `columns` [tokens]; attention sees `view`."""
+        self._at = (rows, slice(None), columns)
+        self._view = view
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Hugging Face's seam: new keys and values [batch, heads, tokens, head_dim] in, all that are seen out."""
+        keys, values, view = self.keys[layer], self.values[layer], self._view
+        keys[self._at] = key.transpose(1, 2).flatten(0, 1)
+        values[self._at] = value.transpose(1, 2).flatten(0, 1)
+        return keys[view.rows, :, : view.width], values[view.rows, :, : view.width]
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Give row `target` the first `count` tokens of row `source`."""
+        for tensor in (*self.keys, *self.values):
+            tensor[target, :, :count] = tensor[source, :, :count]
+
+    def wipe(self, row: int) -> None:
+        for tensor in (*self.keys, *self.values):
+            tensor[row].zero_()
+
+    def get_seq_length(self, *_: object) -> int:
+        """Asked for by models that want to know where tokens stand; they are always told."""
+        return 0
+
+    def _room(self, heads: int, dim: int) -> Tensor:
+        shape = (self.rows, heads, self.width, dim)
+        return torch.zeros(shape, dtype=self.layout.dtype, device=self.layout.device)

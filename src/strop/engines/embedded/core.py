@@ -1,48 +1,69 @@
 """The embedded engine's inside: continuous batching over a Hugging Face causal LM, one step at a time.
 
-    step = admit (prefill waiting prompts into free slots) + decode (one token for every running sequence)
+    step = admit (waiting requests into free slots)
+         + run (one token of every sequence being decoded, and chunks of prompts up to a budget, in one pass)
+         + take (draw a token where a sequence has nothing left to run)
 
-Deterministic mode makes a sequence's bits depend on nothing but its prompt, its sampling and the weights: prompts are
-prefilled alone in chunks of one fixed size, decoding always runs all rows at one fixed width, and attention is the
-explicit matmul-softmax. Otherwise shapes shrink to what is in use.
+A sequence is its tokens and how many of them have keys in the cache; what has none is run. So a prompt, a prompt that
+continues an earlier one, a sequence in mid-answer under new weights and one being decoded are all the same thing.
 
-Left out: prefix reuse between prompts, and a cache that grows.
+Deterministic mode makes a sequence's bits depend on nothing but its prompt, its sampling and the weights (fixed.py);
+otherwise passes are packed and keys are used again (packed.py, slots.py).
+
+Left out: CUDA graphs, a cache in pages, several GPUs. vLLM has them.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from strop.config import EngineConfig
 from strop.engines.base import Chunk
-from strop.engines.embedded.cache import SlotCache
+from strop.engines.embedded.cache import Cache
+from strop.engines.embedded.fixed import Fixed
+from strop.engines.embedded.packed import Packed
+from strop.engines.embedded.passes import PROBE, Passes, Piece, check, stock
 from strop.engines.embedded.sampler import sample
+from strop.engines.embedded.slots import WORTHWHILE, Slots
 from strop.errors import ContextOverflow, EngineError
 from strop.types import Sampling
 
+BEGIN = 512
+"""Columns the cache begins with; it doubles when a sequence needs more."""
+
 
 @dataclass
-class Sequence_:
-    """One request at work. `length` counts the tokens whose keys are in the cache."""
+class Request:
+    """One sequence. The first `filled` of `ids` have their keys in the cache, at row `slot`."""
 
     id: int
-    prompt_ids: list[int]
+    ids: list[int]
+    num_prompt: int
     sampling: Sampling
     stop_ids: frozenset[int]
     stream: np.random.Generator
+    prompt: np.ndarray
     slot: int = -1
-    length: int = 0
-    last: int = -1
-    count: int = 0
+    filled: int = 0
+
+    @property
+    def decoding(self) -> bool:
+        """Only the token drawn last is left to run."""
+        return self.filled == len(self.ids) - 1 and self.filled >= self.num_prompt
+
+    @property
+    def finish(self) -> Literal["stop", "length"] | None:
+        if self.ids[-1] in self.stop_ids:
+            return "stop"
+        return "length" if len(self.ids) - self.num_prompt >= self.sampling.max_tokens else None
 
 
 @dataclass
@@ -53,22 +74,38 @@ class Core:
     config: EngineConfig
     context: int
     version: str = "1.0"
-    waiting: deque[Sequence_] = field(default_factory=deque)
-    running: dict[int, Sequence_] = field(default_factory=dict)
+    waiting: dict[int, Request] = field(default_factory=dict)
+    running: dict[int, Request] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        parameter = next(self.model.parameters())
-        chunk = self.config.prefill_chunk
-        self.device = parameter.device
+        layout, wanted = stock(self.model)
+        self.device = layout.device
         self.vocabulary = int(self.model.config.vocab_size)
-        # A whole number of chunks, so that the last, padded one fits.
-        self.width = math.ceil(self.context / chunk) * chunk
-        self.cache = SlotCache(
-            self.model.config, rows=self.config.rows, width=self.width, dtype=parameter.dtype, device=self.device
+        deterministic = self.config.deterministic
+        usual = 128 if deterministic else 2048 if self.device.type == "cuda" else 512
+        self.chunk = self.config.prefill_chunk or usual
+        rows = self.config.rows
+        if self.config.memory is not None:
+            tokens = int(self.config.memory * 2**30) // layout.bytes_per_token
+            self.context = min(self.context, tokens // self.chunk * self.chunk if deterministic else tokens)
+            rows = max(1, min(rows, tokens // max(1, self._width())))
+        if self.context < 2:
+            raise EngineError(
+                f"engine.memory = {self.config.memory} GiB does not hold a single sequence: one token of this model "
+                f"takes {layout.bytes_per_token:,} bytes; raise it"
+            )
+        width = self._width()
+        self.cache = Cache(layout, rows=rows, width=width if deterministic else BEGIN, limit=width)
+        self.slots = Slots(rows, width, reuse=not deterministic)
+        self.passes: Passes = (
+            Fixed(self.model, self.cache, chunk=self.chunk) if deterministic else Packed(self.model, self.cache)
         )
-        self.lowest = torch.finfo(parameter.dtype).min
-        self.columns = torch.arange(self.width, device=self.device)
-        self.slots = list(range(self.config.rows))
+        if width >= len(PROBE[0]):
+            check(self.model, self.passes, wanted, rows=rows)
+
+    def _width(self) -> int:
+        """Columns of the cache: in deterministic mode a whole number of chunks, so that the last, padded one fits."""
+        return math.ceil(self.context / self.chunk) * self.chunk if self.config.deterministic else self.context
 
     @property
     def busy(self) -> bool:
@@ -80,88 +117,105 @@ class Core:
         if len(prompt_ids) >= self.context:
             raise ContextOverflow(
                 f"the prompt has {len(prompt_ids)} tokens and the context holds {self.context}: shorten the history "
-                "or raise policy.context"
+                f"or raise {'policy.context' if self.config.memory is None else 'policy.context and engine.memory'}"
             )
         if not all(0 <= i < self.vocabulary for i in prompt_ids):
             raise EngineError(f"a prompt id is outside the vocabulary of {self.vocabulary}: is it the right tokenizer?")
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         stream = np.random.Generator(np.random.Philox(key=seed))
-        self.waiting.append(Sequence_(id, list(prompt_ids), sampling, frozenset(stop_ids), stream))
+        ids = list(prompt_ids)
+        prompt = np.array(ids, np.int32)
+        self.waiting[id] = Request(id, ids, len(ids), sampling, frozenset(stop_ids), stream, prompt)
 
     def cancel(self, id: int) -> None:
-        self.waiting = deque(s for s in self.waiting if s.id != id)
-        if sequence := self.running.pop(id, None):
-            self.slots.append(sequence.slot)
+        self.waiting.pop(id, None)
+        if request := self.running.get(id):
+            self._end(request, broken=not request.decoding)  # nobody has seen yet whether its keys are numbers
+
+    def load(self, version: str) -> None:
+        """Serve other weights, which are in place. Nothing computed with the old ones is used again: sequences in
+        flight are run once more from their beginning, and go on."""
+        self.version = version
+        self.slots.forget()
+        for request in self.running.values():
+            request.filled = 0
 
     @torch.inference_mode()
-    def step(self) -> list[tuple[int, Chunk]]:
-        """One token for every sequence at work; the first one for those just admitted."""
-        out: list[tuple[int, Chunk]] = []
-        decoding = list(self.running.values())
-        while self.waiting and self.slots:
-            self.slots.sort()  # low slots first: without fixed shapes only the rows up to the highest one are run
-            sequence = self.waiting.popleft()
-            sequence.slot = self.slots.pop(0)
-            self.running[sequence.id] = sequence
-            out += self._take([sequence], self._prefill(sequence))
-        if decoding:
-            out += self._take(decoding, self._decode(decoding))
-        return out
+    def step(self) -> list[tuple[int, Chunk | EngineError]]:
+        """A token for every sequence that has nothing left to run."""
+        self._admit()
+        work = self._work()
+        if not work:
+            return []
+        logits = self.passes.run([piece for _, piece in work])
+        for request, piece in work:
+            self.slots.fill(request.slot, piece.ids)
+            request.filled = piece.stop
+        ready = [request for request, piece in work if piece.last]
+        if not ready:
+            return []
+        drawn = zip(ready, *sample(logits, ready, precise=self.config.deterministic), strict=True)
+        return [(request.id, self._take(request, id, logprob)) for request, id, logprob in drawn]
 
-    def _prefill(self, sequence: Sequence_) -> Tensor:
-        ids = torch.tensor([sequence.prompt_ids], device=self.device)
-        size = self.config.prefill_chunk
-        row = slice(sequence.slot, sequence.slot + 1)
-        hidden = torch.empty(0)
-        for start in range(0, ids.shape[1], size):
-            chunk = ids[:, start : start + size]
-            count = chunk.shape[1]
-            if self.config.deterministic:
-                chunk = torch.nn.functional.pad(chunk, (0, size - count))
-            places = torch.arange(start, start + chunk.shape[1], device=self.device)
-            width = self.width if self.config.deterministic else int(places[-1]) + 1
-            self.cache.aim(row, slice(start, start + chunk.shape[1]), width)
-            hidden = self._forward(chunk, places[None], self.columns[None, :width] <= places[:, None])[:, count - 1]
-        sequence.length = len(sequence.prompt_ids)
-        return self.model.lm_head(hidden)
+    def _admit(self) -> None:
+        """Requests get slots in the order they came, except that one whose beginning is being run right now by another
+        waits for it and then takes it over."""
+        running = [] if self.config.deterministic else [r for r in self.running.values() if not r.decoding]
+        for request in list(islice(self.waiting.values(), 2 * self.cache.rows)):
+            if not self.slots.free:
+                return
+            shared = self.slots.shared(request.prompt)
+            coming = max((_common(request.prompt, other.prompt) for other in running), default=0)
+            if coming >= WORTHWHILE and coming > shared.max():
+                continue
+            place = self.slots.choose(shared)
+            self.slots.take(place)
+            if place.source is not None:
+                self.cache.copy(place.source, place.row, place.reused)
+            del self.waiting[request.id]
+            request.slot, request.filled = place.row, place.reused
+            self.running[request.id] = request
+            if not self.config.deterministic:
+                running.append(request)
 
-    def _decode(self, sequences: list[Sequence_]) -> Tensor:
-        rows = self.config.rows if self.config.deterministic else max(s.slot for s in sequences) + 1
-        ids = torch.zeros(rows, dtype=torch.long)
-        # Rows with nothing to decode write where nobody looks: the last column is only ever seen by a sequence that
-        # has just written it itself.
-        places = torch.full((rows,), self.width - 1)
-        for s in sequences:
-            ids[s.slot], places[s.slot] = s.last, s.length
-            s.length += 1
-        ids, places = ids.to(self.device), places.to(self.device)
-        width = self.width if self.config.deterministic else max(s.length for s in sequences)
-        self.cache.aim(slice(0, rows), places, width)
-        hidden = self._forward(ids[:, None], places[:, None], (self.columns[:width] <= places[:, None])[:, None])
-        return self.model.lm_head(hidden[:, 0])[[s.slot for s in sequences]]
+    def _work(self) -> list[tuple[Request, Piece]]:
+        """What the next pass runs: those decoding, by their rows, then prompts in the order they came."""
+        decoding = sorted((r for r in self.running.values() if r.decoding), key=lambda r: r.slot)
+        work = [(r, Piece(r.slot, r.filled, r.ids[-1:], sampled=True, last=True)) for r in decoding]
+        # In deterministic mode chunks are run one by one: each sequence may have one.
+        budget = self.chunk * (self.cache.rows if self.config.deterministic else 1)
+        for request in self.running.values():
+            if not request.decoding and budget > 0:
+                size = self.chunk if self.config.deterministic else min(self.chunk, budget)
+                ids = request.ids[request.filled : request.filled + size]
+                last = request.filled + len(ids) == len(request.ids)
+                work.append((request, Piece(request.slot, request.filled, ids, sampled=False, last=last)))
+                budget -= size if self.config.deterministic else len(ids)
+        return work
 
-    def _forward(self, ids: Tensor, places: Tensor, seen: Tensor) -> Tensor:
-        """seen [rows or 1, queries, width] -> hidden states [rows, queries, width of the model]."""
-        mask = torch.zeros(seen.shape, dtype=self.cache.keys.dtype, device=self.device).masked_fill_(~seen, self.lowest)
-        mask = mask[:, None] if mask.dim() == 3 else mask[None, None]
-        return self.model.model(
-            input_ids=ids, position_ids=places, attention_mask=mask, past_key_values=self.cache, use_cache=True
-        ).last_hidden_state
+    def _take(self, request: Request, id: int, logprob: float) -> Chunk | EngineError:
+        if not math.isfinite(logprob):
+            self._end(request, broken=True)
+            return EngineError(
+                f"request {request.id} got logits that are not numbers after {len(request.ids)} tokens: version "
+                f"{self.version} of the weights may be broken; go back to an earlier checkpoint"
+            )
+        request.ids.append(id)
+        finish = request.finish or ("length" if len(request.ids) >= self.context else None)
+        if finish:
+            self._end(request)
+        return Chunk(ids=[id], logprobs=[logprob], version=self.version, finish=finish)
 
-    def _take(self, sequences: list[Sequence_], logits: Tensor) -> list[tuple[int, Chunk]]:
-        """Draw a token for each sequence, and let go of those that end with it."""
-        ids, logprobs = sample(logits, [s.sampling for s in sequences], [s.stream for s in sequences])
-        out: list[tuple[int, Chunk]] = []
-        for s, id, logprob in zip(sequences, ids, logprobs, strict=True):
-            s.last = id
-            s.count += 1
-            finish = None
-            if id in s.stop_ids:
-                finish = "stop"
-            elif s.count >= s.sampling.max_tokens or s.length + 1 >= self.context:
-                finish = "length"
-            if finish:
-                del self.running[s.id]
-                self.slots.append(s.slot)
-            out.append((s.id, Chunk(ids=[id], logprobs=[logprob], version=self.version, finish=finish)))
-        return out
+    def _end(self, request: Request, *, broken: bool = False) -> None:
+        del self.running[request.id]
+        self.slots.let_go(request.slot)
+        if broken:
+            self.slots.forget(request.slot)
+            self.cache.wipe(request.slot)
+
+
+def _common(one: np.ndarray, other: np.ndarray) -> int:
+    """How many leading tokens two prompts share, the last one of the first left out."""
+    width = min(len(one) - 1, len(other))
+    unlike = one[:width] != other[:width]
+    return int(unlike.argmax()) if unlike.any() else width

@@ -1,11 +1,13 @@
 """Draws one token per row and tells the logprob under the distribution it was really drawn from.
 
 Each sequence brings a random stream of its own, so a draw depends on its own logits and seed and on nothing beside it.
+Only rows with penalties or cuts cost more than a pass over the logits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,47 +15,117 @@ from torch import Tensor
 
 from strop.types import Sampling
 
+BLOCK = 256
+RANKED = 1024
+"""How many of the best tokens are looked at first when a distribution is cut; all of them if that is too few."""
 
-def sample(
-    logits: Tensor, samplings: Sequence[Sampling], streams: Sequence[np.random.Generator]
-) -> tuple[list[int], list[float]]:
-    """logits [rows, vocabulary] -> drawn ids and their logprobs, one per row.
 
-    The logprob is log_softmax(logits / T), before any truncation; turns with truncation are marked by their sampling.
-    At T = 0 the best token is taken and the logprob is that of T = 1.
+class Drawer(Protocol):
+    """What a draw depends on, beside the logits. The first `num_prompt` of `ids` are the prompt, the rest was drawn."""
+
+    sampling: Sampling
+    stream: np.random.Generator
+    ids: list[int]
+    num_prompt: int
+
+
+def sample(logits: Tensor, drawers: Sequence[Drawer], *, precise: bool = False) -> tuple[list[int], list[float]]:
+    """logits [rows, vocabulary] -> drawn ids and their logprobs, one per row; the logprob is NaN where logits are.
+
+    The logprob is that of the distribution drawn from: after penalties, temperature and cuts, normalised again. At
+    temperature 0 the best token is taken and the logprob is that of temperature 1 before any cut. `precise` sums in
+    float64 throughout, and on the CPU, where sums have one order.
     """
-    temperature = torch.tensor([s.temperature or 1.0 for s in samplings], dtype=logits.dtype, device=logits.device)
-    logprobs = torch.log_softmax(logits / temperature[:, None], dim=-1)
-    probs = logprobs.double().exp()
-    for row, sampling in enumerate(samplings):
-        if sampling.truncated:
-            probs[row] = truncate(probs[row], sampling)
-    # Inverse of the cumulative distribution at one uniform number per row: every step of it works on each row alone.
-    ladder = probs.cumsum(dim=-1)
-    draws = torch.tensor([stream.random() for stream in streams], dtype=torch.float64, device=logits.device)
-    ids = torch.searchsorted(ladder, (draws * ladder[:, -1])[:, None], right=True)[:, 0]
-    ids = ids.clamp(max=logits.shape[-1] - 1)
-    greedy = torch.tensor([s.temperature == 0 for s in samplings], device=logits.device)
-    ids = torch.where(greedy, logits.argmax(dim=-1), ids)
+    logits = logits.float().cpu() if precise else logits.float()
+    samplings = [drawer.sampling for drawer in drawers]
+    if any(s.penalised for s in samplings):
+        logits = penalise(logits.clone(), drawers)
+    if any(s.temperature not in (0.0, 1.0) for s in samplings):
+        warmth = torch.tensor([s.temperature or 1.0 for s in samplings], dtype=logits.dtype)
+        logits = logits / warmth.to(logits.device)[:, None]
+    logprobs = logits.log_softmax(-1)
+    cut = [row for row, s in enumerate(samplings) if s.truncated and s.temperature > 0.0]
+    if cut:
+        logprobs[cut] = truncate(logprobs[cut], [samplings[row] for row in cut])
+    if all(s.temperature == 0.0 for s in samplings):
+        ids = logits.argmax(-1)
+    else:
+        uniforms = torch.tensor([drawer.stream.random() for drawer in drawers], dtype=torch.float64)
+        ids = draw((logprobs.double() if precise else logprobs).exp(), uniforms.to(logits.device))
+        greedy = [row for row, s in enumerate(samplings) if s.temperature == 0.0]
+        if greedy:
+            ids[greedy] = logits[greedy].argmax(-1)
     chosen = logprobs.gather(1, ids[:, None])[:, 0]
-    return ids.tolist(), chosen.tolist()
+    drawn, told = torch.stack([ids.double(), chosen.double()]).tolist()  # one transfer
+    return [int(id) for id in drawn], told
 
 
-def truncate(probs: Tensor, sampling: Sampling) -> Tensor:
-    """Zero what top-k, top-p and min-p leave out; the rest keeps its proportions.
+def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The inverse of each row's cumulative distribution at one uniform number in [0, 1): first the block of tokens,
+    then the token in it. What has weight 0 is never drawn. [rows]
 
-    >>> truncate(torch.tensor([0.5, 0.3, 0.2]), Sampling(top_p=0.6)).tolist()[2]
+    >>> draw(torch.tensor([[0.2, 0.0, 0.8]] * 3), torch.tensor([0.1, 0.25, 0.999], dtype=torch.float64)).tolist()
+    [0, 2, 2]
+    """
+    count = -(-weights.shape[1] // BLOCK)
+    blocks = torch.nn.functional.pad(weights, (0, count * BLOCK - weights.shape[1])).unflatten(1, (count, BLOCK))
+    ladder = blocks.sum(-1).double().cumsum(-1)
+    block, rest = _climb(ladder, uniforms * ladder[:, -1])
+    inner = blocks[torch.arange(len(block), device=block.device), block].double().cumsum(-1)
+    return (block * BLOCK + _climb(inner, rest)[0]).clamp(max=weights.shape[1] - 1)
+
+
+def _climb(ladder: Tensor, height: Tensor) -> tuple[Tensor, Tensor]:
+    """The first rung above `height`, and what of the height lies above the rung below."""
+    top = ladder[:, -1]
+    height = torch.minimum(height, torch.nextafter(top, torch.zeros_like(top)))  # rounding may have put it on the top
+    rung = torch.searchsorted(ladder, height[:, None], right=True).clamp(max=ladder.shape[1] - 1)
+    below = torch.where(rung > 0, ladder.gather(1, (rung - 1).clamp(min=0)), 0.0)
+    return rung[:, 0], height - below[:, 0]
+
+
+def penalise(logits: Tensor, drawers: Sequence[Drawer]) -> Tensor:
+    """Shift, in place, the logits of what was said before: repetition_penalty looks at prompt and answer and scales,
+    the other two look at the answer and subtract."""
+    for row, drawer in enumerate(drawers):
+        s = drawer.sampling
+        if s.repetition_penalty != 1.0:
+            seen = torch.from_numpy(np.unique(drawer.ids)).to(logits.device)
+            found = logits[row, seen]
+            logits[row, seen] = torch.where(found < 0, found * s.repetition_penalty, found / s.repetition_penalty)
+        sampled = drawer.ids[drawer.num_prompt :]
+        if (s.presence_penalty or s.frequency_penalty) and sampled:
+            said, counts = np.unique(sampled, return_counts=True)
+            shift = torch.from_numpy(s.presence_penalty + s.frequency_penalty * counts)
+            logits[row, torch.from_numpy(said).to(logits.device)] -= shift.to(logits.device, logits.dtype)
+    return logits
+
+
+def truncate(logprobs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """Rows of logprobs [rows, vocabulary] without what top-k, then top-p of the rest, then min-p leave out, normalised
+    again. What is cut has -inf.
+
+    >>> truncate(torch.tensor([[0.5, 0.3, 0.2]]).log(), [Sampling(top_p=0.6)]).exp().tolist()[0][2]
     0.0
     """
-    order = probs.argsort(descending=True)
-    ranked = probs[order]
-    keep = torch.ones_like(ranked, dtype=torch.bool)
-    if sampling.top_k > 0:
-        keep[sampling.top_k :] = False
-    if sampling.top_p < 1.0:
-        keep &= ranked.cumsum(0) - ranked < sampling.top_p
-    if sampling.min_p > 0.0:
-        keep &= ranked >= sampling.min_p * ranked[0]
-    kept = torch.zeros_like(probs)
-    kept[order[keep]] = probs[order[keep]]
-    return kept
+    vocabulary = logprobs.shape[1]
+    device = logprobs.device
+    top_k = torch.tensor([s.top_k if s.top_k > 0 else vocabulary for s in samplings]).to(device)[:, None]
+    top_p = torch.tensor([s.top_p for s in samplings], dtype=torch.float64).to(device)[:, None]
+    min_p = torch.tensor([s.min_p for s in samplings], dtype=torch.float64).to(device)[:, None]
+    for size in (min(RANKED, vocabulary), vocabulary):
+        ranked, order = logprobs.topk(size, dim=-1)
+        rank = torch.arange(size, device=device)[None]
+        probs = ranked.double().exp().masked_fill(rank >= top_k, 0.0)
+        # Without top-k the whole is 1, of which the best may be a part only.
+        whole = torch.where(top_k < vocabulary, probs.sum(-1, keepdim=True), 1.0)
+        kept = (rank < top_k) & ((probs.cumsum(-1) - probs < top_p * whole) | (top_p >= 1.0))
+        kept &= probs >= min_p * probs[:, :1]
+        # The rules cut from the end: where the last one looked at is cut, so is all that was not looked at.
+        if size == vocabulary or (
+            not kept[:, -1].any() and bool((top_k <= size).logical_or(top_k == vocabulary).all())
+        ):
+            break
+    ranked = ranked.masked_fill(~kept, -torch.inf)
+    ranked = ranked - ranked.logsumexp(-1, keepdim=True)
+    return torch.full_like(logprobs, -torch.inf).scatter_(1, order, ranked)

@@ -47,6 +47,8 @@ FIELDS: Json = {
     "top_p": Annotated[float, Meta(gt=0, le=1)],
     "top_k": Annotated[int, Meta(ge=-1)],
     "min_p": Annotated[float, Meta(ge=0, le=1)],
+    "presence_penalty": Annotated[float, Meta(ge=-2, le=2)],
+    "frequency_penalty": Annotated[float, Meta(ge=-2, le=2)],
     "max_tokens": Annotated[int, Meta(ge=1)],
     "max_completion_tokens": Annotated[int, Meta(ge=1)],
     "stop": str | list[str],
@@ -69,8 +71,6 @@ FIELDS: Json = {
 
 HARMLESS: dict[str, Any] = {
     "top_logprobs": 0,
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
     "logit_bias": {},
     "modalities": ["text"],
 }
@@ -81,6 +81,8 @@ RECORDED = (
     "top_p",
     "top_k",
     "min_p",
+    "presence_penalty",
+    "frequency_penalty",
     "seed",
     "model",
     "max_tokens",

@@ -40,6 +40,8 @@ FIELDS: Json = {
     "top_p": Annotated[float, Meta(gt=0, le=1)],
     "top_k": Annotated[int, Meta(ge=-1)],
     "min_p": Annotated[float, Meta(ge=0, le=1)],
+    "presence_penalty": Annotated[float, Meta(ge=-2, le=2)],
+    "frequency_penalty": Annotated[float, Meta(ge=-2, le=2)],
     "max_tokens": Annotated[int, Meta(ge=1)],
     "stop": str | list[str],
     "seed": int,
@@ -49,10 +51,22 @@ FIELDS: Json = {
     "user": str,
 }
 
-HARMLESS: dict[str, Any] = {"suffix": "", "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}}
+HARMLESS: dict[str, Any] = {"suffix": "", "logit_bias": {}}
 """Accepted with the one value that changes nothing, which some clients always send."""
 
-RECORDED = ("temperature", "top_p", "top_k", "min_p", "seed", "model", "max_tokens", "stop", "n")
+RECORDED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "model",
+    "max_tokens",
+    "stop",
+    "n",
+)
 
 MOST = 128
 """How many answers one request may ask for, over all its prompts."""

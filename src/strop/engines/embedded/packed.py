@@ -1,0 +1,167 @@
+"""All pieces in one pass, end to end, without padding: tokens being decoded and chunks of prompts side by side.
+
+The model sees one row of tokens, each with its position; only attention looks at sequences apart. Decoded tokens are
+attended to in runs of neighbouring rows, where the query heads that share a key head stand as queries beside each
+other, so that no key is ever repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from strop.engines.embedded.cache import Cache, View
+from strop.engines.embedded.passes import Piece, attending
+from strop.errors import ModelError
+
+NAME = "strop_packed"
+SLACK = 4096
+"""Columns of padding that are cheaper than another call."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Tokens [start, stop) of the pass, being decoded in `rows`; each sees what `mask` leaves of `width` columns."""
+
+    start: int
+    stop: int
+    rows: slice
+    width: int
+    mask: Tensor | None
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """Tokens [start, stop) of the pass, the newest of the `width` tokens of `row`."""
+
+    start: int
+    stop: int
+    row: int
+    width: int
+    mask: Tensor | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    runs: list[Run]
+    prefills: list[Prefill]
+
+
+class Packed:
+    """Pieces that decode must come first, in the order of their rows."""
+
+    def __init__(self, model: Any, cache: Cache) -> None:
+        self._model = model
+        self._cache = cache
+        self._columns = torch.arange(cache.limit, device=cache.layout.device)
+
+    def run(self, pieces: Sequence[Piece]) -> Tensor:
+        self._cache.reach(max(piece.stop for piece in pieces))
+        ids: list[int] = []
+        columns: list[int] = []
+        rows: list[int] = []
+        wanted: list[int] = []
+        for piece in pieces:
+            ids += piece.ids
+            columns += range(piece.start, piece.stop)
+            rows += [piece.row] * len(piece.ids)
+            if piece.last:
+                wanted.append(len(ids) - 1)
+        device = self._cache.layout.device
+        tokens, places, at = torch.tensor([ids, columns, rows]).to(device)  # one transfer
+        self._cache.aim(at, places, View(slice(None), self._cache.width))
+        with attending(self._model, NAME):
+            output = self._model(
+                input_ids=tokens[None],
+                position_ids=places[None],
+                attention_mask=torch.zeros(1, 1, 1, 1, device=device),  # 4D: taken as it is, so that none is made
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=torch.tensor(wanted, dtype=torch.long).to(device),
+                packed=self._plan(pieces, places),
+            )
+        return output.logits[0]
+
+    def _plan(self, pieces: Sequence[Piece], places: Tensor) -> Plan:
+        plan = Plan([], [])
+        decoding = [piece for piece in pieces if piece.sampled]
+        start = 0
+        for together in _runs(decoding):
+            stop, width = start + len(together), max(piece.stop for piece in together)
+            mask = None
+            if any(piece.stop != width for piece in together):
+                mask = self._mask(self._columns[:width] <= places[start:stop, None])[:, None, None]
+            plan.runs.append(Run(start, stop, slice(together[0].row, together[-1].row + 1), width, mask))
+            start = stop
+        for piece in pieces[len(decoding) :]:
+            assert not piece.sampled
+            stop, mask = start + len(piece.ids), None
+            if piece.start > 0 and len(piece.ids) > 1:
+                mask = self._mask(self._columns[: piece.stop] <= places[start:stop, None])
+            plan.prefills.append(Prefill(start, stop, piece.row, piece.stop, mask))
+            start = stop
+        return plan
+
+    def _mask(self, seen: Tensor) -> Tensor:
+        mask = torch.zeros(seen.shape, dtype=self._cache.layout.dtype, device=seen.device)
+        return mask.masked_fill_(~seen, -torch.inf)
+
+
+def _runs(decoding: Sequence[Piece]) -> list[list[Piece]]:
+    """Neighbouring rows of not too different lengths."""
+    runs: list[list[Piece]] = []
+    total = widest = 0
+    for piece in decoding:
+        widest, total = max(widest, piece.stop), total + piece.stop
+        if runs and runs[-1][-1].row + 1 == piece.row and (len(runs[-1]) + 1) * widest <= 2 * total + SLACK:
+            runs[-1].append(piece)
+        else:
+            assert not runs or runs[-1][-1].row < piece.row
+            runs.append([piece])
+            widest = total = piece.stop
+    return runs
+
+
+def attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    packed: Plan | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """Hugging Face's attention seam: query [1, heads, tokens, width], all rows' keys and values; [1, tokens, heads,
+    width] out."""
+    if packed is None or any(more.get(name) is not None for name in ("sliding_window", "softcap", "s_aux")):
+        raise ModelError(f"{type(module).__name__} does more than full attention: the embedded engine does not know it")
+    groups = query.shape[1] // key.shape[1]
+    out: list[Tensor] = []
+    for run in packed.runs:
+        mine = query[0, :, run.start : run.stop].unflatten(0, (-1, groups)).permute(2, 0, 1, 3)
+        keys, values = key[run.rows, :, : run.width], value[run.rows, :, : run.width]
+        seen = scaled_dot_product_attention(mine, keys, values, attn_mask=run.mask, scale=scaling)
+        out.append(seen.flatten(1, 2))
+    for part in packed.prefills:
+        seen = scaled_dot_product_attention(
+            query[0, :, part.start : part.stop].unflatten(0, (-1, groups)),
+            key[part.row, :, None, : part.width].expand(-1, groups, -1, -1),  # without a copy
+            value[part.row, :, None, : part.width].expand(-1, groups, -1, -1),
+            attn_mask=part.mask,
+            is_causal=part.mask is None and part.stop - part.start == part.width,
+            scale=scaling,
+        )
+        out.append(seen.flatten(0, 1).transpose(0, 1))
+    return torch.cat(out)[None], None
+
+
+AttentionInterface.register(NAME, attention)

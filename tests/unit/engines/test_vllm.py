@@ -1,0 +1,454 @@
+"""The vLLM engine against a stand-in for vLLM: a real process on a real socket that counts instead of thinking."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from strop.config import VllmConfig
+from strop.engines.base import Chunk
+from strop.engines.vllm import engine as engine_module
+from strop.engines.vllm.engine import Vllm
+from strop.engines.vllm.protocol import refuse_untested, sampling_params
+from strop.engines.vllm.server import command, environment
+from strop.errors import ConfigError, ContextOverflow, EngineError
+from strop.types import Sampling
+from strop.weights.files import Folders
+
+STANDIN = Path(__file__).parent / "standin"
+HANGS, SILENT, DIES, FAILS = 90, 91, 92, 93  # prompts that end with these are special to it
+
+
+class Stand:
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder = folder
+        self.model = write_weights(folder / "model", 0.0)
+        (self.model / "config.json").write_text(
+            json.dumps({"vocab_size": 100, "max_position_embeddings": 64, "dtype": "float32"})
+        )
+        self.root = folder / "weights"
+        env = {"PYTHONPATH": str(STANDIN), "STANDIN_FOLDER": str(folder)} | settings.pop("env", {})
+        self.settings = VllmConfig(env=env, start_timeout=settings.pop("start_timeout", 20.0), **settings)
+        self.engine = Vllm(self.model, self.settings, log=folder / "vllm.log", delivery=Folders(self.root))
+
+    def offer(self, version: str, shift: float, probe: float | None = None) -> Path:
+        """A version's folder, as the learner leaves it. `probe`: what it says that the engine must find."""
+        folder = write_weights(self.root / version, shift)
+        (folder / "config.json").write_text("{}")
+        ids = [3, 4, 5]
+        logprobs = [-id / 1000 - (shift if probe is None else probe) for id in ids[1:]]
+        (folder / "probe.json").write_text(json.dumps({"ids": ids, "logprobs": logprobs}))
+        return folder
+
+    def asked(self) -> list[dict[str, Any]]:
+        file = self.folder / "asked.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    @property
+    def pid(self) -> int:
+        return self.engine._server._process.pid  # pyright: ignore
+
+    @property
+    def inner(self) -> int:
+        """The process that the server started."""
+        return int((self.folder / "engine.pid").read_text())
+
+
+def write_weights(folder: Path, shift: float, width: int = 4) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({"norm.weight": np.full(width, shift, np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+Make = Callable[..., Stand]
+
+
+@pytest.fixture
+async def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Make]:
+    monkeypatch.setattr(engine_module, "FIRST_WAIT", 0.05)
+    monkeypatch.setattr(engine_module, "NOTICE", 0.3)
+    made: list[Stand] = []
+
+    def one(**settings: Any) -> Stand:
+        made.append(Stand(tmp_path / str(len(made)), **settings))
+        return made[-1]
+
+    yield one
+    for stand in made:
+        await stand.engine.close()
+
+
+async def play(stand: Stand, prompt: list[int], stop_ids: tuple[int, ...] = (), **sampling: Any) -> list[Chunk]:
+    return [chunk async for chunk in stand.engine.generate(prompt, Sampling(**sampling), stop_ids=stop_ids)]
+
+
+def ids_of(chunks: list[Chunk]) -> list[int]:
+    return [id for chunk in chunks for id in chunk.ids]
+
+
+async def until(true: Callable[[], bool], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not true():  # noqa: ASYNC110 - what is waited for happens in other processes
+            await asyncio.sleep(0.02)
+
+
+def run(arguments: list[str], **how: Any) -> subprocess.Popen[Any]:
+    return subprocess.Popen(arguments, **how)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["0.23.0", "0.33.0", "1.0.0", "0.9.2", "dev", ""])
+def test_versions_outside_the_tested_range_are_refused_by_name(version: str) -> None:
+    with pytest.raises(EngineError, match=f"vLLM {version} is not one of the versions that were tested, 0.24 to 0.32"):
+        refuse_untested(version)
+
+
+def test_every_field_of_sampling_is_said() -> None:
+    given = Sampling(
+        temperature=0.5,
+        top_p=0.9,
+        top_k=7,
+        min_p=0.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        repetition_penalty=1.1,
+        max_tokens=99,
+        stop=("END",),
+        seed=5,
+    )
+    said = sampling_params(given, [2, 4], 9)
+    assert said["max_tokens"] == 9  # what there is room for
+    for name in set(Sampling.__struct_fields__) - {"stop", "max_tokens"}:
+        assert said[name] == getattr(given, name)
+    assert said["stop_token_ids"] == [2, 4]
+    assert said["ignore_eos"]
+    assert said["logprobs"] == 0
+    assert "stop" not in said
+    assert sampling_params(Sampling(), [], 9)["top_k"] == -1
+
+
+def test_the_command_says_what_the_settings_say() -> None:
+    plain = command(Path("/m"), VllmConfig(), 512, "bfloat16")
+    assert "--tokens-only" in plain
+    assert plain[plain.index("--logprobs-mode") + 1] == "processed_logprobs"
+    assert "--enable-sleep-mode" not in plain
+    assert environment(VllmConfig())["VLLM_SERVER_DEV_MODE"] == "1"
+    assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in environment(VllmConfig())
+    full = VllmConfig(tensor_parallel=4, sleep=True, weights="ipc", lora_rank=16, args=("--swap-space", "0"))
+    said = " ".join(command(Path("/m"), full, 512, "float16"))
+    for part in ("--tensor-parallel-size 4", "--enable-sleep-mode", '{"backend":"ipc"}', "--max-lora-rank 16"):
+        assert part in said
+    assert said.endswith("--swap-space 0")
+    assert environment(full)["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
+
+
+# -- start and end -----------------------------------------------------------------------------------------------------
+
+
+async def test_tokens_come_with_their_version(make: Make) -> None:
+    stand = make()
+    await stand.engine.start()
+    chunks = await play(stand, [1, 5], stop_ids=(9,), max_tokens=20, temperature=0.0)
+    assert ids_of(chunks) == [6, 7, 8, 9]
+    assert [chunk.logprobs for chunk in chunks] == [[-0.006], [-0.007], [-0.008], [-0.009]]
+    assert [chunk.finish for chunk in chunks] == [None, None, None, "stop"]
+    assert {chunk.version for chunk in chunks} == {"1.0"}
+    assert len(ids_of(await play(stand, [1] * 60, max_tokens=20))) == 4  # as far as the context goes
+    for prompt, error, says in (
+        ([], EngineError, "the prompt is empty"),
+        ([1] * 64, ContextOverflow, "64 tokens and the context holds 64"),
+        ([100], EngineError, "outside the vocabulary of 100"),
+    ):
+        with pytest.raises(error, match=says):
+            await play(stand, prompt)
+    with pytest.raises(EngineError, match=r"refused an answer \(status 400\): temperature is too high"):
+        await play(stand, [1], temperature=60.0)
+    await stand.engine.health()
+    pids = stand.pid, stand.inner
+    await stand.engine.close()
+    assert not any(alive(pid) for pid in pids)
+    with pytest.raises(EngineError, match="closed"):
+        await play(stand, [1])
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({"STANDIN_VERSION": "0.99.1"}, "vLLM 0.99.1 is not one of the versions that were tested"),
+        ({"STANDIN_LACKS": "/pause"}, "has no /pause: start it with VLLM_SERVER_DEV_MODE=1"),
+        (
+            {"STANDIN_STARTS": "0"},
+            "ended with code 1 before it answered: RuntimeError: there is no GPU left; its log is",
+        ),
+    ],
+    ids=["version", "endpoint", "exit"],
+)
+async def test_a_server_that_will_not_do_is_refused_at_once(make: Make, env: dict[str, str], says: str) -> None:
+    stand = make(env=env)
+    with pytest.raises(EngineError, match=says):
+        await stand.engine.start()
+    assert (stand.folder / "starts").read_text() == "1"
+
+
+def test_handles_that_would_not_reach_every_gpu_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"engine.vllm.weights=ipc reaches one GPU.*asks for 2"):
+        Stand(tmp_path, weights="ipc", tensor_parallel=2)
+
+
+async def test_a_python_that_is_not_there_is_named(make: Make) -> None:
+    with pytest.raises(EngineError, match=r"cannot be started: /nowhere/python: No such file.*engine\.vllm\.python"):
+        await make(python="/nowhere/python").engine.start()
+
+
+async def test_nothing_outlives_whoever_started_it(tmp_path: Path) -> None:
+    code = f"""
+import asyncio, sys
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+from pathlib import Path
+from tests.unit.engines.test_vllm import Stand
+async def main():
+    stand = Stand(Path({str(tmp_path)!r}))
+    await stand.engine.start()
+    print(stand.pid, stand.inner, flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+    parent = run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout
+    pids = [int(word) for word in (await asyncio.to_thread(parent.stdout.readline)).split()]
+    assert len(pids) == 2
+    assert all(alive(pid) for pid in pids)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    await until(lambda: not any(alive(pid) for pid in pids))
+
+
+# -- when it dies ------------------------------------------------------------------------------------------------------
+
+
+async def test_what_had_begun_fails_with_the_reason_and_what_had_not_waits(make: Make) -> None:
+    stand = make()
+    await stand.engine.start()
+    begun = stand.engine.generate([HANGS], Sampling(), stop_ids=())
+    await anext(begun)
+    silent = asyncio.create_task(play(stand, [SILENT], max_tokens=2))
+    await until(lambda: sum("generate" in asked for asked in stand.asked()) == 2)
+    inner = stand.inner
+    os.kill(stand.pid, signal.SIGKILL)
+    with pytest.raises(EngineError, match="in the middle of an answer: vLLM was killed by SIGKILL; its log is"):
+        await anext(begun)
+    with pytest.raises(EngineError, match="being started again"):
+        await stand.engine.health()
+    assert ids_of(await play(stand, [5], max_tokens=2)) == [6, 7]
+    assert not alive(inner)
+    await until(lambda: sum("generate" in asked for asked in stand.asked()) == 4)  # the silent one asks again
+    silent.cancel()
+
+
+async def test_a_request_that_ends_every_server_is_given_up(make: Make) -> None:
+    stand = make()
+    await stand.engine.start()
+    with pytest.raises(EngineError, match="vLLM ended with code 7"):
+        await play(stand, [DIES])
+    assert (stand.folder / "starts").read_text() in ("3", "4")
+    assert ids_of(await play(stand, [5], max_tokens=1)) == [6]
+
+
+async def test_an_error_in_place_of_tokens_is_tried_again_and_then_told(make: Make) -> None:
+    stand = make()
+    await stand.engine.start()
+    with pytest.raises(EngineError, match="EngineCore encountered an issue"):
+        await play(stand, [FAILS])
+    assert sum("generate" in asked for asked in stand.asked()) == 3
+
+
+async def test_a_server_that_cannot_be_started_again_is_given_up(make: Make) -> None:
+    stand = make(env={"STANDIN_STARTS": "1"}, restarts=2)
+    await stand.engine.start()
+    os.kill(stand.pid, signal.SIGKILL)
+    began = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(EngineError, match=r"cannot be started again: .*there is no GPU left; its log is"):
+            await play(stand, [5])
+    assert time.monotonic() - began < 30  # far less than a request's patience
+    with pytest.raises(EngineError, match="cannot be started again"):
+        await stand.engine.load("1.1")
+
+
+async def test_patience_ends(make: Make) -> None:
+    stand = make(env={"STANDIN_STARTS": "1"}, patience=0.2, restarts=50)
+    await stand.engine.start()
+    os.kill(stand.pid, signal.SIGKILL)
+    await until(lambda: not stand.engine._serving.is_set())
+    with pytest.raises(EngineError, match="started again"):
+        await play(stand, [5])
+
+
+# -- pauses and versions -----------------------------------------------------------------------------------------------
+
+
+async def test_a_version_is_loaded_while_nothing_is_in_flight(make: Make) -> None:
+    stand = make()
+    await stand.engine.start()
+    stand.offer("1.1", 0.5)
+    begun = asyncio.create_task(play(stand, [5], max_tokens=30))
+    await until(lambda: bool(stand.asked()))
+    loading = asyncio.create_task(stand.engine.load("1.1"))
+    await asyncio.sleep(0.05)
+    late = asyncio.create_task(play(stand, [5], max_tokens=3))
+    await loading
+    assert {chunk.version for chunk in await begun} == {"1.0"}
+    assert [(chunk.version, chunk.logprobs) for chunk in await late] == [
+        ("1.1", [-0.506]),
+        ("1.1", [-0.507]),
+        ("1.1", [-0.508]),
+    ]
+    assert len(ids_of(await begun)) == 30
+    told = [asked.get("path") or ("reload" if "reload" in asked else "generate") for asked in stand.asked()]
+    assert told == ["generate", "/pause", "reload", "/resume", "/reset_prefix_cache", "generate", "generate"]
+    assert next(asked for asked in stand.asked() if "reload" in asked)["paused"]
+
+
+async def test_a_paused_engine_stays_paused_over_a_load(make: Make) -> None:
+    stand = make()
+    await stand.engine.start()
+    await stand.engine.pause()
+    stand.offer("1.1", 0.5)
+    await stand.engine.load("1.1")
+    waiting = asyncio.create_task(play(stand, [5], max_tokens=1))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    await stand.engine.resume()
+    assert [chunk.version for chunk in await waiting] == ["1.1"]
+
+
+async def test_what_is_refused_leaves_the_version_before(make: Make) -> None:
+    stand = make()
+    await stand.engine.start()
+    write_weights(stand.offer("1.1", 0.5), 0.5, width=5)
+    stand.offer("1.2", float("nan"))
+    for version, says in (
+        ("1.1", r"norm.weight has shape \[5\] and should have \[4\]; nothing was changed"),
+        ("1.2", "norm.weight has values that are no finite numbers; nothing was changed"),
+        ("1.3", "holds no weights"),
+    ):
+        with pytest.raises(EngineError, match=says):
+            await stand.engine.load(version)
+        assert [(chunk.version, chunk.logprobs) for chunk in await play(stand, [5], max_tokens=1)] == [
+            ("1.0", [-0.006])
+        ]
+    assert not any("reload" in asked for asked in stand.asked())
+    assert (stand.folder / "starts").read_text() == "1"
+
+
+async def test_a_killed_server_gets_the_current_version_again(make: Make) -> None:
+    stand = make()
+    await stand.engine.start()
+    stand.offer("1.1", 0.5)
+    await stand.engine.load("1.1")
+    os.kill(stand.pid, signal.SIGKILL)
+    await until(lambda: not stand.engine._serving.is_set())
+    assert [(chunk.version, chunk.logprobs) for chunk in await play(stand, [5], max_tokens=1)] == [("1.1", [-0.506])]
+
+
+async def test_a_server_that_does_not_have_what_was_sent_is_started_again(make: Make) -> None:
+    stand = make()
+    await stand.engine.start()
+    stand.offer("1.1", 0.5)
+    await stand.engine.load("1.1")
+    stand.offer("1.2", 0.7, probe=0.8)
+    with pytest.raises(EngineError, match=r"does not serve what was sent as version 1.2: .* differ by 0.1 in the mean"):
+        await stand.engine.load("1.2")
+    assert [(chunk.version, chunk.logprobs) for chunk in await play(stand, [5], max_tokens=1)] == [("1.1", [-0.506])]
+    assert (stand.folder / "starts").read_text() == "2"
+    stand.offer("1.3", 0.9)
+    await stand.engine.load("1.3")
+    assert [chunk.version for chunk in await play(stand, [5], max_tokens=1)] == ["1.3"]
+
+
+async def test_a_version_that_is_gone_is_not_served_as_if_it_were_there(make: Make) -> None:
+    stand = make(patience=2.0)
+    await stand.engine.start()
+    (stand.offer("1.1", 0.5) / "keep").touch()
+    await stand.engine.load("1.1")
+    (stand.root / "1.1" / "model.safetensors").unlink()
+    os.kill(stand.pid, signal.SIGKILL)
+    await until(lambda: not stand.engine._serving.is_set())
+    with pytest.raises(EngineError, match="holds no weights"):
+        await play(stand, [5])
+    stand.offer("1.2", 0.25)
+    await stand.engine.load("1.2")
+    assert [(chunk.version, chunk.logprobs) for chunk in await play(stand, [5], max_tokens=1)] == [("1.2", [-0.256])]
+
+
+async def test_it_sleeps_while_it_is_paused(make: Make) -> None:
+    stand = make(sleep=True)
+    await stand.engine.start()
+    await stand.engine.pause()
+    stand.offer("1.1", 0.5)
+    await stand.engine.load("1.1")
+    await stand.engine.resume()
+    await stand.engine.pause()
+    await stand.engine.resume()
+    told = [(asked["path"], asked["query"].get("tags")) for asked in stand.asked() if "path" in asked]
+    assert told == [
+        ("/sleep", None),
+        ("/wake_up", "weights"),
+        ("/wake_up", "kv_cache"),
+        ("/reset_prefix_cache", None),
+        ("/sleep", None),
+        ("/wake_up", None),
+    ]
+
+
+async def test_somebody_elses_server_gets_its_version_again_when_it_comes_back(make: Make, monkeypatch: Any) -> None:
+    monkeypatch.setattr("strop.engines.vllm.server.WATCH", 0.05)
+    stand = make()
+    await stand.engine.start()
+    guest = make(url=stand.engine._server.url)
+    await guest.engine.start()
+    guest.offer("1.1", 0.5)
+    await guest.engine.load("1.1")
+    arguments = command(stand.model, stand.settings, 64, "float32")
+    port = stand.engine._server.url.rpartition(":")[2]
+    await stand.engine.close()
+    await until(lambda: not guest.engine._serving.is_set())
+    again = run([*arguments, "--port", port], env=environment(stand.settings), start_new_session=True)
+    try:
+        chunks = await play(guest, [5], max_tokens=1)
+        assert [(chunk.version, chunk.logprobs) for chunk in chunks] == [("1.1", [-0.506])]
+    finally:
+        os.killpg(again.pid, signal.SIGKILL)
+        os.kill(stand.inner, signal.SIGKILL)
+        again.wait()
+
+
+async def test_closing_a_stream_closes_its_connection(make: Make) -> None:
+    stand = make()
+    await stand.engine.start()
+    async with aclosing(stand.engine.generate([HANGS], Sampling(), stop_ids=())) as stream:
+        await anext(stream)
+    await stand.engine.pause()  # nothing is in flight
+    await stand.engine.resume()
+    assert ids_of(await play(stand, [5], max_tokens=1)) == [6]
