@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import importlib.util
 import json
 import os
@@ -71,6 +72,7 @@ class Stand:
 
     def __init__(self, folder: Path, cpu: bool, **settings: Any) -> None:
         self.folder, self.cpu = folder, cpu
+        self.noise = 0.0  # of the last distances, see `limit`
         self.dtype, self.device = (torch.float32, "cpu") if cpu else (torch.bfloat16, "cuda")
         self.model = self.make(0)
         self.source = folder / "model"
@@ -109,7 +111,7 @@ class Stand:
             **shape,
             max_position_embeddings=2048,
             tie_word_embeddings=not self.cpu,
-            initializer_range=0.2 if self.cpu else 0.06,
+            initializer_range=0.2 if self.cpu else 0.03,
         )
         return LlamaForCausalLM(config).eval().to(self.device, self.dtype)
 
@@ -133,10 +135,15 @@ class Stand:
             *(play(engine, prompt, temperature=temperature, max_tokens=64) for prompt in prompts)
         )
         found: list[float] = []
+        noise: list[float] = []
+        precise = copy.deepcopy(model).float()
         for prompt, (ids, logprobs, versions) in zip(prompts, answers, strict=True):
             assert versions == {version}, f"served {versions}, expected {version}"
             want = self.logprobs(model, prompt, ids, temperature)
             found += [abs(ours - theirs) for ours, theirs in zip(logprobs, want, strict=True)]
+            exact = self.logprobs(precise, prompt, ids, temperature)
+            noise += [abs(ours - theirs) for ours, theirs in zip(want, exact, strict=True)]
+        self.noise = statistics.mean(noise)
         return sorted(found)
 
 
@@ -161,14 +168,16 @@ def spread(distances: list[float]) -> Found:
 async def served(stand: Stand, engine: Vllm, version: str, others: Any) -> Found:
     """The engine serves the learner's weights as `version`, and not `others`."""
     near = spread(await stand.distances(engine, stand.model, version))
+    assert near["mean"] < limit(stand), f"far from the new weights: {near}, limit {limit(stand)}"
     far = spread(await stand.distances(engine, others, version))
-    assert near["mean"] < limit(stand), f"far from the new weights: {near}"
     assert far["mean"] > 10 * near["mean"], f"no farther from the old weights: {far} and {near}"
     return {"from new": near["mean"], "from old": far["mean"]}
 
 
 def limit(stand: Stand) -> float:
-    return 1e-4 if stand.cpu else 0.05
+    """In the mean. In bf16: twice of what the same forward pass in fp32 differs from it, since two implementations
+    round at different places."""
+    return 1e-4 if stand.cpu else 2 * stand.noise
 
 
 # -- the checks --------------------------------------------------------------------------------------------------------
@@ -179,8 +188,8 @@ async def agreement(stand: Stand, engine: Vllm) -> Found:
         f"T={temperature}": spread(await stand.distances(engine, stand.model, "1.0", temperature))
         for temperature in (1.0, 0.7)
     }
-    assert all(one["mean"] < limit(stand) for one in found.values()), found
-    return found
+    assert all(one["mean"] < limit(stand) for one in found.values()), (found, stand.noise)
+    return found | {"bf16 beside fp32": stand.noise}
 
 
 async def tokens(stand: Stand, engine: Vllm) -> Found:
