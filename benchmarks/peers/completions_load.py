@@ -25,7 +25,10 @@ async def main(url: str, first: int, requests: int, prompt: int, answer: int, vo
     for number in range(first, first + requests):
         draw = random.Random(number)
         ids = [draw.randrange(vocabulary) for _ in range(prompt)]
-        bodies.append(msgspec.json.encode({"prompt": ids, "max_tokens": answer, "logprobs": 0, "model": "strop"}))
+        body = {"prompt": ids, "max_tokens": answer, "logprobs": 0, "model": "strop"}
+        if targets[0][1] == "none":  # vLLM without a tokenizer has no text to give
+            body |= {"return_token_ids": True, "return_tokens_as_token_ids": True, "temperature": 1.0}
+        bodies.append(msgspec.json.encode(body))
     client = Client(url)
     print("ready", flush=True)
     sys.stdin.readline()

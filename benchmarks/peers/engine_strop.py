@@ -41,7 +41,7 @@ class Strop(Side):
         return True
 
     def versions(self) -> dict[str, str]:
-        return {name: version(name) for name in ("strop", "torch", "transformers")}
+        return {name: version(name) for name in ("torch", "transformers")}
 
 
 if __name__ == "__main__":

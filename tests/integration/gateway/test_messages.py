@@ -240,11 +240,16 @@ async def test_policy_settings_win(stand: Stand, connect: Connect) -> None:
 
 async def test_tool_choice(stand: Stand, connect: Connect) -> None:
     rest = OTHER.removeprefix('<tool_call>\n{"name": "calculator", "arguments": ')
-    stand.script(rest, OTHER.removeprefix('<tool_call>\n{"name": "'), f"{CALL}\n{OTHER}", CALL)
+    stand.script(rest, rest, OTHER.removeprefix("<tool_call>\n"), f"{CALL}\n{OTHER}", CALL)
     attempt = await stand.attempt("r1")
     client = connect(attempt)
-    for choice in ({"type": "tool", "name": "calculator"}, {"type": "any"}):
-        message = await answer(client, tools=TOOLS, tool_choice=choice)
+    two = [*TOOLS, TOOLS[0] | {"name": "other"}]
+    for choice, tools in (
+        ({"type": "tool", "name": "calculator"}, TOOLS),
+        ({"type": "any"}, TOOLS),
+        ({"type": "any"}, two),
+    ):
+        message = await answer(client, tools=tools, tool_choice=choice)
         assert [block.type for block in message.content] == ["tool_use"]
         assert message.content[0].input == {"expression": "5 * 6"}  # type: ignore[union-attr]
     one = await answer(client, tools=TOOLS, tool_choice={"type": "auto", "disable_parallel_tool_use": True})
