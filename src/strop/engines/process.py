@@ -161,7 +161,8 @@ class Process:
         """The last error it wrote since it was started, to be put behind a sentence."""
         with self._log.open("rb") as log:
             log.seek(self._from)
-            said = [line for line in log.read().decode(errors="replace").splitlines() if "Error" in line]
+            lines = log.read().decode(errors="replace").splitlines()
+        said = [line for line in lines if "Error" in line and "Failed core proc" not in line]
         return f": {said[-1].strip()[-500:]}" if said else ""
 
 

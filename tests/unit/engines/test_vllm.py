@@ -423,7 +423,7 @@ async def test_it_sleeps_while_it_is_paused(make: Make) -> None:
 
 
 async def test_somebody_elses_server_gets_its_version_again_when_it_comes_back(make: Make, monkeypatch: Any) -> None:
-    monkeypatch.setattr("strop.engines.vllm.server.WATCH", 0.05)
+    monkeypatch.setattr("strop.engines.process.WATCH", 0.05)
     stand = make()
     await stand.engine.start()
     guest = make(url=stand.engine._server.url)

@@ -21,8 +21,9 @@ from typing import Any
 
 from strop.config import VllmConfig
 from strop.engines.base import Chunk, Engine
+from strop.engines.process import Process
 from strop.engines.vllm.protocol import Api, BrokenOff
-from strop.engines.vllm.server import Elsewhere, Own, Server
+from strop.engines.vllm.server import server
 from strop.errors import ConfigError, ContextOverflow, EngineError, ModelError
 from strop.http import Client
 from strop.types import Sampling
@@ -72,11 +73,7 @@ class Vllm(Engine):
         self._settings = settings
         self._delivery = delivery
         self._tensors = tensors_of(model) if delivery is not None else None
-        self._server: Server = (
-            Elsewhere(settings.url, settings.start_timeout)
-            if settings.url
-            else Own(model, settings, log=log, context=self._context, dtype=self._dtype)
-        )
+        self._server = server(model, settings, log=log, context=self._context, dtype=self._dtype)
         self._client: Client | None = None
         self._api: Api | None = None
         self._version = version
@@ -250,7 +247,7 @@ class Vllm(Engine):
             raise
         except BaseException as error:  # nobody knows what the server holds by now
             self._fails(f"version {version} could not be loaded: {error or 'it was given up'}")
-            if isinstance(self._server, Own):
+            if isinstance(self._server, Process):
                 await self._server.end()
             elif self._loaded is not None:
                 self._loaded = await self._deliver(api, self._version)
