@@ -69,7 +69,8 @@ def test_a_good_run_to_begin_with(place: Path) -> None:
     assert train(place).returncode == 0
 
 
-def test_unknown_model(place: Path) -> None:
+def test_unknown_model(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     said = sentence(train(place, "fine", "--model", "qwen/nothing"), 2)
     assert "qwen/nothing" in said
     assert "strop/nano" in said

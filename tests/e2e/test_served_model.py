@@ -188,8 +188,9 @@ async def test_a_store_with_another_policy_is_left_alone(tmp_path: Path):
 def test_what_users_get_wrong_is_one_sentence(tmp_path: Path, arguments: list[str], says: str):
     (tmp_path / "outside.toml").write_text('[gateway.outside.judge]\nurl = "http://x/v1"\nkey_env = "NO_KEY"\n')
     command = runs.strop("serve", "--folder", "s", "--port", 0, *arguments)
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    offline = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False, env=offline)
     assert done.returncode == 2
     *doing, said = done.stderr.splitlines()
     assert says in said
-    assert all(line.startswith(("loading ", "strop: fetching ")) for line in doing)
+    assert all(line.startswith("loading ") for line in doing)
