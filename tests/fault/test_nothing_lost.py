@@ -225,6 +225,7 @@ async def test_nothing_is_lost_whoever_is_killed(backend: str, tmp_path: Path, r
     try:
         for name in ("server", "function", "command"):
             stage.start(name)
+        await (await open_store(stage.url, key=KEY, patience=60)).close()  # a busy machine starts it slowly
         bring = asyncio.create_task(enqueue_always(stage.url, enqueued, stop))
         watch = asyncio.create_task(follow(stage.url, endings, seen_all))
         kills = await kill_at_random(stage, rng, postgres)
