@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 from msgspec import Struct
@@ -270,7 +270,7 @@ def _refused(status: int, body: bytes, what: str) -> EngineError:
     try:
         said = msgspec.json.decode(body, type=dict[str, Any])
         said = said.get("error") or said.get("message") or said.get("detail") or said
-        said = said.get("message", said) if isinstance(said, dict) else said
+        said = cast(dict[str, Any], said).get("message", said) if isinstance(said, dict) else said
     except msgspec.DecodeError:
         pass
     kind = BrokenOff if status >= 500 else EngineError
