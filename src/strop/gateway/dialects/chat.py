@@ -21,6 +21,7 @@ from msgspec import Meta
 
 from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Json, Refused, Request, SampledToken, ToolCall
 from strop.gateway.dialects.fields import (
+    DRAWN,
     Fields,
     Tool,
     check_tool,
@@ -43,16 +44,10 @@ FIELDS: Json = {
     "parallel_tool_calls": bool,
     "stream": bool,
     "stream_options": dict[str, Any],
-    "temperature": Annotated[float, Meta(ge=0, le=2)],
-    "top_p": Annotated[float, Meta(gt=0, le=1)],
-    "top_k": Annotated[int, Meta(ge=-1)],
-    "min_p": Annotated[float, Meta(ge=0, le=1)],
-    "presence_penalty": Annotated[float, Meta(ge=-2, le=2)],
-    "frequency_penalty": Annotated[float, Meta(ge=-2, le=2)],
+    **DRAWN,
     "max_tokens": Annotated[int, Meta(ge=1)],
     "max_completion_tokens": Annotated[int, Meta(ge=1)],
     "stop": str | list[str],
-    "seed": int,
     "n": Annotated[int, Meta(ge=1, le=128)],
     "logprobs": bool,
     "reasoning_effort": str,
@@ -77,13 +72,7 @@ HARMLESS: dict[str, Any] = {
 """Accepted with the one value that changes nothing, which some clients always send."""
 
 RECORDED = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
+    *DRAWN,
     "model",
     "max_tokens",
     "max_completion_tokens",

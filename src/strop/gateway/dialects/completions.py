@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Json, Refused, Request, SampledToken
 from strop.gateway.dialects.fields import (
+    DRAWN,
     error,
     error_body,
     event,
@@ -36,15 +37,9 @@ FIELDS: Json = {
     "stream": bool,
     "stream_options": dict[str, Any],
     "echo": bool,
-    "temperature": Annotated[float, Meta(ge=0, le=2)],
-    "top_p": Annotated[float, Meta(gt=0, le=1)],
-    "top_k": Annotated[int, Meta(ge=-1)],
-    "min_p": Annotated[float, Meta(ge=0, le=1)],
-    "presence_penalty": Annotated[float, Meta(ge=-2, le=2)],
-    "frequency_penalty": Annotated[float, Meta(ge=-2, le=2)],
+    **DRAWN,
     "max_tokens": Annotated[int, Meta(ge=1)],
     "stop": str | list[str],
-    "seed": int,
     "n": Annotated[int, Meta(ge=1, le=128)],
     "best_of": int,
     "logprobs": Annotated[int, Meta(ge=0)],
@@ -55,13 +50,7 @@ HARMLESS: dict[str, Any] = {"suffix": "", "logit_bias": {}}
 """Accepted with the one value that changes nothing, which some clients always send."""
 
 RECORDED = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
+    *DRAWN,
     "model",
     "max_tokens",
     "stop",

@@ -11,6 +11,17 @@ from msgspec import Meta, Struct
 
 from strop.gateway.dialects.base import Json, Refused
 
+DRAWN: Json = {
+    "temperature": Annotated[float, Meta(ge=0, le=2)],
+    "top_p": Annotated[float, Meta(gt=0, le=1)],
+    "top_k": Annotated[int, Meta(ge=-1)],
+    "min_p": Annotated[float, Meta(ge=0, le=1)],
+    "presence_penalty": Annotated[float, Meta(ge=-2, le=2)],
+    "frequency_penalty": Annotated[float, Meta(ge=-2, le=2)],
+    "seed": int,
+}
+"""How chat completions and completions ask for tokens to be drawn: recorded, and overruled by the policy's settings."""
+
 
 def read_object(body: bytes) -> Json:
     """A JSON object without the fields that are null."""
