@@ -22,6 +22,7 @@ from strop.address import Addressed
 from strop.algorithms import Algorithm
 from strop.config import Config, EngineConfig
 from strop.engines.base import Engine
+from strop.engines.delivery import Delivery
 from strop.engines.embedded.engine import Embedded
 from strop.engines.models import resolve
 from strop.engines.sglang.engine import Sglang
@@ -44,7 +45,7 @@ from strop.tasks.load import load
 from strop.tasks.sampling import evaluation, group, hold_out
 from strop.trajectory import Sample
 from strop.types import Policy, Rollout, Sampling, Step, Task, lineage_of, version
-from strop.weights.base import Delivery, Weights
+from strop.weights.base import Weights
 from strop.weights.files import Files, Folders
 from strop.weights.ipc import Ipc
 from strop.weights.nccl import Nccl

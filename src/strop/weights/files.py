@@ -11,29 +11,17 @@ was started again gets. Every tensor's name, shape and values are looked at befo
 from __future__ import annotations
 
 import asyncio
-import json
-import mmap
 import shutil
-from collections.abc import Iterator
-from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import msgspec
-import numpy as np
+from typing import TYPE_CHECKING
 
 from strop.engines.base import Engine
-from strop.weights.base import Delivered, Holder, Probe, Refused, Spec, Tensors, Weights
+from strop.engines.delivery import Delivered, Refused, Tensors
+from strop.engines.folders import files_of, not_finite, probe_of, refuse_bad
+from strop.weights.base import Holder, Weights
 
 if TYPE_CHECKING:
     from strop.engines.vllm.protocol import Api
-
-DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Names of floating-point types in safetensors files."""
-LARGEST_HEADER = 100 << 20
-EXPONENT = {"F64": ("<u8", 0x7FF << 52), "F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
-"""As integers, and which bits are all set in what is not a finite number."""
-CHUNK = 1 << 22
 
 
 class Files(Weights):
@@ -79,7 +67,7 @@ class Adapters:
     async def deliver(self, api: Api, version: str, model: Tensors) -> Delivered:
         folder, name = self._root / version, f"{api.base}-{version}"
         if bad := await asyncio.to_thread(
-            lambda: next((n for file in _files(folder) for n in _not_finite(file)), None)
+            lambda: next((n for file in files_of(folder) for n in not_finite(file)), None)
         ):
             raise Refused(f"the adapter in {folder} is broken: {bad} has values that are no finite numbers")
         before, self._loaded = self._loaded, (api, name)
@@ -88,80 +76,3 @@ class Adapters:
         if before is not None and before[0] is api and before[1] != name:
             await api.unload_adapter(before[1])
         return Delivered(name, probe_of(folder))
-
-
-def tensors_of(folder: Path) -> Tensors:
-    """What a model's folder must have."""
-    tied = json.loads((folder / "config.json").read_text()).get("tie_word_embeddings", False)
-    return Tensors(specs_of(folder), bool(tied))
-
-
-def specs_of(folder: Path) -> dict[str, Spec]:
-    """The tensors that are in a folder, read from the heads of its safetensors files."""
-    return {name: spec for file in _files(folder) for name, (spec, _) in _head(file).items()}
-
-
-def refuse_bad(folder: Path, model: Tensors) -> None:
-    """Refuse a folder whose tensors are not those of the model, or not all finite numbers."""
-    what = f"the weights in {folder}"
-    model.refuse_misfits(specs_of(folder), what)
-    for file in _files(folder):
-        if name := next(_not_finite(file), None):
-            raise Refused(f"{what} are broken: {name} has values that are no finite numbers; nothing was changed")
-
-
-def probe_of(folder: Path) -> Probe | None:
-    try:
-        return msgspec.json.decode((folder / "probe.json").read_bytes(), type=Probe)
-    except FileNotFoundError:
-        return None
-
-
-def _files(folder: Path) -> list[Path]:
-    """Those that hold the weights: some folders have the same ones again in another format."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        return [folder / name for name in sorted(set(names.values()))]
-    whole = folder / "model.safetensors"
-    files = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise Refused(f"{folder} holds no weights: there is no .safetensors file in it")
-    return files
-
-
-def _head(file: Path) -> dict[str, tuple[Spec, tuple[str, int, int]]]:
-    """Per tensor: what it is; its type, and where its bytes begin and end in the file."""
-    try:
-        with file.open("rb") as handle:
-            size = int.from_bytes(handle.read(8), "little")
-            if not 0 < size <= LARGEST_HEADER:
-                raise ValueError("its head is too large")
-            head: dict[str, Any] = msgspec.json.decode(handle.read(size))
-            whole = handle.seek(0, 2)
-        found: dict[str, tuple[Spec, tuple[str, int, int]]] = {}
-        for name, about in head.items():
-            if name == "__metadata__":
-                continue
-            kind, shape, (start, end) = about["dtype"], tuple(about["shape"]), about["data_offsets"]
-            if 8 + size + end > whole:
-                raise ValueError(f"it ends in the middle of {name}")
-            found[name] = Spec(DTYPES.get(str(kind), str(kind)), shape), (kind, 8 + size + start, 8 + size + end)
-    except (OSError, ValueError, KeyError, TypeError) as error:  # msgspec's errors are ValueErrors
-        raise Refused(f"{file} cannot be read as safetensors: {error}; nothing was changed") from None
-    return found
-
-
-def _not_finite(file: Path) -> Iterator[str]:
-    """Names of tensors with values that are no finite numbers."""
-    heads = _head(file)
-    with file.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for name, (spec, (kind, start, _)) in heads.items():
-            if kind not in EXPONENT or not prod(spec.shape):
-                continue
-            numbers, bits = EXPONENT[kind]
-            values = np.frombuffer(data, numbers, prod(spec.shape), start)
-            bad = any(bool(((values[at : at + CHUNK] & bits) == bits).any()) for at in range(0, len(values), CHUNK))
-            del values  # the map cannot be closed while somebody looks at it
-            if bad:
-                yield name

@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
+from strop.engines.delivery import Probe, Refused, Spec, probe_ids
 from strop.errors import EngineError
-from strop.weights.base import Probe, Refused, Spec, probe_ids
 from strop.weights.ipc import Export, export
 from strop.weights.nccl import Sender
 

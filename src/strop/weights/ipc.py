@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from strop.weights.base import Delivered, Holder, Probe, Refused, Spec, Tensors
+from strop.engines.delivery import Delivered, Probe, Refused, Spec, Tensors
+from strop.weights.base import Holder
 
 if TYPE_CHECKING:
     from strop.engines.vllm.protocol import Api

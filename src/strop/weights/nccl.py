@@ -14,8 +14,9 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
+from strop.engines.delivery import Delivered, Probe, Refused, Spec, Tensors
 from strop.errors import EngineError
-from strop.weights.base import Delivered, Holder, Probe, Refused, Spec, Tensors
+from strop.weights.base import Holder
 from strop.weights.ipc import about, refuse_moved_on
 
 if TYPE_CHECKING:

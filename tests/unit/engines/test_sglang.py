@@ -18,11 +18,11 @@ from safetensors.numpy import save_file
 
 from strop.config import SglangConfig
 from strop.engines.base import Chunk
+from strop.engines.delivery import Probe
 from strop.engines.process import free_port
 from strop.engines.sglang.engine import Sglang
 from strop.errors import ContextOverflow, EngineError, ModelError
 from strop.types import Sampling
-from strop.weights.base import Probe
 from tests.unit.engines import sglang_server as fake
 
 ROOT = Path(__file__).parents[3]

@@ -23,13 +23,13 @@ from pathlib import Path
 
 from strop.config import SglangConfig
 from strop.engines.base import Chunk, Engine
+from strop.engines.delivery import Refused
+from strop.engines.folders import probe_of, refuse_bad, tensors_of
 from strop.engines.process import Elsewhere, Process, Server
 from strop.engines.sglang.protocol import Api, BrokenOff
 from strop.errors import ContextOverflow, EngineError, ModelError
 from strop.http import Client
 from strop.types import Sampling
-from strop.weights.base import Refused
-from strop.weights.files import probe_of, refuse_bad, tensors_of
 
 TRIES = 3
 """How often a request is sent that got no token because the server broke down."""

@@ -21,14 +21,14 @@ from typing import Any
 
 from strop.config import VllmConfig
 from strop.engines.base import Chunk, Engine
+from strop.engines.delivery import Delivered, Delivery, Refused
+from strop.engines.folders import tensors_of
 from strop.engines.process import Process
 from strop.engines.vllm.protocol import Api, BrokenOff
 from strop.engines.vllm.server import server
 from strop.errors import ConfigError, ContextOverflow, EngineError, ModelError
 from strop.http import Client
 from strop.types import Sampling
-from strop.weights.base import Delivered, Delivery, Refused
-from strop.weights.files import tensors_of
 
 TRIES = 3
 """How often a request is sent that got no token because the server broke down."""
