@@ -235,6 +235,10 @@ def weights_of(config: Config, folder: Path, learner: LearnerProcess, engine: En
 def engine_name(config: EngineConfig) -> Literal["embedded", "vllm", "sglang"]:
     """What `auto` means on this machine."""
     if config.name != "auto":
+        if config.deterministic and config.name != "embedded":
+            raise ConfigError(
+                f"engine.deterministic is the embedded engine's, and engine.name is {config.name}: leave one of them out"
+            )
         return config.name
     there = config.vllm.url or (Path("/dev/nvidiactl").exists() and find_spec("vllm"))
     return "vllm" if there and not config.deterministic else "embedded"
