@@ -237,7 +237,7 @@ def engine_name(config: EngineConfig) -> Literal["embedded", "vllm", "sglang"]:
     if config.name != "auto":
         if config.deterministic and config.name != "embedded":
             raise ConfigError(
-                f"engine.deterministic is the embedded engine's, and engine.name is {config.name}: leave one of them out"
+                f"engine.deterministic is the embedded engine's, and engine.name is {config.name}: leave one out"
             )
         return config.name
     there = config.vllm.url or (Path("/dev/nvidiactl").exists() and find_spec("vllm"))
