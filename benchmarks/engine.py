@@ -37,7 +37,7 @@ from peers.processes import PEERS, ROOT, LapProcess, say
 from rich.console import Console
 from rich.table import Table
 
-from strop.learner.process import KEEP_MEMORY
+from strop.learner.process import KEEP_MEMORY, WAIT_SHORTLY
 
 RESULTS = ROOT / "benchmarks" / "results"
 OURS, GENERATE, CONTINUOUS, VLLM = "strop embedded", "HF generate", "HF continuous batching", "vLLM"
@@ -81,11 +81,11 @@ def commands(folder: Path, device: str) -> dict[str, list[str | Path]]:
 
 
 def environment() -> dict[str, str]:
-    """The same for every side, as `strop train` sets it: all cores, threads that wait do not spin, freed memory is
+    """The same for every side, as `strop train` sets it: all cores, threads that wait soon sleep, freed memory is
     kept; and nothing is fetched."""
     return {
+        **WAIT_SHORTLY,
         **KEEP_MEMORY,
-        "OMP_WAIT_POLICY": "PASSIVE",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "2",

@@ -46,6 +46,11 @@ KEEP_MEMORY = {
 """Has glibc keep up to a GiB of freed memory: giving it back after every operation, only to have it filled with zeros
 again for the next one, took a quarter of the time of a decode step."""
 
+WAIT_SHORTLY = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
+"""Has idle threads look for work for some tenths of a millisecond, then sleep. A decode step is a thousand short
+operations: waking sleepers for each took half as long again as the step, and threads that never sleep take the cores
+from everybody else."""
+
 
 class LearnerProcess:
     """The run's handle on the child. Its coroutines are the learner's verbs; it is also the embedded engine's link."""
@@ -182,7 +187,7 @@ def _spawn(log: Path) -> tuple[subprocess.Popen[bytes], Connection]:
             stdout=out,
             stderr=out,
             # Threads that wait must not spin: agents and gateway run on the same cores.
-            env={"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false", **KEEP_MEMORY, **os.environ},
+            env={"TOKENIZERS_PARALLELISM": "false", **WAIT_SHORTLY, **KEEP_MEMORY, **os.environ},
             start_new_session=True,  # Ctrl-C in the terminal is the run's to handle
         )
     return process, Connection(ours.detach())

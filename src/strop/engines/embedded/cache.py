@@ -46,7 +46,8 @@ class Cache:
         self.width = min(width, limit)
         self.keys = [self._room(heads, key) for heads, key, _ in layout.layers]
         self.values = [self._room(heads, value) for heads, _, value in layout.layers]
-        self._at: tuple[Tensor, slice, Tensor]
+        self._at: tuple[Tensor, Tensor]
+        self._index: dict[int, Tensor] = {}  # of the pass, by the number of heads
         self._view = View(slice(None), self.width)
 
     @property
@@ -66,15 +67,25 @@ class Cache:
 
     def aim(self, rows: Tensor, columns: Tensor, view: View) -> None:
         """The next pass's tokens, batch by batch, are written at `rows`, `columns` [tokens]; attention sees `view`."""
-        self._at = (rows, slice(None), columns)
+        self._at = (rows, columns)
+        self._index.clear()
         self._view = view
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Hugging Face's seam: new keys and values [batch, heads, tokens, head_dim] in, all that are seen out."""
         keys, values, view = self.keys[layer], self.values[layer], self._view
-        keys[self._at] = key.transpose(1, 2).flatten(0, 1)
-        values[self._at] = value.transpose(1, 2).flatten(0, 1)
+        at = self._lines(keys.shape[1])
+        keys.view(-1, keys.shape[3]).index_copy_(0, at, key.transpose(1, 2).flatten(0, 2))
+        values.view(-1, values.shape[3]).index_copy_(0, at, value.transpose(1, 2).flatten(0, 2))
         return keys[view.rows, :, : view.width], values[view.rows, :, : view.width]
+
+    def _lines(self, heads: int) -> Tensor:
+        """Where the pass's tokens lie if a layer is one long list of lines, one per row, head and column."""
+        if heads not in self._index:
+            rows, columns = self._at
+            every = torch.arange(heads, device=rows.device)
+            self._index[heads] = ((rows[:, None] * heads + every) * self.width + columns[:, None]).flatten()
+        return self._index[heads]
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Give row `target` the first `count` tokens of row `source`."""

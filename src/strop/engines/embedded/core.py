@@ -136,6 +136,7 @@ class Core:
         """Serve other weights, which are in place. Nothing computed with the old ones is used again: sequences in
         flight are run once more from their beginning, and go on."""
         self.version = version
+        self.passes.refresh()
         self.slots.forget()
         for request in self.running.values():
             request.filled = 0

@@ -38,6 +38,9 @@ class Fixed:
                 logits.append(found)
         return torch.cat(logits) if logits else torch.empty(0, self._model.config.vocab_size)
 
+    def refresh(self) -> None:
+        """Passes take the model's weights as they are."""
+
     def _prefill(self, piece: Piece) -> Tensor:
         assert not piece.sampled
         ids = torch.zeros(self._chunk, dtype=torch.long)

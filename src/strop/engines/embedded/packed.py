@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from strop.engines.embedded.cache import Cache, View
+from strop.engines.embedded.linears import Linears
 from strop.engines.embedded.passes import Piece, attending
 from strop.errors import ModelError
 
@@ -60,6 +61,10 @@ class Packed:
         self._model = model
         self._cache = cache
         self._columns = torch.arange(cache.limit, device=cache.layout.device)
+        self._linears = Linears(model, cache.rows)
+
+    def refresh(self) -> None:
+        self._linears.refresh()
 
     def run(self, pieces: Sequence[Piece]) -> Tensor:
         self._cache.reach(max(piece.stop for piece in pieces))
@@ -76,7 +81,7 @@ class Packed:
         device = self._cache.layout.device
         tokens, places, at = torch.tensor([ids, columns, rows]).to(device)  # one transfer
         self._cache.aim(at, places, View(slice(None), self._cache.width))
-        with attending(self._model, NAME):
+        with attending(self._model, NAME), self._linears.using():
             output = self._model(
                 input_ids=tokens[None],
                 position_ids=places[None],

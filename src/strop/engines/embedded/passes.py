@@ -39,6 +39,10 @@ class Passes(Protocol):
         """Write the pieces' keys; the logits of those with `last`, in their order. [wanted, vocabulary]"""
         ...
 
+    def refresh(self) -> None:
+        """The model's weights have changed."""
+        ...
+
 
 @contextmanager
 def attending(model: Any, name: str) -> Iterator[None]:

@@ -33,38 +33,35 @@ def sample(logits: Tensor, drawers: Sequence[Drawer], *, precise: bool = False) 
     """logits [rows, vocabulary] -> drawn ids and their logprobs, one per row; the logprob is NaN where logits are.
 
     The logprob is that of the distribution drawn from: after penalties, temperature and cuts, normalised again. At
-    temperature 0 the best token is taken and the logprob is that of temperature 1 before any cut. `precise` sums in
-    float64 throughout, and on the CPU, where sums have one order.
+    temperature 0 the best token is taken and the logprob is that of temperature 1 before any cut. `precise` computes in
+    float64, and on the CPU, where sums have one order.
     """
-    logits = logits.float().cpu() if precise else logits.float()
+    logits = logits.double().cpu() if precise else logits.float()
     samplings = [drawer.sampling for drawer in drawers]
     if any(s.penalised for s in samplings):
         logits = penalise(logits.clone(), drawers)
     if any(s.temperature not in (0.0, 1.0) for s in samplings):
         warmth = torch.tensor([s.temperature or 1.0 for s in samplings], dtype=logits.dtype)
         logits = logits / warmth.to(logits.device)[:, None]
-    logprobs = logits.log_softmax(-1)
+    weights = (logits - logits.amax(-1, keepdim=True)).exp_()
     cut = [row for row, s in enumerate(samplings) if s.truncated and s.temperature > 0.0]
     if cut:
-        logprobs[cut] = truncate(logprobs[cut], [samplings[row] for row in cut])
-    if all(s.temperature == 0.0 for s in samplings):
-        ids = logits.argmax(-1)
-    else:
-        uniforms = torch.tensor([drawer.stream.random() for drawer in drawers], dtype=torch.float64)
-        ids = draw((logprobs.double() if precise else logprobs).exp(), uniforms.to(logits.device))
-        greedy = [row for row, s in enumerate(samplings) if s.temperature == 0.0]
-        if greedy:
-            ids[greedy] = logits[greedy].argmax(-1)
-    chosen = logprobs.gather(1, ids[:, None])[:, 0]
-    drawn, told = torch.stack([ids.double(), chosen.double()]).tolist()  # one transfer
+        weights[cut] = truncate(logits[cut].log_softmax(-1), [samplings[row] for row in cut]).exp_()
+    uniforms = torch.tensor([drawer.stream.random() for drawer in drawers], dtype=torch.float64)
+    ids, whole = draw(weights, uniforms.to(logits.device))
+    greedy = [row for row, s in enumerate(samplings) if s.temperature == 0.0]
+    if greedy:
+        ids[greedy] = logits[greedy].argmax(-1)
+    chosen = (weights.gather(1, ids[:, None])[:, 0].double() / whole).log()
+    drawn, told = torch.stack([ids.double(), chosen]).tolist()  # one transfer
     return [int(id) for id in drawn], told
 
 
-def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
+def draw(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """The inverse of each row's cumulative distribution at one uniform number in [0, 1): first the block of tokens,
-    then the token in it. What has weight 0 is never drawn. [rows]
+    then the token in it. What has weight 0 is never drawn. Also what a row's weights add up to. [rows] each
 
-    >>> draw(torch.tensor([[0.2, 0.0, 0.8]] * 3), torch.tensor([0.1, 0.25, 0.999], dtype=torch.float64)).tolist()
+    >>> draw(torch.tensor([[0.2, 0.0, 0.8]] * 3), torch.tensor([0.1, 0.25, 0.999], dtype=torch.float64))[0].tolist()
     [0, 2, 2]
     """
     count = -(-weights.shape[1] // BLOCK)
@@ -72,7 +69,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     ladder = blocks.sum(-1).double().cumsum(-1)
     block, rest = _climb(ladder, uniforms * ladder[:, -1])
     inner = blocks[torch.arange(len(block), device=block.device), block].double().cumsum(-1)
-    return (block * BLOCK + _climb(inner, rest)[0]).clamp(max=weights.shape[1] - 1)
+    return (block * BLOCK + _climb(inner, rest)[0]).clamp(max=weights.shape[1] - 1), ladder[:, -1]
 
 
 def _climb(ladder: Tensor, height: Tensor) -> tuple[Tensor, Tensor]:
