@@ -23,6 +23,7 @@ from transformers import (
 
 from strop.config import EngineConfig
 from strop.engines.base import Chunk
+from strop.engines.embedded import linears
 from strop.engines.embedded.core import Core
 from strop.engines.embedded.engine import Arrival, Embedded
 from strop.engines.models import resolve
@@ -60,6 +61,12 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         bos_token_id=None,
     ),
 }
+
+
+@pytest.fixture(autouse=True)
+def _weights_are_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The models here are too small for it to be worth while, and just right to see that nothing goes wrong."""
+    monkeypatch.setattr(linears, "SMALLEST", 1)
 
 
 def tiny(config: PreTrainedConfig, seed: int = 0) -> Any:
@@ -104,9 +111,13 @@ class Beside:
 
     async def work(self) -> None:
         while True:
-            if self.core.busy:
-                for id, arrival in self.core.step():
+            try:
+                for id, arrival in self.core.step() if self.core.busy else ():
                     self._streams[id].put_nowait(arrival)
+            except Exception as error:
+                for stream in self._streams.values():
+                    stream.put_nowait(EngineError(f"the step failed: {error!r}"))
+                raise
             await asyncio.sleep(0)
 
 
@@ -207,6 +218,15 @@ def test_every_token_is_reproduced_by_the_weights_of_its_version(deterministic: 
             mine = torch.tensor([v == name for v in a.versions])
             assert ((plain - logprobs).abs() <= 1e-4)[mine].all()
             assert not mine.all() or not ((plain - logprobs).abs() <= 1e-4)[~mine].any()
+
+
+def test_the_model_itself_is_left_as_it_was() -> None:
+    """What the engine lays out for its passes must never reach the learner, which has gradients to follow."""
+    served = tiny(CONFIGS["llama"])
+    core = Core(served, EngineConfig(rows=4), context=128)
+    play(core, {i: ([1, 2, 3, i], Sampling(max_tokens=4)) for i in range(4)})
+    assert all("forward" not in vars(module) for module in served.modules())
+    assert served(torch.tensor([[1, 2, 3]])).logits.requires_grad
 
 
 def test_keys_of_an_older_version_are_not_used_again() -> None:

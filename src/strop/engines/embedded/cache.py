@@ -24,6 +24,11 @@ class Layout:
     device: torch.device
 
     @property
+    def spare(self) -> int:
+        """Rows beside those of sequences, for tokens that only fill up a pass; see graphs.py."""
+        return 1 if self.device.type == "cuda" else 0
+
+    @property
     def bytes_per_token(self) -> int:
         return sum(heads * (key + value) for heads, key, value in self.layers) * self.dtype.itemsize
 
@@ -37,7 +42,8 @@ class View:
 
 
 class Cache:
-    """Per layer [rows, heads, width, head_dim]. It begins `width` wide and grows on demand, to `limit` at most."""
+    """Per layer [rows and spare ones, width, heads, head_dim]. It begins `width` wide and grows on demand, to `limit`
+    at most."""
 
     def __init__(self, layout: Layout, *, rows: int, width: int, limit: int) -> None:
         self.layout = layout
@@ -46,8 +52,7 @@ class Cache:
         self.width = min(width, limit)
         self.keys = [self._room(heads, key) for heads, key, _ in layout.layers]
         self.values = [self._room(heads, value) for heads, _, value in layout.layers]
-        self._at: tuple[Tensor, Tensor]
-        self._index: dict[int, Tensor] = {}  # of the pass, by the number of heads
+        self._lines: Tensor
         self._view = View(slice(None), self.width)
 
     @property
@@ -62,35 +67,25 @@ class Cache:
         before, self.width = self.width, min(self.limit, max(width, 2 * self.width))
         for tensors in (self.keys, self.values):
             for layer, old in enumerate(tensors):
-                tensors[layer] = new = self._room(old.shape[1], old.shape[3])
-                new[:, :, :before] = old
+                tensors[layer] = new = self._room(old.shape[2], old.shape[3])
+                new[:, :before] = old
 
     def aim(self, rows: Tensor, columns: Tensor, view: View) -> None:
         """The next pass's tokens, batch by batch, are written at `rows`, `columns` [tokens]; attention sees `view`."""
-        self._at = (rows, columns)
-        self._index.clear()
+        self._lines = rows * self.width + columns
         self._view = view
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Hugging Face's seam: new keys and values [batch, heads, tokens, head_dim] in, all that are seen out."""
         keys, values, view = self.keys[layer], self.values[layer], self._view
-        at = self._lines(keys.shape[1])
-        keys.view(-1, keys.shape[3]).index_copy_(0, at, key.transpose(1, 2).flatten(0, 2))
-        values.view(-1, values.shape[3]).index_copy_(0, at, value.transpose(1, 2).flatten(0, 2))
-        return keys[view.rows, :, : view.width], values[view.rows, :, : view.width]
-
-    def _lines(self, heads: int) -> Tensor:
-        """Where the pass's tokens lie if a layer is one long list of lines, one per row, head and column."""
-        if heads not in self._index:
-            rows, columns = self._at
-            every = torch.arange(heads, device=rows.device)
-            self._index[heads] = ((rows[:, None] * heads + every) * self.width + columns[:, None]).flatten()
-        return self._index[heads]
+        keys.flatten(0, 1).index_copy_(0, self._lines, key.transpose(1, 2).flatten(0, 1))
+        values.flatten(0, 1).index_copy_(0, self._lines, value.transpose(1, 2).flatten(0, 1))
+        return keys[view.rows, : view.width].transpose(1, 2), values[view.rows, : view.width].transpose(1, 2)
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Give row `target` the first `count` tokens of row `source`."""
         for tensor in (*self.keys, *self.values):
-            tensor[target, :, :count] = tensor[source, :, :count]
+            tensor[target, :count] = tensor[source, :count]
 
     def wipe(self, row: int) -> None:
         for tensor in (*self.keys, *self.values):
@@ -101,5 +96,5 @@ class Cache:
         return 0
 
     def _room(self, heads: int, dim: int) -> Tensor:
-        shape = (self.rows, heads, self.width, dim)
+        shape = (self.rows + self.layout.spare, self.width, heads, dim)
         return torch.zeros(shape, dtype=self.layout.dtype, device=self.layout.device)

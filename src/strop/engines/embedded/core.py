@@ -8,9 +8,9 @@ A sequence is its tokens and how many of them have keys in the cache; what has n
 continues an earlier one, a sequence in mid-answer under new weights and one being decoded are all the same thing.
 
 Deterministic mode makes a sequence's bits depend on nothing but its prompt, its sampling and the weights (fixed.py);
-otherwise passes are packed and keys are used again (packed.py, slots.py).
+otherwise passes are packed (packed.py; on a GPU ragged.py) and keys are used again (slots.py).
 
-Left out: CUDA graphs, a cache in pages, several GPUs. vLLM has them.
+Left out: a cache in pages, several GPUs. vLLM has them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from strop.engines.embedded.cache import Cache
 from strop.engines.embedded.fixed import Fixed
 from strop.engines.embedded.packed import Packed
 from strop.engines.embedded.passes import PROBE, Passes, Piece, check, stock
+from strop.engines.embedded.ragged import Ragged, fits
 from strop.engines.embedded.sampler import sample
 from strop.engines.embedded.slots import WORTHWHILE, Slots
 from strop.errors import ContextOverflow, EngineError
@@ -82,13 +83,14 @@ class Core:
         self.device = layout.device
         self.vocabulary = int(self.model.config.vocab_size)
         deterministic = self.config.deterministic
-        usual = 128 if deterministic else 2048 if self.device.type == "cuda" else 512
+        usual = 128 if deterministic else 8192 if self.device.type == "cuda" else 512
         self.chunk = self.config.prefill_chunk or usual
         rows = self.config.rows
         if self.config.memory is not None:
             tokens = int(self.config.memory * 2**30) // layout.bytes_per_token
-            self.context = min(self.context, tokens // self.chunk * self.chunk if deterministic else tokens)
-            rows = max(1, min(rows, tokens // max(1, self._width())))
+            most = tokens // (1 + layout.spare)
+            self.context = min(self.context, most // self.chunk * self.chunk if deterministic else most)
+            rows = max(1, min(rows, tokens // max(1, self._width()) - layout.spare))
         if self.context < 2:
             raise EngineError(
                 f"engine.memory = {self.config.memory} GiB does not hold a single sequence: one token of this model "
@@ -98,7 +100,11 @@ class Core:
         self.cache = Cache(layout, rows=rows, width=width if deterministic else BEGIN, limit=width)
         self.slots = Slots(rows, width, reuse=not deterministic)
         self.passes: Passes = (
-            Fixed(self.model, self.cache, chunk=self.chunk) if deterministic else Packed(self.model, self.cache)
+            Fixed(self.model, self.cache, chunk=self.chunk)
+            if deterministic
+            else Ragged(self.model, self.cache)
+            if fits(layout)
+            else Packed(self.model, self.cache)
         )
         if width >= len(PROBE[0]):
             check(self.model, self.passes, wanted, rows=rows)
@@ -161,23 +167,19 @@ class Core:
     def _admit(self) -> None:
         """Requests get slots in the order they came, except that one whose beginning is being run right now by another
         waits for it and then takes it over."""
-        running = [] if self.config.deterministic else [r for r in self.running.values() if not r.decoding]
         for request in list(islice(self.waiting.values(), 2 * self.cache.rows)):
-            if not self.slots.free:
+            if self.slots.full:
                 return
             shared = self.slots.shared(request.prompt)
-            coming = max((_common(request.prompt, other.prompt) for other in running), default=0)
-            if coming >= WORTHWHILE and coming > shared.max():
+            if shared.coming >= WORTHWHILE and shared.coming > shared.there.max():
                 continue
             place = self.slots.choose(shared)
-            self.slots.take(place)
+            self.slots.take(place, request.prompt)
             if place.source is not None:
                 self.cache.copy(place.source, place.row, place.reused)
             del self.waiting[request.id]
             request.slot, request.filled = place.row, place.reused
             self.running[request.id] = request
-            if not self.config.deterministic:
-                running.append(request)
 
     def _work(self) -> list[tuple[Request, Piece]]:
         """What the next pass runs: those decoding, by their rows, then prompts in the order they came."""
@@ -213,10 +215,3 @@ class Core:
         if broken:
             self.slots.forget(request.slot)
             self.cache.wipe(request.slot)
-
-
-def _common(one: np.ndarray, other: np.ndarray) -> int:
-    """How many leading tokens two prompts share, the last one of the first left out."""
-    width = min(len(one) - 1, len(other))
-    unlike = one[:width] != other[:width]
-    return int(unlike.argmax()) if unlike.any() else width

@@ -2,7 +2,7 @@
 
 The model sees one row of tokens, each with its position; only attention looks at sequences apart. Decoded tokens are
 attended to in runs of neighbouring rows, where the query heads that share a key head stand as queries beside each
-other, so that no key is ever repeated.
+other, so that no key is ever repeated; chunks of prompts are attended to one by one. On a GPU, see ragged.py.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from strop.engines.embedded.cache import Cache, View
+from strop.engines.embedded.cache import Cache
 from strop.engines.embedded.linears import Linears
-from strop.engines.embedded.passes import Piece, attending
-from strop.errors import ModelError
+from strop.engines.embedded.passes import Piece, end_to_end, forward, refuse_more
 
 NAME = "strop_packed"
 SLACK = 4096
@@ -68,30 +68,12 @@ class Packed:
 
     def run(self, pieces: Sequence[Piece]) -> Tensor:
         self._cache.reach(max(piece.stop for piece in pieces))
-        ids: list[int] = []
-        columns: list[int] = []
-        rows: list[int] = []
-        wanted: list[int] = []
-        for piece in pieces:
-            ids += piece.ids
-            columns += range(piece.start, piece.stop)
-            rows += [piece.row] * len(piece.ids)
-            if piece.last:
-                wanted.append(len(ids) - 1)
         device = self._cache.layout.device
-        tokens, places, at = torch.tensor([ids, columns, rows]).to(device)  # one transfer
-        self._cache.aim(at, places, View(slice(None), self._cache.width))
-        with attending(self._model, NAME), self._linears.using():
-            output = self._model(
-                input_ids=tokens[None],
-                position_ids=places[None],
-                attention_mask=torch.zeros(1, 1, 1, 1, device=device),  # 4D: taken as it is, so that none is made
-                past_key_values=self._cache,
-                use_cache=True,
-                logits_to_keep=torch.tensor(wanted, dtype=torch.long).to(device),
-                packed=self._plan(pieces, places),
-            )
-        return output.logits[0]
+        inputs = end_to_end(pieces).to(device)
+        ends = np.cumsum([len(piece.ids) for piece in pieces]) - 1
+        wanted = torch.from_numpy(ends[[piece.last for piece in pieces]]).to(device)
+        with self._linears.using():
+            return forward(self._model, self._cache, NAME, inputs, wanted, packed=self._plan(pieces, inputs[1]))
 
     def _plan(self, pieces: Sequence[Piece], places: Tensor) -> Plan:
         plan = Plan([], [])
@@ -147,8 +129,8 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Hugging Face's attention seam: query [1, heads, tokens, width], all rows' keys and values; [1, tokens, heads,
     width] out."""
-    if packed is None or any(more.get(name) is not None for name in ("sliding_window", "softcap", "s_aux")):
-        raise ModelError(f"{type(module).__name__} does more than full attention: the embedded engine does not know it")
+    refuse_more(module, more)
+    assert packed is not None
     groups = query.shape[1] // key.shape[1]
     out: list[Tensor] = []
     for run in packed.runs:

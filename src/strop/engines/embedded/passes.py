@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from strop.engines.embedded.cache import Layout
+from strop.engines.embedded.cache import Cache, Layout, View
 from strop.errors import ModelError
 
 
@@ -53,6 +53,42 @@ def attending(model: Any, name: str) -> Iterator[None]:
         yield
     finally:
         model.config._attn_implementation = before
+
+
+def end_to_end(pieces: Sequence[Piece]) -> Tensor:
+    """[3, tokens]: ids, columns, rows."""
+    ids: list[int] = []
+    columns: list[int] = []
+    rows: list[int] = []
+    for piece in pieces:
+        ids += piece.ids
+        columns += range(piece.start, piece.stop)
+        rows += [piece.row] * len(piece.ids)
+    return torch.tensor([ids, columns, rows])
+
+
+def forward(model: Any, cache: Cache, attention: str, inputs: Tensor, wanted: Tensor, **plan: Any) -> Tensor:
+    """One pass over tokens laid end to end [3, tokens], under the attention of that name, which gets `plan`; logits of
+    the `wanted` tokens. [wanted, vocabulary]"""
+    tokens, places, rows = inputs
+    cache.aim(rows, places, View(slice(None), cache.width))
+    with attending(model, attention):
+        output = model(
+            input_ids=tokens[None],
+            position_ids=places[None],
+            attention_mask=torch.zeros(1, 1, 1, 1, device=inputs.device),  # 4D: taken as it is, so that none is made
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=wanted,
+            **plan,
+        )
+    return output.logits[0]
+
+
+def refuse_more(module: Any, asked: dict[str, Any]) -> None:
+    """Raise if a layer asks its attention for something that is not done here."""
+    if any(asked.get(name) is not None for name in ("sliding_window", "softcap", "s_aux")):
+        raise ModelError(f"{type(module).__name__} does more than full attention: the embedded engine does not know it")
 
 
 PROBE = ((1, 2, 3, 4, 5, 6), (1, 2, 6, 5, 4, 3))

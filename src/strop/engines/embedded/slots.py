@@ -24,59 +24,78 @@ class Place:
     source: int | None = None
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What a prompt has in common with each row, from its beginning and without its last token, which must be run for
+    its logits: how many tokens' keys are `there` [rows], and the most that some row, now being filled, will have."""
+
+    there: np.ndarray
+    coming: int = 0
+
+
 class Slots:
-    """The ledger of the cache's rows."""
+    """The ledger of the cache's rows. A row in use has its whole prompt in `_ids`, of which `filled` have keys."""
 
     def __init__(self, rows: int, width: int, *, reuse: bool) -> None:
         self.filled = np.zeros(rows, np.int64)
-        self.free: set[int] = set(range(rows))
+        self._known = np.zeros(rows, np.int64)  # tokens in `_ids`, at least those that are filled
+        self._free = np.ones(rows, bool)
         self._reuse = reuse
         self._ids = np.zeros((rows, width), np.int32)
         self._used = np.zeros(rows, np.int64)
         self._clock = 0
 
-    def shared(self, prompt: np.ndarray) -> np.ndarray:
-        """How many tokens each row has in common with the beginning of `prompt`, its last token left out: that one
-        must be run again for its logits. [rows]"""
-        if not self._reuse:
-            return np.zeros_like(self.filled)
-        width = min(len(prompt) - 1, int(self.filled.max()))
-        if width <= 0:
-            return np.zeros_like(self.filled)
-        other = self._ids[:, :width] != prompt[:width]
-        common = np.where(other.any(1), other.argmax(1), width)
-        return np.minimum(common, self.filled)
+    @property
+    def free(self) -> list[int]:
+        return np.flatnonzero(self._free).tolist()
 
-    def choose(self, shared: np.ndarray) -> Place:
-        """The best place for a prompt that has `shared` in common with each row. There must be a free row."""
-        oldest = min(self.free, key=lambda row: (self._used[row], row))
-        best = max(range(len(shared)), key=lambda row: (shared[row], row in self.free, -self.filled[row]))
-        reused = int(shared[best])
+    @property
+    def full(self) -> bool:
+        return not self._free.any()
+
+    def shared(self, prompt: np.ndarray) -> Shared:
+        width = min(len(prompt) - 1, int(self._known.max()))
+        if not self._reuse or width <= 0:
+            return Shared(np.zeros_like(self.filled))
+        other = self._ids[:, :width] != prompt[:width]
+        common = np.minimum(np.where(other.any(1), other.argmax(1), width), self._known)
+        return Shared(np.minimum(common, self.filled), int(common[self._known > self.filled].max(initial=0)))
+
+    def choose(self, shared: Shared) -> Place:
+        """The best place for a prompt. There must be a free row."""
+        oldest = int(np.where(self._free, self._used, np.iinfo(np.int64).max).argmin())
+        reused = int(shared.there.max())
+        # of the rows that have as much, one that is free, with the least behind it
+        best = int(np.lexsort((self.filled, ~self._free, -shared.there))[0])
         lost = int(self.filled[best]) - reused
-        if best in self.free and reused > 0 and (best == oldest or lost <= self.filled[oldest]):
+        if self._free[best] and reused > 0 and (best == oldest or lost <= self.filled[oldest]):
             return Place(best, reused)
         if reused >= WORTHWHILE:
             return Place(oldest, reused, best)
-        return Place(oldest, int(shared[oldest]))
+        return Place(oldest, int(shared.there[oldest]))
 
-    def take(self, place: Place) -> None:
-        if place.source is not None:
-            self._ids[place.row, : place.reused] = self._ids[place.source, : place.reused]
-        self.free.remove(place.row)
+    def take(self, place: Place, prompt: np.ndarray) -> None:
+        self._free[place.row] = False
+        self._ids[place.row, : len(prompt)] = prompt
+        self._known[place.row] = len(prompt)
         self.filled[place.row] = place.reused
 
     def fill(self, row: int, ids: Sequence[int]) -> None:
         """The keys of `ids` were written behind what the row had."""
         start = int(self.filled[row])
-        self._ids[row, start : start + len(ids)] = ids
-        self.filled[row] = start + len(ids)
+        stop = start + len(ids)
+        self._ids[row, start:stop] = ids
+        self.filled[row] = stop
+        self._known[row] = max(self._known[row], stop)
 
     def let_go(self, row: int) -> None:
         self._clock += 1
         self._used[row] = self._clock
-        self.free.add(row)
+        self._known[row] = self.filled[row]
+        self._free[row] = True
 
     def forget(self, row: int | slice = slice(None)) -> None:
-        """What lies there means nothing any more."""
+        """The keys that lie there mean nothing any more."""
         self.filled[row] = 0
         self._used[row] = 0
+        self._known[self._free] = self.filled[self._free]
