@@ -1,11 +1,13 @@
 """Weights laid out once for the CPU's matrix routine, instead of anew in every decode step.
 
-A step that decodes is small: 32 rows through every matrix of the model. Half as much time as it multiplies, the routine
-then spends on bringing the matrix into the order in which it reads it. Here that is done once per version, at the cost
-of a second copy of the weights. The learner never sees it: `using` puts it in place for one pass.
+A step that decodes is small: a few rows through every matrix of the model. Half as much time as it multiplies, the
+routine then spends on bringing the matrix into the order in which it reads it. Here that is done once per version, at
+the cost of a second copy of the weights. The learner never sees it: `using` puts it in place for one pass.
 
-The order depends on the number of rows, so passes of at least half of `rows` are padded to it and others take the
-model's own weights. Only for fp32 on a CPU whose torch has MKL; elsewhere nothing is laid out.
+MKL promises results for the number of rows that a matrix was laid out for; it gives them for any. That is not taken on
+trust: the first time a shape and a number of rows come together both ways are computed and compared.
+
+Only for fp32 on a CPU whose torch has MKL; elsewhere nothing is laid out.
 """
 
 from __future__ import annotations
@@ -16,23 +18,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, pad
+from torch.nn.functional import linear
 
 SMALLEST = 2**15
 """Matrices with fewer weights are left alone: they are in the processor's cache anyway."""
+MOST = 64
+"""Passes of more rows take the model's own weights: there the multiplying is what takes the time."""
+HINT = 32
+"""Rows that matrices are laid out for."""
 
 
 class Linears:
-    def __init__(self, model: Any, rows: int) -> None:
-        self._rows = rows
+    def __init__(self, model: Any) -> None:
         self._modules = [m for m in model.modules() if type(m) is torch.nn.Linear and _can_be_laid_out(m.weight)]
         self._forwards: list[Callable[[Tensor], Tensor]] = []
+        self._agrees: dict[tuple[int, int, int], bool] = {}  # by rows and shape
         self.refresh()
 
     def refresh(self) -> None:
         """The weights have changed."""
         self._forwards.clear()  # first, so that never two copies exist beside the weights
-        self._forwards += [_forward(module, self._rows) for module in self._modules]
+        self._forwards += [self._forward(module) for module in self._modules]
 
     @contextmanager
     def using(self) -> Iterator[None]:
@@ -45,6 +51,25 @@ class Linears:
             for module in self._modules:
                 del module.__dict__["forward"]
 
+    def _forward(self, module: torch.nn.Linear) -> Callable[[Tensor], Tensor]:
+        weight, bias = module.weight.detach(), module.bias
+        laid_out = torch.ops.mkl._mkl_reorder_linear_weight(weight, HINT)
+
+        def forward(x: Tensor) -> Tensor:
+            count = x.numel() // x.shape[-1]
+            agrees = self._agrees.get((count, *weight.shape)) if 0 < count <= MOST else False
+            if agrees is False:
+                return linear(x, weight, bias)
+            out = torch.ops.mkl._mkl_linear(x, laid_out, weight, bias, count)
+            return out if agrees else self._compare(out, linear(x, weight, bias), (count, *weight.shape))
+
+        return forward
+
+    def _compare(self, out: Tensor, plain: Tensor, where: tuple[int, int, int]) -> Tensor:
+        if plain.isfinite().all():  # of other numbers nothing can be said
+            self._agrees[where] = bool((out - plain).abs().max() <= 1e-4 * plain.abs().max())
+        return plain
+
 
 def _can_be_laid_out(weight: Tensor) -> bool:
     return (
@@ -54,20 +79,3 @@ def _can_be_laid_out(weight: Tensor) -> bool:
         and weight.is_contiguous()
         and weight.numel() >= SMALLEST
     )
-
-
-def _forward(module: torch.nn.Linear, rows: int) -> Callable[[Tensor], Tensor]:
-    weight, bias = module.weight.detach(), module.bias
-    laid_out = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
-
-    def forward(x: Tensor) -> Tensor:
-        count = x.numel() // x.shape[-1]
-        if not rows <= 2 * count <= 2 * rows:
-            return linear(x, weight, bias)
-        flat = x.reshape(count, -1)
-        if count < rows:
-            flat = pad(flat, (0, 0, 0, rows - count))
-        out = torch.ops.mkl._mkl_linear(flat, laid_out, weight, bias, rows)
-        return out[:count].view(*x.shape[:-1], -1)
-
-    return forward

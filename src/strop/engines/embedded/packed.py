@@ -61,7 +61,7 @@ class Packed:
         self._model = model
         self._cache = cache
         self._columns = torch.arange(cache.limit, device=cache.layout.device)
-        self._linears = Linears(model, cache.rows)
+        self._linears = Linears(model)
 
     def refresh(self) -> None:
         self._linears.refresh()
