@@ -17,6 +17,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from strop.config import SglangConfig
+from strop.engines import served
 from strop.engines.base import Chunk
 from strop.engines.delivery import Probe
 from strop.engines.process import free_port
@@ -37,6 +38,11 @@ def folder(path: Path, scale: float = 1.0, probe: float | None = None) -> Path:
         ids = [5, 7, 9]
         (path / "probe.json").write_bytes(msgspec.json.encode(Probe(ids, [-(t / 100) * probe for t in ids[1:]])))
     return path
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "NOTICE", 0.3)
 
 
 @pytest.fixture
@@ -203,6 +209,17 @@ async def test_a_new_version_and_what_is_none(tmp_path: Path, python_path: str) 
         (chunk,) = await play(engine, [1, 10], max_tokens=1)
         assert (chunk.version, chunk.logprobs) == ("1.1", [-0.22]), "started again, with what it served before"
         assert engine._server.url != url
+
+
+async def test_somebody_elses_server_gets_the_version_before_back(tmp_path: Path) -> None:
+    async with elsewhere(tmp_path) as (engine, _):
+        folder(tmp_path / "weights/1.1", scale=2.0, probe=2.0)
+        await engine.load("1.1")
+        folder(tmp_path / "weights/1.2", scale=9.0, probe=3.0)
+        with pytest.raises(EngineError, match=r"does not serve what was sent as version 1\.2"):
+            await engine.load("1.2")
+        (chunk,) = await play(engine, [1, 10], max_tokens=1)
+        assert (chunk.version, chunk.logprobs) == ("1.1", [-0.22])
 
 
 async def test_killed_in_mid_answer_it_is_started_again(tmp_path: Path, python_path: str) -> None:

@@ -17,11 +17,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from strop.config import VllmConfig
+from strop.engines import served
 from strop.engines.base import Chunk
-from strop.engines.vllm import engine as engine_module
-from strop.engines.vllm.engine import Vllm
+from strop.engines.vllm.engine import Vllm, command, environment
 from strop.engines.vllm.protocol import refuse_untested, sampling_params
-from strop.engines.vllm.server import command, environment
 from strop.errors import ConfigError, ContextOverflow, EngineError
 from strop.types import Sampling
 from strop.weights.files import Folders
@@ -76,8 +75,8 @@ Make = Callable[..., Stand]
 
 @pytest.fixture
 async def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Make]:
-    monkeypatch.setattr(engine_module, "FIRST_WAIT", 0.05)
-    monkeypatch.setattr(engine_module, "NOTICE", 0.3)
+    monkeypatch.setattr(served, "FIRST_WAIT", 0.05)
+    monkeypatch.setattr(served, "NOTICE", 0.3)
     made: list[Stand] = []
 
     def one(**settings: Any) -> Stand:
@@ -343,6 +342,39 @@ async def test_a_paused_engine_stays_paused_over_a_load(make: Make) -> None:
     assert [chunk.version for chunk in await waiting] == ["1.1"]
 
 
+async def test_a_pause_in_the_middle_of_a_load_lasts(make: Make) -> None:
+    stand = make()
+    await stand.engine.start()
+    slow = stand.offer("1.1", 0.5) / "slow"
+    slow.touch()
+    loading = asyncio.create_task(stand.engine.load("1.1"))
+    await until(lambda: any("reload" in asked for asked in stand.asked()))
+    pausing = asyncio.create_task(stand.engine.pause())
+    await asyncio.sleep(0.05)
+    slow.unlink()
+    await asyncio.gather(loading, pausing)
+    waiting = asyncio.create_task(play(stand, [5], max_tokens=1))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    await stand.engine.resume()
+    assert [chunk.version for chunk in await waiting] == ["1.1"]
+
+
+async def test_a_load_that_is_given_up_leaves_the_version_before(make: Make) -> None:
+    stand = make()
+    await stand.engine.start()
+    (stand.offer("1.1", 0.5) / "slow").touch()
+    loading = asyncio.create_task(stand.engine.load("1.1"))
+    await until(lambda: any("reload" in asked for asked in stand.asked()))
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    with pytest.raises(EngineError, match=r"started again|could not be loaded: it was given up"):
+        await stand.engine.health()
+    assert [(chunk.version, chunk.logprobs) for chunk in await play(stand, [5], max_tokens=1)] == [("1.0", [-0.006])]
+    assert (stand.folder / "starts").read_text() == "2"
+
+
 async def test_what_is_refused_leaves_the_version_before(make: Make) -> None:
     stand = make()
     await stand.engine.start()
@@ -420,6 +452,42 @@ async def test_it_sleeps_while_it_is_paused(make: Make) -> None:
         ("/sleep", None),
         ("/wake_up", None),
     ]
+
+
+async def test_started_again_while_it_is_paused_it_sleeps_again(make: Make) -> None:
+    stand = make(sleep=True)
+    await stand.engine.start()
+    stand.offer("1.1", 0.5)
+    await stand.engine.load("1.1")
+    await stand.engine.pause()
+    os.kill(stand.pid, signal.SIGKILL)
+    await until(lambda: sum(asked.get("path") == "/sleep" for asked in stand.asked()) == 2)
+    waiting = asyncio.create_task(play(stand, [5], max_tokens=1))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    await stand.engine.resume()
+    assert [(chunk.version, chunk.logprobs) for chunk in await waiting] == [("1.1", [-0.506])]
+    told = [asked.get("path") or ("reload" if "reload" in asked else "generate") for asked in stand.asked()]
+    assert told[told.index("/sleep") :] == [
+        "/sleep",
+        *("/pause", "reload", "/resume", "/reset_prefix_cache", "generate", "/sleep"),
+        *("/wake_up", "generate"),
+    ]
+
+
+async def test_closed_while_it_is_started_again_it_leaves_nothing(make: Make) -> None:
+    stand = make()
+    await stand.engine.start()
+    os.kill(stand.pid, signal.SIGKILL)
+    await until(lambda: (stand.folder / "starts").read_text() == "2")
+    pid = stand.pid
+    waiting = asyncio.create_task(play(stand, [5]))
+    await asyncio.sleep(0.01)
+    await stand.engine.close()
+    with pytest.raises(EngineError, match="vLLM was closed"):
+        await waiting
+    assert not alive(pid)
+    assert not alive(stand.inner)
 
 
 async def test_somebody_elses_server_gets_its_version_again_when_it_comes_back(make: Make, monkeypatch: Any) -> None:

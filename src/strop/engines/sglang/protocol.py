@@ -12,41 +12,32 @@ Left out: other ways to bring new weights than a folder, adapters, grammars, sev
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
-from typing import Any, Literal, cast
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
+from strop.engines.events import MOVED, BrokenOff, Line, Piece
 from strop.errors import EngineError
-from strop.http import Answer, Client
+from strop.http import Client
 from strop.types import Sampling
 
 OLDEST, NEWEST = (0, 5), (0, 5)
-ASKED = 60.0
-"""Seconds for an answer that costs the server nothing."""
-MOVED = 1800.0
-"""Seconds for weights to be loaded."""
 
 
-class BrokenOff(EngineError):
-    """An answer that sglang began and did not end. Asking again may help."""
+class Told(Piece, frozen=True):
+    """Some sampled tokens, and what the server calls the weights they are from."""
 
-
-class Piece(Struct, frozen=True):
-    """Some sampled tokens, and what the server calls the weights they are from. `finish` ends the answer."""
-
-    ids: list[int]
-    logprobs: list[float]
     weights: str | None
-    finish: Literal["stop", "length"] | None
 
 
 class Api:
     """A server that answers. Made by `Api.of`."""
 
-    def __init__(self, client: Client, version: str, context: int | None, weights: str | None) -> None:
-        self._client = client
+    def __init__(self, line: Line, version: str, context: int | None, weights: str | None) -> None:
+        self._line = line
         self.version = version
         self.context = context
         self.weights = weights
@@ -54,21 +45,22 @@ class Api:
     @staticmethod
     async def of(client: Client) -> Api:
         """Find out whom we talk to. Raises `EngineError` for a version that is not known, by name."""
-        server, model = await _about(client, "server_info"), await _about(client, "model_info")
+        line = Line("sglang", client)
+        server, model = await _about(line, "server_info"), await _about(line, "model_info")
         version = str(server.get("version"))
         refuse_unknown(version)
         length = server.get("context_length")
-        return Api(client, version, length if isinstance(length, int) else None, model.get("weight_version"))
+        return Api(line, version, length if isinstance(length, int) else None, model.get("weight_version"))
 
     async def health(self) -> None:
         """Have it draw a token, unless it is drawing some anyway."""
-        await _request(self._client, "GET", "/health_generate")
+        await self._line.ask("GET", "/health_generate")
 
     # -- tokens --------------------------------------------------------------------------------------------------------
 
     async def generate(
         self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], max_tokens: int
-    ) -> AsyncGenerator[Piece]:
+    ) -> AsyncGenerator[Told]:
         """Sampled tokens as they come. Raises `EngineError` if they are refused, `strop.http`'s errors if the
         connection breaks. Who closes it early should also `abort`: the server sees that only seconds later."""
         body = {
@@ -79,12 +71,9 @@ class Api:
             "stream": True,
         }
         given, finished = 0, False
-        async with self._client.stream("POST", "/generate", _encode(body), headers=_JSON) as streamed:
-            if streamed.status != 200:
-                text = b"".join([piece async for piece in streamed])
-                raise _refused(streamed.status, text, "a request")
-            async for data in _events(streamed):
-                piece = _piece(data, given)
+        async with aclosing(self._line.events("/generate", body)) as events:
+            async for event in events:
+                piece = _piece(self._line, event, given)
                 given += len(piece.ids)
                 finished = piece.finish is not None
                 if piece.ids or finished:
@@ -93,13 +82,13 @@ class Api:
             raise BrokenOff("sglang broke the answer off without saying why")
 
     async def abort(self, rid: str) -> None:
-        await _request(self._client, "POST", "/abort_request", {"rid": rid})
+        await self._line.ask("POST", "/abort_request", {"rid": rid})
 
     async def score(self, ids: Sequence[int]) -> list[float]:
         """The logprob of every id but the first, given those before it."""
         sampling = {"temperature": 1.0, "max_new_tokens": 1}
         body = {"input_ids": list(ids), "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
-        answer = await _request(self._client, "POST", "/generate", body, timeout=MOVED)
+        answer = await self._line.ask("POST", "/generate", body, timeout=MOVED)
         places = msgspec.json.decode(answer.body, type=_Message).meta_info.input_token_logprobs
         if [place[1] for place in places] != list(ids):
             raise EngineError(f"sglang {self.version} gives no logprobs of a prompt")
@@ -109,19 +98,19 @@ class Api:
 
     async def pause(self) -> None:
         """Draw no tokens from now on. Whatever is at work waits, and is prefilled again afterwards."""
-        await _request(self._client, "POST", "/pause_generation", {"mode": "retract"}, timeout=MOVED)
+        await self._line.ask("POST", "/pause_generation", {"mode": "retract"}, timeout=MOVED)
 
     async def go_on(self) -> None:
-        await _request(self._client, "POST", "/continue_generation", {})
+        await self._line.ask("POST", "/continue_generation", {})
 
     async def reload(self, folder: str, weights: str) -> None:
         """Load the weights of a folder in Hugging Face format in place of the present ones, and drop all prefixes."""
         body = {"model_path": folder, "weight_version": weights, "flush_cache": True}
-        answer = await _request(self._client, "POST", "/update_weights_from_disk", body, timeout=MOVED)
+        answer = await self._line.ask("POST", "/update_weights_from_disk", body, timeout=MOVED)
         done: dict[str, Any] = msgspec.json.decode(answer.body)
         if not done.get("success"):
             raise EngineError(f"sglang could not load {folder}: {done.get('message')}")
-        served = (await _about(self._client, "model_info")).get("weight_version")
+        served = (await _about(self._line, "model_info")).get("weight_version")
         if served != weights:
             raise EngineError(f"sglang says that it serves the weights {served!r} after those of {weights} were loaded")
         self.weights = weights
@@ -187,23 +176,10 @@ class _Message(Struct, frozen=True):
     error: dict[str, Any] | None = None
 
 
-_JSON = {"content-type": "application/json"}
-_encode = msgspec.json.encode
 _message = msgspec.json.Decoder(_Message)
 
 
-async def _events(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
-    """The data of server-sent events, but for the one that says that they are over."""
-    held = b""
-    async for piece in pieces:
-        *whole, held = (held + piece).split(b"\n\n")
-        for event in whole:
-            data = event.removeprefix(b"data:").strip()
-            if data and data != b"[DONE]":
-                yield data
-
-
-def _piece(data: bytes, given: int) -> Piece:
+def _piece(line: Line, data: bytes, given: int) -> Told:
     """What is new in a message, after `given` tokens."""
     try:
         message = _message.decode(data)
@@ -211,7 +187,7 @@ def _piece(data: bytes, given: int) -> Piece:
         raise EngineError(f"sglang said something that is not understood ({error})") from None
     if message.error is not None:
         status = message.error.get("code")
-        raise _refused(status if isinstance(status, int) else 500, data, "a request")
+        raise line.refused(status if isinstance(status, int) else 500, data)
     about = message.meta_info
     new = about.completion_tokens - given
     ids = message.output_ids[-new:] if new > 0 else []
@@ -221,7 +197,7 @@ def _piece(data: bytes, given: int) -> Piece:
         raise EngineError("sglang gave tokens and logprobs that do not belong together")
     if len(logprobs) != len(ids):
         raise EngineError("sglang gave no logprob for a token that it drew: are the weights finite numbers?")
-    return Piece(ids, logprobs, about.weight_version, _finish(about.finish_reason))
+    return Told(ids, logprobs, _finish(about.finish_reason), about.weight_version)
 
 
 def _finish(reason: _Finish | None) -> Literal["stop", "length"] | None:
@@ -235,43 +211,14 @@ def _finish(reason: _Finish | None) -> Literal["stop", "length"] | None:
     return reason.type
 
 
-async def _about(client: Client, what: str) -> dict[str, Any]:
+async def _about(line: Line, what: str) -> dict[str, Any]:
     """Older servers have `get_` before these names."""
-    try:
-        answer = await client.request("GET", f"/{what}", timeout=ASKED)
-        if answer.status == 404:
-            answer = await client.request("GET", f"/get_{what}", timeout=ASKED)
-    except (ConnectionError, TimeoutError) as error:
-        raise EngineError(f"sglang did not answer /{what}: {error}") from error
+    answer = await line.send("GET", f"/{what}")
+    if answer.status == 404:
+        answer = await line.send("GET", f"/get_{what}")
     try:
         if answer.status != 200:
             raise ValueError
         return msgspec.json.decode(answer.body, type=dict[str, Any])
     except ValueError:  # msgspec's are too
-        raise EngineError(f"{client.url} is no sglang: it has no /{what}") from None
-
-
-async def _request(
-    client: Client, method: str, path: str, body: Mapping[str, Any] | None = None, timeout: float = ASKED
-) -> Answer:
-    try:
-        answer = await client.request(
-            method, path, b"" if body is None else _encode(body), headers=_JSON, timeout=timeout
-        )
-    except (ConnectionError, TimeoutError) as error:
-        raise EngineError(f"sglang did not answer {path}: {error}") from error
-    if answer.status != 200:
-        raise _refused(answer.status, answer.body, path)
-    return answer
-
-
-def _refused(status: int, body: bytes, what: str) -> EngineError:
-    said: Any = body[:300].decode(errors="replace")
-    try:
-        said = msgspec.json.decode(body, type=dict[str, Any])
-        said = said.get("error") or said.get("message") or said.get("detail") or said
-        said = cast(dict[str, Any], said).get("message", said) if isinstance(said, dict) else said
-    except msgspec.DecodeError:
-        pass
-    kind = BrokenOff if status >= 500 else EngineError
-    return kind(f"sglang refused {what} (status {status}): {said or 'it does not say why'}")
+        raise EngineError(f"{line.url} is no sglang: it has no /{what}") from None

@@ -15,13 +15,14 @@ Tested: 0.24 (one H200) and 0.32 (CPU). What differs between them and is spoken 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any, Literal, cast
-from urllib.parse import urlencode
 
 import msgspec
 from msgspec import Struct
 
+from strop.engines.events import ASKED, MOVED, BrokenOff, Line, Piece, Said
 from strop.errors import EngineError
 from strop.http import Answer, Client
 from strop.types import Sampling
@@ -35,29 +36,12 @@ NEEDED = ("/inference/v1/generate", "/pause", "/resume", "/reset_prefix_cache", 
 LOWEST = -9999.0
 """What vLLM writes for a logprob that is not a number, or lower than this."""
 
-ASKED = 60.0
-"""Seconds for an answer that costs vLLM nothing."""
-MOVED = 1800.0
-"""Seconds for weights to be loaded, and for requests in flight to end before that."""
-
-
-class BrokenOff(EngineError):
-    """An answer that vLLM began and did not end. Asking again may help."""
-
-
-class Piece(Struct, frozen=True):
-    """Some sampled tokens. `finish` ends the answer."""
-
-    ids: list[int]
-    logprobs: list[float]
-    finish: Literal["stop", "length"] | None
-
 
 class Api:
     """A server that answers, with the endpoints that are needed. Made by `Api.of`."""
 
-    def __init__(self, client: Client, version: str, paths: frozenset[str], base: str, context: int) -> None:
-        self._client = client
+    def __init__(self, line: Line, version: str, paths: frozenset[str], base: str, context: int) -> None:
+        self._line = line
         self.base = base  # what it calls the model that it serves
         self.version = version
         self.context = context
@@ -66,16 +50,17 @@ class Api:
     @staticmethod
     async def of(client: Client) -> Api:
         """Find out whom we talk to. Raises `EngineError` for a version outside the tested range, by name."""
-        version = str((await _json(client, "GET", "/version")).get("version"))
+        line = Line("vLLM", client)
+        version = str((await _about(line, "/version")).get("version"))
         refuse_untested(version)
-        paths = frozenset(cast("dict[str, Any]", (await _json(client, "GET", "/openapi.json")).get("paths") or {}))
+        paths = frozenset(cast("dict[str, Any]", (await _about(line, "/openapi.json")).get("paths") or {}))
         if missing := [path for path in NEEDED if path not in paths]:
             raise EngineError(
                 f"vLLM {version} at {client.url} has no {', '.join(missing)}: start it with VLLM_SERVER_DEV_MODE=1 in "
                 "its environment and --tokens-only"
             )
-        models = (await _json(client, "GET", "/v1/models")).get("data") or [{}]
-        return Api(client, version, paths, str(models[0].get("id")), int(models[0].get("max_model_len") or 0))
+        models = (await _about(line, "/v1/models")).get("data") or [{}]
+        return Api(line, version, paths, str(models[0].get("id")), int(models[0].get("max_model_len") or 0))
 
     async def health(self) -> None:
         await self._ask("GET", "/health")
@@ -94,11 +79,8 @@ class Api:
             "sampling_params": sampling_params(sampling, stop_ids, max_tokens),
         }
         finished = False
-        async with self._client.stream("POST", "/inference/v1/generate", _encode(body), headers=_JSON) as streamed:
-            if streamed.status != 200:
-                text = b"".join([piece async for piece in streamed])
-                raise _refused(streamed.status, text, "an answer")
-            async for event in _events(streamed):
+        async with aclosing(self._line.events("/inference/v1/generate", body)) as events:
+            async for event in events:
                 piece = _piece(event)
                 finished = piece.finish is not None
                 yield piece
@@ -146,13 +128,13 @@ class Api:
         answer = await self._ask("GET", "/get_world_size")
         return int(msgspec.json.decode(answer.body)["world_size"])
 
-    async def begin_transfer(self, about: Mapping[str, Any]) -> None:
+    async def begin_transfer(self, about: Said) -> None:
         await self._ask("POST", "/init_weight_transfer_engine", {"init_info": about}, timeout=MOVED)
 
     async def start_update(self) -> None:
         await self._ask("POST", "/start_weight_update", {}, timeout=MOVED)
 
-    async def update(self, about: Mapping[str, Any]) -> None:
+    async def update(self, about: Said) -> None:
         await self._ask("POST", "/update_weights", {"update_info": about}, timeout=MOVED)
 
     async def finish_update(self) -> None:
@@ -167,17 +149,11 @@ class Api:
     # ------------------------------------------------------------------------------------------------------------------
 
     async def _ask(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        query: Mapping[str, str] | None = None,
-        timeout: float = ASKED,
+        self, method: str, path: str, body: Said | None = None, *, query: Said | None = None, timeout: float = ASKED
     ) -> Answer:
         if path != "/health" and path not in self._paths:
             raise EngineError(f"vLLM {self.version} as it was started has no {path}: see engine.vllm in `strop config`")
-        return await _request(self._client, method, path, body, query, timeout)
+        return await self._line.ask(method, path, body, query=query, timeout=timeout)
 
 
 def refuse_untested(version: str) -> None:
@@ -241,20 +217,7 @@ class _Event(Struct):
     error: dict[str, Any] | None = None
 
 
-_JSON = {"content-type": "application/json"}
-_encode = msgspec.json.encode
 _event = msgspec.json.Decoder(_Event)
-
-
-async def _events(pieces: Any) -> AsyncGenerator[bytes]:
-    """The data of a stream of server-sent events, but for the one that says that it is over."""
-    held = b""
-    async for piece in pieces:
-        *whole, held = (held + piece).split(b"\n\n")
-        for event in whole:
-            data = event.removeprefix(b"data: ")
-            if data != b"[DONE]":
-                yield data
 
 
 def _piece(data: bytes) -> Piece:
@@ -276,39 +239,9 @@ def _piece(data: bytes) -> Piece:
     return Piece(ids, logprobs, cast('Literal["stop", "length"] | None', choice.finish_reason))
 
 
-async def _request(
-    client: Client,
-    method: str,
-    path: str,
-    body: Mapping[str, Any] | None = None,
-    query: Mapping[str, str] | None = None,
-    timeout: float = ASKED,
-) -> Answer:
-    target = f"{path}?{urlencode(query)}" if query else path
-    data = b"" if body is None else _encode(body)
-    try:
-        answer = await client.request(method, target, data, headers=_JSON, timeout=timeout)
-    except (ConnectionError, TimeoutError) as error:
-        raise EngineError(f"vLLM did not answer {path}: {error}") from error
-    if answer.status != 200:
-        raise _refused(answer.status, answer.body, path)
-    return answer
-
-
-async def _json(client: Client, method: str, path: str) -> dict[str, Any]:
-    answer = await _request(client, method, path)
+async def _about(line: Line, path: str) -> dict[str, Any]:
+    answer = await line.ask("GET", path)
     try:
         return msgspec.json.decode(answer.body, type=dict[str, Any])
     except msgspec.DecodeError:
-        raise EngineError(f"{client.url} is no vLLM: its answer to {path} is no JSON object") from None
-
-
-def _refused(status: int, body: bytes, what: str) -> EngineError:
-    try:
-        said: Any = msgspec.json.decode(body)
-        said = said.get("error", said.get("detail", said))
-        said = said.get("message", said) if isinstance(said, dict) else said
-    except (msgspec.DecodeError, AttributeError):
-        said = body[:300].decode(errors="replace")
-    kind = BrokenOff if status >= 500 else EngineError
-    return kind(f"vLLM refused {what} (status {status}): {said or 'it does not say why'}")
+        raise EngineError(f"{line.url} is no vLLM: its answer to {path} is no JSON object") from None

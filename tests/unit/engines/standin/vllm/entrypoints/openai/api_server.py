@@ -82,6 +82,8 @@ async def collective_rpc(request: Request) -> Response:
     global shift
     body = await request.json()
     note({"reload": body["kwargs"]["weights_path"], "paused": paused})
+    while (Path(body["kwargs"]["weights_path"]) / "slow").exists():  # noqa: ASYNC110 - tests take it away
+        await asyncio.sleep(0.02)
     shift = shift_of(body["kwargs"]["weights_path"])
     return JSONResponse({"results": [None]})
 
