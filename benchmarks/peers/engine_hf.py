@@ -28,7 +28,12 @@ class HuggingFace(Side):
 
     def answer(self, prompts: Prompts, sampled: int) -> Iterator[tuple[int, list[int]]]:
         settings = GenerationConfig(
-            max_new_tokens=sampled, do_sample=True, temperature=1.0, top_k=0, pad_token_id=0, eos_token_id=-1
+            max_new_tokens=sampled,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            pad_token_id=0,
+            eos_token_id=-1,  # never
         )
         if self._continuous:
             found = self._model.generate_batch(inputs=list(prompts.values()), generation_config=settings)

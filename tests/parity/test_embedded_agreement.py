@@ -23,6 +23,7 @@ from transformers import (
 
 from strop.config import EngineConfig
 from strop.engines.base import Chunk
+from strop.engines.embedded import core as core_module
 from strop.engines.embedded import linears
 from strop.engines.embedded.core import Core
 from strop.engines.embedded.engine import Arrival, Embedded
@@ -64,9 +65,10 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 
 
 @pytest.fixture(autouse=True)
-def _weights_are_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The models here are too small for it to be worth while, and just right to see that nothing goes wrong."""
+def _as_with_large_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are laid out and caches grow, which models and contexts as small as these would not need."""
     monkeypatch.setattr(linears, "SMALLEST", 1)
+    monkeypatch.setattr(core_module, "BEGIN", 16)
 
 
 def tiny(config: PreTrainedConfig, seed: int = 0) -> Any:
@@ -225,8 +227,38 @@ def test_the_model_itself_is_left_as_it_was() -> None:
     served = tiny(CONFIGS["llama"])
     core = Core(served, EngineConfig(rows=4), context=128)
     play(core, {i: ([1, 2, 3, i], Sampling(max_tokens=4)) for i in range(4)})
+    assert not torch.backends.mkl.is_available() or core.passes._linears._forwards  # pyright: ignore
     assert all("forward" not in vars(module) for module in served.modules())
     assert served(torch.tensor([[1, 2, 3]])).logits.requires_grad
+
+
+def test_an_agent_may_leave_in_the_middle_of_a_prompt_that_made_the_cache_grow() -> None:
+    served = tiny(CONFIGS["llama"])
+    core = Core(served, EngineConfig(rows=2, prefill_chunk=8), context=128)
+    core.add(0, [7] * 100, Sampling(max_tokens=4), [])
+    for _ in range(5):
+        core.step()
+    assert core.cache.width > 16
+    core.cancel(0)
+    asked = {1: ([7] * 20, Sampling(max_tokens=4, seed=1))}
+    assert_agreement(served, [answer(*asked[1], play(core, asked)[1])], Limits())
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 128])
+def test_deterministic_mode_takes_any_chunk_and_positions_that_end_early(chunk: int) -> None:
+    config = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=4, n_positions=100, eos_token_id=None)
+    served = tiny(config)
+    core = Core(served, EngineConfig(rows=2, prefill_chunk=chunk, deterministic=True), context=100)
+    asked = {0: ([5] * 40, Sampling(max_tokens=59, seed=1))}
+    assert_agreement(served, [answer(*asked[0], play(core, asked)[0])], Limits())
+
+
+def test_positions_that_depend_on_the_neighbours_are_refused() -> None:
+    factors = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 2.0}
+    parameters = {**factors, "rope_theta": 10000.0, "original_max_position_embeddings": 32}
+    model = tiny(LlamaConfig(**{**SMALL, "rope_parameters": parameters}))
+    with pytest.raises(ModelError, match="longrope"):
+        Core(model, EngineConfig(rows=2), context=64)
 
 
 def test_keys_of_an_older_version_are_not_used_again() -> None:
@@ -341,6 +373,7 @@ def test_a_prompt_that_the_memory_can_never_hold_is_refused(deterministic: bool)
 def test_a_storm_of_cancellations_leaves_every_slot_free_and_nothing_behind() -> None:
     model = tiny(CONFIGS["llama"])
     core = Core(model, EngineConfig(rows=4, prefill_chunk=8), context=128)
+    core.cache.reach(core.context)
     draw, size = random.Random(0), core.cache.bytes
     alive: set[int] = set()
     for id in range(1000):

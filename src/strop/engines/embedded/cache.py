@@ -25,7 +25,7 @@ class Layout:
 
     @property
     def spare(self) -> int:
-        """Rows beside those of sequences, for tokens that only fill up a pass; see graphs.py."""
+        """Rows beside those of sequences, for tokens that only fill up a pass; see ragged.py."""
         return 1 if self.device.type == "cuda" else 0
 
     @property

@@ -99,15 +99,14 @@ class Core:
         width = self._width()
         self.cache = Cache(layout, rows=rows, width=width if deterministic else BEGIN, limit=width)
         self.slots = Slots(rows, width, reuse=not deterministic)
-        self.passes: Passes = (
-            Fixed(self.model, self.cache, chunk=self.chunk)
-            if deterministic
-            else Ragged(self.model, self.cache)
-            if fits(layout)
-            else Packed(self.model, self.cache)
-        )
+        self.passes = self._passes()
         if width >= len(PROBE[0]):
-            check(self.model, self.passes, wanted, rows=rows)
+            check(self.model, self.passes, wanted, rows=rows, chunk=self.chunk)
+
+    def _passes(self) -> Passes:
+        if self.config.deterministic:
+            return Fixed(self.model, self.cache, chunk=self.chunk)
+        return (Ragged if fits(self.cache.layout) else Packed)(self.model, self.cache)
 
     def _width(self) -> int:
         """Columns of the cache: in deterministic mode a whole number of chunks, so that the last, padded one fits."""
@@ -133,6 +132,7 @@ class Core:
         prompt = np.array(ids, np.int32)
         self.waiting[id] = Request(id, ids, len(ids), sampling, frozenset(stop_ids), stream, prompt)
 
+    @torch.inference_mode()  # as in a step: what was made there may only be changed there
     def cancel(self, id: int) -> None:
         self.waiting.pop(id, None)
         if request := self.running.get(id):

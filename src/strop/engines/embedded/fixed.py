@@ -28,6 +28,7 @@ class Fixed:
         self._device = cache.layout.device
         self._columns = torch.arange(cache.width, device=self._device)
         self._lowest = torch.finfo(cache.layout.dtype).min
+        self._last = int(getattr(model.config, "max_position_embeddings", None) or cache.width) - 1
 
     def run(self, pieces: Sequence[Piece]) -> Tensor:
         decoding = [piece for piece in pieces if piece.sampled]
@@ -71,7 +72,7 @@ class Fixed:
         self._cache.aim(rows.flatten(), places.flatten(), view)
         return self._model(
             input_ids=ids,
-            position_ids=places,
+            position_ids=places.clamp(max=self._last),  # padding may stand behind the last that the model knows
             attention_mask=mask.masked_fill_(~seen, self._lowest)[:, None],
             past_key_values=self._cache,
             use_cache=True,

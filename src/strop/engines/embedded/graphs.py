@@ -46,6 +46,10 @@ class Graphs:
 
     def run(self, size: Hashable, given: Sequence[Tensor], *, beside: Sequence[Tensor]) -> Tensor:
         """The logits of a pass, which the next one writes over. `beside`: what it reads that is no weight."""
+        with torch.cuda.device(self._model.device):
+            return self._run(size, given, beside)
+
+    def _run(self, size: Hashable, given: Sequence[Tensor], beside: Sequence[Tensor]) -> Tensor:
         others = _addresses(beside)
         if others != self._others:
             self._recorded.clear()
@@ -56,6 +60,7 @@ class Graphs:
             except RuntimeError as error:
                 log.warning("passes cannot be recorded, which makes them slower: %s", str(error).splitlines()[0])
                 self._refused = True
+                self._recorded.clear()
         if self._refused:
             return self._forward(size, *(tensor.to(self._model.device) for tensor in given))
         recording = self._recorded[size]

@@ -30,7 +30,8 @@ HINT = 32
 
 class Linears:
     def __init__(self, model: Any) -> None:
-        self._modules = [m for m in model.modules() if type(m) is torch.nn.Linear and _can_be_laid_out(m.weight)]
+        plain = [m for m in model.modules() if type(m) is torch.nn.Linear and "forward" not in vars(m)]
+        self._modules = [module for module in plain if _can_be_laid_out(module.weight)]
         self._forwards: list[Callable[[Tensor], Tensor]] = []
         self._agrees: dict[tuple[int, int, int], bool] = {}  # by rows and shape
         self.refresh()

@@ -97,6 +97,12 @@ PROBE = ((1, 2, 3, 4, 5, 6), (1, 2, 6, 5, 4, 3))
 @torch.inference_mode()
 def stock(model: Any) -> tuple[Layout, Tensor]:
     """The shapes of this model's keys and values, and its own logits of `PROBE`, from one pass as it comes."""
+    rope = getattr(model.config, "rope_parameters", None) or getattr(model.config, "rope_scaling", None) or {}
+    if rope.get("rope_type") == "longrope":
+        raise ModelError(
+            f"{type(model).__name__} turns positions by the longest sequence of a pass (longrope), so that a sequence "
+            "would depend on its neighbours: use another model, or vllm"
+        )
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         raise ModelError(
             f"{type(model).__name__} cannot be asked for the logits of some tokens only: use another model"
@@ -117,12 +123,15 @@ def stock(model: Any) -> tuple[Layout, Tensor]:
 
 
 @torch.inference_mode()
-def check(model: Any, passes: Passes, wanted: Tensor, *, rows: int) -> None:
+def check(model: Any, passes: Passes, wanted: Tensor, *, rows: int, chunk: int) -> None:
     """Refuse a model that gives other logits here than by itself: it does more in attention than is known of it."""
     wanted = wanted[:rows]
     probes = [[i % model.config.vocab_size for i in ids] for ids in PROBE[:rows]]
     half = len(probes[0]) - 2
-    first = passes.run([Piece(row, 0, ids[:half], False, True) for row, ids in enumerate(probes)])
+    for start in range(0, half, chunk):
+        stop = min(half, start + chunk)
+        first = passes.run([Piece(row, start, ids[start:stop], False, stop == half) for row, ids in enumerate(probes)])
+    first = first.clone()  # a recorded pass gives the same memory again
     second = passes.run([Piece(row, half, ids[half : half + 1], True, True) for row, ids in enumerate(probes)])
     limit = 1e-4 if wanted.dtype.itemsize >= 4 else 5e-2
     worst = max((first - wanted[:, half - 1]).abs().max(), (second - wanted[:, half]).abs().max())

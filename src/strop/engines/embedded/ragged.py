@@ -117,7 +117,9 @@ def fits(layout: Layout) -> bool:
     """Whether the call knows these shapes."""
     half = layout.dtype in (torch.bfloat16, torch.float16)
     usual = all(key == value and key % 8 == 0 and key <= 256 for _, key, value in layout.layers)
-    return layout.device.type == "cuda" and half and usual and torch.cuda.get_device_capability(layout.device)[0] >= 8
+    if layout.device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return half and usual and torch.cuda.get_device_capability(layout.device)[0] >= 8
 
 
 def attention(

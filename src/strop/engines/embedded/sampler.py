@@ -46,7 +46,9 @@ def sample(logits: Tensor, drawers: Sequence[Drawer], *, precise: bool = False) 
     weights = (logits - logits.amax(-1, keepdim=True)).exp_()
     cut = [row for row, s in enumerate(samplings) if s.truncated and s.temperature > 0.0]
     if cut:
-        weights[cut] = truncate(logits[cut].log_softmax(-1), [samplings[row] for row in cut]).exp_()
+        # Precisely, row by row: how ties are broken at a cut may depend on how many candidates are looked at.
+        for rows in [[row] for row in cut] if precise else [cut]:
+            weights[rows] = truncate(logits[rows].log_softmax(-1), [samplings[row] for row in rows]).exp_()
     uniforms = torch.tensor([drawer.stream.random() for drawer in drawers], dtype=torch.float64)
     ids, whole = draw(weights, uniforms.to(logits.device))
     greedy = [row for row, s in enumerate(samplings) if s.temperature == 0.0]
