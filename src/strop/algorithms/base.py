@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -66,6 +67,9 @@ class Algorithm(ABC):
         through all three. Use methods of the tensors only: `(logp - entries.proximal).exp()`.
         """
 
+    def resume(self, metrics: Mapping[str, float]) -> None:  # noqa: B027 - most algorithms remember nothing
+        """Take up what the last committed step's metrics say, where an algorithm carries something across steps."""
+
 
 def make(config: AlgorithmConfig, learner: LearnerConfig) -> Algorithm:
     """The algorithm called `config.name`: its file has a Struct `Settings` and a function `make`."""
@@ -80,8 +84,13 @@ def settings(config: AlgorithmConfig) -> Struct:
 
 
 def _file(name: str) -> ModuleType:
+    """The algorithm's module. The other files of this folder are parts that algorithms share."""
     names = [found.name for found in iter_modules([str(Path(__file__).parent)])]
-    known = [n for n in names if n not in ("base", "credit", "losses")]
-    if name not in known:
-        raise ConfigError(f"there is no algorithm {name!r}: algorithm.name is one of {', '.join(known)}")
-    return import_module(f"strop.algorithms.{name}")
+    if name in names and _is_algorithm(file := import_module(f"strop.algorithms.{name}")):
+        return file
+    known = [n for n in names if _is_algorithm(import_module(f"strop.algorithms.{n}"))]
+    raise ConfigError(f"there is no algorithm {name!r}: algorithm.name is one of {', '.join(known)}")
+
+
+def _is_algorithm(file: ModuleType) -> bool:
+    return hasattr(file, "Settings") and hasattr(file, "make")

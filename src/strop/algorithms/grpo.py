@@ -1,14 +1,15 @@
-"""Group Relative Policy Optimization (Shao et al. 2024, https://arxiv.org/abs/2402.03300), without a KL term.
+"""Group Relative Policy Optimization (Shao et al. 2024, https://arxiv.org/abs/2402.03300).
 
 A rollout's advantage is its total minus its group's mean, divided by the group's standard deviation (unbiased, ddof 1,
 plus 1e-6, as in verl) if configured. The baseline is over rollouts, each counted once, before anything is dropped.
 A turn's own reward and an agent's add to the advantage of those turns (`credit.targeted`).
 
-The loss is the clipped surrogate, averaged over all trained tokens of the batch; the choices of one n > 1 request count
-1/n each. A group that teaches nothing is filtered: all totals equal is `zero_variance`, nobody to compare with is
-`group_of_one`.
+    baseline = "agent", "role"   what is compared is each agent's part: the total and what the agent got of its own
+    credit = "to_go"             what is compared is each turn's return: what it and later ones got of their own, and
+                                 the outcome, by `discount` less for each turn before the last
 
-Left out: a KL penalty against a reference, sequence-mean aggregation, importance correction for stale rollouts.
+What teaches nothing is filtered: all equal is `zero_variance`, nobody to compare with is `group_of_one`. That is whole
+groups, or the turns of one agent where only its part of the group is so.
 """
 
 from __future__ import annotations
@@ -17,77 +18,71 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from strop.algorithms.base import Algorithm, Tensor, View
-from strop.algorithms.credit import EPSILON, spread, targeted, totals, unused
-from strop.algorithms.losses import clipped
+from strop.algorithms import policy_gradient
+from strop.algorithms.credit import Baseline, Credit, Rewards, Scores, compare, owners, scores, targeted
+from strop.algorithms.policy_gradient import PolicyGradient
 from strop.config import LearnerConfig
 from strop.trajectory import Batch
 from strop.trajectory.entries import Floats
 
-
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    clip: Annotated[float, Meta(gt=0, description="ratios are clipped to 1 - clip ... 1 + clip")] = 0.2
-    clip_high: Annotated[float | None, Meta(description="upper clip; default: the same as clip")] = None
-    normalize_std: Annotated[bool, Meta(description="divide advantages by the group's standard deviation")] = True
+Share = Annotated[float, Meta(ge=0, le=1)]
 
 
-class GRPO(Algorithm):
-    def __init__(self, rewards: Mapping[str, float], settings: Settings, *, updates: int = 1) -> None:
-        self.rewards, self.settings = rewards, settings
-        # With one optimizer step the proximal policy is the policy itself; from the second on it must be remembered.
-        self.needs = frozenset({"proximal"} if updates > 1 else ())
+class Settings(policy_gradient.Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    normalize_std: Annotated[bool, Meta(description="divide advantages by the standard deviation of the like")] = True
+    baseline: Annotated[
+        Baseline, Meta(description="who is compared: all of the group, the same agent in it, agents of one role")
+    ] = "group"
+    credit: Annotated[
+        Credit, Meta(description="what is compared: the outcome of rollouts, or what each turn and later ones got")
+    ] = "outcome"
+    discount: Annotated[Share, Meta(description="with credit = to_go: what a reward counts one turn earlier")] = 1.0
+    terminal_share: Annotated[
+        Share, Meta(description="with credit = to_go: how much of the rollout's total its last turn gets")
+    ] = 1.0
 
-    def credit(self, batch: Batch) -> dict[str, float]:
-        entries = batch.entries
-        reward = totals(batch, self.rewards)
-        extra = targeted(batch, self.rewards)
-        advantage = self._advantages(batch, reward, extra)
-        alive = np.array([s.rollout.id not in batch.dropped for s in batch.samples], bool)
-        choices = np.array([turn.choices for turn in batch.turns], np.float64)
 
-        if len(entries):
-            entries.advantage[:] = advantage[entries.rollout] + extra[entries.turn]
-            entries.weight[:] = np.where(entries.trainable & alive[entries.rollout], 1.0 / choices[entries.turn], 0.0)
-        trained = entries.weight > 0
-        entries.advantage[~trained] = 0.0
-        if trained.any():
-            entries.weight /= entries.weight.sum()
-        return {
-            **spread("critic/rewards", reward[batch.counted]),
-            **spread("critic/advantages", entries.advantage[trained]),
-            **batch.counts(),
-            **unused(batch, self.rewards),
-        }
+class GRPO(PolicyGradient[Settings]):
+    leave_one_out = False
 
-    def _advantages(self, batch: Batch, reward: Floats, extra: Floats) -> Floats:
-        """One advantage per sample, 0 outside the baseline; drops the groups that teach nothing."""
-        advantage = np.zeros(len(batch.samples))
-        owner = batch.entries.rollout[batch.starts[:-1]]
-        for g in range(len(batch.groups)):
-            members = np.flatnonzero((batch.group == g) & batch.counted)
-            values = reward[members]
-            told_apart = bool(extra[batch.group[owner] == g].any())  # by rewards of turns or agents
-            if len(members) < 2:
-                reason = "group_of_one"
-            elif values.min() == values.max() and not told_apart:
-                reason = "zero_variance"
-            else:
-                scale = values.std(ddof=1) + EPSILON if self.settings.normalize_std else 1.0
-                advantage[members] = (values - values.mean()) / scale
-                continue
-            for s in members:
-                batch.drop(int(s), reason)
-        return advantage
+    def advantages(self, batch: Batch, rewards: Rewards) -> dict[str, float]:
+        s = self.settings
+        compared = scores(batch, rewards, s.credit, s.baseline, s.discount, s.terminal_share)
+        advantage, reasons = compare(compared, std=s.normalize_std, leave_one_out=self.leave_one_out)
+        extra = self.extra(batch, rewards)
+        per_turn = np.append(advantage, 0.0)[compared.turn] + extra
+        batch.entries.advantage[:] = per_turn[batch.entries.turn]
+        self._leave_out(batch, compared, reasons, extra)
+        return {}
 
-    def loss(
-        self, logp: Tensor, entropy: Tensor, value: Tensor | None, entries: View
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        low = self.settings.clip
-        high = low if self.settings.clip_high is None else self.settings.clip_high
-        return clipped(logp, entries.proximal, entries.advantage, low, high)
+    def extra(self, batch: Batch, rewards: Rewards) -> Floats:
+        """What is added to each turn's advantage, [turns]."""
+        if self.settings.credit == "to_go":
+            return np.zeros(len(batch.turns))
+        return targeted(batch, self.rewards, agents=self.settings.baseline == "group")
+
+    def _leave_out(self, batch: Batch, compared: Scores, reasons: list[str | None], extra: Floats) -> None:
+        """Drop or skip what teaches nothing; what `extra` tells apart does."""
+        told_apart = {int(compared.key[k]) for k in compared.turn[extra != 0] if k >= 0}
+        nothing: list[str | None] = [
+            None if why == "zero_variance" and int(key) in told_apart else why
+            for why, key in zip(reasons, compared.key, strict=True)
+        ]
+        teaches = {int(s) for s, why in zip(compared.sample, nothing, strict=True) if why is None}
+        for sample, why in zip(compared.sample, nothing, strict=True):
+            if why is not None and int(sample) not in teaches:
+                batch.drop(int(sample), why)
+        owner = owners(batch)
+        for t, k in enumerate(compared.turn):
+            reason = nothing[int(k)] if k >= 0 else None
+            if reason is not None and int(owner[t]) in teaches and batch.skipped[t] is None:
+                batch.skipped[t] = reason
+                batch.entries.trainable[batch.rows(t)] = False
+                if all(batch.skipped[other] is not None for other in np.flatnonzero(owner == owner[t])):
+                    batch.drop(int(owner[t]), reason)
 
 
 def make(rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> GRPO:
-    return GRPO(rewards, settings, updates=learner.updates)
+    return GRPO(rewards, settings, learner)

@@ -26,6 +26,10 @@ REASONS = {
     "abandoned": "whose answers never reached the agent",
     "greedy": "sampled at temperature 0",
     "truncated_sampling": "sampled from a truncated distribution",
+    "overlong": "with an answer that was cut off at its length (algorithm.settings.overlong)",
+    "malformed_call": "whose tool calls could not be read (algorithm.settings.drop_malformed)",
+    "turn_cap": "beyond the turns of a rollout that are trained (algorithm.settings.max_turns)",
+    "too_stale": "sampled from weights that are too old by now",
     "superseded": "sampled from weights that a resumed run left behind",
 }
 """Why a rollout carries no loss, in words. Algorithms and filters bring reasons of their own; `failed:<cause>` too."""

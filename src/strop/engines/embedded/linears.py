@@ -58,11 +58,12 @@ class Linears:
 
         def forward(x: Tensor) -> Tensor:
             count = x.numel() // x.shape[-1]
-            agrees = self._agrees.get((count, *weight.shape)) if 0 < count <= MOST else False
+            where = (count, weight.shape[0], weight.shape[1])
+            agrees = self._agrees.get(where) if 0 < count <= MOST else False
             if agrees is False:
                 return linear(x, weight, bias)
             out = torch.ops.mkl._mkl_linear(x, laid_out, weight, bias, count)
-            return out if agrees else self._compare(out, linear(x, weight, bias), (count, *weight.shape))
+            return out if agrees else self._compare(out, linear(x, weight, bias), where)
 
         return forward
 

@@ -1,0 +1,29 @@
+"""Dr. GRPO (Liu et al. 2025, https://arxiv.org/abs/2503.20783): GRPO without its two biases.
+
+Advantages are not divided by the group's standard deviation, which favours tasks that are too easy or too hard, and
+tokens are not divided by the length of their answer, which favours long wrong answers: the loss is the mean over
+rollouts of the sum over tokens, divided by a length that is the same for all (`horizon`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from msgspec import Meta
+
+from strop.algorithms import grpo
+from strop.algorithms.aggregate import Aggregation
+from strop.algorithms.grpo import GRPO
+from strop.config import LearnerConfig
+
+
+class Settings(grpo.Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    normalize_std: Annotated[bool, Meta(description="divide advantages by the standard deviation of the like")] = False
+    aggregation: Annotated[Aggregation, Meta(description="how tokens are weighed against each other")] = (
+        "rollout-sum-norm"
+    )
+
+
+def make(rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> GRPO:
+    return GRPO(rewards, settings, learner)

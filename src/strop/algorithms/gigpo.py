@@ -1,0 +1,88 @@
+"""Group-in-Group Policy Optimization (Feng et al. 2025, https://arxiv.org/abs/2505.10978).
+
+To GRPO's advantage of the rollout is added, `step_weight` times, one of the turn: its return (`credit.to_go`) compared
+with those of other rollouts of the group whose agent stood in the same state. States are the same where they are token
+for token:
+
+    anchor = "prompt"        the whole prompt: the same history
+    anchor = "observation"   what is new in it since the agent's turn before: the same place, however it got there
+
+A rollout counts once per state, however often it came back to it. A state that only one rollout saw adds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from hashlib import blake2b
+from typing import Annotated, Literal
+
+import numpy as np
+from msgspec import Meta
+
+from strop.algorithms import grpo
+from strop.algorithms.credit import Line, Rewards, Scores, compare, lines, numbered, to_go
+from strop.algorithms.grpo import GRPO, Share
+from strop.config import LearnerConfig
+from strop.trajectory import Batch
+from strop.trajectory.entries import Floats, Ints
+from strop.types import Turn
+
+Anchor = Literal["prompt", "observation"]
+
+
+class Settings(grpo.Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    anchor: Annotated[Anchor, Meta(description="what makes two states the same")] = "prompt"
+    step_weight: Annotated[float, Meta(ge=0, description="weight of the comparison among turns in one state")] = 1.0
+    discount: Annotated[Share, Meta(description="what a reward counts one turn earlier, in the return of a turn")] = (
+        0.95
+    )
+
+
+class GiGPO(GRPO):
+    def __init__(self, rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> None:
+        super().__init__(rewards, settings, learner)
+        self._anchor: Anchor = settings.anchor
+        self._weight = settings.step_weight
+
+    def extra(self, batch: Batch, rewards: Rewards) -> Floats:
+        return super().extra(batch, rewards) + self._weight * self._steps(batch, rewards)
+
+    def _steps(self, batch: Batch, rewards: Rewards) -> Floats:
+        """How each turn compares with the others in its state, [turns]."""
+        s = self.settings
+        returns = to_go(batch, rewards, s.discount, s.terminal_share)
+        paths = {turn.id: path for turn, path in zip(batch.turns, batch.paths, strict=True)}
+        seen = [(line, turn, state) for line in lines(batch) for turn, state in _states(line, self._anchor, paths)]
+        index = {turn.id: k for k, (_, turn, _) in enumerate(seen)}
+        keys: list[Hashable] = [(int(batch.group[line.sample]), line.agent, state) for line, _, state in seen]
+        steps = Scores(
+            value=np.array([returns[turn.id] for _, turn, _ in seen], np.float64),
+            sample=np.array([line.sample for line, _, _ in seen], np.int64),
+            key=numbered(keys),
+            share=np.array([1.0 / turn.choices for _, turn, _ in seen], np.float64),
+            turn=np.array([index.get(turn.id, -1) for turn in batch.turns], np.int64),
+        )
+        return np.append(compare(steps, std=s.normalize_std)[0], 0.0)[steps.turn]
+
+
+def _states(line: Line, anchor: Anchor, paths: Mapping[str, Ints]) -> Iterator[tuple[Turn, bytes]]:
+    """The turns of a line, each with a digest of the ids that make its state. Rollouts over budget have no path yet."""
+    before: list[Ints] = []
+    for place in line.places:
+        here = [paths[turn.id] if turn.id in paths else np.array(turn.ids, np.int64) for turn in place]
+        for turn, path in zip(place, here, strict=True):
+            prompt = path[: len(turn.prompt_ids)]
+            known = max((_shared(prompt, earlier) for earlier in before), default=0) if anchor == "observation" else 0
+            yield turn, blake2b(prompt[known:].tobytes(), digest_size=16).digest()
+        before = here
+
+
+def _shared(one: Ints, other: Ints) -> int:
+    """How many ids two paths begin with in common."""
+    n = min(len(one), len(other))
+    differ = np.flatnonzero(one[:n] != other[:n])
+    return int(differ[0]) if len(differ) else n
+
+
+def make(rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> GiGPO:
+    return GiGPO(rewards, settings, learner)

@@ -1,0 +1,142 @@
+"""What all algorithms that follow the policy gradient share; each brings its own advantages.
+
+credit    rewards (less penalties) → advantages → filters → weights
+loss      policy loss × correction + KL − entropy, per entry
+
+rewards       credit.py       a total per rollout, what turns and agents got of their own
+penalties     filters.py, kl.py   taken off the rewards before any baseline
+advantages    the algorithm's file
+filters       filters.py      after the baseline, so that nothing that is dropped biases it
+weights       aggregate.py    every normaliser, over the whole batch
+policy loss   losses.py
+correction    correction.py   for tokens that other weights sampled
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Annotated, Generic, Literal, TypeVar
+
+from msgspec import Meta, Struct
+
+from strop.algorithms.aggregate import Aggregation, aggregate
+from strop.algorithms.base import Algorithm, Tensor, View
+from strop.algorithms.correction import Correction, correct
+from strop.algorithms.credit import Rewards, spread, unused
+from strop.algorithms.filters import Overlong, filter_batch, overlong_penalties
+from strop.algorithms.kl import Adaptive, Estimator, estimate, penalties
+from strop.algorithms.losses import Loss, policy_loss
+from strop.config import LearnerConfig
+from strop.trajectory import Batch
+
+Positive = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Algorithms add settings of their own, and defaults."""
+
+    loss: Annotated[Loss, Meta(description="how a token's ratio and advantage become a loss")] = "clip"
+    clip: Annotated[Positive, Meta(description="ratios are clipped to 1 - clip ... 1 + clip")] = 0.2
+    clip_high: Annotated[Positive | None, Meta(description="upper clip; default: the same as clip")] = None
+    dual_clip: Annotated[
+        Annotated[float, Meta(gt=1)],
+        Meta(description="with loss = dual_clip: the most a ratio counts where the advantage is negative"),
+    ] = 3.0
+    aggregation: Annotated[Aggregation, Meta(description="how tokens are weighed against each other")] = "token-mean"
+    horizon: Annotated[
+        Count | None, Meta(description="tokens that normalised sums divide by; default: the longest that was allowed")
+    ] = None
+    kl: Annotated[
+        Literal["none", "loss", "reward"], Meta(description="keep near the reference: in the loss or in the reward")
+    ] = "none"
+    kl_estimator: Annotated[Estimator, Meta(description="how the distance to the reference is estimated")] = "k3"
+    kl_coef: Annotated[float, Meta(ge=0, description="weight of the distance to the reference")] = 0.001
+    kl_target: Annotated[
+        Positive | None, Meta(description="with kl = reward: kl_coef follows this distance; default: it is fixed")
+    ] = None
+    kl_horizon: Annotated[Count, Meta(description="rollouts over which kl_coef follows kl_target")] = 10000
+    entropy_coef: Annotated[float, Meta(ge=0, description="weight of an entropy bonus")] = 0.0
+    correction: Annotated[
+        Correction, Meta(description="what is done about tokens that the learner finds likelier or less so")
+    ] = "none"
+    correction_low: Annotated[float, Meta(ge=0, description="smallest ratio that icepop and geometric keep")] = 0.5
+    correction_high: Annotated[Positive, Meta(description="largest ratio: cut to (token, sequence) or kept")] = 2.0
+    overlong: Annotated[Overlong, Meta(description="what is done about answers that were cut off at their length")] = (
+        "keep"
+    )
+    overlong_penalty: Annotated[float, Meta(ge=0, description="with overlong = penalise: taken off the reward")] = 1.0
+    drop_malformed: Annotated[bool, Meta(description="leave out turns with malformed tool calls")] = False
+    max_turns: Annotated[
+        Count | None, Meta(description="most turns of a rollout that are trained, chosen by seed; default: all")
+    ] = None
+
+
+S = TypeVar("S", bound=Settings)
+
+
+class PolicyGradient(Algorithm, Generic[S]):
+    def __init__(self, rewards: Mapping[str, float], settings: S, learner: LearnerConfig) -> None:
+        self.rewards, self.settings = rewards, settings
+        # With one optimizer step the proximal policy is the policy itself; from the second on it must be remembered.
+        needs = {"proximal"} if learner.updates > 1 or settings.kl == "reward" else set[str]()
+        self.needs = frozenset(needs | ({"ref"} if settings.kl != "none" else set()))
+        self._kl = Adaptive(settings.kl_coef, settings.kl_target, settings.kl_horizon)
+
+    def resume(self, metrics: Mapping[str, float]) -> None:
+        self._kl.coef = metrics.get("actor/kl_coef", self._kl.coef)
+
+    # -- credit --------------------------------------------------------------------------------------------------------
+
+    def credit(self, batch: Batch) -> dict[str, float]:
+        s, entries = self.settings, batch.entries
+        rewards = Rewards.of(batch, self.rewards)
+        metrics = spread("critic/rewards", rewards.totals[batch.counted])
+        if s.overlong == "penalise":
+            rewards.totals -= s.overlong_penalty * overlong_penalties(batch)
+        if s.kl == "reward":
+            metrics["actor/reward_kl_penalty"] = distance = penalties(batch, rewards, s.kl_estimator, self._kl.coef)
+            if entries.trainable.any():
+                self._kl.follow(distance, rollouts=len(batch.samples))
+            metrics["actor/kl_coef"] = self._kl.coef
+        metrics |= self.advantages(batch, rewards)
+        filter_batch(batch, overlong=s.overlong, malformed=s.drop_malformed, max_turns=s.max_turns)
+        aggregate(batch, s.aggregation, s.horizon)
+        trained = entries.weight > 0
+        entries.advantage[~trained] = 0.0
+        return {
+            **metrics,
+            **spread("critic/advantages", entries.advantage[trained]),
+            **batch.counts(),
+            **unused(batch, self.rewards),
+        }
+
+    @abstractmethod
+    def advantages(self, batch: Batch, rewards: Rewards) -> dict[str, float]:
+        """Fill the entries' advantage (and ret, for a critic) and return metrics. Drops the groups that teach nothing.
+
+        Every entry of a counted sample gets one, whether it is trainable or not; others stay 0.
+        """
+
+    # -- loss ----------------------------------------------------------------------------------------------------------
+
+    def loss(
+        self, logp: Tensor, entropy: Tensor, value: Tensor | None, entries: View
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        s = self.settings
+        # Where proximal is NaN nothing was scored: this is the first optimizer step since the weights that the step
+        # began with, and the proximal policy is the policy itself.
+        proximal = entries.proximal.where(~entries.proximal.isnan(), logp.detach())
+        high = s.clip_high or s.clip
+        loss, metrics = policy_loss(s.loss, logp, proximal, entries, low=s.clip, high=high, dual=s.dual_clip)
+        if s.correction != "none":
+            factor, more = correct(s.correction, proximal, entries, low=s.correction_low, high=s.correction_high)
+            loss, metrics = loss * factor, metrics | more
+        if s.kl == "loss":
+            distance = estimate(s.kl_estimator, logp, entries.ref)
+            loss = loss + s.kl_coef * distance
+            metrics["actor/kl_loss"] = distance.detach()
+        if s.entropy_coef:
+            loss = loss - s.entropy_coef * entropy
+        return loss, metrics

@@ -1,0 +1,85 @@
+"""Proximal Policy Optimization (Schulman et al. 2017, https://arxiv.org/abs/1707.06347) with a critic.
+
+Advantages are estimated from the critic's values (`gae.py`), so no group is needed and none is filtered. They are
+scaled to mean 0 and variance 1 over the trainable tokens of the batch if configured. The critic learns the returns;
+what it says may move by `value_clip` from what it said when the step began before its loss stops falling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+
+from strop.algorithms import policy_gradient
+from strop.algorithms.base import Tensor, View
+from strop.algorithms.credit import Rewards, shares, spread, whiten
+from strop.algorithms.gae import advantages, in_time, placed
+from strop.algorithms.policy_gradient import PolicyGradient, Positive
+from strop.config import LearnerConfig
+from strop.trajectory import Batch
+from strop.trajectory.entries import Floats
+
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Settings(policy_gradient.Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    discount: Annotated[Share, Meta(description="what a reward counts one sampled token earlier")] = 1.0
+    lam: Annotated[Share, Meta(description="0: trust the critic's next value, 1: only what really came")] = 1.0
+    whiten: Annotated[bool, Meta(description="scale advantages to mean 0 and variance 1 over the batch")] = True
+    value_clip: Annotated[Positive, Meta(description="how far a value may move in one step")] = 0.5
+    vf_coef: Annotated[float, Meta(ge=0, description="weight of the critic's loss")] = 1.0
+
+
+class PPO(PolicyGradient[Settings]):
+    def __init__(self, rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> None:
+        super().__init__(rewards, settings, learner)
+        self.needs = self.needs | {"proximal", "value"}
+
+    def advantages(self, batch: Batch, rewards: Rewards) -> dict[str, float]:
+        s, entries = self.settings, batch.entries
+        rows = in_time(batch)
+        assert not np.isnan(entries.value[rows]).any(), "an entry has no value: score the batch before its credit"
+        estimated = advantages(batch, placed(batch, rewards), entries.value, s.discount, s.lam)
+        entries.advantage[:] = estimated
+        entries.ret[rows] = (estimated + entries.value)[rows]
+        trainable = rows & entries.trainable
+        share = shares(batch)[trainable]
+        if s.whiten and share.sum() > 1.0:
+            entries.advantage[trainable] = whiten(estimated[trainable], share)
+        return {
+            **spread("critic/values", entries.value[trainable]),
+            **spread("critic/returns", entries.ret[trainable]),
+            **explained(entries.ret[trainable], entries.value[trainable]),
+        }
+
+    def loss(
+        self, logp: Tensor, entropy: Tensor, value: Tensor | None, entries: View
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        s = self.settings
+        assert value is not None, "PPO needs a critic"
+        loss, metrics = super().loss(logp, entropy, value, entries)
+        value_loss, clipped = value_losses(value, entries.value, entries.ret, s.value_clip)
+        metrics["critic/vf_loss"] = value_loss.detach()
+        metrics["critic/vf_clipfrac"] = clipped
+        return loss + s.vf_coef * value_loss, metrics
+
+
+def value_losses(value: Tensor, before: Tensor, ret: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """Half the square of what the critic is off by, per entry, and 1 where moving further does not lower it."""
+    plain = (value - ret) ** 2
+    held = (before + (value - before).clamp(-clip, clip) - ret) ** 2
+    return 0.5 * plain.maximum(held), (held > plain).detach().to(value.dtype)
+
+
+def explained(ret: Floats, value: Floats) -> dict[str, float]:
+    """The share of the returns' variance that the values foretold: 1 is all, below 0 is worse than their mean."""
+    if len(ret) < 2:
+        return {}
+    return {"critic/vf_explained_var": float(1.0 - (ret - value).var(ddof=1) / (ret.var(ddof=1) + 1e-5))}
+
+
+def make(rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> PPO:
+    return PPO(rewards, settings, learner)
