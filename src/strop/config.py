@@ -79,20 +79,49 @@ class OptimConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     lr: Annotated[float, _doc("learning rate after warm-up"), Meta(gt=0)] = 1e-6
     warmup: Annotated[int, _doc("optimizer steps over which the rate rises from 0"), Meta(ge=0)] = 0
+    schedule: Annotated[
+        Literal["constant", "linear", "cosine"], _doc("how the rate falls to 0 over `decay`; constant: not at all")
+    ] = "linear"
     decay: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        _doc("optimizer steps over which the rate falls to 0 in a line; default: never"),
+        Annotated[int, Meta(ge=1)] | None, _doc("optimizer steps over which the rate falls to 0; default: never")
     ] = None
     betas: Annotated[tuple[Rate, Rate], _doc("AdamW's decay rates")] = (0.9, 0.999)
     weight_decay: Annotated[float, _doc("AdamW's decoupled weight decay"), Meta(ge=0)] = 0.0
     grad_clip: Annotated[float, _doc("gradients are scaled to at most this norm"), Meta(gt=0)] = 1.0
 
 
+class LoraConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Train small matrices beside the model's, which stay as they are."""
+
+    rank: Annotated[int, _doc("width of the matrices: 8, 16, 32, ...; 0: the whole model is trained"), Meta(ge=0)] = 0
+    alpha: Annotated[int, _doc("what they add is scaled by alpha / rank"), Meta(ge=1)] = 32
+    targets: Annotated[
+        tuple[str, ...], _doc("the linear layers that get one, such as q_proj; default: all of the model's blocks")
+    ] = ()
+
+
 class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a batch becomes an update."""
 
+    device: Annotated[Literal["auto", "cpu", "cuda"], _doc("where it computes; auto: a GPU if there is one")] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        _doc("what it computes in; the trained weights are kept in float32; auto: bfloat16 on a GPU"),
+    ] = "auto"
+    attention: Annotated[
+        Literal["auto", "blocks", "flex"],
+        _doc("how a token tree is attended to: by plain operations or FlexAttention; auto: flex on a GPU"),
+    ] = "auto"
+    gradient_checkpointing: Annotated[
+        bool, _doc("keep only what enters each block and compute the rest again: less memory, a third more time")
+    ] = False
+    offload: Annotated[bool, _doc("keep the optimizer's state in the CPU's memory while a GPU computes")] = False
+    lora: Annotated[LoraConfig, _doc("train an adapter instead of the whole model")] = LoraConfig()
     optim: Annotated[OptimConfig, _doc("the optimizer")] = OptimConfig()
     critic: Annotated[OptimConfig, _doc("the critic's optimizer, for algorithms that have one")] = OptimConfig(lr=1e-5)
+    critic_kind: Annotated[
+        Literal["own", "shared"], _doc("a model of its own, or only a head on what the policy computes anyway")
+    ] = "own"
     updates: Annotated[int, _doc("optimizer steps per step, each over an equal share of the groups"), Meta(ge=1)] = 1
     token_budget: Annotated[int, _doc("most tree tokens in one micro-batch"), Meta(ge=1)] = 4096
     logprob_limit: Annotated[float, _doc("engine and learner logprobs may differ by this before the run warns")] = 1e-4
@@ -155,7 +184,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = None
     prefill_chunk: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        _doc("prompt tokens run per step beside those being decoded; default: 512, on a GPU 2048, deterministic 128"),
+        _doc("prompt tokens run per step beside those being decoded; default: 512, on a GPU 8192, deterministic 128"),
     ] = None
     deterministic: Annotated[
         bool, _doc("same tokens whatever shares the batch: fixed shapes, prompts prefilled alone, seeds per request")

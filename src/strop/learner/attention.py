@@ -2,15 +2,13 @@
 
 Queries are taken a block at a time, and for each block only the keys that some query of it sees are gathered. In
 depth-first order those are the block itself and the branches still open where it begins, so the work grows with the
-tree's depth instead of the square of its size, and no N x N mask ever exists.
-
-Left out: FlexAttention on GPUs.
+tree's depth instead of the square of its size, and no N x N mask ever exists. On GPUs, see flex.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,9 +20,20 @@ NAME = "strop_tree"
 BLOCK = 128
 
 
+class Tree(Protocol):
+    """What every layer needs to know about a piece's tree, worked out once. `size`: tokens, padding included."""
+
+    @property
+    def size(self) -> int: ...
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """[1, heads, tokens, width] in and out; keys and values may have fewer heads."""
+        ...
+
+
 @dataclass(frozen=True)
 class Plan:
-    """What every layer needs to know about a piece's tree, worked out once.
+    """A `Tree` in plain operations.
 
     `rows[b]` queries are in block b; they see the next `widths[b]` of `keys`, and `masks[b]` (0 or -inf) is added to
     their scores, [rows, widths].
@@ -34,6 +43,22 @@ class Plan:
     widths: list[int]
     keys: Tensor
     masks: list[Tensor]
+
+    @property
+    def size(self) -> int:
+        return sum(self.rows)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        key, value = _for_all_heads(query, key, value)
+        # One gather for all blocks: a gather each would fill and add a gradient of the full size for each in turn.
+        blocks = zip(
+            query.split(self.rows, 2),
+            key.index_select(2, self.keys).split(self.widths, 2),
+            value.index_select(2, self.keys).split(self.widths, 2),
+            self.masks,
+            strict=True,
+        )
+        return torch.cat([_attend(q, k, v, mask, scaling) for q, k, v, mask in blocks], 2)
 
 
 def visible(rows: np.ndarray, keys: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -64,7 +89,7 @@ def attention(
     attention_mask: Tensor | None,
     scaling: float,
     dropout: float = 0.0,
-    tree: Plan | None = None,
+    tree: Tree | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Hugging Face's attention seam: [batch, heads, tokens, width] in, [batch, tokens, heads, width] out.
@@ -72,27 +97,25 @@ def attention(
     Without `tree` it is plain attention under the mask given, for whoever else runs the model.
     """
     assert dropout == 0.0
+    if tree is not None:
+        return tree.attend(query, key, value, scaling).transpose(1, 2), None
+    key, value = _for_all_heads(query, key, value)
+    return _attend(query, key, value, attention_mask, scaling).transpose(1, 2), None
+
+
+def _for_all_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    if tree is None:
-        return _attend(query, key, value, attention_mask, scaling).transpose(1, 2), None
-    # One gather for all blocks: a gather each would fill and add a gradient of the full size for each in turn.
-    blocks = zip(
-        query.split(tree.rows, 2),
-        key.index_select(2, tree.keys).split(tree.widths, 2),
-        value.index_select(2, tree.keys).split(tree.widths, 2),
-        tree.masks,
-        strict=True,
-    )
-    return torch.cat([_attend(q, k, v, mask, scaling) for q, k, v, mask in blocks], 2).transpose(1, 2), None
+        return key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    return key, value
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
     scores = torch.matmul(query * scaling, key.transpose(2, 3))
     if mask is not None:
         scores = scores + mask
-    return torch.matmul(scores.softmax(-1), value)
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    return torch.matmul(scores.softmax(-1, dtype=wide).to(value.dtype), value)
 
 
 AttentionInterface.register(NAME, attention)

@@ -1,8 +1,16 @@
-"""A checkpoint is a folder that is there whole or not at all, and a plain Hugging Face folder.
+"""A checkpoint is a folder that is there whole or not at all. The whole model is a plain Hugging Face folder:
 
 config.json, tokenizer files    copied from the folder the model came from; `dtype` is that of the weights
 model.safetensors               every parameter, in the dtype it is trained in
-optimizer.pt                    optimizer states, and the critic's weights where there is one
+
+or, where only an adapter is trained, a PEFT folder:
+
+adapter_config.json             how it is put into which model
+adapter_model.safetensors       its matrices, in the dtype they are trained in
+
+with what training needs to go on beside it:
+
+optimizer.pt                    optimizer states, the critic's weights where there is one, states of random numbers
 strop.json                      what the caller wants to know when it resumes: version, step
 """
 
@@ -11,38 +19,96 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor
 
 from strop.errors import ModelError
+from strop.learner.lora import file_name
 
-_NOT_COPIED = ("strop.json", ".index.json")
+MODEL, ADAPTER = "model.safetensors", "adapter_model.safetensors"
+_COPIED = (".json", ".jinja", ".txt", ".model")
+_NOT_COPIED = ("strop.json", ".index.json", "adapter_config.json")
 
 
-def save(folder: str | Path, *, model: nn.Module, state: dict[str, Any], meta: dict[str, Any], source: Path) -> None:
-    """Write into a sibling, fsync, rename: a crash at any moment leaves the whole folder or none."""
+def save(
+    folder: str | Path,
+    *,
+    weights: Mapping[str, Tensor],
+    adapter: dict[str, Any] | None,
+    state: dict[str, Any],
+    meta: dict[str, Any],
+    source: Path,
+) -> None:
+    """A crash at any moment leaves the whole folder or none. `adapter` describes one, if the weights are one's."""
+    with whole(Path(folder)) as fresh:
+        write(fresh, weights, adapter, source)
+        torch.save(state, fresh / "optimizer.pt")
+        (fresh / "strop.json").write_text(json.dumps(meta, indent=2))
+
+
+def restore(
+    folder: str | Path, *, weights: Mapping[str, Tensor], adapter: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Copy the weights in place and return (state, meta) as they were saved."""
     folder = Path(folder)
+    try:
+        meta = json.loads((folder / "strop.json").read_text())
+        state = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
+        read(folder, weights, adapter=adapter)
+    except FileNotFoundError as error:
+        raise ModelError(f"{folder} is not a checkpoint: {error.filename or error} is missing") from None
+    return state, meta
+
+
+def write(folder: Path, weights: Mapping[str, Tensor], adapter: dict[str, Any] | None, source: Path) -> None:
+    """Fill `folder` with weights and what belongs to them, as Hugging Face's libraries read them."""
+    for file in sorted(source.iterdir()):
+        if file.suffix in _COPIED and not file.name.endswith(_NOT_COPIED):
+            shutil.copyfile(file, folder / file.name)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    if adapter is None:
+        config = json.loads((folder / "config.json").read_text())
+        config["dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+        config.pop("torch_dtype", None)
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        _save(tensors, folder / MODEL)
+    else:
+        (folder / "config.json").unlink()  # it is not the whole model's folder, and must not be taken for it
+        (folder / "adapter_config.json").write_text(json.dumps(adapter, indent=2) + "\n")
+        _save({file_name(name): tensor for name, tensor in tensors.items()}, folder / ADAPTER)
+
+
+@torch.no_grad()
+def read(folder: Path, weights: Mapping[str, Tensor], *, adapter: bool) -> None:
+    """Copy the weights in `folder` into the tensors given."""
+    if not (folder / (ADAPTER if adapter else MODEL)).exists() and (folder / (MODEL if adapter else ADAPTER)).exists():
+        found, wanted = ("the whole model", "an adapter") if adapter else ("an adapter", "the whole model")
+        raise ModelError(f"{folder} is a checkpoint of {found}, and {wanted} is trained: check learner.lora.rank")
+    names = {name: file_name(name) if adapter else name for name in weights}
+    with safe_open(folder / (ADAPTER if adapter else MODEL), "pt") as file:
+        there = set(file.keys())
+        for name, saved in names.items():
+            if saved not in there or file.get_slice(saved).get_shape() != list(weights[name].shape):
+                what = "another shape of" if saved in there else "no"
+                raise ModelError(f"{folder} holds {what} {name}: it is a checkpoint of another model")
+        for name, saved in names.items():
+            weights[name].copy_(file.get_tensor(saved))
+
+
+@contextmanager
+def whole(folder: Path) -> Iterator[Path]:
+    """A sibling to write into: once the block ends it is fsynced and takes the name `folder`."""
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    for file in sorted(source.iterdir()):
-        if file.suffix in (".json", ".jinja", ".txt", ".model") and not file.name.endswith(_NOT_COPIED):
-            shutil.copyfile(file, fresh / file.name)
-    config = json.loads((fresh / "config.json").read_text())
-    config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
-    config.pop("torch_dtype", None)
-    (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    # named_parameters names tied weights once, which is how Hugging Face stores them.
-    weights = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
-    save_file(weights, fresh / "model.safetensors", metadata={"format": "pt"})
-    (fresh / "model.safetensors").chmod(0o644)
-    torch.save(state, fresh / "optimizer.pt")
-    (fresh / "strop.json").write_text(json.dumps(meta, indent=2))
+    yield fresh
     for file in sorted(fresh.iterdir()):
         _fsync(file)
     _fsync(fresh)
@@ -50,18 +116,9 @@ def save(folder: str | Path, *, model: nn.Module, state: dict[str, Any], meta: d
     _fsync(folder.parent)
 
 
-def restore(folder: str | Path, *, model: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Copy the weights into `model` in place and return (state, meta) as they were saved."""
-    folder = Path(folder)
-    try:
-        meta = json.loads((folder / "strop.json").read_text())
-        state = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
-        with safe_open(folder / "model.safetensors", "pt") as file, torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(file.get_tensor(name))
-    except FileNotFoundError as error:
-        raise ModelError(f"{folder} is not a checkpoint: {error.filename or error} is missing") from None
-    return state, meta
+def _save(tensors: dict[str, Tensor], file: Path) -> None:
+    save_file(tensors, file, metadata={"format": "pt"})
+    file.chmod(0o644)
 
 
 def _fsync(path: Path) -> None:

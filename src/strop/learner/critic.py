@@ -1,7 +1,8 @@
-"""A critic for algorithms that need values: its own copy of the policy's trunk with one number per token on top.
+"""A critic for algorithms that need values: one number per token, on hidden states of a model of its own or of the
+policy itself.
 
 A value belongs to a sampled token and is read where its logits are. The head begins at 0, so that the first values say
-nothing rather than something wrong.
+nothing rather than something wrong, and computes in float32 at least: values are compared with each other.
 """
 
 from __future__ import annotations
@@ -12,24 +13,35 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from strop.learner.attention import plan
-from strop.learner.logprobs import head_of, hidden_states
+from strop.learner.logprobs import PLAIN, Way, entry_states, head_of
 from strop.trajectory import Piece
 
 
-class Critic(nn.Module):
+class ValueHead(nn.Linear):
+    """A critic that shares the policy's trunk: it costs no pass of its own, and its loss trains the trunk too."""
+
     def __init__(self, policy: PreTrainedModel) -> None:
+        wide = torch.promote_types(policy.dtype, torch.float32)
+        super().__init__(policy.config.hidden_size, 1, dtype=wide, device=policy.device)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Hidden states [entries, width] in, values [entries] out."""
+        return super().forward(input.to(self.weight.dtype))[:, 0]
+
+
+class Critic(nn.Module):
+    """A copy of the policy, adapters included, that is trained by itself."""
+
+    def __init__(self, policy: PreTrainedModel, way: Way = PLAIN) -> None:
         super().__init__()
         self.trunk = copy.deepcopy(policy)
+        self.way = way
         if not self.trunk.config.tie_word_embeddings:
             head_of(self.trunk).requires_grad_(False)  # its logits are never asked for
-        self.head = nn.Linear(self.trunk.config.hidden_size, 1, dtype=policy.dtype, device=policy.device)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.head = ValueHead(policy)
 
     def forward(self, piece: Piece) -> Tensor:
         """A value for every entry of the piece, [entries]."""
-        tree = plan(piece.end, self.trunk.dtype, self.trunk.device)
-        hidden = hidden_states(self.trunk, piece.ids, piece.pos, tree)
-        at = torch.from_numpy(piece.at).to(hidden.device)
-        return self.head(hidden.index_select(0, at))[:, 0]
+        return self.head(entry_states(self.trunk, piece, self.way))

@@ -14,9 +14,29 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from strop.errors import ModelError
-from strop.learner.attention import NAME, plan
-from strop.learner.logprobs import head_of, hidden_states
+from strop.config import LearnerConfig
+from strop.errors import LearnerError, ModelError
+from strop.learner.attention import NAME
+from strop.learner.logprobs import Way, head_of, hidden_states
+
+
+def place(config: LearnerConfig) -> tuple[torch.device, torch.dtype]:
+    """Where a learner computes, and in what."""
+    there = torch.cuda.is_available()
+    if config.device == "cuda" and not there:
+        raise LearnerError("learner.device is cuda and torch finds no GPU here: set it to auto or cpu")
+    device = torch.device("cuda" if there and config.device != "cpu" else "cpu")
+    if config.dtype == "auto":
+        return device, torch.bfloat16 if device.type == "cuda" else torch.float32
+    return device, torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+
+
+def way_of(config: LearnerConfig, device: torch.device) -> Way:
+    """How a learner runs its models on this device."""
+    if config.attention == "flex" and device.type != "cuda":
+        raise LearnerError("learner.attention is flex, which trains on GPUs only: set it to auto or blocks")
+    flex = device.type == "cuda" and config.attention != "blocks"
+    return Way("flex" if flex else "blocks", recompute=config.gradient_checkpointing)
 
 
 def load(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -71,7 +91,7 @@ def _probe(model: PreTrainedModel, folder: Path) -> None:
     finally:
         model.set_attn_implementation(NAME)
     ids, pos, end = np.append(rows[0], rows[1, 2:]), np.array([0, 1, 2, 3, 2, 3]), np.array([6, 6, 4, 4, 6, 6])
-    tree = head_of(model)(hidden_states(model, ids, pos, plan(end, model.dtype, model.device)))
+    tree = head_of(model)(hidden_states(model, ids, pos, end))
     ours = torch.stack([tree[[0, 1, 2, 3]], tree[[0, 1, 4, 5]]])
     if not torch.isfinite(stock).all():
         raise ModelError(f"the weights in {folder} are not all finite numbers: they are broken; use another checkpoint")

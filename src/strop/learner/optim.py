@@ -1,56 +1,111 @@
-"""AdamW with linear warm-up and decay, and gradient clipping. Parameters are updated in place: engines share them."""
+"""AdamW with warm-up and decay, and gradient clipping. Parameters are updated in place: engines share them."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from strop.config import OptimConfig
 from strop.errors import LearnerError
+from strop.learner.masters import Masters
 
 
 class Optim:
-    """`steps` counts optimizer steps; warm-up and decay are measured in them."""
+    """`steps` counts optimizer steps; warm-up and decay are measured in them.
 
-    def __init__(self, module: nn.Module, config: OptimConfig) -> None:
+    `masters` are trained in the place of the parameters that have them. With `offload` whatever only a step needs is in
+    the CPU's memory otherwise.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        config: OptimConfig,
+        masters: dict[nn.Parameter, Tensor] | None = None,
+        *,
+        offload: bool = False,
+    ) -> None:
         self.config = config
         self.steps = 0
-        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self.module = module
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        self.masters = Masters({p: masters[p] for p in parameters if p in masters} if masters else {})
+        self.trained = [self.master(p) for p in parameters]
         # Decay shrinks matrices; norms and biases have no reason to go to 0.
         groups = [
-            {"params": [p for p in self.parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-            {"params": [p for p in self.parameters if p.ndim < 2], "weight_decay": 0.0},
+            {"params": [p for p in self.trained if p.ndim >= 2], "weight_decay": config.weight_decay},
+            {"params": [p for p in self.trained if p.ndim < 2], "weight_decay": 0.0},
         ]
-        self.adam = torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=config.betas)
+        self.adam = torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=config.betas, fused=True)
+        self.device = parameters[0].device
+        self.offload = offload and self.device.type == "cuda"
+        self._send_away()
+
+    def master(self, parameter: nn.Parameter) -> Tensor:
+        """What is really trained of a parameter."""
+        return self.masters.of.get(parameter, parameter)
+
+    def weights(self) -> dict[str, Tensor]:
+        """All that is trained, by its name in the module; tied weights once, which is how Hugging Face stores them."""
+        return {n: self.master(p) for n, p in self.module.named_parameters() if p.requires_grad}
 
     @property
     def lr(self) -> float:
         """The rate of the next optimizer step."""
         warm = min(1.0, (self.steps + 1) / max(1, self.config.warmup))
-        left = 1.0 if self.config.decay is None else max(0.0, 1.0 - self.steps / self.config.decay)
+        if self.config.decay is None or self.config.schedule == "constant":
+            return self.config.lr * warm
+        left = max(0.0, 1.0 - self.steps / self.config.decay)
+        if self.config.schedule == "cosine":
+            left = 0.5 - 0.5 * math.cos(math.pi * left)
         return self.config.lr * warm * left
 
     def step(self) -> float:
         """Clip, update, clear the gradients; returns the norm before clipping. Refuses NaN with the weights as were."""
-        norm = float(nn.utils.clip_grad_norm_(self.parameters, self.config.grad_clip))
-        if not torch.isfinite(torch.tensor(norm)):
+        self._bring_back()
+        self.masters.take_gradients()
+        norm = float(nn.utils.clip_grad_norm_(self.trained, self.config.grad_clip))
+        if not math.isfinite(norm):
             self.clear()
+            self._send_away()
             raise LearnerError(f"the gradient's norm is {norm}: nothing was updated; lower learner.optim.lr")
         for group in self.adam.param_groups:
             group["lr"] = self.lr
         self.adam.step()
+        self.masters.write()
         self.steps += 1
         self.clear()
+        self._send_away()
         return norm
 
     def clear(self) -> None:
         self.adam.zero_grad(set_to_none=True)
+        self.masters.forget_gradients()
 
     def state(self) -> dict[str, Any]:
         return {"steps": self.steps, "adam": self.adam.state_dict()}
 
     def load(self, state: dict[str, Any]) -> None:
+        """Take back a state, once `weights` have been."""
+        self.masters.write()
         self.steps = state["steps"]
+        self._bring_back()  # AdamW takes its state to where the weights are
         self.adam.load_state_dict(state["adam"])
+        self._send_away()
+
+    # -- offload -------------------------------------------------------------------------------------------------------
+
+    def _movable(self) -> list[Tensor]:
+        moments = [state[name] for state in self.adam.state.values() for name in ("exp_avg", "exp_avg_sq")]
+        return [*self.masters.of.values(), *moments] if self.offload else []
+
+    def _send_away(self) -> None:
+        for tensor in self._movable():
+            tensor.data = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)
+
+    def _bring_back(self) -> None:
+        for tensor in self._movable():
+            tensor.data = tensor.data.to(self.device)

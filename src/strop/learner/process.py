@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # heavy: only the child imports them
 
 
 KEEP_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(2**28),
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),  # the most that every glibc takes
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
     "MALLOC_TOP_PAD_": str(2**26),
 }
@@ -186,7 +186,6 @@ def _spawn(log: Path) -> tuple[subprocess.Popen[bytes], Connection]:
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            # Threads that wait must not spin: agents and gateway run on the same cores.
             env={"TOKENIZERS_PARALLELISM": "false", **WAIT_SHORTLY, **KEEP_MEMORY, **os.environ},
             start_new_session=True,  # Ctrl-C in the terminal is the run's to handle
         )
@@ -259,7 +258,7 @@ class Child:
         self.learner = Learner(folder, config.learner, make(config.algorithm, config.learner), seed=config.seed)
         longest = int(self.learner.model.config.max_position_embeddings)
         context = min(config.policy.context or longest, longest)
-        self.held = Held(self.learner.model, folder)
+        self.held = Held(self.learner.plain, folder)
         if serve:
             self.core = Core(self.learner.model, config.engine, context=context)
             context = self.core.context

@@ -5,17 +5,19 @@
     update(batch)   optimizer steps over equal shares of the groups; checks every logprob of the batch on the way
 
 The same inputs give the same bits on a CPU with the same number of threads.
-Left out: several ranks, compute in another dtype than the weights, a mismatch report for stale rollouts (it compares
-with the weights the step began with, which at staleness 0 are those that sampled).
+Left out: several ranks, a mismatch report for stale rollouts (it compares with the weights the step began with, which
+at staleness 0 are those that sampled).
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import logging
 import math
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -27,20 +29,25 @@ from torch import Tensor, nn
 from strop.algorithms import Algorithm, View
 from strop.config import LearnerConfig
 from strop.errors import LearnerError
-from strop.learner import checkpoint
-from strop.learner.critic import Critic
-from strop.learner.logprobs import logprobs
-from strop.learner.model import load
+from strop.learner import checkpoint, lora, memory, rng
+from strop.learner.critic import Critic, ValueHead
+from strop.learner.logprobs import entry_states, logprobs, read
+from strop.learner.masters import lower
+from strop.learner.model import load, place, way_of
 from strop.learner.optim import Optim
 from strop.trajectory import Batch, Piece, check, pack
 from strop.trajectory.entries import Floats, Ints
+
+log = logging.getLogger(__name__)
 
 
 class Learner:
     """Holds the trained weights. `model`'s parameters stay in place for life: an embedded engine may share them.
 
-    An algorithm that asks for `value` gets a critic (`critic.py`, or the module given: called as critic(piece), it
-    gives a value per entry). The same loss trains it, with an optimizer of its own.
+    It computes where and in what the configuration says, or in the `dtype` given. An algorithm that asks for `value`
+    gets a critic (`critic.py`, or the module given: called as critic(piece), it gives a value per entry). The same loss
+    trains it, with an optimizer of its own. One that asks for `ref` gets a copy of the model as it begins or, where an
+    adapter is trained, the model without it.
     """
 
     def __init__(
@@ -50,18 +57,40 @@ class Learner:
         algorithm: Algorithm,
         *,
         seed: int = 0,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
         critic: nn.Module | None = None,
     ) -> None:
         torch.manual_seed(seed)
         self.folder = Path(folder)
         self.config = config
         self.algorithm = algorithm
-        self.model = load(folder, dtype)
-        self.ref = copy.deepcopy(self.model).requires_grad_(False) if "ref" in algorithm.needs else None
-        self.critic = critic or (Critic(self.model) if "value" in algorithm.needs else None)
-        self.optim = Optim(self.model, config.optim)
-        self.critic_optim = Optim(self.critic, config.critic) if self.critic is not None else None
+        device, configured = place(config)
+        dtype = dtype or configured
+        self.way = way_of(config, device)
+        # Read in float32 at least, which is what is trained; computed in another dtype it is rounded below.
+        self.model = load(folder, torch.promote_types(dtype, torch.float32))
+        if device.type == "cuda":
+            self._foresee(torch.cuda.mem_get_info(device)[0])
+        if config.lora.rank:
+            lora.attach(self.model, config.lora)
+        nn.Module.to(self.model, device)
+        if critic is None and "value" in algorithm.needs:
+            critic = ValueHead(self.model) if config.critic_kind == "shared" else Critic(self.model, self.way)
+        self.critic = critic.to(device) if critic is not None else None
+        masters = lower(self.model, dtype)
+        own_copy = "ref" in algorithm.needs and not config.lora.rank
+        self.ref = copy.deepcopy(self.model).requires_grad_(False) if own_copy else None
+        self.optim = Optim(self.model, config.optim, masters, offload=config.offload)
+        self.critic_optim = None
+        if self.critic is not None:
+            masters = lower(self.critic.trunk, dtype) if isinstance(self.critic, Critic) else None
+            self.critic_optim = Optim(self.critic, config.critic, masters, offload=config.offload)
+
+    def _foresee(self, available: int) -> None:
+        reference, critic = "ref" in self.algorithm.needs, "value" in self.algorithm.needs
+        foreseen = memory.plan(self.model.config, self.config, available, reference=reference, critic=critic)
+        if foreseen.advice:
+            log.warning("this may end for want of memory: %s", foreseen.advice)
 
     # -- score ---------------------------------------------------------------------------------------------------
 
@@ -73,11 +102,16 @@ class Learner:
             return
         entries = batch.entries
         for piece in self._pack(batch, None) if pieces is None else pieces:
-            if "proximal" in needs:
-                entries.proximal[piece.entry] = _array(logprobs(self.model, piece, entries)[0])
-            if self.ref is not None:
-                entries.ref[piece.entry] = _array(logprobs(self.ref, piece, entries)[0])
-            if "value" in needs and self.critic is not None:
+            if "proximal" in needs or isinstance(self.critic, ValueHead):
+                states = entry_states(self.model, piece, self.way)
+                if "proximal" in needs:
+                    entries.proximal[piece.entry] = _array(read(self.model, states, piece, entries)[0])
+                if isinstance(self.critic, ValueHead):
+                    entries.value[piece.entry] = _array(self.critic(states))
+            if "ref" in needs:
+                with lora.without(self.model) if self.ref is None else nullcontext(self.ref) as ref:
+                    entries.ref[piece.entry] = _array(logprobs(ref, piece, entries, way=self.way)[0])
+            if "value" in needs and self.critic is not None and not isinstance(self.critic, ValueHead):
                 entries.value[piece.entry] = _array(self.critic(piece))
 
     # -- update --------------------------------------------------------------------------------------------------
@@ -102,14 +136,17 @@ class Learner:
     @torch.no_grad()
     def _read(self, batch: Batch, turns: Ints, now: Floats, meter: _Meter) -> None:
         for piece in self._pack(batch, turns, meter):
-            now[piece.entry] = _array(logprobs(self.model, piece, batch.entries)[0])
+            now[piece.entry] = _array(logprobs(self.model, piece, batch.entries, way=self.way)[0])
 
     def _optimizer_step(self, batch: Batch, turns: Ints, shares: int, now: Floats, meter: _Meter) -> None:
         """One optimizer step over some turns. The weights of a share sum to about 1 / shares: scaling them back keeps
         the gradient's norm, and so its clipping, the same whatever the number of shares."""
         for piece in self._pack(batch, turns, meter):
-            logp, entropy = logprobs(self.model, piece, batch.entries)
-            value = self.critic(piece) if self.critic is not None else None
+            states = entry_states(self.model, piece, self.way)
+            logp, entropy = read(self.model, states, piece, batch.entries)
+            value = None
+            if self.critic is not None:
+                value = self.critic(states if isinstance(self.critic, ValueHead) else piece)
             view = _view(batch, piece, logp)
             loss, per_entry = self.algorithm.loss(logp, entropy, value, view)
             piece_loss = (view.weight * loss).sum()
@@ -144,20 +181,30 @@ class Learner:
     # -- state ---------------------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path, meta: dict[str, Any] | None = None) -> None:
-        """Write a checkpoint folder, whole or not at all; it is also a plain Hugging Face folder."""
-        state: dict[str, Any] = {"optim": self.optim.state()}
-        if self.critic is not None and self.critic_optim is not None:
-            state |= {"critic": self.critic.state_dict(), "critic_optim": self.critic_optim.state()}
-        checkpoint.save(folder, model=self.model, state=state, meta=meta or {}, source=self.folder)
+        """Write a checkpoint folder, whole or not at all; it is also a plain Hugging Face folder, or a PEFT one."""
+        state: dict[str, Any] = {"optim": self.optim.state(), "random": rng.state()}
+        if self.critic_optim is not None:
+            state |= {"critic": self.critic_optim.weights(), "critic_optim": self.critic_optim.state()}
+        adapter = lora.describe(self.model, self.folder) if self.config.lora.rank else None
+        weights = self.optim.weights()
+        checkpoint.save(folder, weights=weights, adapter=adapter, state=state, meta=meta or {}, source=self.folder)
 
     def restore(self, folder: str | Path) -> dict[str, Any]:
         """Take weights and optimizer state from a checkpoint, in place, and return the meta it was saved with."""
-        state, meta = checkpoint.restore(folder, model=self.model)
+        state, meta = checkpoint.restore(folder, weights=self.optim.weights(), adapter=bool(self.config.lora.rank))
         self.optim.load(state["optim"])
-        if self.critic is not None and self.critic_optim is not None:
-            self.critic.load_state_dict(state["critic"])
+        if self.critic_optim is not None:
+            with torch.no_grad():
+                for name, tensor in self.critic_optim.weights().items():
+                    tensor.copy_(state["critic"][name])
             self.critic_optim.load(state["critic_optim"])
+        rng.restore(state["random"])
         return meta
+
+    @property
+    def plain(self) -> Any:
+        """The model as others know it: without an adapter in it, what the adapter does being part of the weights."""
+        return lora.Merged(self.model) if self.config.lora.rank else self.model
 
     def digest(self) -> str:
         """A fingerprint of every parameter of the policy, bit for bit."""

@@ -10,6 +10,15 @@ from strop.types import Reward, Rollout, Sampling, Task, Turn
 VOCAB = 24
 
 
+@pytest.fixture(autouse=True)
+def plain_instructions():
+    """Some virtual machines announce AMX and do not let it be used: oneDNN's bfloat16 would end the process there."""
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False
+    yield
+    torch.backends.mkldnn.enabled = before
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """A random Llama small enough to train in milliseconds; two heads share a key."""

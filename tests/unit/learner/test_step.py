@@ -6,12 +6,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from strop.algorithms import Algorithm, make
+from strop.algorithms import make
 from strop.config import AlgorithmConfig, LearnerConfig, OptimConfig
 from strop.errors import LearnerError, ModelError
 from strop.learner.logprobs import logprobs
 from strop.learner.step import Learner
-from strop.trajectory import assemble, pack
+from strop.trajectory import pack
+from tests.unit.learner.practice import Critical, credited, gradients
 
 
 @pytest.fixture
@@ -20,32 +21,12 @@ def learn(folder):
 
     def build(updates=1, budget=1000, algorithm=None, dtype=torch.float64, optim=None, critic_lr=1e-2, **more):
         optim = optim or OptimConfig(lr=1e-2, grad_clip=1e9)
-        config = LearnerConfig(updates=updates, token_budget=budget, optim=optim, critic=OptimConfig(lr=critic_lr))
+        config = LearnerConfig(
+            updates=updates, token_budget=budget, optim=optim, critic=OptimConfig(lr=critic_lr), device="cpu"
+        )
         return Learner(folder, config, algorithm or make(AlgorithmConfig(), config), dtype=dtype, **more)
 
     return build
-
-
-def credited(learner, samples, budget=1000):
-    batch = assemble(samples, agents=["main"], budget=budget)
-    learner.score(batch)
-    learner.algorithm.credit(batch)
-    return batch
-
-
-def gradients(learner, batch):
-    """What one update would apply, caught before it is."""
-    caught = {}
-
-    def catch():
-        caught.update({n: p.grad.clone() for n, p in learner.model.named_parameters()})
-        return 0.0
-
-    learner.optim.step = catch
-    metrics = learner.update(batch)
-    learner.optim.clear()
-    del learner.optim.step
-    return caught, metrics
 
 
 @pytest.mark.parametrize("budget", [40, 60, 100])
@@ -258,24 +239,6 @@ def test_a_checkpoint_is_a_plain_folder(learn, episodes, folder, tmp_path):
     assert all(torch.equal(p, dict(stock.named_parameters())[n]) for n, p in learner.model.named_parameters())
     with pytest.raises(ModelError, match="not a checkpoint"):
         learner.restore(tmp_path)
-
-
-class Critical(Algorithm):
-    """Asks for everything there is, to show that an algorithm with a critic and a reference needs nothing changed."""
-
-    needs = frozenset({"proximal", "ref", "value"})
-
-    def credit(self, batch):
-        e = batch.entries
-        e.ret[:] = 1.0
-        e.advantage[:] = e.ret - e.value
-        e.weight[:] = 1 / len(e)
-        return {}
-
-    def loss(self, logp, entropy, value, entries):
-        policy = -(logp - entries.proximal).exp() * entries.advantage + 0.1 * (logp - entries.ref) - 0.01 * entropy
-        error = (value - entries.ret).pow(2)
-        return policy + 0.5 * error, {"critic/vf_loss": error.detach()}
 
 
 class Critic(torch.nn.Module):

@@ -1,0 +1,70 @@
+"""From a checkpoint to what others use: a Hugging Face folder without anything of the training, or an adapter's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import load_file
+
+from strop.errors import ModelError, PlaceError
+from strop.learner import lora
+from strop.learner.checkpoint import ADAPTER, MODEL, read, whole, write
+from strop.learner.model import load
+
+_TRAINING = ("optimizer.pt", "strop.json")
+
+
+def export(
+    checkpoint: str | Path,
+    to: str | Path,
+    *,
+    merge: bool = True,
+    dtype: Literal["float32", "bfloat16"] | None = None,
+) -> None:
+    """Write the model in a checkpoint into the new folder `to`, which is there whole or not at all.
+
+    An adapter is merged into the model it was trained on, or with `merge=False` written as a PEFT folder. Weights are
+    written in `dtype`; by default as the checkpoint has them, merged ones as the model had them before.
+    """
+    checkpoint, to = Path(checkpoint), Path(to)
+    if to.exists():
+        raise PlaceError(f"{to} is there already: choose another place")
+    wanted = getattr(torch, dtype) if dtype else None
+    if (checkpoint / ADAPTER).exists():
+        if not merge:
+            _copy(checkpoint, to)
+            return
+        base, config = lora.described(checkpoint)
+        if not base.is_dir():
+            raise ModelError(
+                f"the adapter in {checkpoint} belongs to the model in {base}, which is not there: name its place in "
+                "adapter_config.json, as base_model_name_or_path"
+            )
+        model = load(base, torch.float32)
+        lora.attach(model, config)
+        adapter = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        read(checkpoint, adapter, adapter=True)
+        weights, source, wanted = dict(lora.merged(model)), base, wanted or _dtype_of(base)
+    elif (checkpoint / MODEL).exists():
+        weights, source = load_file(checkpoint / MODEL), checkpoint
+    else:
+        raise ModelError(f"{checkpoint} is not a checkpoint: it holds neither {MODEL} nor {ADAPTER}")
+    with whole(to) as fresh:
+        write(fresh, {name: tensor.to(wanted or tensor.dtype) for name, tensor in weights.items()}, None, source)
+
+
+def _copy(checkpoint: Path, to: Path) -> None:
+    with whole(to) as fresh:
+        for file in checkpoint.iterdir():
+            if file.name not in _TRAINING:
+                shutil.copyfile(file, fresh / file.name)
+
+
+def _dtype_of(folder: Path) -> torch.dtype:
+    """What a model's folder says its weights are in."""
+    config = json.loads((folder / "config.json").read_text())
+    return getattr(torch, config.get("dtype") or config.get("torch_dtype") or "float32")

@@ -1,0 +1,56 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from strop.errors import ModelError, PlaceError
+from strop.learner.export import export
+from tests.unit.learner.practice import credited, learner
+
+
+def test_random_numbers_go_on_where_they_were(folder, tmp_path):
+    taught = learner(folder)
+    torch.rand(3), np.random.rand(5), random.random(), random.gauss(0, 1)
+    taught.save(tmp_path / "c")
+    drawn = torch.rand(2).tolist(), np.random.randn(3).tolist(), random.random(), random.gauss(0, 1)
+    learner(folder).restore(tmp_path / "c")
+    assert (torch.rand(2).tolist(), np.random.randn(3).tolist(), random.random(), random.gauss(0, 1)) == drawn
+
+
+def test_an_exported_model_is_a_plain_folder_without_the_training(folder, episodes, tmp_path):
+    taught = learner(folder, dtype=torch.bfloat16)
+    taught.update(credited(taught, episodes()))
+    taught.save(tmp_path / "c", {"step": 1})
+    export(tmp_path / "c", tmp_path / "whole")
+    export(tmp_path / "c", tmp_path / "half", dtype="bfloat16")
+    names = {file.name for file in (tmp_path / "c").iterdir()} - {"optimizer.pt", "strop.json"}
+    assert {file.name for file in (tmp_path / "whole").iterdir()} == names
+    trained = taught.optim.weights()
+    for folder, dtype in ((tmp_path / "whole", torch.float32), (tmp_path / "half", torch.bfloat16)):
+        stock = AutoModelForCausalLM.from_pretrained(folder)
+        assert stock.dtype == dtype
+        assert all(torch.equal(p, trained[n].to(dtype)) for n, p in stock.named_parameters())
+
+
+def test_what_cannot_be_exported_is_said(folder, tmp_path):
+    learner(folder).save(tmp_path / "c")
+    with pytest.raises(ModelError, match="not a checkpoint"):
+        export(tmp_path, tmp_path / "out")
+    with pytest.raises(PlaceError, match="there already"):
+        export(tmp_path / "c", folder)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_of_another_model_is_refused(folder, tmp_path):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=24, hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "other")
+    learner(folder).save(tmp_path / "c")
+    with pytest.raises(ModelError, match="another model"):
+        learner(tmp_path / "other").restore(tmp_path / "c")

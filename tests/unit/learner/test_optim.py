@@ -1,0 +1,79 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from strop.config import LearnerConfig, OptimConfig
+from strop.errors import LearnerError
+from strop.learner.model import place, way_of
+from strop.learner.optim import Optim
+
+
+def rates(count, **config):
+    layer = nn.Linear(2, 2)
+    optim = Optim(layer, OptimConfig(lr=1.0, **config))
+    found = []
+    for _ in range(count):
+        found.append(optim.lr)
+        layer(torch.ones(1, 2)).sum().backward()
+        optim.step()
+    return found
+
+
+def test_schedules():
+    assert rates(3) == [1.0, 1.0, 1.0]
+    assert rates(4, warmup=2) == [0.5, 1.0, 1.0, 1.0]
+    assert rates(5, decay=4) == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert rates(3, decay=4, schedule="constant") == [1.0, 1.0, 1.0]
+    cosine = [0.5 + 0.5 * math.cos(math.pi * k / 4) for k in range(5)]
+    assert rates(6, decay=4, schedule="cosine") == pytest.approx([*cosine, 0.0], abs=1e-12)
+    assert rates(2, decay=4, warmup=2, schedule="cosine") == pytest.approx([0.5, cosine[1]])
+
+
+def test_it_is_adamw_with_decay_for_matrices_only():
+    """Written out, in fp64."""
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 2).double()
+    weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
+    optim = Optim(layer, OptimConfig(lr=0.1, weight_decay=0.5, betas=(0.8, 0.9), grad_clip=1e9))
+    moments = {name: (torch.zeros_like(t), torch.zeros_like(t)) for name, t in (("w", weight), ("b", bias))}
+    for step in range(1, 4):
+        x = torch.randn(4, 3, dtype=torch.float64)
+        layer(x).pow(2).sum().backward()
+        for name, value, grad, decay in (("w", weight, layer.weight.grad, 0.5), ("b", bias, layer.bias.grad, 0.0)):
+            mean, square = moments[name]
+            mean.mul_(0.8).add_(0.2 * grad)
+            square.mul_(0.9).add_(0.1 * grad**2)
+            value.mul_(1 - 0.1 * decay)
+            value.sub_(0.1 * (mean / (1 - 0.8**step)) / ((square / (1 - 0.9**step)).sqrt() + 1e-8))
+        optim.step()
+        assert torch.allclose(layer.weight, weight, atol=1e-12)
+        assert torch.allclose(layer.bias, bias, atol=1e-12)
+
+
+def test_large_gradients_are_scaled_to_the_clip():
+    layer = nn.Linear(1, 1, bias=False)
+    optim = Optim(layer, OptimConfig(lr=1.0, grad_clip=0.5))
+    seen = []
+    optim.adam.register_step_pre_hook(lambda *_: seen.append(layer.weight.grad.item()))
+    (layer(torch.ones(1, 1)) * 100).sum().backward()
+    assert optim.step() == pytest.approx(100.0)
+    assert seen[0] == pytest.approx(0.5, rel=1e-5)
+    assert layer.weight.grad is None
+
+
+def test_where_and_in_what_it_computes():
+    there = torch.cuda.is_available()
+    device, dtype = place(LearnerConfig())
+    assert (device.type, dtype) == (("cuda", torch.bfloat16) if there else ("cpu", torch.float32))
+    assert place(LearnerConfig(device="cpu")) == (torch.device("cpu"), torch.float32)
+    assert place(LearnerConfig(device="cpu", dtype="bfloat16"))[1] == torch.bfloat16
+    assert way_of(LearnerConfig(), torch.device("cuda")).attention == "flex"
+    assert way_of(LearnerConfig(), torch.device("cpu")).attention == "blocks"
+    assert way_of(LearnerConfig(attention="blocks"), torch.device("cuda")).attention == "blocks"
+    with pytest.raises(LearnerError, match="GPUs only"):
+        way_of(LearnerConfig(attention="flex"), torch.device("cpu"))
+    if not there:
+        with pytest.raises(LearnerError, match="finds no GPU"):
+            place(LearnerConfig(device="cuda"))
