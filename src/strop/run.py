@@ -27,7 +27,7 @@ from strop.monitor.view import View
 from strop.resume import clear_queue, finished_evaluations, go_back, sample, superseded
 from strop.rooms import POLICY, Collected, Run, open_rooms
 from strop.store.reclaim import reclaiming
-from strop.trajectory import Batch, assemble, explain
+from strop.trajectory import Batch, assemble, exactness, explain
 from strop.types import TERMINAL, Rollout, Step, version
 
 
@@ -228,9 +228,7 @@ def describe(batch: Batch) -> dict[str, float]:
     metrics |= spread("num_turns", np.array([len(sample.turns) for sample in batch.samples], float))
     if turns:
         metrics["response_length/clip_ratio"] = sum(turn.finish == "length" for turn in turns) / len(turns)
-    metrics["session/exact"] = float(sum(turn.parent is not None and turn.branch is None for turn in turns))
-    for reason, count in Counter(turn.branch for turn in turns if turn.branch).items():
-        metrics[f"session/{reason}"] = float(count)
+    metrics |= exactness(batch.samples).metrics()
     rollouts = [sample.rollout for sample in batch.samples]
     for name in sorted({reward.name for rollout in rollouts for reward in rollout.rewards}):
         given = [value for rollout in rollouts if (value := rollout.reward(name)) is not None]

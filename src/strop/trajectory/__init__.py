@@ -8,6 +8,7 @@ Left out for now: several policies in one batch (call `assemble` once per policy
 
 from strop.trajectory.assemble import ON_FAILURE, assemble
 from strop.trajectory.entries import Batch, Entries, Sample, explain
+from strop.trajectory.report import exactness
 from strop.trajectory.tree import Piece, check, pack
 
-__all__ = ["ON_FAILURE", "Batch", "Entries", "Piece", "Sample", "assemble", "check", "explain", "pack"]
+__all__ = ["ON_FAILURE", "Batch", "Entries", "Piece", "Sample", "assemble", "check", "exactness", "explain", "pack"]

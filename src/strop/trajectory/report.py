@@ -1,0 +1,83 @@
+"""How exactly a batch's turns follow from each other, and what that saves: for people, and as metrics.
+
+A turn extends a context that was served before, token for token, or begins a branch and says why. Tokens that turns
+share are computed once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strop.trajectory.entries import Sample
+from strop.types import Turn
+
+
+@dataclass(frozen=True)
+class Break:
+    """Where a turn left the contexts served before it: of its prompt only the first `shared` tokens were known."""
+
+    turn: str
+    reason: str
+    shared: int
+    prompt: int
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """`turns` have tokens: `first` of them open a conversation, `extended` go on from a served context exactly, the
+    others are `breaks`. `tokens` are all they have, `unique` those left if every shared prefix counts once."""
+
+    turns: int
+    first: int
+    extended: int
+    breaks: list[Break]
+    tokens: int
+    unique: int
+
+    @property
+    def reasons(self) -> Counter[str]:
+        return Counter(found.reason for found in self.breaks)
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "session/exact": float(self.extended),
+            **{f"session/{reason}": float(count) for reason, count in sorted(self.reasons.items())},
+        }
+
+
+def exactness(samples: Sequence[Sample]) -> Exactness:
+    """Of all turns that have tokens, whoever spoke."""
+    turns = [turn for sample in samples for turn in sample.turns if not turn.outside]
+    breaks = [Break(t.id, t.branch, t.shared, len(t.prompt_ids)) for t in turns if t.branch is not None]
+    extended = sum(turn.parent is not None and turn.branch is None for turn in turns)
+    return Exactness(
+        turns=len(turns),
+        first=len(turns) - extended - len(breaks),
+        extended=extended,
+        breaks=breaks,
+        tokens=sum(len(turn.ids) for turn in turns),
+        unique=_unique(turns),
+    )
+
+
+def _unique(turns: Sequence[Turn]) -> int:
+    """Nodes of the tree of all paths: in sorted order each path adds what it does not share with the one before."""
+    count, before = 0, list[int]()
+    for path in sorted(turn.ids for turn in turns):
+        shared = next((k for k, (a, b) in enumerate(zip(before, path, strict=False)) if a != b), len(before))
+        count += len(path) - min(shared, len(path))
+        before = path
+    return count
+
+
+def disagreements(sample: Sample) -> list[str]:
+    """Turns that claim to extend a turn whose tokens are others: our own bug, said in a sentence each."""
+    by_id = {turn.id: turn for turn in sample.turns}
+    wrong: list[str] = []
+    for turn in sample.turns:
+        parent = by_id.get(turn.parent) if turn.parent is not None else None
+        if parent is not None and parent.ids[: turn.shared] != turn.prompt_ids[: turn.shared]:
+            wrong.append(f"turn {turn.id} says that it shares {turn.shared} tokens with {parent.id}, and does not")
+    return wrong
