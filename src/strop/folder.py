@@ -4,7 +4,7 @@ runs/demo/
   config.json     the full configuration it ran with
   store.sqlite    every rollout, turn, event and step
   metrics.jsonl   one line per step and evaluation
-  checkpoints/    step-000010/ ...: each a plain Hugging Face folder with the optimizer's state beside it
+  checkpoints/    step-000010/ ...: each a Hugging Face folder (of a LoRA adapter: PEFT's), the optimizer's state beside
   address.json    where its gateway is, while it is up
   learner.log, agents.log, gateway.log (if it has anything to say)
   summary.json, curve.png
@@ -97,6 +97,17 @@ class RunFolder:
     @property
     def agents_log(self) -> Path:
         return self.path / "agents.log"
+
+    @staticmethod
+    def last_checkpoint(path: Path) -> Path:
+        """The newest lineage's, of its highest step."""
+        names = [
+            found for p in (path / "checkpoints").iterdir() if (found := re.fullmatch(r"step-(\d+)-(\d+)", p.name))
+        ]
+        if not names:
+            raise PlaceError(f"{path} has no checkpoint yet: let it run until loop.checkpoint_every steps are done")
+        newest = max(names, key=lambda name: (int(name[2]), int(name[1])))
+        return path / "checkpoints" / newest[0]
 
     def checkpoint(self, name: str) -> Path:
         return self.path / "checkpoints" / name

@@ -1,4 +1,4 @@
-"""`strop demo` and `strop train`."""
+"""`strop demo`, `strop train` and `strop export`."""
 
 from __future__ import annotations
 
@@ -41,6 +41,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     train.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
     _common(train, folder=None)
     train.set_defaults(command=_train)
+
+    export = commands.add_parser("export", help="write a trained model as a plain Hugging Face folder")
+    export.add_argument("source", metavar="RUN", help="a run, for its last checkpoint, or a checkpoint's folder")
+    export.add_argument("to", metavar="FOLDER", help="where the model is written; it must not be there yet")
+    export.add_argument("--adapter", action="store_true", help="a LoRA adapter by itself, in PEFT's format")
+    export.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: as it was trained")
+    export.add_argument("--json", action="store_true", help="print what was done as JSON")
+    export.set_defaults(command=_export)
 
 
 def _common(command: argparse.ArgumentParser, *, folder: str | None) -> None:
@@ -102,6 +110,21 @@ def _train(arguments: argparse.Namespace) -> int:
     return _tell(_run(config, arguments), Path(config.folder), arguments)
 
 
+def _export(arguments: argparse.Namespace) -> int:
+    from strop.learner.export import export
+
+    source = Path(arguments.source)
+    checkpoint = RunFolder.last_checkpoint(source) if (source / "checkpoints").is_dir() else source
+    export(checkpoint, arguments.to, merge=not arguments.adapter, dtype=arguments.dtype)
+    if arguments.json:
+        json_line({"checkpoint": str(checkpoint), "folder": arguments.to})
+    else:
+        print(
+            f"{arguments.to} holds the model of {checkpoint}: use it with Hugging Face, vLLM, or --model {arguments.to}"
+        )
+    return 0
+
+
 def _run(config: Config, arguments: argparse.Namespace, *, resume: bool = False) -> Summary:
     from strop.rooms import settled
     from strop.run import train
@@ -144,7 +167,9 @@ def _tell(summary: Summary, folder: Path, arguments: argparse.Namespace) -> int:
         f"{me()} rollouts {folder}": "every rollout, with its turns and rewards",
     }
     if summary.checkpoint:
-        places[f"{folder}/checkpoints/{summary.checkpoint}"] = "the trained model, a Hugging Face folder"
+        places[f"{folder}/checkpoints/{summary.checkpoint}"] = (
+            "the trained model; `strop export` makes a plain folder of it"
+        )
     width = max(map(len, places))
     for place, what in places.items():
         console.print(Text.assemble("  ", (place.ljust(width), "bold"), "  ", what), soft_wrap=True)

@@ -1,3 +1,4 @@
+import json
 import random
 
 import numpy as np
@@ -5,7 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from strop.cli import main
 from strop.errors import ModelError, PlaceError
+from strop.folder import RunFolder
 from strop.learner.export import export
 from tests.unit.learner.practice import credited, learner
 
@@ -54,3 +57,17 @@ def test_a_checkpoint_of_another_model_is_refused(folder, tmp_path):
     learner(folder).save(tmp_path / "c")
     with pytest.raises(ModelError, match="another model"):
         learner(tmp_path / "other").restore(tmp_path / "c")
+
+
+def test_the_command_takes_a_runs_newest_checkpoint(folder, tmp_path, capsys):
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    with pytest.raises(PlaceError, match="no checkpoint yet"):
+        RunFolder.last_checkpoint(run)
+    for name in ("step-000009-1", "step-000007-2"):  # lineage 2 began again after step 6
+        learner(folder).save(run / "checkpoints" / name)
+    assert main(["export", str(run), str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint"].endswith("step-000007-2")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.vocab_size
+    assert main(["export", str(run), str(tmp_path / "out")]) != 0
+    assert "is there already" in capsys.readouterr().err
