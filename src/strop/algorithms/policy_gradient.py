@@ -132,7 +132,8 @@ class PolicyGradient(Algorithm, Generic[S]):
         loss, metrics = policy_loss(s.loss, logp, proximal, entries, low=s.clip, high=high, dual=s.dual_clip)
         if s.correction != "none":
             factor, more = correct(s.correction, proximal, entries, low=s.correction_low, high=s.correction_high)
-            loss, metrics = loss * factor, metrics | more
+            loss = loss * factor
+            metrics |= more | {"actor/pg_loss": loss.detach()}
         if s.kl == "loss":
             distance = estimate(s.kl_estimator, logp, entries.ref)
             loss = loss + s.kl_coef * distance

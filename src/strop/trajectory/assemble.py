@@ -1,7 +1,7 @@
 """Rollouts with their turns become a Batch. Nothing is truncated, and what is left out is counted under its reason.
 
 A bad rollout is data: it is dropped or zeroed by the cause of its failure. A bad token is a crash: a turn without one
-finite logprob per sampled id, or with other ids than the turn it claims to extend, is our own bug and must not train.
+finite logprob per sampled id is our own bug and must not train.
 
 Reasons a rollout is dropped here: `failed:<cause>` (excluded, also from the baseline), `outside` (answered by outside
 models only, whose turns have no tokens), `empty` (no sampled token at all), `untrained` (none by a trained agent),
@@ -18,7 +18,6 @@ from typing import Literal
 import numpy as np
 
 from strop.trajectory.entries import Batch, Entries, Ints, Sample
-from strop.trajectory.report import disagreements
 from strop.types import TERMINAL, Cause, Rollout, Turn
 
 ON_FAILURE: Mapping[Cause, Literal["exclude", "zero"]] = {
@@ -104,8 +103,6 @@ def _trained(sample: Sample, agents: Collection[str], budget: int) -> tuple[list
         count = len(turn.response_ids)
         assert turn.prompt_ids, f"turn {turn.id} has no prompt: nothing predicts its first token"
         assert len(turn.logprobs) == count, f"turn {turn.id} has {len(turn.logprobs)} logprobs for {count} tokens"
-    if wrong := disagreements(sample):
-        raise AssertionError(wrong[0])
     if any(len(turn.prompt_ids) + len(turn.response_ids) > budget for turn in trained):
         return [], "over_budget"
     return trained, None

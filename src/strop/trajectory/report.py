@@ -7,7 +7,7 @@ share are computed once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from strop.trajectory.entries import Sample
@@ -50,8 +50,10 @@ class Exactness:
 def exactness(samples: Sequence[Sample]) -> Exactness:
     """Of all turns that have tokens, whoever spoke."""
     turns = [turn for sample in samples for turn in sample.turns if not turn.outside]
-    breaks = [Break(t.id, t.branch, t.shared, len(t.prompt_ids)) for t in turns if t.branch is not None]
-    extended = sum(turn.parent is not None and turn.branch is None for turn in turns)
+    by_id = {turn.id: turn for turn in turns}
+    reasons = {turn.id: reason for turn in turns if (reason := _reason(turn, by_id)) is not None}
+    breaks = [Break(t.id, reasons[t.id], t.shared, len(t.prompt_ids)) for t in turns if t.id in reasons]
+    extended = sum(turn.parent is not None and turn.id not in reasons for turn in turns)
     return Exactness(
         turns=len(turns),
         first=len(turns) - extended - len(breaks),
@@ -72,12 +74,10 @@ def _unique(turns: Sequence[Turn]) -> int:
     return count
 
 
-def disagreements(sample: Sample) -> list[str]:
-    """Turns that claim to extend a turn whose tokens are others: our own bug, said in a sentence each."""
-    by_id = {turn.id: turn for turn in sample.turns}
-    wrong: list[str] = []
-    for turn in sample.turns:
-        parent = by_id.get(turn.parent) if turn.parent is not None else None
-        if parent is not None and parent.ids[: turn.shared] != turn.prompt_ids[: turn.shared]:
-            wrong.append(f"turn {turn.id} says that it shares {turn.shared} tokens with {parent.id}, and does not")
-    return wrong
+def _reason(turn: Turn, by_id: Mapping[str, Turn]) -> str | None:
+    """Why a turn does not extend a served context, or None. What it says of its parent is not taken on trust; training
+    never looks at it, since contexts are found by comparing ids."""
+    parent = by_id.get(turn.parent) if turn.parent is not None else None
+    if parent is not None and parent.ids[: turn.shared] != turn.prompt_ids[: turn.shared]:
+        return "disagrees"
+    return turn.branch

@@ -1,8 +1,7 @@
-import pytest
 from msgspec.structs import replace
 
-from strop.trajectory import Sample, assemble
-from strop.trajectory.report import Break, disagreements, exactness
+from strop.trajectory import Sample
+from strop.trajectory.report import Break, exactness
 from strop.types import Rollout, Task, Turn
 
 
@@ -35,13 +34,8 @@ def test_paths_that_end_inside_others_add_nothing():
     assert exactness([]).unique == 0
 
 
-def test_a_turn_that_lies_about_its_parent_is_noticed():
-    assert disagreements(Sample(ROLLOUT, [FIRST, SECOND, EDITED])) == []
+def test_a_turn_that_lies_about_its_parent_is_counted():
     lying = replace(SECOND, prompt_ids=[1, 5, 2, 7, 9, 4])
-    assert "g1.0/1/1 says that it shares 5 tokens with g1.0/1/0" in disagreements(Sample(ROLLOUT, [FIRST, lying]))[0]
-
-
-def test_such_a_turn_never_trains():
-    lying = replace(SECOND, prompt_ids=[1, 5, 2, 7, 9, 4])
-    with pytest.raises(AssertionError, match="does not"):
-        assemble([Sample(ROLLOUT, [FIRST, lying])], agents=["main"], budget=100)
+    found = exactness([Sample(ROLLOUT, [FIRST, lying])])
+    assert found.extended == 0
+    assert found.metrics() == {"session/exact": 0.0, "session/disagrees": 1.0}
