@@ -44,6 +44,7 @@ class Fixed:
 
     def _prefill(self, piece: Piece) -> Tensor:
         assert not piece.sampled
+        assert piece.start % self._chunk == 0
         ids = torch.zeros(self._chunk, dtype=torch.long)
         ids[: len(piece.ids)] = torch.tensor(piece.ids)
         places = torch.arange(piece.start, piece.start + self._chunk)
