@@ -21,10 +21,12 @@ from msgspec import Meta
 
 from strop.algorithms import grpo
 from strop.algorithms.credit import Line, Rewards, Scores, compare, lines, numbered, to_go
-from strop.algorithms.grpo import GRPO, Share
+from strop.algorithms.grpo import GRPO
+from strop.algorithms.policy_gradient import Share
 from strop.config import LearnerConfig
 from strop.trajectory import Batch
 from strop.trajectory.entries import Floats, Ints
+from strop.trajectory.tree import shared
 from strop.types import Turn
 
 Anchor = Literal["prompt", "observation"]
@@ -72,16 +74,9 @@ def _states(line: Line, anchor: Anchor, paths: Mapping[str, Ints]) -> Iterator[t
         here = [paths[turn.id] if turn.id in paths else np.array(turn.ids, np.int64) for turn in place]
         for turn, path in zip(place, here, strict=True):
             prompt = path[: len(turn.prompt_ids)]
-            known = max((_shared(prompt, earlier) for earlier in before), default=0) if anchor == "observation" else 0
+            known = max((shared(prompt, earlier) for earlier in before), default=0) if anchor == "observation" else 0
             yield turn, blake2b(prompt[known:].tobytes(), digest_size=16).digest()
         before = here
-
-
-def _shared(one: Ints, other: Ints) -> int:
-    """How many ids two paths begin with in common."""
-    n = min(len(one), len(other))
-    differ = np.flatnonzero(one[:n] != other[:n])
-    return int(differ[0]) if len(differ) else n
 
 
 def make(rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> GiGPO:

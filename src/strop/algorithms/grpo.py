@@ -22,12 +22,10 @@ from msgspec import Meta
 
 from strop.algorithms import policy_gradient
 from strop.algorithms.credit import Baseline, Credit, Rewards, Scores, compare, owners, scores, targeted
-from strop.algorithms.policy_gradient import PolicyGradient
+from strop.algorithms.policy_gradient import PolicyGradient, Share
 from strop.config import LearnerConfig
 from strop.trajectory import Batch
 from strop.trajectory.entries import Floats
-
-Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Settings(policy_gradient.Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,12 +17,10 @@ from strop.algorithms import policy_gradient
 from strop.algorithms.base import Tensor, View
 from strop.algorithms.credit import Rewards, shares, spread, whiten
 from strop.algorithms.gae import advantages, in_time, placed
-from strop.algorithms.policy_gradient import PolicyGradient, Positive
+from strop.algorithms.policy_gradient import PolicyGradient, Positive, Share
 from strop.config import LearnerConfig
 from strop.trajectory import Batch
 from strop.trajectory.entries import Floats
-
-Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Settings(policy_gradient.Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -75,6 +75,12 @@ def _refuse(config: Any, folder: Path) -> None:
     experts = max((getattr(config, n, None) or 0) for n in ("num_experts", "num_local_experts", "n_routed_experts"))
     if experts > 1:
         raise ModelError(f"the model in {folder} is a mixture of experts, which cannot be trained yet: use a dense one")
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if rope.get("rope_type") == "longrope":
+        raise ModelError(
+            f"the model in {folder} turns positions by the longest path of a pass (longrope), so that a turn would "
+            "depend on its neighbours: use another model"
+        )
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     if kinds != {"full_attention"} or (sliding and getattr(config, "layer_types", None) is None):

@@ -10,7 +10,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from strop.trajectory.entries import Sample
+from strop.trajectory.tree import shared
 from strop.types import Turn
 
 
@@ -66,10 +69,9 @@ def exactness(samples: Sequence[Sample]) -> Exactness:
 
 def _unique(turns: Sequence[Turn]) -> int:
     """Nodes of the tree of all paths: in sorted order each path adds what it does not share with the one before."""
-    count, before = 0, list[int]()
-    for path in sorted(turn.ids for turn in turns):
-        shared = next((k for k, (a, b) in enumerate(zip(before, path, strict=False)) if a != b), len(before))
-        count += len(path) - min(shared, len(path))
+    count, before = 0, np.empty(0, np.int64)
+    for path in (np.array(ids, np.int64) for ids in sorted(turn.ids for turn in turns)):
+        count += len(path) - shared(path, before)
         before = path
     return count
 

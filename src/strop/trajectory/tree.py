@@ -51,7 +51,7 @@ def pack(batch: Batch, budget: int, turns: Sequence[int] | Ints | None = None) -
             continue  # the next path runs through this one, which therefore needs no tokens of its own
         path = batch.paths[t]
         assert len(path) <= budget, f"turn {batch.turns[t].id} has {len(path)} tokens, the budget is {budget}"
-        if piece.size + len(path) - piece.shared(path) > budget:
+        if piece.size + len(path) - shared(path, piece.branch) > budget:
             pieces.append(piece.close())
             piece = _Open()
         piece.add(path)
@@ -61,6 +61,13 @@ def pack(batch: Batch, budget: int, turns: Sequence[int] | Ints | None = None) -
     if piece.size:
         pieces.append(piece.close())
     return pieces
+
+
+def shared(one: Ints, other: Ints) -> int:
+    """How many ids two paths begin with in common."""
+    n = min(len(one), len(other))
+    differ = np.flatnonzero(one[:n] != other[:n])
+    return int(differ[0]) if len(differ) else n
 
 
 class _Open:
@@ -75,19 +82,14 @@ class _Open:
         self.entry: list[Ints] = []
         self.at: list[Ints] = []
 
-    def shared(self, path: Ints) -> int:
-        n = min(len(path), len(self.branch))
-        differ = np.flatnonzero(path[:n] != self.branch[:n])
-        return int(differ[0]) if len(differ) else n
-
     def add(self, path: Ints) -> None:
-        shared = self.shared(path)
-        new = len(path) - shared
-        self.ends.append((self.where[shared:], self.size))  # what the new path does not run through is complete
-        self.where = np.concatenate([self.where[:shared], np.arange(self.size, self.size + new)])
+        known = shared(path, self.branch)
+        new = len(path) - known
+        self.ends.append((self.where[known:], self.size))  # what the new path does not run through is complete
+        self.where = np.concatenate([self.where[:known], np.arange(self.size, self.size + new)])
         self.branch = path
-        self.ids.append(path[shared:])
-        self.pos.append(np.arange(shared, len(path), dtype=np.int64))
+        self.ids.append(path[known:])
+        self.pos.append(np.arange(known, len(path), dtype=np.int64))
         self.size += new
 
     def attach(self, batch: Batch, turn: int) -> None:

@@ -6,6 +6,7 @@ import torch
 from transformers import (
     GraniteConfig,
     GraniteForCausalLM,
+    LlamaConfig,
     MistralConfig,
     MistralForCausalLM,
     Qwen2MoeConfig,
@@ -71,3 +72,12 @@ def test_other_dense_models_load_without_dropout(tmp_path):
     model = load(tmp_path, torch.float64)
     assert model.config.attention_dropout == 0.0
     assert model.dtype == torch.float64
+
+
+def test_positions_that_depend_on_the_longest_path_are_refused(tmp_path):
+    factors = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 2.0}
+    rope = {**factors, "rope_theta": 10000.0, "original_max_position_embeddings": 32}
+    config = LlamaConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=1, rope_parameters=rope)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="longrope"):
+        load(tmp_path)
