@@ -227,7 +227,8 @@ class LearnerSide:
         blocks = 2 * self.blocks * tokens
         attention = 4 * shape.num_hidden_layers * shape.num_attention_heads * width * pairs
         logits = 2 * self.head.numel() * entries
-        chunked = sum(len(p.entry) for p in pieces if len(p.entry) * self.head.shape[0] > CHUNK)
+        most = 0 if self.device == "cuda" else CHUNK["cpu"]
+        chunked = sum(len(p.entry) for p in pieces if len(p.entry) * self.head.shape[0] > most)
         again = self.config.gradient_checkpointing * (blocks + attention) + 2 * self.head.numel() * chunked
         flex = self.learner.way.attention == "flex"
         return {

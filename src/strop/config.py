@@ -112,6 +112,9 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Literal["auto", "blocks", "flex"],
         _doc("how a token tree is attended to: by plain operations or FlexAttention; auto: flex on a GPU"),
     ] = "auto"
+    compile: Annotated[
+        bool, _doc("with flex, also compile what lies between two products of matrices: half a minute at the start")
+    ] = True
     gradient_checkpointing: Annotated[
         bool, _doc("keep only what enters each block and compute the rest again: less memory, a third more time")
     ] = False

@@ -49,7 +49,7 @@ class Plan:
         return sum(self.rows)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        key, value = _for_all_heads(query, key, value)
+        key, value = for_all_heads(query, key, value)
         # One gather for all blocks: a gather each would fill and add a gradient of the full size for each in turn.
         blocks = zip(
             query.split(self.rows, 2),
@@ -99,11 +99,11 @@ def attention(
     assert dropout == 0.0
     if tree is not None:
         return tree.attend(query, key, value, scaling).transpose(1, 2), None
-    key, value = _for_all_heads(query, key, value)
+    key, value = for_all_heads(query, key, value)
     return _attend(query, key, value, attention_mask, scaling).transpose(1, 2), None
 
 
-def _for_all_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def for_all_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         return key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from strop.learner.logprobs import PLAIN, Way, entry_states, head_of
+from strop.learner.blocks import PLAIN, Way
+from strop.learner.logprobs import entry_states, head_of
 from strop.trajectory import Piece
 
 

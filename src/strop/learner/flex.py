@@ -17,10 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import pad
+
+from strop.learner.attention import for_all_heads
 
 BLOCK = 128
 SMALLEST = 1024
 """Tokens that sizes are multiples of."""
+
+NARROWEST = 16
+"""Numbers per head that the kernel needs; zeros change nothing."""
 
 MOST_SIZES = 256
 """Kernels that torch may compile. Past its own limit, which is low, it would run without any, and make N x N scores."""
@@ -37,18 +43,35 @@ class FlexTree:
         return self.mask.seq_lengths[0]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        run = _compiled() if query.is_cuda else flex_attention
-        out: Any = run(query, key, value, block_mask=self.mask, scale=scaling, enable_gqa=True)
-        return out
+        return _alone(query, key, value, self.mask, scaling)
+
+
+def _run(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scaling: float) -> Tensor:
+    width = query.shape[-1]
+    if width < NARROWEST:
+        query, key, value = (pad(tensor, (0, NARROWEST - width)) for tensor in (query, key, value))
+    run = _compiled() if query.is_cuda else _attend
+    return run(query, key, value, mask, scaling)[..., :width]
+
+
+_alone: Any = torch.compiler.disable(_run)
+"""Compiled by size, where the blocks around it are for any."""
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scaling: float) -> Tensor:
+    """Keys and values are repeated for all heads: sharing them, the backward pass takes twice the time."""
+    key, value = for_all_heads(query, key, value)
+    out: Any = flex_attention(query, key, value, block_mask=mask, scale=scaling)
+    return out
 
 
 def padded_size(tokens: int) -> int:
-    """Multiples of 1024, and of an eighth of the power of two above: eight sizes at most between 2^n and 2^(n+1).
+    """Multiples of 1024, and of a 16th of the power of two above: eight sizes at most between 2^n and 2^(n+1).
 
     >>> [padded_size(n) for n in (1, 1025, 9000, 17000)]
-    [1024, 2048, 10240, 20480]
+    [1024, 2048, 9216, 18432]
     """
-    step = max(SMALLEST, (1 << (tokens - 1).bit_length()) // 8)
+    step = max(SMALLEST, (1 << (tokens - 1).bit_length()) // 16)
     return -(-tokens // step) * step
 
 
@@ -57,7 +80,7 @@ def flex_plan(end: np.ndarray, device: torch.device | str, *, size: int | None =
     size = padded_size(len(end)) if size is None else size
     end = np.append(end, np.arange(len(end), size) + 1)
     some, whole = blocks_seen(end, block)
-    ends = torch.from_numpy(end).to(device)
+    ends = torch.from_numpy(end.astype(np.int32)).to(device)
 
     def rule(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < ends[key])
@@ -94,4 +117,4 @@ def _compiled() -> Any:
 
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_SIZES)
     torch._dynamo.config.accumulated_recompile_limit = max(torch._dynamo.config.accumulated_recompile_limit, MOST_SIZES)
-    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+    return torch.compile(_attend, dynamic=False, fullgraph=True)

@@ -21,8 +21,9 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from strop.config import LearnerConfig, LoraConfig
 from strop.learner import lora
 from strop.learner.attention import BLOCK, NAME, Plan, Tree
+from strop.learner.blocks import Way
 from strop.learner.flex import padded_size
-from strop.learner.logprobs import CHUNK, Way
+from strop.learner.logprobs import CHUNK
 from strop.learner.model import place, way_of
 
 SMALLEST_BUDGET = 512
@@ -172,7 +173,7 @@ def _count(
     gradients = 4 * model.trained
     optimizer = (8 + (4 if dtype != torch.float32 else 0)) * model.trained
     own = critic and learner.critic_kind == "own"
-    rows = min(tokens, max(1, CHUNK // config.vocab_size))
+    rows = min(tokens, max(1, CHUNK[device.type] // config.vocab_size))
     of_head = 0 if learner.lora.rank else config.vocab_size * config.hidden_size * (4 + size)
     return Memory(
         weights=weights,

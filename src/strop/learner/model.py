@@ -17,7 +17,8 @@ from transformers.utils import logging
 from strop.config import LearnerConfig
 from strop.errors import LearnerError, ModelError
 from strop.learner.attention import NAME
-from strop.learner.logprobs import Way, head_of, hidden_states
+from strop.learner.blocks import Way
+from strop.learner.logprobs import head_of, hidden_states
 
 
 def place(config: LearnerConfig) -> tuple[torch.device, torch.dtype]:
@@ -36,7 +37,7 @@ def way_of(config: LearnerConfig, device: torch.device) -> Way:
     if config.attention == "flex" and device.type != "cuda":
         raise LearnerError("learner.attention is flex, which trains on GPUs only: set it to auto or blocks")
     flex = device.type == "cuda" and config.attention != "blocks"
-    return Way("flex" if flex else "blocks", recompute=config.gradient_checkpointing)
+    return Way("flex" if flex else "blocks", recompute=config.gradient_checkpointing, compile=flex and config.compile)
 
 
 def load(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

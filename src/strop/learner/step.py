@@ -141,6 +141,8 @@ class Learner:
     def _optimizer_step(self, batch: Batch, turns: Ints, shares: int, now: Floats, meter: _Meter) -> None:
         """One optimizer step over some turns. The weights of a share sum to about 1 / shares: scaling them back keeps
         the gradient's norm, and so its clipping, the same whatever the number of shares."""
+        read_anew: list[tuple[Ints, Tensor]] = []
+        losses: list[Tensor] = []
         for piece in self._pack(batch, turns, meter):
             states = entry_states(self.model, piece, self.way)
             logp, entropy = read(self.model, states, piece, batch.entries)
@@ -149,22 +151,25 @@ class Learner:
                 value = self.critic(states if isinstance(self.critic, ValueHead) else piece)
             view = _view(batch, piece, logp)
             loss, per_entry = self.algorithm.loss(logp, entropy, value, view)
-            piece_loss = (view.weight * loss).sum()
-            if not math.isfinite(piece_loss.item()):
-                self._clear()
-                raise LearnerError(
-                    f"the loss is {piece_loss.item()}: the run can be resumed from its last checkpoint; if it happens "
-                    "again, begin one with a lower learner.optim.lr"
-                )
-            (shares * piece_loss).backward()
+            losses.append((view.weight * loss).sum())
+            (shares * losses[-1]).backward()
             meter.add({"actor/entropy": entropy.detach(), **per_entry}, view.weight)
-            fresh = np.isnan(now[piece.entry])
-            now[piece.entry[fresh]] = _array(logp)[fresh]
+            read_anew.append((piece.entry, logp.detach()))
+        # Nothing above waits for a GPU, which would wait in its turn.
+        if not math.isfinite(total := float(sum(map(Tensor.detach, losses)))):
+            self._clear()
+            raise LearnerError(
+                f"the loss is {total}: the run can be resumed from its last checkpoint; if it happens again, begin one "
+                "with a lower learner.optim.lr"
+            )
         meter.last("actor/lr", self.optim.lr)
         meter.most("actor/grad_norm", self.optim.step())
         if self.critic_optim is not None:
             meter.last("critic/lr", self.critic_optim.lr)
             meter.most("critic/grad_norm", self.critic_optim.step())
+        for rows, logp in read_anew:
+            fresh = np.isnan(now[rows])
+            now[rows[fresh]] = _array(logp)[fresh]
 
     def _pack(self, batch: Batch, turns: Ints | None, meter: _Meter | None = None) -> list[Piece]:
         pieces = pack(batch, self.config.token_budget, turns)
@@ -219,15 +224,15 @@ class _Meter:
     """What an update measured: weighted sums over entries as they pass, the last or largest of the rest."""
 
     def __init__(self) -> None:
-        self.sums: dict[str, float] = {}
-        self.weight = 0.0
+        self.sums: dict[str, Tensor | float] = {}
+        self.weight: Tensor | float = 0.0
         self.values: dict[str, float] = {}
         self.tokens = self.unique = 0
 
     def add(self, per_entry: dict[str, Tensor], weight: Tensor) -> None:
-        self.weight += weight.sum().item()
+        self.weight += weight.sum(dtype=torch.float64)
         for name, column in per_entry.items():
-            self.sums[name] = self.sums.get(name, 0.0) + (weight * column).sum().item()
+            self.sums[name] = self.sums.get(name, 0.0) + (weight * column).sum().double()
 
     def last(self, name: str, value: float) -> None:
         self.values[name] = value
@@ -240,7 +245,7 @@ class _Meter:
         self.unique += sum(len(piece.ids) for piece in pieces)
 
     def metrics(self) -> dict[str, float]:
-        means = {name: total / self.weight for name, total in self.sums.items()}
+        means = {name: float(total / self.weight) for name, total in self.sums.items()}
         tokens = {"perf/total_num_tokens": self.tokens, "tree/tokens": self.tokens, "tree/unique_tokens": self.unique}
         return means | self.values | {name: float(n) for name, n in tokens.items()}
 

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.learner.attention import plan, visible
+from strop.learner.blocks import Way
 from strop.learner.flex import blocks_seen, flex_plan, padded_size
-from strop.learner.logprobs import Way, hidden_states
+from strop.learner.logprobs import hidden_states
 from strop.learner.model import load
 
 ALONE = "ignore:flex_attention called without torch.compile"
@@ -100,6 +101,7 @@ def test_a_model_has_the_same_hidden_states_either_way(folder):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("default")  # the compiler's own
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 @pytest.mark.parametrize("heads", [(4, 4), (8, 2), (7, 1)])
 def test_the_kernel_gives_outputs_and_gradients_of_plain_operations(heads):
@@ -120,6 +122,7 @@ def test_the_kernel_gives_outputs_and_gradients_of_plain_operations(heads):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("default")  # the compiler's own
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 @pytest.mark.parametrize("offload", [False, True])
 def test_a_learner_on_a_gpu_follows_the_one_on_a_cpu(folder, episodes, offload):

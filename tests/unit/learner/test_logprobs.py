@@ -5,7 +5,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from strop.learner.logprobs import Way, _Chunks, _logps, _pick, entry_states, logprobs
+from strop.learner.blocks import Way
+from strop.learner.logprobs import _Chunks, _pick, entry_states, logprobs
 from strop.learner.model import load
 from strop.trajectory import pack
 from tests.unit.learner.practice import Live, credited, gradients, learner
@@ -22,7 +23,7 @@ def test_chunks_have_the_gradients_of_the_whole(with_bias):
     push = torch.randn(2, 11, dtype=torch.float64)
     inputs = [t for t in (states, weight, bias) if t is not None]
 
-    whole = torch.stack(_pick(_logps(states, weight, bias, warmth), target))
+    whole = torch.stack(_pick(torch.nn.functional.linear(states, weight, bias), target, warmth)[:2])
     chunks = torch.stack(_Chunks.apply(states, weight, bias, target, warmth, 3))
     assert torch.allclose(whole, chunks, atol=1e-13)
     expected, found = (torch.autograd.grad((out * push).sum(), inputs) for out in (whole, chunks))
@@ -100,6 +101,22 @@ def test_computing_blocks_again_changes_no_bit_and_keeps_less(folder, episodes):
         left.append(live.now)
         del out
     assert left[1] < left[0] / 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default::UserWarning")  # the compiler's own
+@pytest.mark.parametrize("recompute", [False, True])
+def test_compiled_blocks_have_the_gradients_of_plain_ones(folder, episodes, recompute):
+    """Of pieces of several sizes, without compiling again for each."""
+    plain, compiled = learner(folder), learner(folder)
+    compiled.way = Way(recompute=recompute, compile=True)
+    samples = episodes()
+    for part in (samples, samples[:2]):
+        expected, _ = gradients(plain, credited(plain, part))
+        found, _ = gradients(compiled, credited(compiled, part))
+        assert all(torch.allclose(found[n], gradient, atol=1e-5) for n, gradient in expected.items())
+        assert any(gradient.abs().max() > 1e-3 for gradient in expected.values())
+    assert not any(module.training for module in compiled.model.modules())
 
 
 def test_an_engine_never_sees_that_blocks_are_computed_again(folder, episodes):

@@ -7,7 +7,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from strop.config import LearnerConfig, LoraConfig
 from strop.learner import lora
-from strop.learner.logprobs import Way, hidden_states, logprobs
+from strop.learner.blocks import Way
+from strop.learner.logprobs import hidden_states, logprobs
 from strop.learner.masters import Masters, lower
 from strop.learner.memory import plan
 from strop.learner.model import load
