@@ -127,7 +127,10 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = "own"
     updates: Annotated[int, _doc("optimizer steps per step, each over an equal share of the groups"), Meta(ge=1)] = 1
     token_budget: Annotated[int, _doc("most tree tokens in one micro-batch"), Meta(ge=1)] = 4096
-    logprob_limit: Annotated[float, _doc("engine and learner logprobs may differ by this before the run warns")] = 1e-4
+    logprob_limit: Annotated[
+        float | None,
+        _doc("engine and learner logprobs may differ by this before the run warns; default: 1e-4, in bfloat16 0.3"),
+    ] = None
 
 
 class VllmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -249,7 +252,7 @@ class LoopConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     eval_splits: Annotated[tuple[str, ...], _doc("splits of the tasks that are evaluated")] = ("test",)
     eval_greedy: Annotated[bool, _doc("evaluate greedily as well as sampled")] = True
     checkpoint_every: Annotated[int, _doc("steps between checkpoints; the last step always has one"), Meta(ge=1)] = 10
-    keep_checkpoints: Annotated[int, _doc("checkpoints kept, newest first"), Meta(ge=1)] = 2
+    keep_checkpoints: Annotated[int, _doc("newest checkpoints kept; the best stays too"), Meta(ge=1)] = 2
     group_deadline: Annotated[float, _doc("seconds after which a group is closed with what it has"), Meta(gt=0)] = (
         1800.0
     )

@@ -4,7 +4,8 @@ runs/demo/
   config.json     the full configuration it ran with
   store.sqlite    every rollout, turn, event and step
   metrics.jsonl   one line per step and evaluation
-  checkpoints/    step-000010/ ...: each a Hugging Face folder (of a LoRA adapter: PEFT's), the optimizer's state beside
+  checkpoints/    step-000010-1/ ...: each a Hugging Face folder (of a LoRA adapter: PEFT's), the optimizer's state
+                  beside; best leads to one of them
   address.json    where its gateway is, while it is up
   learner.log, agents.log, gateway.log (if it has anything to say)
   summary.json, curve.png
@@ -24,6 +25,8 @@ from typing import IO
 from strop import config as configs
 from strop.config import Config
 from strop.errors import ConfigError, PlaceError
+
+BEST = "best"
 
 
 class RunFolder:
@@ -108,6 +111,20 @@ class RunFolder:
             raise PlaceError(f"{path} has no checkpoint yet: let it run until loop.checkpoint_every steps are done")
         newest = max(names, key=lambda name: (int(name[2]), int(name[1])))
         return path / "checkpoints" / newest[0]
+
+    @staticmethod
+    def best_checkpoint(path: Path) -> Path:
+        best = path / "checkpoints" / BEST
+        if not best.exists():
+            raise PlaceError(f"{path} has no checkpoint yet: let it run until loop.checkpoint_every steps are done")
+        return best.resolve()
+
+    def name_best(self, name: str) -> None:
+        """Have `best` lead to this checkpoint from now on; at no moment to none."""
+        link, fresh = self.checkpoint(BEST), self.checkpoint(BEST + ".new")
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(name)
+        fresh.replace(link)
 
     def checkpoint(self, name: str) -> Path:
         return self.path / "checkpoints" / name

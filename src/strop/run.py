@@ -10,6 +10,7 @@ is always the same task with the same seeds, so nothing needs remembering but th
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
@@ -24,7 +25,7 @@ from strop.folder import until_gone
 from strop.monitor.metrics import MetricsFile, flat
 from strop.monitor.summary import Summary, failures, summarize
 from strop.monitor.view import View
-from strop.resume import clear_queue, finished_evaluations, go_back, sample, superseded
+from strop.resume import clear_queue, finished_evaluations, go_back, has_checkpoint, sample, superseded
 from strop.rooms import POLICY, Collected, Run, open_rooms
 from strop.store.reclaim import reclaiming
 from strop.trajectory import Batch, assemble, exactness, explain
@@ -104,16 +105,18 @@ async def publish(run: Run, step: Step) -> None:
     """Engines serve the step's version from here on."""
     run.step, run.names = step.number, run.names_of(step)
     run.steps.append(step)
-    kept = [step.checkpoint for step in run.steps if step.checkpoint]
-    run.folder.prune(kept[-run.config.loop.keep_checkpoints :])
+    keep_checkpoints(run)
     await run.weights.publish(step.version)
     await run.engine.resume()
     run.view.step(step.number, step.metrics)
     if run.metrics is not None:
         run.metrics.write(step.number, step.metrics)
-    gap, limit = step.metrics.get("training/rollout_logprobs_diff_max", 0.0), run.config.learner.logprob_limit
-    if gap > limit:
-        run.view.note(f"step {step.number}: engine and learner logprobs differ by {gap:.1e}, more than {limit:.0e}")
+    if off := int(step.metrics.get("training/rollout_logprobs_off", 0)):
+        gap, checked = (step.metrics[f"training/rollout_logprobs_{name}"] for name in ("diff_max", "checked"))
+        run.view.note(
+            f"step {step.number}: engine and learner logprobs of {off:,} of {checked:,.0f} tokens differ by more than "
+            f"learner.logprob_limit, {gap:.1e} at most"
+        )
     if step.metrics["actor/skipped"]:
         reasons = "; ".join(f"{n} {explain(reason)}" for reason, n in Counter(step.dropped.values()).most_common())
         run.view.note(f"step {step.number} had nothing to train on: {reasons}")
@@ -149,6 +152,7 @@ async def evaluate_if_due(run: Run) -> None:
                 if run.step == 0:
                     check_rewards(run, ended)
                 show_scores(run, run.step, split, ended)
+        keep_checkpoints(run)
 
 
 def show_scores(run: Run, step: int, split: str, ended: Sequence[Rollout]) -> None:
@@ -218,6 +222,25 @@ async def checkpoint(run: Run, number: int) -> str | None:
     name = f"step-{number:06d}-{run.lineage}"
     await run.learner.call("save", run.folder.checkpoint(name), {"version": version(run.lineage, number)})
     return name
+
+
+def keep_checkpoints(run: Run) -> None:
+    """The newest ones, and the best: by the evaluation of the first split where there is one, else by the rewards that
+    the step was trained on."""
+    there = [step for step in run.steps if has_checkpoint(run, step)]
+    if not there:
+        return
+    split = next(iter(run.config.loop.eval_splits), "")
+
+    def rank(step: Step) -> tuple[bool, float, int]:
+        score = run.scores.get((step.number, split), {}).get("reward")
+        trained = step.metrics.get("critic/rewards/mean", -math.inf)
+        return score is not None, trained if score is None else score, step.number
+
+    best = max(there, key=rank)
+    newest = there[-run.config.loop.keep_checkpoints :]
+    run.folder.name_best(str(best.checkpoint))
+    run.folder.prune([str(step.checkpoint) for step in [best, *newest]])
 
 
 def describe(batch: Batch) -> dict[str, float]:

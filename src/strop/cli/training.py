@@ -45,6 +45,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     export = commands.add_parser("export", help="write a trained model as a plain Hugging Face folder")
     export.add_argument("source", metavar="RUN", help="a run, for its last checkpoint, or a checkpoint's folder")
     export.add_argument("to", metavar="FOLDER", help="where the model is written; it must not be there yet")
+    export.add_argument("--best", action="store_true", help="of a run: the checkpoint with the best score instead")
     export.add_argument("--adapter", action="store_true", help="a LoRA adapter by itself, in PEFT's format")
     export.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: as it was trained")
     export.add_argument("--json", action="store_true", help="print what was done as JSON")
@@ -114,7 +115,11 @@ def _export(arguments: argparse.Namespace) -> int:
     from strop.learner.export import export
 
     source = Path(arguments.source)
-    checkpoint = RunFolder.last_checkpoint(source) if (source / "checkpoints").is_dir() else source
+    checkpoint = source
+    if (source / "checkpoints").is_dir():
+        checkpoint = RunFolder.best_checkpoint(source) if arguments.best else RunFolder.last_checkpoint(source)
+    elif arguments.best:
+        raise PlaceError(f"--best chooses among the checkpoints of a run, and {source} is none: leave it out")
     export(checkpoint, arguments.to, merge=not arguments.adapter, dtype=arguments.dtype)
     if arguments.json:
         json_line({"checkpoint": str(checkpoint), "folder": arguments.to})

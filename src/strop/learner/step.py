@@ -129,9 +129,13 @@ class Learner:
             self._read(batch, np.setdiff1d(np.arange(len(batch.turns)), first), now, meter)
         for turns in shares:
             self._optimizer_step(batch, turns, len(shares), now, meter)
-        metrics = meter.metrics() | _mismatch(batch, now) | {"actor/skipped": float(not shares)}
+        metrics = meter.metrics() | _mismatch(batch, now, self._logprob_limit()) | {"actor/skipped": float(not shares)}
         metrics["timing_s/update_actor"] = time.perf_counter() - began
         return metrics
+
+    def _logprob_limit(self) -> float:
+        given = self.config.logprob_limit
+        return given if given is not None else 1e-4 if torch.finfo(self.model.dtype).bits >= 32 else 0.3
 
     @torch.no_grad()
     def _read(self, batch: Batch, turns: Ints, now: Floats, meter: _Meter) -> None:
@@ -270,7 +274,7 @@ def _view(batch: Batch, piece: Piece, like: Tensor) -> View:
     return View(**columns)
 
 
-def _mismatch(batch: Batch, now: Floats) -> dict[str, float]:
+def _mismatch(batch: Batch, now: Floats, limit: float) -> dict[str, float]:
     """How far engine and learner are apart on every token whose recorded logprob is exact."""
     exact = batch.entries.exact
     ours, theirs = now[exact], batch.entries.behaviour[exact]
@@ -283,6 +287,7 @@ def _mismatch(batch: Batch, now: Floats) -> dict[str, float]:
         "training/rollout_probs_diff_mean": float(probs.mean()),
         "training/rollout_probs_diff_max": float(probs.max()),
         "training/rollout_logprobs_checked": float(len(ours)),
+        "training/rollout_logprobs_off": float((logs > limit).sum()),
     }
 
 

@@ -1,15 +1,20 @@
+import io
 import json
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from strop import config as configs
 from strop.cli import main
 from strop.errors import ModelError, PlaceError
 from strop.folder import RunFolder
 from strop.learner.export import export
+from strop.run import keep_checkpoints
+from strop.types import Step
 from tests.unit.learner.practice import credited, learner
 
 
@@ -71,3 +76,37 @@ def test_the_command_takes_a_runs_newest_checkpoint(folder, tmp_path, capsys):
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.vocab_size
     assert main(["export", str(run), str(tmp_path / "out")]) != 0
     assert "is there already" in capsys.readouterr().err
+    assert main(["export", str(run), str(tmp_path / "best"), "--best"]) != 0
+    assert "no checkpoint yet" in capsys.readouterr().err
+    RunFolder(run, io.BytesIO()).name_best("step-000009-1")
+    assert main(["export", str(run), str(tmp_path / "best"), "--best", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint"].endswith("step-000009-1")
+
+
+def test_the_newest_checkpoints_stay_and_the_best(tmp_path):
+    """By evaluation; where nothing was evaluated, by the rewards in training."""
+    (tmp_path / "checkpoints").mkdir()
+    run = SimpleNamespace(
+        config=configs.load(sets=["loop.keep_checkpoints=2"]),
+        folder=RunFolder(tmp_path, io.BytesIO()),
+        steps=[],
+        scores={},
+    )
+
+    def stand(number, reward):
+        name = f"step-{number:06d}-1"
+        run.folder.checkpoint(name).mkdir()
+        metrics = {"critic/rewards/mean": reward}
+        run.steps.append(Step(lineage=1, number=number, rollouts=[], metrics=metrics, checkpoint=name, time=0.0))
+        keep_checkpoints(run)
+        left = sorted(int(p.name[5:11]) for p in (tmp_path / "checkpoints").iterdir() if p.name != "best")
+        return left, int(RunFolder.best_checkpoint(tmp_path).name[5:11])
+
+    assert stand(1, 0.5) == ([1], 1)
+    assert stand(2, 0.2) == ([1, 2], 1)
+    assert stand(3, 0.3) == ([1, 2, 3], 1)
+    assert stand(4, 0.6) == ([3, 4], 4)
+    run.scores[3, "test"] = {"reward": 0.4}
+    assert stand(5, 0.9) == ([3, 4, 5], 3)
+    run.scores[5, "test"] = {"reward": 0.4}
+    assert stand(6, 0.1) == ([5, 6], 5)

@@ -117,6 +117,7 @@ def test_every_logprob_is_compared_under_the_weights_that_sampled(learn, episode
     assert metrics["training/rollout_logprobs_diff_max"] == pytest.approx(0.25, abs=1e-6)
     assert metrics["training/rollout_logprobs_diff_mean"] == pytest.approx(0.25 / (len(batch.entries) - 1), abs=1e-6)
     assert 0 < metrics["training/rollout_probs_diff_max"] < 0.25
+    assert metrics["training/rollout_logprobs_off"] == 1
 
 
 def test_several_optimizer_steps_take_shares_of_the_groups(learn, episodes):
