@@ -73,12 +73,10 @@ class Laid(Learner):
     layout: batches.Layout = staticmethod(pack)
     pieces: list[Piece]
 
-    def _pack(self, batch: Batch, turns: Any, meter: Any = None) -> list[Piece]:
+    def _pack(self, batch: Batch, turns: Any) -> list[Piece]:
         self.pieces = self.layout(batch, self.config.token_budget, turns)
         if self.layout is not LAYOUTS[WRONG]:
             check(self.pieces, batch, turns)
-        if meter is not None:
-            meter.laid_out(0, self.pieces)
         return self.pieces
 
 

@@ -248,6 +248,15 @@ class LoopConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     steps: Annotated[int, _doc("steps to train"), Meta(ge=0)] = 100
     groups: Annotated[int, _doc("tasks per step"), Meta(ge=1)] = 16
     members: Annotated[int, _doc("rollouts per task"), Meta(ge=1)] = 8
+    groups_most: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        _doc("tasks per step at most, where further ones replace those that teach nothing; default: none are replaced"),
+    ] = None
+    staleness: Annotated[
+        int,
+        _doc("steps that rollouts may lag behind; 0: they wait for the learner, above: both work at the same time"),
+        Meta(ge=0),
+    ] = 0
     eval_every: Annotated[int, _doc("steps between evaluations; 0: only before the first and after the last")] = 0
     eval_splits: Annotated[tuple[str, ...], _doc("splits of the tasks that are evaluated")] = ("test",)
     eval_greedy: Annotated[bool, _doc("evaluate greedily as well as sampled")] = True

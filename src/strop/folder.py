@@ -125,6 +125,11 @@ class RunFolder:
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(name)
         fresh.replace(link)
+        directory = os.open(link.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)  # what it led to before may be deleted next
+        finally:
+            os.close(directory)
 
     def checkpoint(self, name: str) -> Path:
         return self.path / "checkpoints" / name

@@ -6,6 +6,7 @@
 Replayed steps train on the rollouts that the store recorded; nothing is sampled again. In deterministic mode they make
 the very same weights, and what had been collected for step 6 is as good as before. Otherwise it was sampled from
 weights that are no more: step 6 is collected anew in groups named after lineage 2, the old ones count as superseded.
+Where rollouts may lag behind the learner anyway (loop.staleness), what had been collected is used as it is.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ async def sample(run: Run, rollout: str) -> Sample:
 
 async def clear_queue(run: Run) -> None:
     """Cancel queued rollouts that belong neither to the next step nor to an evaluation of the present weights."""
-    lists = [run.next_rollouts(), *run.evaluations(run.step, run.names[0]).values()]
+    lists = [run.next_rollouts(run.groups_ahead), *run.evaluations(run.step, run.names[0]).values()]
     wanted = {rollout.group for rollouts in lists for rollout in rollouts}
     after: str | None = None
     while page := await run.store.list(status="queued", after=after):
@@ -80,5 +81,8 @@ async def finished_evaluations(run: Run) -> list[tuple[int, str, list[Rollout]]]
 async def superseded(run: Run, wanted: Sequence[Rollout]) -> dict[str, str]:
     """Earlier rollouts in the place of these, sampled from weights that are no more: left out, and counted by name."""
     here = {rollout.group for rollout in wanted}
-    groups = {rollout.group for lineage in range(1, run.origin) for rollout in run.next_rollouts(lineage)} - here
-    return {rollout.id: "superseded" for name in sorted(groups) for rollout in await run.store.list(group=name)}
+    before, limit = range(1, run.origin), run.config.loop.members
+    groups = {rollout.group for lineage in before for rollout in run.next_rollouts(origin=lineage)} - here
+    return {
+        rollout.id: "superseded" for name in sorted(groups) for rollout in await run.store.list(group=name, limit=limit)
+    }

@@ -42,7 +42,7 @@ from strop.server import serve
 from strop.store.base import Store
 from strop.store.opening import open_store
 from strop.tasks.load import load
-from strop.tasks.sampling import evaluation, group, hold_out
+from strop.tasks.sampling import evaluation, group, group_number, hold_out
 from strop.trajectory import Sample
 from strop.types import Policy, Rollout, Sampling, Step, Task, lineage_of, version
 from strop.weights.base import Weights
@@ -92,26 +92,49 @@ class Run:
     steps: list[Step] = field(default_factory=list[Step])
     left_behind: list[Step] = field(default_factory=list[Step])
     scores: Scores = field(default_factory=Scores)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def origin(self) -> int:
         """The lineage in which the present weights were first made; groups and evaluations are named after it."""
         return lineage_of(self.names[0])
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether rollouts go on while the learner works, and may be trained on by later weights than sampled them."""
+        return self.config.loop.staleness > 0
+
+    @property
+    def next_group(self) -> int:
+        """Steps take groups in sampling order: the number behind the last one that a step took."""
+        return 1 + max(group_number(id) for id in self.steps[-1].rollouts) if self.steps else 0
+
     def names_of(self, step: Step) -> list[str]:
         """Every version whose weights are those of `step`, bit for bit, the first one first."""
         same = [old.version for old in self.left_behind if old.number == step.number and old.digest == step.digest]
         return sorted({step.version, *(same if step.digest else ())}, key=lineage_of)
 
-    def next_rollouts(self, origin: int | None = None) -> list[Rollout]:
-        """The next step's rollouts in sampling order, under the names they have in lineage `origin` (default: the
-        present one). Groups that are sampled anew in a later lineage have its number behind their name."""
-        origin = origin or self.origin
-        first, loop = self.step * self.config.loop.groups, self.config.loop
+    @property
+    def groups_ahead(self) -> int:
+        """How many groups, from the next one on, may be sampled with the present weights."""
+        return (self.config.loop.groups_most or self.config.loop.groups) + self.groups_of_later_steps
+
+    @property
+    def groups_of_later_steps(self) -> int:
+        """How many groups behind those of the next step may be sampled already."""
+        loop = self.config.loop
+        return loop.groups * max(0, min(loop.staleness, loop.steps - self.step - 1))
+
+    def next_rollouts(self, groups: int | None = None, origin: int | None = None) -> list[Rollout]:
+        """The rollouts of so many groups from the next one on (default: as many as a step takes), in sampling order,
+        under the names they have in lineage `origin` (default: the present one). Groups that are sampled anew in a
+        later lineage have its number behind their name; where rollouts may lag behind none is."""
+        origin = 1 if self.overlaps else origin or self.origin
+        first, loop = self.next_group, self.config.loop
         tasks = [task for task in self.tasks if task.split == "train"]
         return [
             rollout
-            for n in range(first, first + loop.groups)
+            for n in range(first, first + (groups or loop.groups))
             for rollout in group(
                 tasks,
                 seed=self.config.seed,
@@ -144,6 +167,7 @@ class Run:
 async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenerator[Run]:
     """Start every room in the order data walks through them; whatever happens, close them in reverse."""
     algorithm = algorithms.make(config.algorithm, config.learner)
+    refuse_contradictions(config)
     if config.loop.steps and not config.policy.train.sampling().exact:
         raise ConfigError(
             "policy.train draws greedily, or with cuts or penalties: such turns cannot be trained on. Set its "
@@ -203,6 +227,33 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
             algorithm=algorithm,
             gateway=gateway,
             pool=pool,
+        )
+
+
+def refuse_contradictions(config: Config) -> None:
+    """Settings that each make sense, but not together."""
+    loop, engine = config.loop, config.engine
+    if loop.staleness and engine.deterministic:
+        raise ConfigError(
+            f"loop.staleness is {loop.staleness}, so that what is sampled depends on what happens to be done first, "
+            "and engine.deterministic is true: set one of them back"
+        )
+    if loop.staleness and engine_name(engine) == "vllm" and engine.vllm.sleep:
+        raise ConfigError(
+            f"loop.staleness is {loop.staleness}, so that the engine works while the learner does, and "
+            "engine.vllm.sleep gives its memory away meanwhile: set one of them back"
+        )
+    if loop.groups_most is not None and (
+        "value" in algorithms.make(config.algorithm, config.learner).needs
+        or config.algorithm.settings.get("kl") == "reward"
+    ):
+        raise ConfigError(
+            "loop.groups_most replaces groups that teach nothing, which cannot be told before a critic or a reference "
+            "has read them: leave it out, or use another algorithm or kl = loss"
+        )
+    if loop.groups_most is not None and loop.groups_most < loop.groups:
+        raise ConfigError(
+            f"loop.groups_most is {loop.groups_most}, less than loop.groups, which is {loop.groups}: raise it"
         )
 
 
@@ -288,11 +339,15 @@ def settled(config: Config) -> Config:
     """The configuration with what depends on this machine and folder written out, so that a resumed run does the same
     from anywhere."""
     engine = msgspec.structs.replace(config.engine, threads=config.engine.threads or os.cpu_count() or 1)
+    algorithm = config.algorithm
+    if config.loop.staleness and "correction" not in algorithm.settings:
+        algorithm = msgspec.structs.replace(algorithm, settings={**algorithm.settings, "correction": "token"})
     policy = msgspec.structs.replace(config.policy, model=absolute(config.policy.model))
     tasks = config.tasks
     return msgspec.structs.replace(
         config,
         engine=engine,
+        algorithm=algorithm,
         policy=policy,
         agent=absolute(config.agent),
         agents={name: absolute(spec) for name, spec in config.agents.items()},

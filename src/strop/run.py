@@ -2,9 +2,13 @@
 
     collect groups → assemble → score → credit → update → checkpoint if due → commit_step → publish → evaluate if due
 
-Synchronous for now: a step is collected once the one before it has been published (staleness 0). rooms.py opens the
-rooms used here. A run lives in a folder and may be killed at any moment; resume.py finds the way back. Group n of a run
-is always the same task with the same seeds, so nothing needs remembering but the number of the step.
+With loop.staleness 0 a step is collected once the one before it has been published, and engines rest while the learner
+works. Above it, rollouts of the steps that follow are queued meanwhile: agents, engines and learner all work at once,
+every turn says which version sampled it, and a step waits only for rollouts that are not done yet.
+
+rooms.py opens the rooms used here. A run lives in a folder and may be killed at any moment; resume.py finds the way
+back. Group n of a run is always the same task with the same seeds, and steps take groups in that order, so nothing
+needs remembering but what the last step took.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from strop.algorithms.credit import spread
+from strop.algorithms.filters import too_stale
 from strop.config import Config
 from strop.errors import AgentError, ConfigError
 from strop.folder import until_gone
@@ -28,14 +33,16 @@ from strop.monitor.view import View
 from strop.resume import clear_queue, finished_evaluations, go_back, has_checkpoint, sample, superseded
 from strop.rooms import POLICY, Collected, Run, open_rooms
 from strop.store.reclaim import reclaiming
-from strop.trajectory import Batch, assemble, exactness, explain
+from strop.trajectory import Batch, Sample, assemble, exactness, explain
 from strop.types import TERMINAL, Rollout, Step, version
 
 
-async def train(config: Config, view: View, *, resume: bool = False) -> Summary:
-    """Train as configured, or go on with the run in `config.folder`."""
+async def train(config: Config, view: View, *, resume: bool = False, stop: asyncio.Event | None = None) -> Summary:
+    """Train as configured, or go on with the run in `config.folder`. Once `stop` is set the step at hand is finished
+    and has a checkpoint, and nothing more is begun."""
     view.title(f"{config.folder} · {config.policy.model} · {config.algorithm.name}", config.loop.steps)
     async with open_rooms(config, view, resume=resume) as run:
+        run.stop = stop or run.stop
         if resume:
             for collected in await go_back(run):
                 await advance(run, collected)
@@ -54,10 +61,12 @@ async def loop(run: Run) -> Summary:
         show_scores(run, step, split, ended)
     run.metrics = MetricsFile(run.folder.metrics, run.steps, run.scores)
     await evaluate_if_due(run)
-    while not finished(run):
+    keep_checkpoints(run)
+    while not finished(run) and not run.stop.is_set():
         await advance(run, await collect(run))
         stop_if_hopeless(run)
         await evaluate_if_due(run)
+        keep_checkpoints(run)
     seconds = before + time.monotonic() - began
     return summarize(config, run.folder.path, run.steps, run.scores, seconds=seconds)
 
@@ -66,14 +75,18 @@ async def advance(run: Run, collected: Collected) -> None:
     """One step: consumes collected rollouts, produces a committed and published version."""
     number, began = run.step + 1, time.monotonic()
     run.view.phase(f"training step {number}")
-    await run.engine.pause()
-    batch = assemble(collected.samples, agents=run.config.policy.agents, budget=run.config.learner.token_budget)
+    if not run.overlaps:
+        await run.engine.pause()
+    batch = assembled(run, collected.samples)
+    batch.entries.exact &= batch.sampled_by(run.names)
+    metrics = too_stale(batch, run.step, run.config.loop.staleness) if run.overlaps else {}
     if run.algorithm.needs:
         batch.entries = await run.learner.call("score", batch)
-    metrics = run.algorithm.credit(batch) | describe(batch) | await run.learner.call("update", batch)
+    metrics |= run.algorithm.credit(batch) | describe(batch) | await run.learner.call("update", batch)
     saved = await checkpoint(run, number)
-    seconds = time.monotonic() - began + collected.seconds
-    metrics |= {"timing_s/gen": collected.seconds, "timing_s/step": seconds}
+    learning = time.monotonic() - began
+    seconds = learning + collected.seconds
+    metrics |= {"timing_s/gen": collected.seconds, "timing_s/step": seconds, "perf/learner_busy": learning / seconds}
     metrics["perf/rollouts"] = len(batch.samples) / seconds
     metrics["perf/throughput"] = metrics["perf/total_num_tokens"] / seconds
     step = Step(
@@ -91,38 +104,66 @@ async def advance(run: Run, collected: Collected) -> None:
 
 
 async def collect(run: Run) -> Collected:
-    """Consumes tasks; waits for the next step's rollouts to end or for their deadline; produces them as samples."""
-    began, wanted = time.monotonic(), run.next_rollouts()
-    dropped = await superseded(run, wanted)
-    ended = await ended_of(run, wanted, f"collecting step {run.step + 1}")
-    samples = [await sample(run, rollout.id) for rollout in ended]
+    """Consumes tasks; waits for the next step's rollouts to end or for their deadline; produces them as samples. Where
+    groups taught nothing (loop.groups_most) the groups behind them are taken as well."""
+    began, loop = time.monotonic(), run.config.loop
+    dropped = await superseded(run, run.next_rollouts())
+    groups, samples = loop.groups, list[Sample]()
+    while True:
+        wanted = run.next_rollouts(groups)
+        await run.store.enqueue(run.next_rollouts(groups + run.groups_of_later_steps))
+        ended = await ended_of(run, wanted, f"collecting step {run.step + 1}")
+        samples += [await sample(run, rollout.id) for rollout in ended[len(samples) :]]
+        if groups >= (loop.groups_most or loop.groups):
+            break
+        run.algorithm.credit(batch := assembled(run, samples))
+        telling = len(np.unique(batch.entries.group[batch.entries.weight > 0]))
+        if telling >= loop.groups:
+            break
+        groups = min(groups + loop.groups - telling, loop.groups_most or loop.groups)
     sampled_by = {name for sample in samples for turn in sample.turns for _, name in turn.versions}
-    assert sampled_by <= set(run.names), f"sampled from {sampled_by}, but the weights are {run.names}"
+    assert run.overlaps or sampled_by <= set(run.names), f"sampled from {sampled_by}, the weights are {run.names}"
     return Collected(samples, dropped, time.monotonic() - began)
+
+
+def assembled(run: Run, samples: Sequence[Sample]) -> Batch:
+    return assemble(samples, agents=run.config.policy.agents, budget=run.config.learner.token_budget)
 
 
 async def publish(run: Run, step: Step) -> None:
     """Engines serve the step's version from here on."""
     run.step, run.names = step.number, run.names_of(step)
     run.steps.append(step)
-    keep_checkpoints(run)
     await run.weights.publish(step.version)
-    await run.engine.resume()
+    if not run.overlaps:
+        await run.engine.resume()
     run.view.step(step.number, step.metrics)
     if run.metrics is not None:
         run.metrics.write(step.number, step.metrics)
-    if off := int(step.metrics.get("training/rollout_logprobs_off", 0)):
-        gap, checked = (step.metrics[f"training/rollout_logprobs_{name}"] for name in ("diff_max", "checked"))
-        run.view.note(
-            f"step {step.number}: engine and learner logprobs of {off:,} of {checked:,.0f} tokens differ by more than "
+    tell_of_trouble(run, step)
+
+
+def tell_of_trouble(run: Run, step: Step) -> None:
+    """What a step's metrics say that a user should know of."""
+    number, metrics, note = step.number, step.metrics, run.view.note
+    if off := int(metrics.get("training/rollout_logprobs_off", 0)):
+        gap, checked = (metrics[f"training/rollout_logprobs_{name}"] for name in ("diff_max", "checked"))
+        note(
+            f"step {number}: engine and learner logprobs of {off:,} of {checked:,.0f} tokens differ by more than "
             f"learner.logprob_limit, {gap:.1e} at most"
         )
-    if step.metrics["actor/skipped"]:
+    budgets = [run.config.learner.token_budget, *(step.metrics["perf/token_budget"] for step in run.steps[-2:])]
+    if budgets[-1] < budgets[-2]:
+        note(
+            f"step {number}: a micro-batch of {budgets[-2]:.0f} tokens took more memory than the GPU has; going on "
+            f"with {budgets[-1]:.0f}, which learner.token_budget could be set to"
+        )
+    if metrics["actor/skipped"]:
         reasons = "; ".join(f"{n} {explain(reason)}" for reason, n in Counter(step.dropped.values()).most_common())
-        run.view.note(f"step {step.number} had nothing to train on: {reasons}")
-    if (failed := failures(step.metrics)).total() > len(step.rollouts) / 10:
+        note(f"step {number} had nothing to train on: {reasons}")
+    if (failed := failures(metrics)).total() > len(step.rollouts) / 10:
         reasons = ", ".join(f"{cause} {count}" for cause, count in failed.items())
-        run.view.note(f"step {step.number}: {failed.total()} of {len(step.rollouts)} rollouts failed ({reasons})")
+        note(f"step {number}: {failed.total()} of {len(step.rollouts)} rollouts failed ({reasons})")
 
 
 def stop_if_hopeless(run: Run, patience: int = 3) -> None:
@@ -148,11 +189,24 @@ async def evaluate_if_due(run: Run) -> None:
     if run.step == 0 or finished(run) or (every and run.step % every == 0):
         for split, wanted in run.evaluations(run.step, run.names[0]).items():
             if (run.step, split) not in run.scores:
-                ended = await ended_of(run, wanted, f"evaluating {split}")
+                ended = await unless_told_to_stop(run, ended_of(run, wanted, f"evaluating {split}"))
+                if ended is None:
+                    return
                 if run.step == 0:
                     check_rewards(run, ended)
                 show_scores(run, run.step, split, ended)
-        keep_checkpoints(run)
+
+
+async def unless_told_to_stop(run: Run, waiting: Coroutine[Any, Any, list[Rollout]]) -> list[Rollout] | None:
+    """An evaluation can be taken up again: it need not be finished first."""
+    task, told = asyncio.create_task(waiting), asyncio.create_task(run.stop.wait())
+    try:
+        await asyncio.wait([task, told], return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        told.cancel()
+        await asyncio.gather(task, told, return_exceptions=True)
 
 
 def show_scores(run: Run, step: int, split: str, ended: Sequence[Rollout]) -> None:
@@ -217,7 +271,7 @@ def last_line(text: str | None) -> str:
 async def checkpoint(run: Run, number: int) -> str | None:
     """Write a checkpoint if one is due; it counts once the step that names it is committed."""
     loop = run.config.loop
-    if number % loop.checkpoint_every and number < loop.steps:
+    if number % loop.checkpoint_every and number < loop.steps and not run.stop.is_set():
         return None
     name = f"step-{number:06d}-{run.lineage}"
     await run.learner.call("save", run.folder.checkpoint(name), {"version": version(run.lineage, number)})
@@ -225,22 +279,23 @@ async def checkpoint(run: Run, number: int) -> str | None:
 
 
 def keep_checkpoints(run: Run) -> None:
-    """The newest ones, and the best: by the evaluation of the first split where there is one, else by the rewards that
-    the step was trained on."""
+    """The newest ones, and the best. That is told by evaluations of the first split where every checkpoint has one,
+    otherwise by what rollouts got in training: the next step's, which this one's weights sampled, if it is there."""
+    loop, weights = run.config.loop, run.config.algorithm.rewards
+    evaluated = loop.eval_splits and loop.eval_every and loop.checkpoint_every % loop.eval_every == 0
     there = [step for step in run.steps if has_checkpoint(run, step)]
-    if not there:
-        return
-    split = next(iter(run.config.loop.eval_splits), "")
 
-    def rank(step: Step) -> tuple[bool, float, int]:
-        score = run.scores.get((step.number, split), {}).get("reward")
-        trained = step.metrics.get("critic/rewards/mean", -math.inf)
-        return score is not None, trained if score is None else score, step.number
+    def score(step: Step) -> float:
+        if evaluated:
+            means = run.scores.get((step.number, loop.eval_splits[0]), {})
+            return sum(weight * means.get(name, -math.inf) for name, weight in weights.items())
+        sampled = run.steps[min(step.number, len(run.steps) - 1)]
+        return sampled.metrics.get("critic/rewards/mean", -math.inf)
 
-    best = max(there, key=rank)
-    newest = there[-run.config.loop.keep_checkpoints :]
-    run.folder.name_best(str(best.checkpoint))
-    run.folder.prune([str(step.checkpoint) for step in [best, *newest]])
+    if there:
+        best = max(there, key=lambda step: (score(step), step.number))
+        run.folder.name_best(str(best.checkpoint))
+        run.folder.prune([str(step.checkpoint) for step in [best, *there[-loop.keep_checkpoints :]]])
 
 
 def describe(batch: Batch) -> dict[str, float]:

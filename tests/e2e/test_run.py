@@ -37,7 +37,8 @@ def test_a_run_leaves_what_it_promises(whole: Path, told: Story) -> None:
     assert [line["step"] for line in lines if "actor/pg_loss" in line] == [1, 2, 3, 4]
     assert [line["step"] for line in lines if "val-core/test/reward/mean@1" in line] == [0, 1, 2, 3, 4]
     assert Counter(rollout.mode for rollout in told.rollouts) == {"train": 64, "eval": 40, "greedy": 40}
-    assert len(list((whole / "checkpoints").iterdir())) == 2
+    assert sorted(p.name for p in (whole / "checkpoints").iterdir()) == ["best", "step-000002-1", "step-000004-1"]
+    assert (whole / "checkpoints" / "best" / "model.safetensors").is_file()
 
 
 def test_token_law(told: Story) -> None:

@@ -66,7 +66,7 @@ class Rewards:
         for s, sample in enumerate(batch.samples):
             turns = {turn.id for turn in sample.turns}
             for reward in _last(sample.rollout):
-                value = weights.get(reward.name, 0.0) * reward.value
+                value = 0.0 if batch.zeroed[s] else weights.get(reward.name, 0.0) * reward.value
                 if reward.turn in turns:
                     by_turn[str(reward.turn)].append(value)
                 elif reward.agent in batch.agents:
@@ -308,10 +308,12 @@ def targeted(batch: Batch, weights: Mapping[str, float], *, agents: bool = True)
     for rewards in found.values():
         each: dict[int, list[float]] = defaultdict(list)
         for s, reward in rewards:
-            each[s].append(reward.value)
-        mean = _mean([_mean(values) for values in each.values()])
+            each[s].append(0.0 if batch.zeroed[s] else reward.value)
+        given = [value for values in each.values() for value in values]
+        # Of equal ones the mean is that one, which sums and quotients miss by a rounding.
+        mean = given[0] if min(given) == max(given) else _mean([_mean(values) for values in each.values()])
         for s, reward in rewards:
-            difference = weights[reward.name] * (reward.value - mean)
+            difference = weights[reward.name] * ((0.0 if batch.zeroed[s] else reward.value) - mean)
             if reward.turn is not None:
                 by_turn[reward.turn].append(difference)
             elif reward.agent is not None:

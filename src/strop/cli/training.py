@@ -6,9 +6,7 @@ import argparse
 import asyncio
 import signal
 import sys
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 import uvloop
 from rich.console import Console
@@ -134,21 +132,33 @@ def _run(config: Config, arguments: argparse.Namespace, *, resume: bool = False)
     from strop.rooms import settled
     from strop.run import train
 
+    async def until_told() -> Summary | None:
+        """None where it was stopped: Ctrl-C once ends the run behind the step at hand; twice ends it at once, as does
+        whoever ends the process politely."""
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        task = asyncio.create_task(train(config if resume else settled(config), view, resume=resume, stop=stop))
+
+        def interrupted() -> None:
+            if stop.is_set():
+                task.cancel()
+            stop.set()
+            view.note("stopping behind this step, with a checkpoint; Ctrl-C again stops at once")
+
+        loop.add_signal_handler(signal.SIGINT, interrupted)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, task.cancel)
+        summary = await task
+        return summary if summary.steps >= config.loop.steps else None
+
     with views.choose(json=arguments.json, out=sys.stdout) as view:
         try:
-            return uvloop.run(_until_told(train(config if resume else settled(config), view, resume=resume)))
+            if (summary := uvloop.run(until_told())) is not None:
+                return summary
+            raise KeyboardInterrupt
         except (KeyboardInterrupt, asyncio.CancelledError):
             if (Path(config.folder) / "config.json").exists():
                 view.note(f"stopped; go on with: {me()} train --resume {config.folder}")
             raise KeyboardInterrupt from None
-
-
-async def _until_told(run: Coroutine[Any, Any, Summary]) -> Summary:
-    """Whoever ends the process politely is told the same as with Ctrl-C."""
-    task = asyncio.create_task(run)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    return await task
 
 
 def _tell(summary: Summary, folder: Path, arguments: argparse.Namespace) -> int:

@@ -29,7 +29,7 @@ NARROWEST = 16
 """Numbers per head that the kernel needs; zeros change nothing."""
 
 MOST_SIZES = 256
-"""Kernels that torch may compile. Past its own limit, which is low, it would run without any, and make N x N scores."""
+"""Kernels that torch may compile. Its own limit, past which it refuses, is low."""
 
 
 @dataclass(frozen=True)

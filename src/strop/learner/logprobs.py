@@ -2,7 +2,7 @@
 
 Logits are made in the model's dtype, and their softmax in float32 at least. There are never more of them than a chunk,
 neither forward nor backward. On a CPU a piece that needs but one chunk keeps it for the backward pass; otherwise logits
-are computed again. On a GPU what is made of a chunk is one compiled kernel each way.
+are computed again. What is made of a chunk can be compiled into one kernel each way.
 """
 
 from __future__ import annotations
@@ -63,11 +63,17 @@ def logprobs(
     model: PreTrainedModel, piece: Piece, entries: Entries, *, chunk: int | None = None, way: Way = PLAIN
 ) -> tuple[Tensor, Tensor]:
     """log_softmax(logits / T) of each entry's target, and the entropy of that distribution; [entries] each."""
-    return read(model, entry_states(model, piece, way), piece, entries, chunk=chunk)
+    return read(model, entry_states(model, piece, way), piece, entries, chunk=chunk, compile=way.compile)
 
 
 def read(
-    model: PreTrainedModel, states: Tensor, piece: Piece, entries: Entries, *, chunk: int | None = None
+    model: PreTrainedModel,
+    states: Tensor,
+    piece: Piece,
+    entries: Entries,
+    *,
+    chunk: int | None = None,
+    compile: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`logprobs`, from what `entry_states` gave."""
     target = torch.from_numpy(entries.target[piece.entry]).to(states.device)
@@ -78,7 +84,7 @@ def read(
     rows = max(1, (chunk or CHUNK[states.device.type]) // head.out_features)
     if len(states) <= rows and not states.is_cuda:
         return _pick(nn.functional.linear(states, head.weight, head.bias), target, temperature)[:2]
-    logp, entropy = _Chunks.apply(states, head.weight, head.bias, target, temperature, rows)  # pyright: ignore
+    logp, entropy = _Chunks.apply(states, head.weight, head.bias, target, temperature, rows, compile)  # pyright: ignore
     return logp, entropy
 
 
@@ -113,8 +119,8 @@ def _slope(
 
 
 @cache
-def _fused(made_of_a_chunk: Any, kind: str) -> Any:
-    return torch.compile(made_of_a_chunk, dynamic=True) if kind == "cuda" else made_of_a_chunk
+def _fused(made_of_a_chunk: Any, compile: bool) -> Any:
+    return torch.compile(made_of_a_chunk, dynamic=True) if compile else made_of_a_chunk
 
 
 class _Chunks(torch.autograd.Function):
@@ -122,15 +128,22 @@ class _Chunks(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, temperature: Tensor, rows: int
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        temperature: Tensor,
+        rows: int,
+        compile: bool,
     ) -> tuple[Tensor, Tensor]:
         logp, entropy, total = (torch.empty_like(temperature) for _ in range(3))
-        pick = _fused(_pick, states.device.type)
+        pick = _fused(_pick, compile)
         for at in _slices(len(states), rows):
             logits = nn.functional.linear(states[at], weight, bias)
             logp[at], entropy[at], total[at] = pick(logits, target[at], temperature[at])
         ctx.save_for_backward(states, weight, bias, target, temperature, total, entropy)
-        ctx.rows = rows
+        ctx.rows, ctx.compile = rows, compile
         return logp, entropy
 
     @staticmethod
@@ -141,7 +154,7 @@ class _Chunks(torch.autograd.Function):
         to_states = torch.empty_like(states) if wants_states else None
         to_weight = torch.zeros_like(weight, dtype=temperature.dtype) if wants_weight else None
         to_bias = torch.zeros_like(bias, dtype=temperature.dtype) if bias is not None and wants_bias else None
-        slope_of = _fused(_slope, states.device.type)
+        slope_of = _fused(_slope, ctx.compile)
         for at in _slices(len(states), ctx.rows):
             logits = nn.functional.linear(states[at], weight, bias)
             per_row = (target, temperature, total, entropy, for_logp, for_entropy)
@@ -156,6 +169,7 @@ class _Chunks(torch.autograd.Function):
             to_states,
             None if to_weight is None else to_weight.to(weight.dtype),
             None if to_bias is None else to_bias.to(weight.dtype),
+            None,
             None,
             None,
             None,

@@ -4,7 +4,8 @@ Weights and activations are counted, not estimated: the model is built without m
 block and with two, run over a micro-batch, and what it keeps for the backward pass is added up. The tree is taken to be
 one path of `token_budget` tokens, which is the worst there is.
 
-Left out: what the allocator wastes, the embedded engine's keys and values, what FlexAttention's backward pass makes.
+Left out: what the allocator wastes, the embedded engine's keys and values and, where rollouts lag behind, its copy of
+the weights; what FlexAttention's backward pass makes. Compiled blocks keep less than is counted here.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ def _count(
         reference=weights if reference and not learner.lora.rank else 0,
         critic=weights if own else 0,
         activations=activations * (2 if own else 1),
-        logits=rows * config.vocab_size * (size + 4 * 4) + of_head,
+        logits=rows * config.vocab_size * (2 * size if way.compile else size + 4 * 4) + of_head,
         block=block * (2 if own else 1),
         offloaded=learner.offload and device.type == "cuda",
         available=available,

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from strop.config import OptimConfig
-from strop.errors import LearnerError
 from strop.learner.masters import Masters
 
 
@@ -63,15 +62,14 @@ class Optim:
             left = 0.5 - 0.5 * math.cos(math.pi * left)
         return self.config.lr * warm * left
 
-    def step(self) -> float:
-        """Clip, update, clear the gradients; returns the norm before clipping. Refuses NaN with the weights as were."""
-        self._bring_back()
+    def clip(self) -> float:
+        """Clip the gradients; returns their norm before that."""
         self.masters.take_gradients()
-        norm = float(nn.utils.clip_grad_norm_(self.trained, self.config.grad_clip))
-        if not math.isfinite(norm):
-            self.clear()
-            self._send_away()
-            raise LearnerError(f"the gradient's norm is {norm}: nothing was updated; lower learner.optim.lr")
+        return float(nn.utils.clip_grad_norm_(self.trained, self.config.grad_clip))
+
+    def step(self) -> None:
+        """Update and clear the gradients."""
+        self._bring_back()
         for group in self.adam.param_groups:
             group["lr"] = self.lr
         self.adam.step()
@@ -79,7 +77,6 @@ class Optim:
         self.steps += 1
         self.clear()
         self._send_away()
-        return norm
 
     def clear(self) -> None:
         self.adam.zero_grad(set_to_none=True)

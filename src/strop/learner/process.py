@@ -4,7 +4,8 @@
                                  ◀──chunks, results, errors──   while busy: engine step, then look for messages
 
 The child is a fresh Python that imports nothing of the user's script and dies with its parent. A call such as `update`
-runs between decode steps, never beside one.
+runs between decode steps, never beside one, unless rollouts may lag behind (loop.staleness): then the engine has a copy
+of the weights, renewed between two decode steps, and the learner works in a thread beside it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +37,7 @@ from strop.types import Sampling
 if TYPE_CHECKING:  # heavy: only the child imports them
     from strop.engines.embedded.core import Core
     from strop.learner.step import Learner
+    from strop.weights.copied import Copy
     from strop.weights.held import Held
 
 
@@ -50,6 +53,10 @@ WAIT_SHORTLY = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
 """Has idle threads look for work for some tenths of a millisecond, then sleep. A decode step is a thousand short
 operations: waking sleepers for each took half as long again as the step, and threads that never sleep take the cores
 from everybody else."""
+
+
+LEARNING = frozenset({"score", "update", "save", "restore", "digest"})
+"""The verbs that take the learner's time, and need nothing of the engine."""
 
 
 class LearnerProcess:
@@ -202,7 +209,10 @@ class Child:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.core: Core | None = None  # none where another engine serves
+        self.copy: Copy | None = None
+        self.aside: ThreadPoolExecutor | None = None
         self.started = False
+        self._sending = threading.Lock()
 
     @property
     def busy(self) -> bool:
@@ -215,7 +225,13 @@ class Child:
             while self.connection.poll(0 if self.busy else None):
                 self.handle(self.connection.recv())
             if self.core is not None and self.core.busy:
-                self.connection.send(("chunks", self.core.step()))
+                with self.copy.stream() if self.copy else contextlib.nullcontext():
+                    chunks = self.core.step()
+                self.send("chunks", chunks)
+
+    def send(self, *message: Any) -> None:
+        with self._sending:
+            self.connection.send(message)
 
     def handle(self, message: tuple[Any, ...]) -> None:
         match message:
@@ -224,23 +240,27 @@ class Child:
                 try:
                     self.core.add(id, prompt_ids, sampling, stop_ids)
                 except StropError as error:
-                    self.connection.send(("chunks", [(id, error)]))
+                    self.send("chunks", [(id, error)])
             case ("cancel", id):
                 assert self.core is not None
                 self.core.cancel(id)
             case ("call", id, verb, args):
-                try:
-                    holder = self if hasattr(self, verb) else self.held
-                    self.connection.send(("result", id, getattr(holder, verb)(*args)))
-                except StropError as error:
-                    self.connection.send(("error", id, error))
-                except Exception as error:
-                    traceback.print_exc()
-                    self.connection.send(
-                        ("error", id, LearnerError(f"the learner could not {verb}: {one_line(error)}"))
-                    )
+                if self.aside is not None and verb in LEARNING:
+                    self.aside.submit(self.call, id, verb, args)
+                else:
+                    self.call(id, verb, args)
             case _:
                 raise AssertionError(f"unknown message: {message[0]}")
+
+    def call(self, id: int, verb: str, args: tuple[Any, ...]) -> None:
+        try:
+            holder = self if hasattr(self, verb) else self.held
+            self.send("result", id, getattr(holder, verb)(*args))
+        except StropError as error:
+            self.send("error", id, error)
+        except Exception as error:
+            traceback.print_exc()
+            self.send("error", id, LearnerError(f"the learner could not {verb}: {one_line(error)}"))
 
     # The verbs of `call`.
 
@@ -251,6 +271,7 @@ class Child:
         from strop.algorithms import make
         from strop.engines.embedded.core import Core
         from strop.learner.step import Learner
+        from strop.weights.copied import Copy
         from strop.weights.held import Held
 
         torch.set_num_threads(config.engine.threads or os.cpu_count() or 1)
@@ -260,13 +281,18 @@ class Child:
         context = min(config.policy.context or longest, longest)
         self.held = Held(self.learner.plain, folder)
         if serve:
-            self.core = Core(self.learner.model, config.engine, context=context)
+            if config.loop.staleness:
+                self.copy, self.aside = Copy(self.learner.model), ThreadPoolExecutor(1, "learner")
+            served = self.copy.model if self.copy else self.learner.model
+            self.core = Core(served, config.engine, context=context)
             context = self.core.context
         self.started = True
         return context
 
     def load(self, version: str) -> None:
         assert self.core is not None
+        if self.copy is not None:
+            self.copy.refresh()
         self.core.load(version)
 
     def score(self, batch: Batch) -> Entries:

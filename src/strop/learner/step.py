@@ -12,15 +12,16 @@ at staleness 0 are those that sampled).
 from __future__ import annotations
 
 import copy
+import gc
 import hashlib
 import logging
 import math
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import fields
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ from strop.trajectory import Batch, Piece, check, pack
 from strop.trajectory.entries import Floats, Ints
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Learner:
@@ -63,6 +65,7 @@ class Learner:
         torch.manual_seed(seed)
         self.folder = Path(folder)
         self.config = config
+        self.budget = config.token_budget
         self.algorithm = algorithm
         device, configured = place(config)
         dtype = dtype or configured
@@ -94,18 +97,21 @@ class Learner:
 
     # -- score ---------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def score(self, batch: Batch, pieces: Sequence[Piece] | None = None) -> None:
+    def score(self, batch: Batch) -> None:
         """Fill proximal, ref and value of every entry, as far as the algorithm asks for them."""
-        needs = self.algorithm.needs
-        if not needs:
-            return
-        entries = batch.entries
-        for piece in self._pack(batch, None) if pieces is None else pieces:
+        if self.algorithm.needs and len(batch.turns):
+            self._in_memory(batch, None, lambda: self._score(batch, self._pack(batch, None)))
+
+    @torch.no_grad()
+    def _score(self, batch: Batch, pieces: Sequence[Piece]) -> None:
+        needs, entries = self.algorithm.needs, batch.entries
+        for piece in pieces:
             if "proximal" in needs or isinstance(self.critic, ValueHead):
                 states = entry_states(self.model, piece, self.way)
                 if "proximal" in needs:
-                    entries.proximal[piece.entry] = _array(read(self.model, states, piece, entries)[0])
+                    entries.proximal[piece.entry] = _array(
+                        read(self.model, states, piece, entries, compile=self.way.compile)[0]
+                    )
                 if isinstance(self.critic, ValueHead):
                     entries.value[piece.entry] = _array(self.critic(states))
             if "ref" in needs:
@@ -126,11 +132,17 @@ class Learner:
         now = batch.entries.proximal.copy()
         if np.isnan(now).any():
             first = shares[0] if shares else np.empty(0, np.int64)
-            self._read(batch, np.setdiff1d(np.arange(len(batch.turns)), first), now, meter)
-        for turns in shares:
-            self._optimizer_step(batch, turns, len(shares), now, meter)
+            rest = np.setdiff1d(np.arange(len(batch.turns)), first)
+            if len(rest):
+                self._in_memory(batch, rest, lambda: self._read(batch, rest, now, meter))
+        try:
+            for turns in shares:
+                self._optimizer_step(batch, turns, len(shares), now, meter)
+        finally:
+            self._clear()  # whatever went wrong on the way leaves no gradient behind
         metrics = meter.metrics() | _mismatch(batch, now, self._logprob_limit()) | {"actor/skipped": float(not shares)}
         metrics["timing_s/update_actor"] = time.perf_counter() - began
+        metrics["perf/token_budget"] = float(self.budget)
         return metrics
 
     def _logprob_limit(self) -> float:
@@ -139,47 +151,76 @@ class Learner:
 
     @torch.no_grad()
     def _read(self, batch: Batch, turns: Ints, now: Floats, meter: _Meter) -> None:
-        for piece in self._pack(batch, turns, meter):
+        pieces = self._pack(batch, turns)
+        for piece in pieces:
             now[piece.entry] = _array(logprobs(self.model, piece, batch.entries, way=self.way)[0])
+        meter.laid_out(batch, turns, pieces)
 
     def _optimizer_step(self, batch: Batch, turns: Ints, shares: int, now: Floats, meter: _Meter) -> None:
-        """One optimizer step over some turns. The weights of a share sum to about 1 / shares: scaling them back keeps
-        the gradient's norm, and so its clipping, the same whatever the number of shares."""
-        read_anew: list[tuple[Ints, Tensor]] = []
-        losses: list[Tensor] = []
-        for piece in self._pack(batch, turns, meter):
-            states = entry_states(self.model, piece, self.way)
-            logp, entropy = read(self.model, states, piece, batch.entries)
-            value = None
-            if self.critic is not None:
-                value = self.critic(states if isinstance(self.critic, ValueHead) else piece)
-            view = _view(batch, piece, logp)
-            loss, per_entry = self.algorithm.loss(logp, entropy, value, view)
-            losses.append((view.weight * loss).sum())
-            (shares * losses[-1]).backward()
-            meter.add({"actor/entropy": entropy.detach(), **per_entry}, view.weight)
-            read_anew.append((piece.entry, logp.detach()))
-        # Nothing above waits for a GPU, which would wait in its turn.
-        if not math.isfinite(total := float(sum(map(Tensor.detach, losses)))):
-            self._clear()
+        passed = self._in_memory(batch, turns, lambda: self._gradients(batch, turns, shares))
+        total = float(sum(piece.loss for piece in passed))
+        if not math.isfinite(total):
             raise LearnerError(
                 f"the loss is {total}: the run can be resumed from its last checkpoint; if it happens again, begin one "
                 "with a lower learner.optim.lr"
             )
-        meter.last("actor/lr", self.optim.lr)
-        meter.most("actor/grad_norm", self.optim.step())
-        if self.critic_optim is not None:
-            meter.last("critic/lr", self.critic_optim.lr)
-            meter.most("critic/grad_norm", self.critic_optim.step())
-        for rows, logp in read_anew:
-            fresh = np.isnan(now[rows])
-            now[rows[fresh]] = _array(logp)[fresh]
+        optims = {"actor": self.optim} | ({"critic": self.critic_optim} if self.critic_optim is not None else {})
+        for whose, optim in optims.items():
+            norm = optim.clip()
+            if not math.isfinite(norm):
+                setting = "learner.optim.lr" if whose == "actor" else "learner.critic.lr"
+                raise LearnerError(f"the norm of the {whose}'s gradient is {norm}: it was not applied; lower {setting}")
+            meter.last(f"{whose}/lr", optim.lr)
+            meter.most(f"{whose}/grad_norm", norm)
+        for optim in optims.values():
+            optim.step()
+        meter.laid_out(batch, turns, [each.piece for each in passed])
+        for each in passed:
+            meter.add(each.measured, each.weight)
+            fresh = np.isnan(now[each.piece.entry])
+            now[each.piece.entry[fresh]] = _array(each.logp)[fresh]
 
-    def _pack(self, batch: Batch, turns: Ints | None, meter: _Meter | None = None) -> list[Piece]:
-        pieces = pack(batch, self.config.token_budget, turns)
+    def _gradients(self, batch: Batch, turns: Ints, shares: int) -> list[_Passed]:
+        """Add up the gradients of some turns. The weights of a share sum to about 1 / shares: scaling them back keeps
+        the gradient's norm, and so its clipping, the same whatever the number of shares."""
+        passed: list[_Passed] = []
+        for piece in self._pack(batch, turns):
+            states = entry_states(self.model, piece, self.way)
+            logp, entropy = read(self.model, states, piece, batch.entries, compile=self.way.compile)
+            value = None
+            if self.critic is not None:
+                value = self.critic(states if isinstance(self.critic, ValueHead) else piece)
+            view = _view(batch, piece, logp)
+            per_entry, measured = self.algorithm.loss(logp, entropy, value, view)
+            loss = (view.weight * per_entry).sum()
+            (shares * loss).backward()
+            measured = {"actor/entropy": entropy.detach(), **measured}
+            passed.append(_Passed(piece, loss.detach(), logp.detach(), view.weight, measured))
+        return passed
+
+    def _in_memory(self, batch: Batch, turns: Ints | None, passes: Callable[[], T]) -> T:
+        """What `passes` gives. Where a GPU's memory does not hold them they are begun again in smaller pieces, and so
+        is whatever follows: `budget` stays lower."""
+        while True:
+            with suppress(torch.OutOfMemoryError):
+                return passes()
+            self._clear()
+            gc.collect()
+            torch.cuda.empty_cache()
+            longest = _longest(batch, turns)
+            if self.budget <= longest:
+                raise LearnerError(
+                    f"the GPU's memory does not hold an update of {longest} tokens, the longest turn with all before "
+                    "it: resume on a larger GPU, or begin a run with learner.gradient_checkpointing, learner.offload "
+                    "or learner.lora.rank set"
+                )
+            self.budget = max(self.budget // 2, longest)
+            log.warning("out of memory: going on with micro-batches of %d tokens", self.budget)
+
+    def _pack(self, batch: Batch, turns: Ints | None) -> list[Piece]:
+        longest = _longest(batch, turns)  # one longer than what was once too much is tried all the same
+        pieces = pack(batch, max(self.budget, longest), turns)
         check(pieces, batch, turns)
-        if meter is not None:
-            meter.laid_out(sum(len(batch.paths[t]) for t in (turns if turns is not None else ())), pieces)
         return pieces
 
     def _clear(self) -> None:
@@ -224,6 +265,17 @@ class Learner:
         return digest.hexdigest()
 
 
+@dataclass(frozen=True)
+class _Passed:
+    """What a piece's pass left, all of it where it was computed."""
+
+    piece: Piece
+    loss: Tensor
+    logp: Tensor
+    weight: Tensor
+    measured: dict[str, Tensor]
+
+
 class _Meter:
     """What an update measured: weighted sums over entries as they pass, the last or largest of the rest."""
 
@@ -244,14 +296,18 @@ class _Meter:
     def most(self, name: str, value: float) -> None:
         self.values[name] = max(value, self.values.get(name, value))
 
-    def laid_out(self, tokens: int, pieces: list[Piece]) -> None:
-        self.tokens += tokens
+    def laid_out(self, batch: Batch, turns: Ints, pieces: Sequence[Piece]) -> None:
+        self.tokens += sum(len(batch.paths[t]) for t in turns)
         self.unique += sum(len(piece.ids) for piece in pieces)
 
     def metrics(self) -> dict[str, float]:
         means = {name: float(total / self.weight) for name, total in self.sums.items()}
         tokens = {"perf/total_num_tokens": self.tokens, "tree/tokens": self.tokens, "tree/unique_tokens": self.unique}
         return means | self.values | {name: float(n) for name, n in tokens.items()}
+
+
+def _longest(batch: Batch, turns: Ints | None) -> int:
+    return max((len(batch.paths[t]) for t in (range(len(batch.turns)) if turns is None else turns)), default=0)
 
 
 def _shares(batch: Batch, updates: int) -> list[Ints]:
@@ -284,10 +340,11 @@ def _mismatch(batch: Batch, now: Floats, limit: float) -> dict[str, float]:
     return {
         "training/rollout_logprobs_diff_mean": float(logs.mean()),
         "training/rollout_logprobs_diff_max": float(logs.max()),
+        "training/rollout_logprobs_diff_p99": float(np.quantile(logs, 0.99)),
         "training/rollout_probs_diff_mean": float(probs.mean()),
         "training/rollout_probs_diff_max": float(probs.max()),
         "training/rollout_logprobs_checked": float(len(ours)),
-        "training/rollout_logprobs_off": float((logs > limit).sum()),
+        "training/rollout_logprobs_off": float((~(logs <= limit)).sum()),
     }
 
 

@@ -43,7 +43,7 @@ NAMES: dict[str, str] = {
     "failed/*": "rollouts that failed, by cause",
     "session/*": "turns that extended a served context exactly, and branches by reason",
     "tree/*": "tokens in turns, tokens laid out once, micro-batches",
-    "training/rollout_{logprobs,probs}_diff_{mean,max}": "engine against learner, under the weights that sampled",
+    "training/rollout_{logprobs,probs}_diff_{mean,max,p99}": "engine against learner, under the weights that sampled",
     "training/rollout_logprobs_checked": "sampled tokens that were compared",
     "training/rollout_logprobs_off": "those of them that differ by more than learner.logprob_limit",
     "training/off_policy/*": "ratios of learner to engine where they are corrected; staleness of rollouts",

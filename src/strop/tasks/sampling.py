@@ -91,6 +91,17 @@ def group(
     ]
 
 
+def group_number(rollout: str) -> int:
+    """Which group a rollout of training belongs to, from its id.
+
+    >>> group_number("g000003.1"), group_number("g1000000~2.0")
+    (3, 1000000)
+    """
+    found = re.match(r"g(\d+)", rollout)
+    assert found, f"{rollout} is not a rollout of training"
+    return int(found[1])
+
+
 def evaluation(
     tasks: Sequence[Task],
     *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -63,7 +64,8 @@ class Entries:
     NaN until `score` fills them. `advantage`, `ret` (the return a critic learns) and `weight` are filled by the
     algorithm's `credit`; the batch loss is the sum of weight x loss. `rollout` and `group` index Batch.samples and
     Batch.groups, `agent` indexes Batch.agents. Where `trainable` is False the weight must stay 0; where `exact` is
-    False the recorded logprob is not log_softmax(logits / temperature) and cannot be compared with the learner's.
+    False the recorded logprob is not log_softmax(logits / temperature) of the weights that the step begins with, and
+    cannot be compared with the learner's.
     """
 
     turn: Ints
@@ -117,6 +119,16 @@ class Batch:
     def rows(self, turn: int) -> Ints:
         """The rows of Entries that a turn's sampled tokens have."""
         return np.arange(int(self.starts[turn]), int(self.starts[turn + 1]), dtype=np.int64)
+
+    def sampled_by(self, versions: Collection[str]) -> Bools:
+        """Which entries' tokens one of these versions sampled."""
+        found = np.zeros(len(self.entries), bool)
+        for t, turn in enumerate(self.turns):
+            start, stop = int(self.starts[t]), int(self.starts[t + 1])
+            firsts = [first for first, _ in turn.versions] + [stop - start]
+            for (first, version), end in zip(turn.versions, firsts[1:], strict=True):
+                found[start + first : start + end] = version in versions
+        return found
 
     def drop(self, sample: int, reason: str) -> None:
         """Leave a rollout out of the loss. The first reason stays: it is the one that was true first."""

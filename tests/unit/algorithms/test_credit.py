@@ -304,3 +304,20 @@ def test_a_long_rollout_does_not_outweigh_its_group(name, more):
     short, _ = credited(name, sample(0, 1.0, turn()), sample(1, 0.0, turn()), **more)
     assert by_turn(long)["g1.1/0"] == pytest.approx(by_turn(short)["g1.1/0"])
     assert by_turn(long)["g1.0/0"] == pytest.approx(by_turn(short)["g1.0/0"])
+
+
+@pytest.mark.parametrize(("value", "members"), [(0.03, 9), (0.05, 3), (0.1, 8)])
+def test_equal_rewards_of_turns_teach_nothing_whatever_their_sum_rounds_to(value, members):
+    samples = [sample(m, 0.0, turn(2, ids=[3, m + 4]), rewards=[(value, 0)]) for m in range(members)]
+    batch, _ = credited("grpo", *samples)
+    assert set(batch.dropped.values()) == {"zero_variance"}
+    assert not batch.entries.weight.any()
+
+
+def test_a_rollout_that_counts_as_0_counts_as_0_for_its_turns_too():
+    """Otherwise one that failed could be the best of its group."""
+    failed = sample(0, 0.0, turn(2), rewards=[(1.0, 0)], status="failed", cause="agent_error")
+    others = [sample(m, 0.0, turn(2, ids=[3, m + 4]), rewards=[(0.2, 0)]) for m in (1, 2)]
+    batch, _ = credited("grpo", failed, *others)
+    advantage = {m: batch.entries.advantage[batch.entries.rollout == m].mean() for m in range(3)}
+    assert advantage[0] < advantage[1] == advantage[2]

@@ -187,3 +187,18 @@ def test_who_is_not_trained_is_counted_and_who_is_counted_is_not_trained(samples
     for t, one in enumerate(batch.turns):
         left_out = batch.skipped[t] is not None or one.rollout in batch.dropped
         assert (weight[batch.rows(t)] == 0).all() if left_out else (weight[batch.rows(t)] > 0).all()
+
+
+def test_a_critic_whose_gradient_is_refused_leaves_the_policy_as_it_was(folder):
+    """Both are looked at before either is changed, and neither keeps gradients."""
+    config = LearnerConfig(device="cpu", token_budget=BUDGET)
+    taught = Learner(folder, config, make(AlgorithmConfig(name="ppo"), config))
+    before = taught.digest()
+    batch = assemble(pair(turn(3)), agents=["main"], budget=BUDGET)
+    taught.score(batch)
+    taught.algorithm.credit(batch)
+    batch.entries.ret[:] = 1.5e19
+    with pytest.raises(LearnerError, match=r"the critic's gradient .* lower learner.critic.lr"):
+        taught.update(batch)
+    assert (taught.digest(), taught.optim.steps, taught.critic_optim.steps) == (before, 0, 0)
+    assert all(weight.grad is None for module in (taught.model, taught.critic) for weight in module.parameters())

@@ -102,11 +102,13 @@ def test_the_newest_checkpoints_stay_and_the_best(tmp_path):
         left = sorted(int(p.name[5:11]) for p in (tmp_path / "checkpoints").iterdir() if p.name != "best")
         return left, int(RunFolder.best_checkpoint(tmp_path).name[5:11])
 
-    assert stand(1, 0.5) == ([1], 1)
-    assert stand(2, 0.2) == ([1, 2], 1)
-    assert stand(3, 0.3) == ([1, 2, 3], 1)
-    assert stand(4, 0.6) == ([3, 4], 4)
-    run.scores[3, "test"] = {"reward": 0.4}
+    assert stand(1, 0.3) == ([1], 1)
+    assert stand(2, 0.5) == ([1, 2], 2)  # 0.5 is what the weights of step 1 got, and the best guess for those of 2
+    assert stand(3, 0.9) == ([2, 3], 3)
+    assert stand(4, 0.6) == ([2, 3, 4], 2)
+    run.config = configs.load(sets=["loop.keep_checkpoints=2", "loop.eval_every=5", "algorithm.rewards.exact=2"])
+    run.scores |= {(number, "test"): {"reward": 0.5, "exact": 0.1 * (number == 3)} for number in range(1, 7)}
     assert stand(5, 0.9) == ([3, 4, 5], 3)
-    run.scores[5, "test"] = {"reward": 0.4}
-    assert stand(6, 0.1) == ([5, 6], 5)
+    assert stand(6, 0.9) == ([3, 5, 6], 3)
+    del run.scores[3, "test"]
+    assert stand(7, 0.9) == ([6, 7], 6)

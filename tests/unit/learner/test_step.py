@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from strop.algorithms import make
 from strop.config import AlgorithmConfig, LearnerConfig, OptimConfig
 from strop.errors import LearnerError, ModelError
-from strop.learner.logprobs import logprobs
+from strop.learner.logprobs import entry_states, logprobs
 from strop.learner.step import Learner
 from strop.trajectory import pack
 from tests.unit.learner.practice import Critical, credited, gradients
@@ -118,6 +118,33 @@ def test_every_logprob_is_compared_under_the_weights_that_sampled(learn, episode
     assert metrics["training/rollout_logprobs_diff_mean"] == pytest.approx(0.25 / (len(batch.entries) - 1), abs=1e-6)
     assert 0 < metrics["training/rollout_probs_diff_max"] < 0.25
     assert metrics["training/rollout_logprobs_off"] == 1
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_out_of_memory_goes_on_with_smaller_pieces_and_the_same_result(learn, episodes, monkeypatch, updates):
+    """As if memory held 40 tokens: gradients of what had been done are dropped, nothing counts twice."""
+    samples = episodes()
+    plain, short = learn(updates=updates), learn(updates=updates)
+    expected = plain.update(credited(plain, samples))
+    longest = max(len(path) for path in credited(plain, samples).paths)
+    held = 2 * longest
+
+    def states(model, piece, way=None):
+        if len(piece.ids) > held:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return entry_states(model, piece)
+
+    monkeypatch.setattr("strop.learner.step.entry_states", states)
+    found = short.update(credited(short, samples))
+    assert found["perf/token_budget"] < expected["perf/token_budget"] == 1000
+    assert found["perf/token_budget"] <= held
+    for name in ("actor/grad_norm", "actor/pg_loss", "actor/entropy", "tree/tokens"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-5), name
+    held = longest - 1
+    before = short.digest()
+    with pytest.raises(LearnerError, match="does not hold an update"):
+        short.update(credited(short, samples))
+    assert short.digest() == before
 
 
 def test_several_optimizer_steps_take_shares_of_the_groups(learn, episodes):

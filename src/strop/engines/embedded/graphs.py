@@ -78,7 +78,7 @@ class Graphs:
         here.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         pool = next((other.graph.pool() for other in self._recorded.values()), None)  # one after the other, in one room
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # a learner may be at work
             logits = self._forward(size, *given)
         return Recording(graph, tuple(given), logits)
 
