@@ -32,7 +32,7 @@ BEST = "best"
 class RunFolder:
     def __init__(self, path: Path, lock: IO[bytes]) -> None:
         self.path = path
-        self._lock = lock  # held as long as this object lives; the kernel lets go of it when the process dies
+        self._lock = lock  # held until `close`; the kernel lets go of it when the process dies
 
     @classmethod
     def create(cls, path: str | Path) -> RunFolder:
@@ -51,9 +51,18 @@ class RunFolder:
         cls.config(Path(path))
         return cls._locked(Path(path))
 
+    def close(self) -> None:
+        """Let others have it."""
+        self._lock.close()
+
     def keep(self, config: Config) -> None:
         """Write down the configuration: everything has started, and there is a run to go on with."""
         write_whole(self.path / "config.json", configs.to_json(config))
+
+    @staticmethod
+    def is_run(name: str) -> bool:
+        """Whether `name`, which may be anything else as well, is the folder of a run."""
+        return os.path.isdir(os.path.join(os.path.expanduser(name), "checkpoints"))
 
     @staticmethod
     def config(path: Path) -> Config:

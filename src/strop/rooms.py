@@ -178,6 +178,7 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
     tasks = tasks_of(config)
     async with AsyncExitStack() as rooms:
         folder = RunFolder.open(config.folder) if resume else RunFolder.create(config.folder)
+        rooms.callback(folder.close)
         store = await open_store(config.store.url or folder.path, synchronous=config.store.synchronous)
         rooms.push_async_callback(store.close)
         if not resume:
@@ -314,13 +315,13 @@ def tasks_of(config: Config) -> list[Task]:
     """The run's tasks, with everything that would fail later refused now."""
     tasks = hold_out(load(config.tasks, **config.tasks_args), config.hold_out, seed=config.seed)
     there = sorted({task.split for task in tasks})
-    if "train" not in there:
+    if config.loop.steps and "train" not in there:
         raise TaskError(f"{config.tasks} has no task of split 'train', only {', '.join(there)}: nothing to train on")
     for split in config.loop.eval_splits:
         if split not in there:
             raise TaskError(
-                f"{config.tasks} has no task of split {split!r}, only {', '.join(there)}: set loop.eval_splits to "
-                "splits it has, or keep some aside with hold_out"
+                f"{config.tasks} has no task of split {split!r}, only {', '.join(there)}: set loop.eval_splits (or "
+                "--split of `strop eval`) to splits it has, or keep some aside with hold_out"
             )
     if lost := next((task for task in tasks if task.agent is not None and task.agent not in config.agents), None):
         raise TaskError(f"task {lost.id!r} picks the agent {lost.agent!r}, which is not there: add it to `agents`")

@@ -18,7 +18,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,8 @@ from strop.store.reclaim import reclaiming
 from strop.trajectory import Batch, Sample, assemble, exactness, explain
 from strop.types import TERMINAL, Rollout, Step, version
 
+T = TypeVar("T")
+
 
 async def train(config: Config, view: View, *, resume: bool = False, stop: asyncio.Event | None = None) -> Summary:
     """Train as configured, or go on with the run in `config.folder`. Once `stop` is set the step at hand is finished
@@ -47,10 +49,15 @@ async def train(config: Config, view: View, *, resume: bool = False, stop: async
             for collected in await go_back(run):
                 await advance(run, collected)
             await clear_queue(run)
-        run.pool.work()  # not before: rollouts are queued that only the restored weights may sample
-        reclaim = reclaiming(run.store, config.runner.lease / 2, grace=config.runner.lease)
-        gone = until_gone(run.folder.path)
-        return await beside(loop(run), run.learner.watch(), run.pool.watch(), reclaim, gone)
+        return await at_work(run, loop(run))  # not before: what is queued only the restored weights may sample
+
+
+async def at_work(run: Run, main: Coroutine[Any, Any, T]) -> T:
+    """The result of `main` while agents are at work and every room is watched."""
+    run.pool.work()
+    lease = run.config.runner.lease
+    reclaim, gone = reclaiming(run.store, lease / 2, grace=lease), until_gone(run.folder.path)
+    return await beside(main, run.learner.watch(), run.pool.watch(), reclaim, gone)
 
 
 async def loop(run: Run) -> Summary:
@@ -256,9 +263,10 @@ async def ended_of(run: Run, wanted: Sequence[Rollout], phase: str) -> list[Roll
     if len(failed) == len(ids) and run.step == 0:  # later it is a bad step, not a bad agent
         cause, count = Counter(rollout.cause for rollout in failed).most_common(1)[0]
         example = next(rollout for rollout in failed if rollout.cause == cause)
+        then = "resume" if run.config.loop.steps else "begin again"
         raise AgentError(
             f"all {len(ids)} rollouts failed while {phase}, {count} with {cause}: {last_line(example.detail)} "
-            f"(look, with what the agent printed: strop rollouts {run.folder.path} {example.id}); mend it, then resume"
+            f"(look, with what the agent printed: strop rollouts {run.folder.path} {example.id}); mend it, then {then}"
         )
     return [now[id] for id in ids]
 
@@ -316,7 +324,7 @@ def describe(batch: Batch) -> dict[str, float]:
     return metrics
 
 
-async def beside(main: Coroutine[Any, Any, Summary], *watches: Coroutine[Any, Any, None]) -> Summary:
+async def beside(main: Coroutine[Any, Any, T], *watches: Coroutine[Any, Any, None]) -> T:
     """The result of `main`, unless one of `watches` raises first: then that, with `main` cancelled."""
     first = asyncio.create_task(main)
     tasks: list[asyncio.Task[Any]] = [first, *map(asyncio.create_task, watches)]

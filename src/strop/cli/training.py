@@ -6,7 +6,9 @@ import argparse
 import asyncio
 import signal
 import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any, TypeVar
 
 import uvloop
 from rich.console import Console
@@ -20,6 +22,8 @@ from strop.errors import ConfigError, PlaceError
 from strop.folder import RunFolder
 from strop.monitor import view as views
 from strop.monitor.summary import Summary
+
+T = TypeVar("T")
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -132,33 +136,38 @@ def _run(config: Config, arguments: argparse.Namespace, *, resume: bool = False)
     from strop.rooms import settled
     from strop.run import train
 
-    async def until_told() -> Summary | None:
-        """None where it was stopped: Ctrl-C once ends the run behind the step at hand; twice ends it at once, as does
-        whoever ends the process politely."""
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        task = asyncio.create_task(train(config if resume else settled(config), view, resume=resume, stop=stop))
+    stop = asyncio.Event()
 
-        def interrupted() -> None:
-            if stop.is_set():
-                task.cancel()
-            stop.set()
-            view.note("stopping behind this step, with a checkpoint; Ctrl-C again stops at once")
-
-        loop.add_signal_handler(signal.SIGINT, interrupted)
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, task.cancel)
-        summary = await task
-        return summary if summary.steps >= config.loop.steps else None
+    def interrupted(cancel: Callable[[], object]) -> None:
+        if stop.is_set():
+            cancel()
+        stop.set()
+        view.note("stopping behind this step, with a checkpoint; Ctrl-C again stops at once")
 
     with views.choose(json=arguments.json, out=sys.stdout) as view:
         try:
-            if (summary := uvloop.run(until_told())) is not None:
+            run = train(config if resume else settled(config), view, resume=resume, stop=stop)
+            summary = uvloop.run(until_told(run, interrupted))
+            if summary.steps >= config.loop.steps:
                 return summary
             raise KeyboardInterrupt
         except (KeyboardInterrupt, asyncio.CancelledError):
             if (Path(config.folder) / "config.json").exists():
                 view.note(f"stopped; go on with: {me()} train --resume {config.folder}")
             raise KeyboardInterrupt from None
+
+
+async def until_told(
+    run: Coroutine[Any, Any, T], interrupted: Callable[[Callable[[], object]], None] | None = None
+) -> T:
+    """The result of `run`. Whoever ends the process politely cancels it, and so does Ctrl-C, unless `interrupted` is
+    given: it is called then, with what cancels."""
+    task, loop = asyncio.create_task(run), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, task.cancel)
+    if interrupted is not None:
+        loop.add_signal_handler(signal.SIGINT, interrupted, task.cancel)
+    return await task
 
 
 def _tell(summary: Summary, folder: Path, arguments: argparse.Namespace) -> int:

@@ -49,7 +49,7 @@ NAMES: dict[str, str] = {
     "training/off_policy/*": "ratios of learner to engine where they are corrected; staleness of rollouts",
     "timing_s/*": "seconds by phase",
     "perf/*": "tokens and rollouts per second",
-    "val-core/*": "evaluation: val-core/<split>/<reward>/mean@1, greedy splits as <split>-greedy",
+    "val-core/*": "evaluation: val-core/<split>/<reward>/{mean,pass,best}@k, greedy splits as <split>-greedy",
 }
 
 

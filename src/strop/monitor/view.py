@@ -169,7 +169,9 @@ class Panelled(View):
         return Panel(Group(*body), border_style="blue", padding=(0, 1))
 
     def _clock(self) -> str:
-        clock = f"step {self._number}/{self._steps} · {minutes(time.monotonic() - self._began)}"
+        clock = minutes(time.monotonic() - self._began)
+        if self._steps:
+            clock = f"step {self._number}/{self._steps} · {clock}"
         if self._seconds:
             recent = self._seconds[-5:]
             # What came before the first step, mostly an evaluation, comes again after the last one.

@@ -110,13 +110,17 @@ def evaluation(
     step: int,
     split: str,
     greedy: bool,
+    samples: int = 1,
     retries: dict[Cause, Retry] = RETRIES,
 ) -> list[Rollout]:
-    """One rollout per task of `split`, all of one group. Seeds depend on the step and the task, not on the lineage, so
-    that a resumed run evaluates to the same numbers.
+    """`samples` rollouts per task of `split`, task by task, all of one group. Seeds depend on the step, the task and
+    the sample, not on the lineage, so that a resumed run evaluates to the same numbers. A task's first sample is the
+    same however many there are.
 
     >>> [r.id for r in evaluation([Task(id="a")], seed=7, version="1.5", step=5, split="train", greedy=True)]
     ['e1.5-train-greedy.0000']
+    >>> [r.id for r in evaluation([Task(id="a")], seed=7, version="1.5", step=5, split="train", greedy=True, samples=2)]
+    ['e1.5-train-greedy.0000', 'e1.5-train-greedy.0000.1']
     """
     kind, now = "greedy" if greedy else "sampled", time.time()
     # Ids stand in addresses: anything else in a split's name is written as ~ and its code.
@@ -124,16 +128,17 @@ def evaluation(
     name = f"e{version}-{safe}-{kind}"
     return [
         Rollout(
-            id=f"{name}.{k:04d}",
+            id=f"{name}.{k:04d}.{sample}" if sample else f"{name}.{k:04d}",
             group=name,
-            member=k,
+            member=k * samples + sample,
             task=task,
             mode="greedy" if greedy else "eval",
-            seed=stable_hash(seed, "eval", step, split, kind, task.id),
+            seed=stable_hash(seed, "eval", step, split, kind, task.id, *([sample] if sample else [])),
             retries=retries,
             created=now,
         )
         for k, task in enumerate(task for task in tasks if task.split == split)
+        for sample in range(samples)
     ]
 
 

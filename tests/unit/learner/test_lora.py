@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from strop.config import EngineConfig, LoraConfig
 from strop.engines.embedded.core import Core
 from strop.errors import LearnerError, ModelError
+from strop.evaluate import checkpoint_of, weights_of
 from strop.learner import lora
 from strop.learner.export import export
 from strop.learner.logprobs import logprobs
@@ -140,6 +141,18 @@ def test_merged_or_not_it_says_the_same_elsewhere(folder, tmp_path):
         assert not {"optimizer.pt", "strop.json"} & {file.name for file in (tmp_path / name).iterdir()}
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(folder)
+
+
+def test_an_adapter_is_merged_to_be_evaluated(folder, tmp_path):
+    taught = learner(folder, lora=LORA)
+    stirred(taught.model)
+    taught.save(tmp_path / "run" / "checkpoints" / "step-000001-1", {"step": 1})
+    name = checkpoint_of(str(tmp_path / "run"))
+    assert weights_of(name, tmp_path / "spare") == tmp_path / "spare"
+    assert weights_of(str(folder), tmp_path / "unused") == folder.resolve()
+    with torch.no_grad():
+        ours = taught.model(input_ids=IDS).logits
+        assert torch.allclose(load(tmp_path / "spare")(input_ids=IDS).logits, ours, atol=1e-5)
 
 
 def test_what_engines_elsewhere_get_has_plain_names_and_stays_in_place(folder):

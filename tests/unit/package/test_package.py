@@ -26,7 +26,10 @@ def test_public_names_are_pinned() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["strop", "strop.cli", "strop.run", "strop.rooms", "strop.gateway.app", "strop.serve", "strop.runners.pool"],
+    [
+        *("strop", "strop.cli", "strop.run", "strop.rooms", "strop.evaluate"),
+        *("strop.gateway.app", "strop.serve", "strop.runners.pool"),
+    ],
 )
 def test_the_core_imports_without_torch(module: str) -> None:
     heavy = "{'torch', 'transformers', 'matplotlib', 'vllm', 'ray', 'datasets', 'pyarrow', 'psycopg'}"

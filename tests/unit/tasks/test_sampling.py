@@ -103,6 +103,24 @@ def test_an_evaluation():
     assert len(set(seeds)) == 6
 
 
+def test_more_samples_of_each_task():
+    tasks = [Task(id="x", split="test"), Task(id="y", split="test")]
+
+    def make(samples: int):
+        return evaluation(tasks, seed=7, version="1.0", step=0, split="test", greedy=False, samples=samples)
+
+    once, thrice = make(1), make(3)
+    # fixed numbers: a run of an older release that is resumed must find its evaluations
+    assert [r.id for r in once] == ["e1.0-test-sampled.0000", "e1.0-test-sampled.0001"]
+    assert [r.seed for r in once] == [stable_hash(7, "eval", 0, "test", "sampled", id) for id in "xy"]
+    assert [(r.id, r.seed) for r in thrice[::3]] == [(r.id, r.seed) for r in once]
+    assert [r.task.id for r in thrice] == list("xxxyyy")
+    assert [r.member for r in thrice] == list(range(6))
+    assert {r.group for r in thrice} == {once[0].group}
+    assert len({r.seed for r in thrice}) == len({r.id for r in thrice}) == 6
+    assert [r.seed for r in make(2)] == [r.seed for r in thrice if r.member % 3 < 2]
+
+
 def test_ids_stand_in_addresses_and_differ():
     splits = ["a/b", "a b", "a_b", "ä?"]
     ids = [
