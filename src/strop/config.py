@@ -315,6 +315,17 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     outside: Annotated[dict[str, OutsideConfig], _doc("outside models by name: url, model, key_env, agents, ...")] = {}
 
 
+class MonitorConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who else is told of metrics."""
+
+    writers: Annotated[
+        tuple[Literal["tensorboard", "wandb", "mlflow"], ...],
+        _doc("programs that get metrics beside metrics.jsonl: tensorboard, wandb, mlflow"),
+    ] = ()
+    project: Annotated[str, _doc("W&B's project, MLflow's experiment"), Meta(min_length=1)] = "strop"
+    name: Annotated[str, _doc("the run's name there; default: that of its folder")] = ""
+
+
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A run."""
 
@@ -350,6 +361,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     loop: Annotated[LoopConfig, _doc("how long, how much, how often")] = LoopConfig()
     store: Annotated[StoreConfig, _doc("where everything is kept")] = StoreConfig()
     gateway: Annotated[GatewayConfig, _doc("where agents reach the model")] = GatewayConfig()
+    monitor: Annotated[MonitorConfig, _doc("who else is told of metrics")] = MonitorConfig()
 
 
 def load(

@@ -8,16 +8,19 @@ runs/demo/
                   beside; best leads to one of them
   address.json    where its gateway is, while it is up
   learner.log, agents.log, gateway.log (if it has anything to say)
-  summary.json, curve.png
+  summary.json, curve.png, transcripts.md
+  tensorboard/, wandb/, mlruns/, monitor.json: what monitor.writers leave, where they are asked for
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import re
 import shutil
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import IO
@@ -84,11 +87,25 @@ class RunFolder:
             raise PlaceError(
                 f"cannot write to {path} ({error.strerror}): make it writable, or choose another place with --folder"
             ) from None
+        for _ in range(5):  # somebody may only be looking, see `held`
+            with contextlib.suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return cls(path, lock)
+            time.sleep(0.02)
+        lock.close()
+        raise PlaceError(f"another process is at work in {path}: wait for it, or choose another --folder")
+
+    @staticmethod
+    def held(path: Path) -> bool:
+        """Whether a process is at work in `path`. Asking takes a shared lock for a moment, and changes nothing."""
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with (path / "lock").open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
         except OSError:
-            raise PlaceError(f"another process is at work in {path}: wait for it, or choose another --folder") from None
-        return cls(path, lock)
+            return False
+        return False
 
     @property
     def store(self) -> Path:

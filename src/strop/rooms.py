@@ -37,6 +37,7 @@ from strop.gateway.route import PolicyRoute, Routes
 from strop.learner.process import LearnerProcess
 from strop.monitor.metrics import MetricsFile, Scores
 from strop.monitor.view import View
+from strop.monitor.writers import Writers, check
 from strop.runners.pool import Pool
 from strop.server import serve
 from strop.store.base import Store
@@ -84,6 +85,7 @@ class Run:
     algorithm: Algorithm
     gateway: Gateway
     pool: Pool
+    writers: Writers
     metrics: MetricsFile | None = None
     lineage: int = 1
     step: int = 0
@@ -168,6 +170,7 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
     """Start every room in the order data walks through them; whatever happens, close them in reverse."""
     algorithm = algorithms.make(config.algorithm, config.learner)
     refuse_contradictions(config)
+    check(config.monitor.writers)
     if config.loop.steps and not config.policy.train.sampling().exact:
         raise ConfigError(
             "policy.train draws greedily, or with cuts or penalties: such turns cannot be trained on. Set its "
@@ -213,6 +216,7 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
         rooms.callback(loading.cancel)
         await pool.start()
         await loading
+        writers = await Writers.open(rooms, config, folder.path, view.note)
         rooms.enter_context(app.announced(server.url, config.policy.model, folder.path))
         if not resume:
             folder.keep(config)  # from here on there is a run to resume
@@ -228,6 +232,7 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
             algorithm=algorithm,
             gateway=gateway,
             pool=pool,
+            writers=writers,
         )
 
 

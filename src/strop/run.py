@@ -17,16 +17,19 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
+from strop.algorithms import Algorithm
 from strop.algorithms.credit import spread
 from strop.algorithms.filters import too_stale
 from strop.config import Config
 from strop.errors import AgentError, ConfigError
 from strop.folder import until_gone
+from strop.learner.process import LearnerProcess
+from strop.monitor import transcripts
 from strop.monitor.metrics import MetricsFile, flat
 from strop.monitor.summary import Summary, failures, summarize
 from strop.monitor.view import View
@@ -66,7 +69,7 @@ async def loop(run: Run) -> Summary:
     run.view.past([(step.number, step.metrics) for step in run.steps])
     for step, split, ended in await finished_evaluations(run):
         show_scores(run, step, split, ended)
-    run.metrics = MetricsFile(run.folder.metrics, run.steps, run.scores)
+    run.metrics = MetricsFile(run.folder.metrics, run.steps, run.scores, run.writers)
     await evaluate_if_due(run)
     keep_checkpoints(run)
     while not finished(run) and not run.stop.is_set():
@@ -75,6 +78,7 @@ async def loop(run: Run) -> Summary:
         await evaluate_if_due(run)
         keep_checkpoints(run)
     seconds = before + time.monotonic() - began
+    await transcripts.leave(run.folder.path, run.store, run.steps, config)
     return summarize(config, run.folder.path, run.steps, run.scores, seconds=seconds)
 
 
@@ -84,12 +88,9 @@ async def advance(run: Run, collected: Collected) -> None:
     run.view.phase(f"training step {number}")
     if not run.overlaps:
         await run.engine.pause()
-    batch = assembled(run, collected.samples)
-    batch.entries.exact &= batch.sampled_by(run.names)
-    metrics = too_stale(batch, run.step, run.config.loop.staleness) if run.overlaps else {}
-    if run.algorithm.needs:
-        batch.entries = await run.learner.call("score", batch)
-    metrics |= run.algorithm.credit(batch) | describe(batch) | await run.learner.call("update", batch)
+    batch, metrics = await learn(
+        collected.samples, run.config, run.algorithm, run.learner, step=number, names=run.names
+    )
     saved = await checkpoint(run, number)
     learning = time.monotonic() - began
     seconds = learning + collected.seconds
@@ -110,6 +111,25 @@ async def advance(run: Run, collected: Collected) -> None:
     await publish(run, step)
 
 
+async def learn(
+    samples: Sequence[Sample],
+    config: Config,
+    algorithm: Algorithm,
+    learner: LearnerProcess,
+    *,
+    step: int,
+    names: Collection[str],
+) -> tuple[Batch, dict[str, float]]:
+    """From rollouts to new weights in the learner. Everything that a step learns is learnt here. `names` are the
+    versions that the weights have before it: only what they sampled is compared with what the learner reads."""
+    batch = assembled(config, samples)
+    batch.entries.exact &= batch.sampled_by(names)
+    stale = too_stale(batch, step - 1, config.loop.staleness) if config.loop.staleness else {}
+    if algorithm.needs:
+        batch.entries = await learner.call("score", batch)
+    return batch, stale | algorithm.credit(batch) | describe(batch) | await learner.call("update", batch)
+
+
 async def collect(run: Run) -> Collected:
     """Consumes tasks; waits for the next step's rollouts to end or for their deadline; produces them as samples. Where
     groups taught nothing (loop.groups_most) the groups behind them are taken as well."""
@@ -123,7 +143,7 @@ async def collect(run: Run) -> Collected:
         samples += [await sample(run, rollout.id) for rollout in ended[len(samples) :]]
         if groups >= (loop.groups_most or loop.groups):
             break
-        run.algorithm.credit(batch := assembled(run, samples))
+        run.algorithm.credit(batch := assembled(run.config, samples))
         telling = len(np.unique(batch.entries.group[batch.entries.weight > 0]))
         if telling >= loop.groups:
             break
@@ -133,8 +153,8 @@ async def collect(run: Run) -> Collected:
     return Collected(samples, dropped, time.monotonic() - began)
 
 
-def assembled(run: Run, samples: Sequence[Sample]) -> Batch:
-    return assemble(samples, agents=run.config.policy.agents, budget=run.config.learner.token_budget)
+def assembled(config: Config, samples: Sequence[Sample]) -> Batch:
+    return assemble(samples, agents=config.policy.agents, budget=config.learner.token_budget)
 
 
 async def publish(run: Run, step: Step) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from strop.config import AlgorithmConfig, LearnerConfig, section
+from strop.config import AlgorithmConfig, Config, LearnerConfig, Setting, section, walk
+from strop.config import settings as common_settings
 from strop.errors import ConfigError
 from strop.trajectory import Batch
 
@@ -81,6 +82,12 @@ def make(config: AlgorithmConfig, learner: LearnerConfig) -> Algorithm:
 def settings(config: AlgorithmConfig) -> Struct:
     """The algorithm's own settings, checked. Raises `ConfigError`."""
     return section(config.settings, _file(config.name).Settings, "algorithm.settings.")
+
+
+def every_setting(config: Config) -> Iterator[Setting]:
+    """All settings of a run, the algorithm's own behind the others."""
+    yield from common_settings(config)
+    yield from walk(settings(config.algorithm), "algorithm.settings.")
 
 
 def _file(name: str) -> ModuleType:

@@ -7,7 +7,6 @@ import asyncio
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -21,6 +20,7 @@ from strop.config import Config
 from strop.errors import StropError
 from strop.folder import RunFolder
 from strop.monitor import view as views
+from strop.monitor.transcripts import Message, role_of, said, spoken
 from strop.store.base import Store
 from strop.store.opening import open_store
 from strop.types import TERMINAL, Attempt, Event, Rollout, Turn
@@ -185,12 +185,10 @@ def _transcript(rollout: Rollout, turns: list[Turn], events: list[Event]) -> Non
     for reward in rollout.rewards:
         target = f" (turn {reward.turn})" if reward.turn else f" (agent {reward.agent})" if reward.agent else ""
         out.print(f"  {reward.name} = {views.figure(reward.value)}{target}", markup=False)
-    seen = 0
-    for turn in turns:
-        for message in turn.messages[seen:]:
+    for new, turn in spoken(turns):
+        for message in new:
             _message(out, message)
         _turn(out, turn)
-        seen = len(turn.messages) + 1
     for event in events:
         _event(out, event)
     if rollout.detail:
@@ -238,16 +236,10 @@ def _last_line(text: str | None) -> str:
     return (text or "").strip().rpartition("\n")[2]
 
 
-def _message(out: Console, message: dict[str, Any]) -> None:
-    role, content = str(message.get("role", "assistant")), str(message.get("content") or "")
-    lines = [content] if content else []
-    for call in message.get("tool_calls") or ():
-        arguments = call["function"]["arguments"]
-        text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-        lines.append(f"{call['function']['name']}({text})")
-    for number, line in enumerate(lines or [""]):
-        style = "magenta" if line is not content else ""
-        out.print(Text.assemble((f"{role if number == 0 else '':>9}  ", "cyan"), (line, style)))
+def _message(out: Console, message: Message) -> None:
+    for number, text in enumerate(said(message) or [""]):
+        style = "magenta" if number or not message.get("content") else ""  # calls stand behind the text
+        out.print(Text.assemble((f"{role_of(message) if number == 0 else '':>9}  ", "cyan"), (text, style)))
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
@@ -262,8 +254,7 @@ def _config(arguments: argparse.Namespace) -> int:
     table.add_column("setting", no_wrap=True)
     for column in ("value", "what it is"):
         table.add_column(column, overflow="fold")
-    own = configs.walk(algorithms.settings(config.algorithm), "algorithm.settings.")
-    for setting in [*configs.settings(config), *own]:
+    for setting in algorithms.every_setting(config):
         table.add_row(Text(setting.key, style="bold"), Text(str(setting.value), style="cyan"), setting.doc)
     console().print(table)
     return 0

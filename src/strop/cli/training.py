@@ -188,6 +188,7 @@ def _tell(summary: Summary, folder: Path, arguments: argparse.Namespace) -> int:
     places = {
         f"{folder}/curve.png": "the curve",
         f"{folder}/summary.json": "these figures",
+        f"{folder}/transcripts.md": "the best and worst rollouts of the last steps, to read",
         f"{me()} rollouts {folder}": "every rollout, with its turns and rewards",
     }
     if summary.checkpoint:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from strop.monitor.writers import Writers
 from strop.types import Step
 
 Scores = dict[tuple[int, str], dict[str, float]]
@@ -69,17 +70,22 @@ def check(metrics: Iterable[str]) -> None:
 
 class MetricsFile:
     """metrics.jsonl: one object per step and per evaluation. It is made from the store, which is the truth: a resumed
-    run writes it anew, so its numbers go on without a seam."""
+    run writes it anew, so its numbers go on without a seam. `writers` are told the same."""
 
-    def __init__(self, path: Path, steps: Iterable[Step], scores: Scores) -> None:
-        self._path = path
+    def __init__(self, path: Path, steps: Iterable[Step], scores: Scores, writers: Writers | None = None) -> None:
+        self._path, self._writers = path, writers
         lines = [(step.number, 0, step.metrics) for step in steps]
         lines += [(step, 1, flat(split, means)) for (step, split), means in scores.items()]
-        path.write_bytes(b"".join(_line(step, metrics) for step, _, metrics in sorted(lines, key=lambda at: at[:2])))
+        points = [(step, metrics) for step, _, metrics in sorted(lines, key=lambda at: at[:2])]
+        path.write_bytes(b"".join(_line(step, metrics) for step, metrics in points))
+        if writers is not None:
+            writers.past(points)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         with self._path.open("ab") as file:
             file.write(_line(step, metrics))
+        if self._writers is not None:
+            self._writers.write(step, metrics)
 
 
 def _line(step: int, metrics: Mapping[str, float]) -> bytes:

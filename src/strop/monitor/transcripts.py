@@ -1,0 +1,170 @@
+"""Rollouts to read: what was said turn by turn, and transcripts.md, the best and worst of a run's last steps.
+
+All but `leave` are functions of records; `strop rollouts RUN ID` shows a rollout with the same parts.
+Left out of the page: events, and what was said in attempts before the last (`strop rollouts` has them).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from strop.algorithms.credit import total
+from strop.config import Config
+from strop.folder import write_whole
+from strop.monitor.view import figure
+from strop.store.base import Store
+from strop.types import Rollout, Step, Turn
+
+RECENT, FEW, LONG = 3, 3, 2000
+"""Steps looked at, rollouts shown of each kind, and characters after which a text is shortened."""
+
+Message = dict[str, Any]
+
+
+async def leave(folder: Path, store: Store, steps: Sequence[Step], config: Config) -> None:
+    """Write transcripts.md from what the store has of the last steps."""
+    recent, weights = steps[-RECENT:], config.algorithm.rewards
+    rollouts = [await store.get(id) for step in recent for id in step.rollouts]
+    best, worst = extremes(rollouts, weights)
+    turns = {rollout.id: await store.turns(rollout.id) for rollout in [*best, *worst]}
+    dropped = {id: reason for step in recent for id, reason in step.dropped.items()}
+    parts = [_title(recent)]
+    for title, chosen in {"Best": best, "Worst": worst}.items():
+        parts += [f"## {title}"] if chosen else []
+        for rollout in chosen:
+            given = total(rollout, weights)
+            parts.append(page(rollout, turns[rollout.id], given, config.policy.agents, dropped.get(rollout.id)))
+    write_whole(folder / "transcripts.md", ("\n\n".join(parts) + "\n").encode(errors="replace"))
+
+
+def _title(steps: Sequence[Step]) -> str:
+    if not steps:
+        return "# Transcripts\n\nNo step was made, so there is nothing to show."
+    first, last = steps[0].number, steps[-1].number
+    span = f"step {last}" if first == last else f"steps {first} to {last}"
+    return f"# Transcripts: the best and worst rollouts of {span}"
+
+
+def extremes(
+    rollouts: Sequence[Rollout], weights: Mapping[str, float], few: int = FEW
+) -> tuple[list[Rollout], list[Rollout]]:
+    """The best and the worst by their total reward, the latest first among equals, none in both. One that has no reward
+    is worse than any other."""
+
+    def worth(rollout: Rollout) -> float:
+        given = total(rollout, weights)
+        return -math.inf if given is None else given
+
+    newest = list(reversed(rollouts))
+    best = _few(sorted(newest, key=worth, reverse=True), few)
+    there = {rollout.id for rollout in best}
+    return best, _few((rollout for rollout in sorted(newest, key=worth) if rollout.id not in there), few)
+
+
+def _few(rollouts: Iterable[Rollout], few: int) -> list[Rollout]:
+    """The first ones, one of a group: its others are much like it."""
+    chosen: dict[str, Rollout] = {}
+    for rollout in rollouts:
+        chosen.setdefault(rollout.group, rollout)
+    return list(chosen.values())[:few]
+
+
+def page(
+    rollout: Rollout, turns: Sequence[Turn], given: float | None, agents: Collection[str], dropped: str | None
+) -> str:
+    """One rollout as Markdown: the task, every message, tool call and result, the rewards, why it ended."""
+    named = ", ".join(f"{reward.name} {figure(reward.value)}" for reward in rollout.rewards) or "none"
+    ended = f"{rollout.status} ({rollout.cause})" if rollout.cause else rollout.status
+    parts = [
+        f"### {rollout.id}: total {'-' if given is None else figure(given)}",
+        f"Task {rollout.task.id} · rewards: {named} · {ended} · {_tokens(turns, agents, dropped)}",
+        f"**task**\n\n{fenced(msgspec.json.format(msgspec.json.encode(rollout.task.data)).decode())}",
+    ]
+    for new, turn in spoken(turns):
+        for message in [*new, turn.answer]:
+            parts += [f"**{role_of(message)}**" + f" ({turn.agent}, {turn.finish})" * (message is turn.answer)]
+            parts += [fenced(text) for text in said(message) or [""]]
+    if rollout.detail:
+        parts.append(f"**why it ended**\n\n{fenced(rollout.detail)}")
+    return "\n\n".join(parts)
+
+
+def _tokens(turns: Sequence[Turn], agents: Collection[str], dropped: str | None) -> str:
+    """How much of it was trained. Single turns may be left out by an algorithm's filters too: the step counts those."""
+    sampled = sum(len(turn.response_ids) for turn in turns)
+    if dropped is not None:
+        return f"{sampled} tokens sampled, none trained ({dropped})"
+    trained = [turn for turn in turns if turn.agent in agents and turn.sampling.exact and not turn.abandoned]
+    return f"{sampled} tokens sampled, {sum(len(turn.response_ids) for turn in trained)} trained"
+
+
+def spoken(turns: Sequence[Turn]) -> Iterator[tuple[list[Message], Turn]]:
+    """Every turn with the messages that were new in it. An agent that goes on where its last turn ended repeats what
+    was said; one that begins anew or changed its history is shown from the start of it."""
+    before: dict[str, Turn] = {}
+    for turn in turns:
+        last = before.get(turn.agent)
+        goes_on = last is not None and turn.messages[: len(last.messages)] == last.messages
+        new = turn.messages[len(last.messages) :] if goes_on and last is not None else turn.messages
+        yield new[goes_on and bool(new) and role_of(new[0]) == "assistant" :], turn  # its own answer comes first
+        before[turn.agent] = turn
+
+
+def role_of(message: Message) -> str:
+    return str(message.get("role", "assistant"))
+
+
+def said(message: Message) -> list[str]:
+    """What a message says: its text, then a line per tool call.
+
+    >>> said({"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]})
+    ['add({"a":1})']
+    """
+    content = message.get("content") or ""
+    texts = [_text(content)] if content else []
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        arguments = function["arguments"]
+        texts.append(f"{function['name']}({arguments if isinstance(arguments, str) else _json(arguments)})")
+    return texts
+
+
+def _text(content: Any) -> str:
+    """Text, or a list of parts of which some are text."""
+    if not isinstance(content, list):
+        return str(content)
+    parts = cast("list[dict[str, Any]]", content)
+    return "\n".join(str(part["text"]) if "text" in part else _json(part) for part in parts)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def fenced(text: str) -> str:
+    """A block that nothing in the text can end.
+
+    >>> print(fenced("a ``` b"))
+    ````
+    a ``` b
+    ````
+    """
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return f"{fence}\n{shortened(text)}\n{fence}"
+
+
+def shortened(text: str, limit: int = LONG) -> str:
+    """
+    >>> shortened("abcdefghij", 4)
+    'ab\\n[... 6 characters ...]\\nij'
+    """
+    half = limit // 2
+    return (
+        text if len(text) <= limit else f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"
+    )

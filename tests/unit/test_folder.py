@@ -1,0 +1,38 @@
+"""A run's folder is held by one process at a time, and looking at it disturbs nobody."""
+
+import fcntl
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from strop.errors import PlaceError
+from strop.folder import RunFolder
+
+
+def test_whoever_looks_for_a_moment_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    looking = threading.Event()
+
+    def look() -> None:
+        with (tmp_path / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            looking.set()
+            time.sleep(0.03)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    looking.wait()
+    RunFolder.create(tmp_path)._lock.close()
+    thread.join()
+
+
+def test_a_held_folder_is_refused_and_seen_as_held(tmp_path: Path) -> None:
+    assert not RunFolder.held(tmp_path)  # nobody was ever there
+    run = RunFolder.create(tmp_path)
+    assert RunFolder.held(tmp_path)
+    with pytest.raises(PlaceError, match="another process"):
+        RunFolder.create(tmp_path)
+    run._lock.close()
+    assert not RunFolder.held(tmp_path)
