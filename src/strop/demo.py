@@ -79,7 +79,10 @@ def run_tool(name: str, arguments: str) -> tuple[str, str]:
 
 
 def calculator(expression: str) -> str:
-    """`calculator("37 * 52") == "1924"`. One operation on two integers; anything else gets an error as text."""
+    """Compute one operation on two integers.
+
+    Returns: the result as text, `calculator("37 * 52") == "1924"`, or what was wrong with the expression.
+    """
     match = re.fullmatch(r"\s*(-?\d{1,12})\s*([-+*])\s*(-?\d{1,12})\s*", expression, re.ASCII)
     if match is None:
         return "error: give one operation on two integers, like 12 + 34"

@@ -148,10 +148,10 @@ async def main(
     async def opened() -> tuple[Store, Gateway | None, LearnerProcess | None]:
         store = await open_store(store_url or folder, synchronous=synchronous, patience=patience, on_wait=on_wait)
         rooms.push_async_callback(store.close)
-        gateway, learner = await _load(model, store, folder, rooms) if model else (None, None)
+        gateway, learner = await load_model(model, store, folder, rooms) if model else (None, None)
         return store, gateway, learner
 
-    with _told() as stop, _held(folder, alone=not store_url):
+    with _told() as stop, held(folder, alone=not store_url):
         secret = run_key(folder, key)
         async with AsyncExitStack() as rooms:
             opening, told = asyncio.create_task(opened()), asyncio.create_task(stop.wait())
@@ -176,16 +176,17 @@ async def main(
                 task.result()
 
 
-async def _load(
-    config: Config, store: Store, folder: Path, rooms: AsyncExitStack
+async def load_model(
+    config: Config, store: Store, folder: Path, rooms: AsyncExitStack, *, weights: Path | None = None
 ) -> tuple[Gateway, LearnerProcess | None]:
-    """Have the policy's model loaded, in a process of its own, and put a gateway before it."""
+    """Have the policy's model loaded, in a process of its own that cannot train it, and put a gateway before it.
+    `weights` is the folder to load, where that is not the one that the model's name stands for."""
     from strop.engines.models import resolve
     from strop.gateway.render import Renderer
     from strop.learner.process import LearnerProcess
     from strop.rooms import POLICY, engine_name, engine_of, gateway_of
 
-    place = await asyncio.to_thread(resolve, config.policy.model)
+    place = weights or await asyncio.to_thread(resolve, config.policy.model)
     served = Policy(name=POLICY, version=version(1, 0), model=config.policy.model)
     there = next((policy for policy in await store.policies() if policy.name == POLICY), served)
     if there != served:
@@ -203,7 +204,7 @@ async def _load(
     rooms.push_async_callback(gateway.routes.close)
     await gateway.routes.recall(store)
     if learner is not None:
-        await learner.start(config, place)
+        await learner.start(config, place, train=False)
     await engine.start()
     await store.put_policy(served)
     return gateway, learner
@@ -224,7 +225,7 @@ def _told() -> Generator[asyncio.Event]:
 
 
 @contextmanager
-def _held(folder: Path, *, alone: bool) -> Generator[None]:
+def held(folder: Path, *, alone: bool) -> Generator[None]:
     """Make the folder. A SQLite store in it has one owner at a time, whether that serves it or trains with it; the
     kernel lets go of the lock when the process dies."""
     try:

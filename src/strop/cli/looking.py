@@ -172,7 +172,7 @@ async def _follow_one(store: Store, arguments: argparse.Namespace) -> None:
         for event in await store.events(rollout.id, attempt=number):
             if (event.attempt, event.id) not in events:
                 events.add((event.attempt, event.id))
-                json_line(event) if arguments.json else _event(out, event)
+                json_line(event) if arguments.json else show_event(out, event)
         if rollout.status in TERMINAL:
             json_line(rollout) if arguments.json else _ending(out, rollout)
             return
@@ -187,10 +187,10 @@ def _transcript(rollout: Rollout, turns: list[Turn], events: list[Event]) -> Non
         out.print(f"  {reward.name} = {views.figure(reward.value)}{target}", markup=False)
     for new, turn in spoken(turns):
         for message in new:
-            _message(out, message)
+            show_message(out, message)
         _turn(out, turn)
     for event in events:
-        _event(out, event)
+        show_event(out, event)
     if rollout.detail:
         out.print(Text(rollout.detail, style="red"))
 
@@ -204,10 +204,10 @@ def _turn(out: Console, turn: Turn) -> None:
             style="dim",
         )
     )
-    _message(out, turn.answer)
+    show_message(out, turn.answer)
 
 
-def _event(out: Console, event: Event) -> None:
+def show_event(out: Console, event: Event) -> None:
     if event.kind == "message" and isinstance(text := event.data.get("text"), str):
         stream = str(event.data.get("stream", "message"))
         for number, line in enumerate(text.rstrip("\n").split("\n")):
@@ -236,7 +236,7 @@ def _last_line(text: str | None) -> str:
     return (text or "").strip().rpartition("\n")[2]
 
 
-def _message(out: Console, message: Message) -> None:
+def show_message(out: Console, message: Message) -> None:
     for number, text in enumerate(said(message) or [""]):
         style = "magenta" if number or not message.get("content") else ""  # calls stand behind the text
         out.print(Text.assemble((f"{role_of(message) if number == 0 else '':>9}  ", "cyan"), (text, style)))

@@ -38,7 +38,11 @@ def resolve(name: str, say: Callable[[str], None] = _tell) -> Path:
     except (RuntimeError, OSError, ValueError) as error:  # no such user's home; too long, odd characters
         raise ModelError(f"{name!r} is no model: {error}") from None
     if is_folder:
+        if (place / "checkpoints").is_dir():
+            raise ModelError(f"{place} is a run: `strop export {place} FOLDER` makes a model of its newest checkpoint")
         if not (place / "config.json").is_file():
+            if (place / "adapter_config.json").is_file():
+                raise ModelError(f"{place} is an adapter: `strop export {place} FOLDER` merges it into a whole model")
             raise ModelError(f"{place} holds no config.json: give a folder in Hugging Face format")
         return place.resolve()
     if is_file:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
@@ -19,6 +20,7 @@ from strop.errors import LearnerError, ModelError
 from strop.learner.attention import NAME
 from strop.learner.blocks import Way
 from strop.learner.logprobs import head_of, hidden_states
+from strop.learner.masters import lower
 
 
 def place(config: LearnerConfig) -> tuple[torch.device, torch.dtype]:
@@ -69,6 +71,15 @@ def load(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedMo
         raise ModelError(f"the weights in {folder} do not fit its config.json: {name} is missing or has another shape")
     model.eval()  # nothing random is left, and nothing may come back through a module's own default
     _probe(model, folder)
+    return model
+
+
+def frozen(folder: str | Path, config: LearnerConfig) -> PreTrainedModel:
+    """The model in `folder` as a learner would compute with it, to be served only: nothing of it can be trained."""
+    device, dtype = place(config)
+    model = load(folder, torch.promote_types(dtype, torch.float32)).requires_grad_(False)
+    lower(model, dtype)
+    nn.Module.to(model, device)
     return model
 
 

@@ -77,9 +77,10 @@ class LearnerProcess:
         self._closing = False
         threading.Thread(target=self._read, name="learner-reader", daemon=True).start()
 
-    async def start(self, config: Config, folder: Path, *, serve: bool = True) -> None:
-        """Have the child load the model in `folder`, and `serve` it there too; returns once it can."""
-        self.context = await self.call("start", config, folder, serve)
+    async def start(self, config: Config, folder: Path, *, serve: bool = True, train: bool = True) -> None:
+        """Have the child load the model in `folder`, `serve` it there, `train` it there; returns once it can. A model
+        that is only served has no learner: its weights stay as they are."""
+        self.context = await self.call("start", config, folder, serve, train)
 
     async def call(self, verb: str, *args: Any) -> Any:
         """Run one of the learner's verbs in the child and wait for its result."""
@@ -203,7 +204,6 @@ def _spawn(log: Path) -> tuple[subprocess.Popen[bytes], Connection]:
 
 
 class Child:
-    learner: Learner
     held: Held
 
     def __init__(self, connection: Connection) -> None:
@@ -211,6 +211,7 @@ class Child:
         self.core: Core | None = None  # none where another engine serves
         self.copy: Copy | None = None
         self.aside: ThreadPoolExecutor | None = None
+        self._learner: Learner | None = None  # none where nothing is trained
         self.started = False
         self._sending = threading.Lock()
 
@@ -264,27 +265,37 @@ class Child:
 
     # The verbs of `call`.
 
-    def start(self, config: Config, folder: Path, serve: bool) -> int:
+    @property
+    def learner(self) -> Learner:
+        if self._learner is None:
+            raise LearnerError("the model is only served here, not trained: start a run with `strop train`")
+        return self._learner
+
+    def start(self, config: Config, folder: Path, serve: bool, train: bool) -> int:
         """Load the model, have it `serve` requests here if wanted, and return the longest context."""
         import torch
 
         from strop.algorithms import make
         from strop.engines.embedded.core import Core
+        from strop.learner.model import frozen
         from strop.learner.step import Learner
         from strop.weights.copied import Copy
         from strop.weights.held import Held
 
         torch.set_num_threads(config.engine.threads or os.cpu_count() or 1)
         torch.use_deterministic_algorithms(config.engine.deterministic)
-        self.learner = Learner(folder, config.learner, make(config.algorithm, config.learner), seed=config.seed)
-        longest = int(self.learner.model.config.max_position_embeddings)
+        if train:
+            self._learner = Learner(folder, config.learner, make(config.algorithm, config.learner), seed=config.seed)
+            model, plain = self._learner.model, self._learner.plain
+        else:
+            model = plain = frozen(folder, config.learner)
+        longest = int(model.config.max_position_embeddings)
         context = min(config.policy.context or longest, longest)
-        self.held = Held(self.learner.plain, folder)
+        self.held = Held(plain, folder)
         if serve:
-            if config.loop.staleness:
-                self.copy, self.aside = Copy(self.learner.model), ThreadPoolExecutor(1, "learner")
-            served = self.copy.model if self.copy else self.learner.model
-            self.core = Core(served, config.engine, context=context)
+            if config.loop.staleness and train:
+                self.copy, self.aside = Copy(model), ThreadPoolExecutor(1, "learner")
+            self.core = Core(self.copy.model if self.copy else model, config.engine, context=context)
             context = self.core.context
         self.started = True
         return context

@@ -1,0 +1,21 @@
+"""A chat at a terminal with a model that plays its answers slowly; the test types, reads and presses Ctrl-C."""
+
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from strop.chat import Chat
+from strop.cli.speaking import Terminal
+from strop.cli.talking import Background, converse
+from strop.engines.scripted import Hangs
+from tests.unit.chat.room import scripted
+
+SCRIPT = {"count": "one two three four five six seven eight", "hang": Hangs("it begins"), "": "\x1b[31mYes."}
+
+rooms = AsyncExitStack()
+with Background() as beside:
+    room = beside.run(rooms.enter_async_context(scripted(Path(sys.argv[1]), SCRIPT, chunk=2, latency=0.1)))
+    try:
+        converse(Chat(room), room, beside, Terminal())
+    finally:
+        beside.run(rooms.aclose())
