@@ -12,10 +12,16 @@ from tests.unit.chat.room import scripted
 
 SCRIPT = {"count": "one two three four five six seven eight", "hang": Hangs("it begins"), "": "\x1b[31mYes."}
 
-rooms = AsyncExitStack()
-with Background() as beside:
-    room = beside.run(rooms.enter_async_context(scripted(Path(sys.argv[1]), SCRIPT, chunk=2, latency=0.1)))
-    try:
-        converse(Chat(room), room, beside, Terminal())
-    finally:
-        beside.run(rooms.aclose())
+
+def main() -> None:
+    rooms = AsyncExitStack()
+    with Background() as beside:
+        room = beside.run(rooms.enter_async_context(scripted(Path(sys.argv[1]), SCRIPT, chunk=2, latency=0.1)))
+        try:
+            converse(Chat(room), room, beside, Terminal())
+        finally:
+            beside.run(rooms.aclose())
+
+
+if __name__ == "__main__":
+    main()
