@@ -190,16 +190,15 @@ class Both:
                 seen[entry] = tuple(numbers)
             return loss, more
 
-        learner.optim.step = catch
-        if learner.critic_optim is not None:
-            learner.critic_optim.step = catch
+        optims = [optim for optim in (learner.optim, learner.critic_optim) if optim is not None]
+        for optim in optims:
+            optim.clip, optim.step = catch, lambda: None
         self.algorithm.loss = listen
         metrics = learner.update(self.batch)
         learner._clear()
         del self.algorithm.loss
-        del learner.optim.step
-        if learner.critic_optim is not None:
-            del learner.critic_optim.step
+        for optim in optims:
+            del optim.clip, optim.step
         return caught, metrics, seen
 
     def row_gradients(self, turns: Sequence[int] | None = None, shares: int = 1) -> tuple[Weights, dict[str, float]]:
