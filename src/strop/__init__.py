@@ -3,6 +3,7 @@
 These names are the public ones; everything else may change. Nothing here needs torch.
 """
 
+from strop.api import GRPO, PPO, RLOO, DrGRPO, GiGPO, ReinforcePP, evaluate, train
 from strop.config import Config
 from strop.engines.scripted import Scripted
 from strop.errors import StropError
@@ -13,10 +14,16 @@ from strop.types import Event, Policy, Retry, Reward, Rollout, Sampling, Task, T
 __version__ = "0.1.0"
 
 __all__ = [
+    "GRPO",
     "LLM",
+    "PPO",
+    "RLOO",
     "Config",
+    "DrGRPO",
     "Event",
+    "GiGPO",
     "Policy",
+    "ReinforcePP",
     "Retry",
     "Reward",
     "Rollout",
@@ -26,5 +33,7 @@ __all__ = [
     "Task",
     "Turn",
     "__version__",
+    "evaluate",
     "open_store",
+    "train",
 ]

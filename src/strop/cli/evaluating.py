@@ -62,7 +62,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _eval(arguments: argparse.Namespace) -> int:
-    from strop.evaluate import evaluate
+    from strop.evaluation import evaluate
 
     config, models = _asked(arguments)
     ways: tuple[Way, ...] = ("trained", "deployed") if arguments.ways == "both" else (arguments.ways,)

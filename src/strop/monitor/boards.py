@@ -1,6 +1,6 @@
 """How each program that shows metrics is told of them. `writers` opens these and brings them points."""
 
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # (they need not be installed, and their types are partly unknown)
 from __future__ import annotations
 

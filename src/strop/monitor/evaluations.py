@@ -1,4 +1,4 @@
-"""What evaluations say, in figures and in plain sentences. Pure: strop/evaluate.py runs them."""
+"""What evaluations say, in figures and in plain sentences. Pure: strop/evaluation.py runs them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,10 @@ SHOWN = {
     "actor/pg_clipfrac": "clipped",
     "training/rollout_logprobs_diff_max": "logprob gap",
     "response_length/mean": "tokens/turn",
+    "training/off_policy/staleness/mean": "staleness",
     "perf/rollouts": "rollouts/s",
+    "perf/throughput": "tokens/s",
+    "perf/learner_busy": "learner busy",
     "timing_s/step": "s/step",
 }
 

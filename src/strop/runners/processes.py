@@ -34,6 +34,9 @@ from strop.runners.zygote import Child, Zygote
 
 GONE = (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError)
 """The worker is gone, or makes no sense any more."""
+IN_AGENT = "STROP_IN_AGENT"
+"""A variable of processes that run agents: a script that they read to find the agent in it must not begin a run."""
+
 START_LIMIT = 120.0
 """Seconds an agent's imports may take."""
 
@@ -55,7 +58,7 @@ class Processes(Agent):
         self._folder = folder
         self._log = Path(os.devnull) if log is None else log
         # Python's own hashing must not make one run of an agent differ from the next.
-        environment = {"PYTHONHASHSEED": "0", **os.environ}
+        environment = {"PYTHONHASHSEED": "0", **os.environ, IN_AGENT: "1"}
         bypass_proxy(host, environment)
         self._zygote = Zygote(self._log, folder, environment)
         self._trees: Trees | None = None

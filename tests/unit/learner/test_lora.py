@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from strop.config import EngineConfig, LoraConfig
 from strop.engines.embedded.core import Core
 from strop.errors import LearnerError, ModelError
-from strop.evaluate import checkpoint_of, weights_of
+from strop.evaluation import checkpoint_of, weights_of
 from strop.learner import lora
 from strop.learner.export import export
 from strop.learner.logprobs import logprobs

@@ -16,7 +16,10 @@ from tests import runs
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
-PUBLIC = "Config Event LLM Policy Retry Reward Rollout Sampling Scripted StropError Task Turn __version__ open_store"
+PUBLIC = """
+GRPO DrGRPO GiGPO PPO RLOO ReinforcePP evaluate train
+Config Event LLM Policy Retry Reward Rollout Sampling Scripted StropError Task Turn __version__ open_store
+"""
 
 
 def test_public_names_are_pinned() -> None:
@@ -27,7 +30,7 @@ def test_public_names_are_pinned() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        *("strop", "strop.cli", "strop.run", "strop.rooms", "strop.evaluate"),
+        *("strop", "strop.cli", "strop.run", "strop.rooms", "strop.evaluation", "strop.api"),
         *("strop.gateway.app", "strop.serve", "strop.runners.pool"),
     ],
 )
@@ -89,7 +92,15 @@ def test_the_readme_agent_trains_as_written(tmp_path: Path) -> None:
     assert summary["end"] > summary["start"]  # it has learnt what it is told it learns
 
 
-def _block(language: str) -> str:
-    found = re.search(rf"```{language}\n(.*?)```", README, re.DOTALL)
-    assert found
-    return found[1]
+def test_the_readme_script_trains_as_written(tmp_path: Path) -> None:
+    """The same from Python, behind the agent in its file."""
+    (tmp_path / "agent.py").write_text(_block("python") + "\n\n" + _block("python", 1))
+    (tmp_path / "tasks.jsonl").write_text(_block("json"))
+    done = subprocess.run([sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "step 8/8" in done.stdout
+    assert json.loads((tmp_path / "runs/python/summary.json").read_text())["steps"] == 8
+
+
+def _block(language: str, number: int = 0) -> str:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)[number]

@@ -1,0 +1,96 @@
+"""Training and evaluating from Python: in a script, in a notebook's way, in a test, and where it goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strop
+from strop.errors import ConfigError
+from tests import runs
+
+SMALL = {"loop": {"steps": 2, "groups": 2, "members": 2}, "runner": {"workers": 2}, "quiet": True}
+QUESTIONS = [
+    {"id": "a", "data": {"question": "What is 12 + 30?"}},
+    {"id": "b", "data": {"question": "Compute 64 - 17."}},
+    {"id": "c", "split": "test", "data": {"question": "What is 14 + 22?"}},
+]
+
+
+def asked(task: strop.Task, llm: strop.LLM) -> float:
+    messages: list[Any] = [{"role": "user", "content": task.data["question"]}]
+    answer = llm.client().chat.completions.create(model=llm.model, messages=messages, max_tokens=8)
+    return float("1" in (answer.choices[0].message.content or ""))
+
+
+def test_a_function_and_a_list_of_tasks_are_enough(tmp_path: Path) -> None:
+    """Made here, it has no file that another process could find it in; and a loop is running already."""
+    length = 4
+
+    def agent(task, llm):  # type: ignore[no-untyped-def]
+        messages = [{"role": "user", "content": task.data["question"]}]
+        answer = llm.client().chat.completions.create(model=llm.model, messages=messages, max_tokens=length)
+        return float(answer.usage.completion_tokens == length)
+
+    async def notebook() -> object:
+        return strop.train(
+            agent, QUESTIONS, model="strop/nano", folder=tmp_path / "run", algorithm=strop.RLOO(clip=0.3), **SMALL
+        )
+
+    summary = asyncio.run(notebook())
+    assert (summary.steps, summary.model) == (2, "strop/nano")
+    settings = json.loads((tmp_path / "run" / "config.json").read_text())["algorithm"]
+    assert (settings["name"], settings["settings"]) == ("rloo", {"clip": 0.3})
+    told = runs.story(tmp_path / "run")
+    assert len([r for r in told.rollouts if r.mode == "train"]) == 8
+    assert all(len(turn.response_ids) <= length for turns in told.turns.values() for turn in turns)
+
+
+def test_two_models_on_the_same_tasks(tmp_path: Path) -> None:
+    report = strop.evaluate(
+        asked, QUESTIONS, model=["strop/nano", "strop/nano"], folder=tmp_path / "eval", quiet=True,
+        engine={"deterministic": True}, runner={"workers": 2},
+    )  # fmt: skip
+    (comparison,) = report.comparisons
+    assert {difference.value for difference in comparison.differences.values()} == {0.0}
+
+
+def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(
+        textwrap.dedent("""
+            import strop
+
+            def agent(task, llm):
+                return 1.0
+
+            strop.train(agent, [{"id": "a"}, {"id": "b", "split": "test"}], folder="run", quiet=True)
+        """)
+    )
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert 'if __name__ == "__main__":' in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda at: strop.train(folder=at), "which agent"),
+        (lambda at: strop.train("strop.demo:agent", folder=at), "which tasks"),
+        (lambda at: strop.GRPO(clipp=0.1), "clip"),
+        (lambda at: strop.train("strop.demo:agent", QUESTIONS, folder=at, loop={"step": 1}), "steps"),
+        (lambda at: strop.train(open(sys.executable).readline, QUESTIONS, folder=at), "file of its own"),  # noqa: SIM115
+    ],
+)
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_is_wrong_is_said_before_anything_starts(tmp_path: Path, call, said: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError, match=said):
+        call(tmp_path / "run")
+    assert not (tmp_path / "run" / "config.json").exists()
