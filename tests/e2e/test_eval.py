@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from strop import evaluate
+from strop import evaluation
 from strop.cli import parser
 from strop.config import Config, load
 from strop.errors import ConfigError, PlaceError, TaskError
@@ -20,7 +20,7 @@ from tests import runs
 from tests.e2e.test_bad_input import AGENTS, sentence
 from tests.runs import SMALL
 
-NANO = Path(evaluate.__file__).parent / "models" / "nano"
+NANO = Path(evaluation.__file__).parent / "models" / "nano"
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "evaluating.md").read_text()
 TASKS = Path(runs.__file__).parent / "small.py"
 FIXED = ["engine.deterministic=true", "engine.threads=1", "policy.context=192", "policy.eval.max_tokens=48"]
@@ -128,7 +128,7 @@ def test_the_guide_from_python(tmp_path: Path) -> None:
 
 def asked(*models: str, **more: Any) -> Report:
     config = load(base=Config(agent="strop.demo:agent", tasks=f"{TASKS}:tasks"), sets=FIXED)
-    return asyncio.run(evaluate.evaluate(config, models, **more))
+    return asyncio.run(evaluation.evaluate(config, models, **more))
 
 
 def test_unknown_split(tmp_path: Path) -> None:
@@ -177,6 +177,6 @@ def test_tasks_that_change(tmp_path: Path) -> None:
         "    return [{'id': 'a', 'split': 'test', 'data': 2 if again else 1}]\n"
     )
     config = Config(agent=f"{tmp_path}/agents.py:fine", tasks=f"{tmp_path}/tasks.py:tasks")
-    wanted = evaluate.evaluate(config, ["strop/nano", "strop/nano"], folder=tmp_path / "eval")
+    wanted = evaluation.evaluate(config, ["strop/nano", "strop/nano"], folder=tmp_path / "eval")
     with pytest.raises(TaskError, match="gave other tasks the second time"):
         asyncio.run(wanted)

@@ -40,5 +40,5 @@ def test_killed_at_three_random_moments(whole: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 4])
 def test_any_number_of_agents(whole: Path, tmp_path: Path, workers: int) -> None:
-    runs.finish(runs.demo(tmp_path / "demo", f"runner.workers={workers}"), timeout=900)
+    runs.finish(runs.demo(tmp_path / "demo", f"runner.workers={workers}"), timeout=1400)
     runs.same(whole, tmp_path / "demo")
