@@ -36,3 +36,14 @@ def test_a_held_folder_is_refused_and_seen_as_held(tmp_path: Path) -> None:
         RunFolder.create(tmp_path)
     run._lock.close()
     assert not RunFolder.held(tmp_path)
+
+
+def test_an_earlier_demo_makes_room_even_if_another_version_wrote_it(tmp_path: Path) -> None:
+    from strop.cli.training import _move_aside
+
+    demo = tmp_path / "demo"
+    demo.mkdir()
+    (demo / "config.json").write_text('{"a setting": "of long ago"}')
+    _move_aside(demo)
+    assert (tmp_path / "demo-1" / "config.json").exists()
+    assert not demo.exists()

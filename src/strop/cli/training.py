@@ -75,7 +75,8 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _move_aside(folder: Path) -> None:
     """An earlier demo makes room for the next one; nothing of it is lost."""
     if (folder / "config.json").exists():
-        RunFolder.open(folder)  # refuses if it is still at work
+        if RunFolder.held(folder):
+            raise PlaceError(f"another process is at work in {folder}: wait for it, or choose another --folder")
         n = next(n for n in range(1, 10_000) if not folder.with_name(f"{folder.name}-{n}").exists())
         try:
             folder.rename(folder.with_name(f"{folder.name}-{n}"))
