@@ -163,7 +163,7 @@ def checkpoint_of(model: str, best: bool = False) -> str:
     if not RunFolder.is_run(model):
         return model
     place = Path(model).expanduser()
-    return str(RunFolder.best_checkpoint(place) if best else RunFolder.last_checkpoint(place))
+    return str(RunFolder.chosen_checkpoint(place, best=best))
 
 
 def weights_of(name: str, spare: Path) -> Path:

@@ -145,6 +145,11 @@ class RunFolder:
             raise PlaceError(f"{path} has no checkpoint yet: let it run until loop.checkpoint_every steps are done")
         return best.resolve()
 
+    @classmethod
+    def chosen_checkpoint(cls, path: Path, *, best: bool) -> Path:
+        """The best one, or the newest."""
+        return cls.best_checkpoint(path) if best else cls.last_checkpoint(path)
+
     def name_best(self, name: str) -> None:
         """Have `best` lead to this checkpoint from now on; at no moment to none."""
         link, fresh = self.checkpoint(BEST), self.checkpoint(BEST + ".new")

@@ -169,7 +169,7 @@ class Run:
 async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenerator[Run]:
     """Start every room in the order data walks through them; whatever happens, close them in reverse."""
     algorithm = algorithms.make(config.algorithm, config.learner)
-    refuse_contradictions(config)
+    refuse_contradictions(config, algorithm)
     check(config.monitor.writers)
     if config.loop.steps and not config.policy.train.sampling().exact:
         raise ConfigError(
@@ -236,7 +236,7 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
         )
 
 
-def refuse_contradictions(config: Config) -> None:
+def refuse_contradictions(config: Config, algorithm: Algorithm) -> None:
     """Settings that each make sense, but not together."""
     loop, engine = config.loop, config.engine
     if loop.staleness and engine.deterministic:
@@ -249,10 +249,7 @@ def refuse_contradictions(config: Config) -> None:
             f"loop.staleness is {loop.staleness}, so that the engine works while the learner does, and "
             "engine.vllm.sleep gives its memory away meanwhile: set one of them back"
         )
-    if loop.groups_most is not None and (
-        "value" in algorithms.make(config.algorithm, config.learner).needs
-        or config.algorithm.settings.get("kl") == "reward"
-    ):
+    if loop.groups_most is not None and ("value" in algorithm.needs or config.algorithm.settings.get("kl") == "reward"):
         raise ConfigError(
             "loop.groups_most replaces groups that teach nothing, which cannot be told before a critic or a reference "
             "has read them: leave it out, or use another algorithm or kl = loss"

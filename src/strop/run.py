@@ -179,7 +179,8 @@ def tell_of_trouble(run: Run, step: Step) -> None:
             f"step {number}: engine and learner logprobs of {off:,} of {checked:,.0f} tokens differ by more than "
             f"learner.logprob_limit, {gap:.1e} at most"
         )
-    budgets = [run.config.learner.token_budget, *(step.metrics["perf/token_budget"] for step in run.steps[-2:])]
+    most = run.config.learner.token_budget
+    budgets = [most, *(step.metrics.get("perf/token_budget", most) for step in run.steps[-2:])]
     if budgets[-1] < budgets[-2]:
         note(
             f"step {number}: a micro-batch of {budgets[-2]:.0f} tokens took more memory than the GPU has; going on "
@@ -316,7 +317,9 @@ def keep_checkpoints(run: Run) -> None:
     def score(step: Step) -> float:
         if evaluated:
             means = run.scores.get((step.number, loop.eval_splits[0]), {})
-            return sum(weight * means.get(name, -math.inf) for name, weight in weights.items())
+            if not means.keys() >= weights.keys():  # it was stopped before it was evaluated
+                return -math.inf
+            return sum(weight * means[name] for name, weight in weights.items())
         sampled = run.steps[min(step.number, len(run.steps) - 1)]
         return sampled.metrics.get("critic/rewards/mean", -math.inf)
 

@@ -183,3 +183,21 @@ def test_told_to_stop_it_says_how_to_go_on_and_does(whole: Path, tmp_path: Path)
     assert done.stderr == "strop: stopped; what was collected is kept\n"
     runs.finish(runs.strop("train", "--resume", folder, "--json"))
     runs.same(whole, folder)
+
+
+@pytest.mark.slow
+def test_interrupted_once_it_finishes_its_step_with_a_checkpoint(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def interrupt(family: list[int]) -> None:
+        learner = next(pid for pid in family if b"strop.learner" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        parent = Path(f"/proc/{learner}/stat").read_text().rpartition(")")[2].split()[1]
+        os.kill(int(parent), signal.SIGINT)
+
+    done = runs.disturb(runs.demo(folder, *SMALL), runs.during_step(folder, 3, ended=1), interrupt)
+    assert done.returncode == 130
+    steps = runs.story(folder).steps
+    assert [step.checkpoint for step in steps] == [None, "step-000002-1", "step-000003-1"]  # 3 is no multiple of 2
+    runs.finish(runs.strop("train", "--resume", folder, "--json"))
+    runs.same(whole, folder)
+    assert [step.version for step in runs.story(folder).steps] == ["1.1", "1.2", "1.3", "2.4"]  # nothing was replayed

@@ -87,7 +87,7 @@ def config_of(arguments: argparse.Namespace) -> Config:
 def _as_in(run: Path, *, best: bool, agent: bool) -> Config:
     """A run's settings, as far as they say how its model is shown, asked and computed."""
     ran = RunFolder.config(run)
-    checkpoint = RunFolder.best_checkpoint(run) if best else RunFolder.last_checkpoint(run)
+    checkpoint = RunFolder.chosen_checkpoint(run, best=best)
     engine = replace(ran.engine, vllm=replace(ran.engine.vllm, url=""), sglang=replace(ran.engine.sglang, url=""))
     return Config(
         agent=ran.agent,

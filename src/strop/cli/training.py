@@ -117,10 +117,9 @@ def _train(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from strop.learner.export import export
 
-    source = Path(arguments.source)
-    checkpoint = source
-    if (source / "checkpoints").is_dir():
-        checkpoint = RunFolder.best_checkpoint(source) if arguments.best else RunFolder.last_checkpoint(source)
+    checkpoint = source = Path(arguments.source).expanduser()
+    if RunFolder.is_run(arguments.source):
+        checkpoint = RunFolder.chosen_checkpoint(source, best=arguments.best)
     elif arguments.best:
         raise PlaceError(f"--best chooses among the checkpoints of a run, and {source} is none: leave it out")
     export(checkpoint, arguments.to, merge=not arguments.adapter, dtype=arguments.dtype)

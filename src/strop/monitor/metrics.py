@@ -49,7 +49,7 @@ NAMES: dict[str, str] = {
     "training/rollout_logprobs_off": "those of them that differ by more than learner.logprob_limit",
     "training/off_policy/*": "ratios of learner to engine where they are corrected; staleness of rollouts",
     "timing_s/*": "seconds by phase",
-    "perf/*": "tokens and rollouts per second",
+    "perf/*": "tokens and rollouts per second, the learner's share of the time, tokens in a micro-batch",
     "val-core/*": "evaluation: val-core/<split>/<reward>/{mean,pass,best}@k, greedy splits as <split>-greedy",
 }
 
