@@ -63,24 +63,24 @@ class Optim:
         return self.config.lr * warm * left
 
     def clip(self) -> float:
-        """Clip the gradients; returns their norm before that."""
+        """Clip the gradients; returns their norm before that. `step` or `clear` comes next."""
+        self._bring_back()  # gradients are where the masters are
         self.masters.take_gradients()
         return float(nn.utils.clip_grad_norm_(self.trained, self.config.grad_clip))
 
     def step(self) -> None:
-        """Update and clear the gradients."""
-        self._bring_back()
+        """Update with the clipped gradients, and clear them."""
         for group in self.adam.param_groups:
             group["lr"] = self.lr
         self.adam.step()
         self.masters.write()
         self.steps += 1
         self.clear()
-        self._send_away()
 
     def clear(self) -> None:
         self.adam.zero_grad(set_to_none=True)
         self.masters.forget_gradients()
+        self._send_away()
 
     def state(self) -> dict[str, Any]:
         return {"steps": self.steps, "adam": self.adam.state_dict()}
@@ -101,7 +101,8 @@ class Optim:
 
     def _send_away(self) -> None:
         for tensor in self._movable():
-            tensor.data = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)
+            if tensor.device != torch.device("cpu"):
+                tensor.data = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)
 
     def _bring_back(self) -> None:
         for tensor in self._movable():
