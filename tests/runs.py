@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import signal
 import sqlite3
 import subprocess
@@ -175,6 +176,12 @@ def weights(folder: Path) -> str:
     name = story(folder).steps[-1].checkpoint
     assert name is not None
     return hashlib.sha256((folder / "checkpoints" / name / "model.safetensors").read_bytes()).hexdigest()
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    """What a run measured, but for how long it took."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith(("timing_s/", "perf/"))} for line in lines]
 
 
 def same(one: Path, other: Path) -> None:

@@ -35,7 +35,7 @@ async def go_back(run: Run) -> list[Collected]:
         run.algorithm.resume(kept[-1].metrics)
         run.names = run.names_of(kept[-1])
         await run.weights.publish(kept[-1].version)
-    return [Collected([await sample(run, id) for id in step.rollouts]) for step in line[base:]]
+    return [Collected([await sample(run, await run.store.get(id)) for id in step.rollouts]) for step in line[base:]]
 
 
 async def unbroken_line(run: Run) -> list[Step]:
@@ -51,8 +51,8 @@ def has_checkpoint(run: Run, step: Step) -> bool:
     return step.checkpoint is not None and run.folder.checkpoint(step.checkpoint).is_dir()
 
 
-async def sample(run: Run, rollout: str) -> Sample:
-    return Sample(await run.store.get(rollout), await run.store.turns(rollout))
+async def sample(run: Run, rollout: Rollout) -> Sample:
+    return Sample(rollout, await run.store.turns(rollout.id))
 
 
 async def clear_queue(run: Run) -> None:

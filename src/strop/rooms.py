@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -95,6 +97,14 @@ class Run:
     left_behind: list[Step] = field(default_factory=list[Step])
     scores: Scores = field(default_factory=Scores)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
+    spent: defaultdict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
+    """Seconds by phase since the last step was committed; the next one's metrics have them."""
+
+    @contextmanager
+    def timed(self, phase: str) -> Generator[None]:
+        began = time.monotonic()
+        yield
+        self.spent[phase] += time.monotonic() - began
 
     @property
     def origin(self) -> int:

@@ -17,7 +17,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -40,6 +40,7 @@ from strop.trajectory import Batch, Sample, assemble, exactness, explain
 from strop.types import TERMINAL, Rollout, Step, version
 
 T = TypeVar("T")
+CALLED = "an agent reaches it at llm.base_url, which is also $OPENAI_BASE_URL"
 
 
 async def train(config: Config, view: View, *, resume: bool = False, stop: asyncio.Event | None = None) -> Summary:
@@ -91,12 +92,16 @@ async def advance(run: Run, collected: Collected) -> None:
     batch, metrics = await learn(
         collected.samples, run.config, run.algorithm, run.learner, step=number, names=run.names
     )
-    saved = await checkpoint(run, number)
+    with run.timed("save_checkpoint"):
+        saved = await checkpoint(run, number)
     learning = time.monotonic() - began
-    seconds = learning + collected.seconds
+    seconds = learning + collected.seconds + run.spent["update_weights"]
+    metrics |= {f"timing_s/{phase}": spent for phase, spent in run.spent.items()}
     metrics |= {"timing_s/gen": collected.seconds, "timing_s/step": seconds, "perf/learner_busy": learning / seconds}
+    metrics["perf/time_per_step"] = seconds
     metrics["perf/rollouts"] = len(batch.samples) / seconds
     metrics["perf/throughput"] = metrics["perf/total_num_tokens"] / seconds
+    run.spent.clear()
     step = Step(
         lineage=run.lineage,
         number=number,
@@ -122,12 +127,18 @@ async def learn(
 ) -> tuple[Batch, dict[str, float]]:
     """From rollouts to new weights in the learner. Everything that a step learns is learnt here. `names` are the
     versions that the weights have before it: only what they sampled is compared with what the learner reads."""
+    began = time.monotonic()
     batch = assembled(config, samples)
     batch.entries.exact &= batch.sampled_by(names)
-    stale = too_stale(batch, step - 1, config.loop.staleness) if config.loop.staleness else {}
+    metrics = too_stale(batch, step - 1, config.loop.staleness) if config.loop.staleness else {}
+    metrics["timing_s/assemble"] = time.monotonic() - began
     if algorithm.needs:
-        batch.entries = await learner.call("score", batch)
-    return batch, stale | algorithm.credit(batch) | describe(batch) | await learner.call("update", batch)
+        batch.entries, seconds = await learner.call("score", batch.bare())
+        metrics |= seconds
+    began = time.monotonic()
+    metrics |= algorithm.credit(batch) | describe(batch)
+    metrics["timing_s/adv"] = time.monotonic() - began
+    return batch, metrics | await learner.call("update", batch.bare())
 
 
 async def collect(run: Run) -> Collected:
@@ -135,19 +146,32 @@ async def collect(run: Run) -> Collected:
     groups taught nothing (loop.groups_most) the groups behind them are taken as well."""
     began, loop = time.monotonic(), run.config.loop
     dropped = await superseded(run, run.next_rollouts())
-    groups, samples = loop.groups, list[Sample]()
-    while True:
-        wanted = run.next_rollouts(groups)
-        await run.store.enqueue(run.next_rollouts(groups + run.groups_of_later_steps))
-        ended = await ended_of(run, wanted, f"collecting step {run.step + 1}")
-        samples += [await sample(run, rollout.id) for rollout in ended[len(samples) :]]
-        if groups >= (loop.groups_most or loop.groups):
-            break
-        run.algorithm.credit(batch := assembled(run.config, samples))
-        telling = len(np.unique(batch.entries.group[batch.entries.weight > 0]))
-        if telling >= loop.groups:
-            break
-        groups = min(groups + loop.groups - telling, loop.groups_most or loop.groups)
+    groups, reads = loop.groups, dict[str, asyncio.Task[Sample]]()
+
+    def read(rollout: Rollout) -> None:
+        """At once, while others still run."""
+        reads[rollout.id] = asyncio.create_task(sample(run, rollout))
+
+    try:
+        while True:
+            wanted = run.next_rollouts(groups)
+            await run.store.enqueue(run.next_rollouts(groups + run.groups_of_later_steps))
+            fresh = [rollout for rollout in wanted if rollout.id not in reads]
+            await ended_of(run, fresh, f"collecting step {run.step + 1}", then=read)
+            samples = [await reads[rollout.id] for rollout in wanted]
+            if groups >= (loop.groups_most or loop.groups):
+                break
+            run.algorithm.credit(batch := assembled(run.config, samples))
+            telling = len(np.unique(batch.entries.group[batch.entries.weight > 0]))
+            if telling >= loop.groups:
+                break
+            groups = min(groups + loop.groups - telling, loop.groups_most or loop.groups)
+    finally:
+        await call_off(*reads.values())
+    if run.step == 0 and not any(sample.turns for sample in samples):
+        raise AgentError(
+            f"none of the {len(samples)} rollouts called the model: {CALLED}; mend it, then begin a new run"
+        )
     sampled_by = {name for sample in samples for turn in sample.turns for _, name in turn.versions}
     assert run.overlaps or sampled_by <= set(run.names), f"sampled from {sampled_by}, the weights are {run.names}"
     return Collected(samples, dropped, time.monotonic() - began)
@@ -161,9 +185,10 @@ async def publish(run: Run, step: Step) -> None:
     """Engines serve the step's version from here on."""
     run.step, run.names = step.number, run.names_of(step)
     run.steps.append(step)
-    await run.weights.publish(step.version)
-    if not run.overlaps:
-        await run.engine.resume()
+    with run.timed("update_weights"):
+        await run.weights.publish(step.version)
+        if not run.overlaps:
+            await run.engine.resume()
     run.view.step(step.number, step.metrics)
     if run.metrics is not None:
         run.metrics.write(step.number, step.metrics)
@@ -217,7 +242,8 @@ async def evaluate_if_due(run: Run) -> None:
     if run.step == 0 or finished(run) or (every and run.step % every == 0):
         for split, wanted in run.evaluations(run.step, run.names[0]).items():
             if (run.step, split) not in run.scores:
-                ended = await unless_told_to_stop(run, ended_of(run, wanted, f"evaluating {split}"))
+                with run.timed("testing"):
+                    ended = await unless_told_to_stop(run, ended_of(run, wanted, f"evaluating {split}"))
                 if ended is None:
                     return
                 if run.step == 0:
@@ -232,9 +258,7 @@ async def unless_told_to_stop(run: Run, waiting: Coroutine[Any, Any, list[Rollou
         await asyncio.wait([task, told], return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
-        task.cancel()
-        told.cancel()
-        await asyncio.gather(task, told, return_exceptions=True)
+        await call_off(task, told)
 
 
 def show_scores(run: Run, step: int, split: str, ended: Sequence[Rollout]) -> None:
@@ -262,32 +286,40 @@ def check_rewards(run: Run, ended: Sequence[Rollout]) -> None:
         )
 
 
-async def ended_of(run: Run, wanted: Sequence[Rollout], phase: str) -> list[Rollout]:
+async def ended_of(
+    run: Run, wanted: Sequence[Rollout], phase: str, *, then: Callable[[Rollout], None] = lambda _: None
+) -> list[Rollout]:
     """Queue rollouts (those already there stay as they are) and wait until all have ended; past the deadline the rest
-    is cancelled as late. Returned in the order they were wanted."""
+    is cancelled as late. Returned in the order they were wanted; `then` is told of each as it ends."""
     await run.store.enqueue(wanted)
-    ids = [rollout.id for rollout in wanted]
-    now = {rollout.id: rollout for rollout in [await run.store.get(id) for id in ids]}
+    ids, sizes = [rollout.id for rollout in wanted], Counter(rollout.group for rollout in wanted)
+    now = {rollout.id: rollout for group, n in sizes.items() for rollout in await run.store.list(group=group, limit=n)}
+    for id in ids:
+        if now[id].status in TERMINAL:
+            then(now[id])
     deadline = time.monotonic() + run.config.loop.group_deadline
     while open := [id for id in ids if now[id].status not in TERMINAL]:
-        run.view.phase(phase, len(ids) - len(open), len(ids))
+        run.view.phase(phase, len(ids) - len(open), len(ids), run.pool.slowest())
         if time.monotonic() > deadline:
             await run.store.cancel(open, cause="late", detail=f"past loop.group_deadline in {phase}")
         run.cursor, changed = await run.store.wait(run.cursor, timeout=1.0)
         for rollout in changed:
-            if rollout.id in now:
+            if (before := now.get(rollout.id)) is not None:
                 now[rollout.id] = rollout
+                if rollout.status in TERMINAL and before.status not in TERMINAL:
+                    then(rollout)
             if rollout.status in TERMINAL:
                 run.gateway.forget(rollout.id)
     run.view.phase(phase, len(ids), len(ids))
-    failed = [rollout for rollout in now.values() if rollout.status == "failed"]
+    failed = [rollout for rollout in now.values() if rollout.status != "succeeded"]
     if len(failed) == len(ids) and run.step == 0:  # later it is a bad step, not a bad agent
         cause, count = Counter(rollout.cause for rollout in failed).most_common(1)[0]
         example = next(rollout for rollout in failed if rollout.cause == cause)
-        then = "resume" if run.config.loop.steps else "begin again"
+        mended = "then resume" if run.config.loop.steps else "then begin again"
+        silent = "" if (await run.store.stats())["turns"] else f"; none of them called the model: {CALLED}"
         raise AgentError(
-            f"all {len(ids)} rollouts failed while {phase}, {count} with {cause}: {last_line(example.detail)} "
-            f"(look, with what the agent printed: strop rollouts {run.folder.path} {example.id}); mend it, then {then}"
+            f"all {len(ids)} rollouts failed while {phase}, {count} with {cause}: {last_line(example.detail)}{silent} "
+            f"(look, with what the agent printed: strop rollouts {run.folder.path} {example.id}); mend it, {mended}"
         )
     return [now[id] for id in ids]
 
@@ -334,6 +366,8 @@ def describe(batch: Batch) -> dict[str, float]:
     turns = [turn for sample in batch.samples for turn in sample.turns if not turn.outside]
     metrics = spread("response_length", np.array([len(turn.response_ids) for turn in turns], float))
     metrics |= spread("prompt_length", np.array([len(turn.prompt_ids) for turn in turns], float))
+    calls = [sum(len(turn.answer.get("tool_calls", ())) for turn in sample.turns) for sample in batch.samples]
+    metrics |= spread("tool_call_counts", np.array(calls, float))
     metrics |= spread("num_turns", np.array([len(sample.turns) for sample in batch.samples], float))
     if turns:
         metrics["response_length/clip_ratio"] = sum(turn.finish == "length" for turn in turns) / len(turns)
@@ -358,6 +392,11 @@ async def beside(main: Coroutine[Any, Any, T], *watches: Coroutine[Any, Any, Non
                 task.result()
         return first.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await call_off(*tasks)
+
+
+async def call_off(*tasks: asyncio.Task[Any]) -> None:
+    """Nothing of them goes on, whatever they were at."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -26,6 +26,18 @@ def nan(task, llm):
 def text(task, llm):
     return "very good"
 
+def hangs(task, llm):
+    import time
+    time.sleep(600)
+
+def elsewhere(task, llm):
+    import openai
+    client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="-", max_retries=0)
+    client.chat.completions.create(model="another", messages=[{"role": "user", "content": "hi"}])
+
+def alone(task, llm):
+    return float(task.id == "a")
+
 def nothing(task, llm):
     fine(task, llm)
 
@@ -104,6 +116,30 @@ def test_agent_that_returns_nan(place: Path) -> None:
 
 def test_agent_that_returns_a_string(place: Path) -> None:
     assert "bad_reward" in sentence(train(place, "text"), 2)
+
+
+def test_agent_that_never_answers(place: Path) -> None:
+    said = sentence(train(place, "hangs", "--set=runner.timeout=1"), 2)
+    assert "timeout" in said
+    assert "runner.timeout" in said
+
+
+def test_agents_that_take_longer_than_a_group_may(place: Path) -> None:
+    """The rollouts are ended for it, and nothing of them lives on."""
+    said = sentence(train(place, "hangs", "--set=loop.group_deadline=1"), 2)
+    assert "loop.group_deadline" in said
+    assert {rollout.cause for rollout in runs.story(place / "run").rollouts} == {"late"}
+
+
+def test_agent_that_calls_another_port(place: Path) -> None:
+    said = sentence(train(place, "elsewhere"), 2)
+    assert "APIConnectionError" in said
+    assert "base_url" in said
+
+
+def test_agent_that_never_calls_the_model(place: Path) -> None:
+    said = sentence(train(place, "alone"), 2)
+    assert "llm.base_url" in said
 
 
 def test_agent_that_returns_nothing(place: Path) -> None:

@@ -90,6 +90,23 @@ async def test_a_full_disk_is_a_sentence_and_work_goes_on_when_there_is_room(sma
     assert {*recorded, "1000"} <= there
 
 
+def test_a_disk_that_fills_up_ends_a_run_with_a_sentence_and_it_goes_on_when_there_is_room(small_disk: Path):
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    folder, ballast = small_disk / "run", small_disk / "ballast"
+    ballast.write_bytes(b"x" * 55_000_000)
+    done = subprocess.run(runs.demo(folder, *runs.SMALL), capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 1, (done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    assert "No space left" in done.stderr or "is full" in done.stderr
+    there = {rollout.id for rollout in runs.story(folder).rollouts}
+    assert there
+    ballast.unlink()
+    runs.finish(runs.strop("train", "--resume", folder, "--json"))
+    told = runs.story(folder)
+    assert there <= {rollout.id for rollout in told.rollouts}
+    assert len(told.steps) == 4
+
+
 async def test_a_locked_store_is_waited_for(tmp_path: Path):
     served = Served(tmp_path / "served")
     served.start()

@@ -22,10 +22,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_killed_at_three_random_moments(whole: Path, tmp_path: Path) -> None:
+def test_killed_at_ten_random_moments(whole: Path, tmp_path: Path) -> None:
     seconds = json.loads((whole / "summary.json").read_text())["seconds"]
     draw = random.Random(int(os.environ.get("STROP_KILL_SEED", "0")))
-    moments = [draw.uniform(5, seconds / 3 + 5) for _ in range(3)]
+    moments = [draw.uniform(5, seconds / 8 + 5) for _ in range(10)]
     print("killed after", [f"{moment:.1f} s" for moment in moments], "of about", seconds)
     folder = tmp_path / "demo"
     assert runs.kill_when(runs.demo(folder), runs.after(moments[0]))
@@ -33,6 +33,7 @@ def test_killed_at_three_random_moments(whole: Path, tmp_path: Path) -> None:
         assert runs.kill_when(runs.strop("train", "--resume", folder, "--json"), runs.after(moment))
     runs.finish(runs.strop("train", "--resume", folder, "--json"), timeout=600)
     runs.same(whole, folder)
+    assert runs.metrics(folder) == runs.metrics(whole)
     ours, theirs = (json.loads((place / "summary.json").read_text()) for place in (folder, whole))
     assert ours["scores"] == theirs["scores"]
     assert ours["max_logprob_diff"] < 1e-4

@@ -1,4 +1,4 @@
-"""`strop doctor`: is this model's chat template exact, and is this machine fit to run?"""
+"""`strop doctor`: is this model's chat template exact, is this machine fit to run, and would a run learn anything?"""
 
 from __future__ import annotations
 
@@ -15,27 +15,31 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from strop import config as configs
+from strop.cli import foreseeing
 from strop.cli.printing import console, json_line
+from strop.config import Config
 from strop.engines.models import resolve
 from strop.errors import ConfigError
-from strop.folder import RunFolder
 from strop.gateway.doctor import SAMPLES, Conversation, Report, examine, read_transcripts
 from strop.gateway.render import Renderer
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    doctor = commands.add_parser("doctor", help="check that a model's prompts are exact, and that this machine is fit")
-    doctor.add_argument("run", nargs="?", help="a run's folder, whose model is checked (default: the model in the box)")
+    doctor = commands.add_parser("doctor", help="check prompts, memory and rewards before a run begins")
+    doctor.add_argument(
+        "run", nargs="?", metavar="AGENT", help="FILE.py:function, a command, a service's URL, or the folder of a run"
+    )
     doctor.add_argument("--template", metavar="FILE", help="a chat template (default: the tokenizer folder's)")
     doctor.add_argument("--tokenizer", metavar="DIR", help="a folder with tokenizer.json, or tokenizer.json.gz")
     doctor.add_argument("--transcripts", metavar="FILE", help="JSON lines with `messages` and `tools` to replay")
+    foreseeing.add(doctor)
     doctor.add_argument("--json", action="store_true", help="everything as JSON: every turn's ids and what was sampled")
     doctor.set_defaults(command=_doctor)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    folder = Path(arguments.tokenizer) if arguments.tokenizer else _model(arguments.run)
+    config = foreseeing.config_of(arguments)
+    folder = Path(arguments.tokenizer) if arguments.tokenizer else resolve(config.policy.model)
     if arguments.template and not arguments.tokenizer:
         raise ConfigError("a template needs its tokenizer: add --tokenizer DIR, the folder with its tokenizer.json")
     renderer = _renderer(folder, arguments.template)
@@ -43,17 +47,17 @@ def _doctor(arguments: argparse.Namespace) -> int:
     found = _examine(renderer, conversations, quiet=arguments.json)
     if not any(report.turns or report.error for report, _ in found):
         raise ConfigError("no conversation has an answer of the assistant's in it: there is nothing to replay")
-    environment = {} if arguments.template or arguments.transcripts else _environment()
+    alone = arguments.template or arguments.transcripts or arguments.tokenizer
+    environment = {} if alone else _environment(config, folder)
+    probe = None if alone else foreseeing.probed(config, arguments)
     if arguments.json:
-        json_line(_as_json(folder, arguments.template, renderer, found) | {"environment": environment})
+        about = _as_json(folder, arguments.template, renderer, found)
+        json_line(about | {"environment": environment, "probe": probe})
     else:
         _print(folder, renderer, found, environment)
+        for line in foreseeing.told(probe) if probe else ():
+            console().print(line, markup=False)
     return _exit_code([sampled for sampled, _ in found])
-
-
-def _model(run: str | None) -> Path:
-    config = RunFolder.config(Path(run)) if run else configs.Config()
-    return resolve(config.policy.model)
 
 
 def _renderer(folder: Path, template: str | None) -> Renderer:
@@ -153,7 +157,7 @@ def _reasons(branches: Counter[str]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in branches.most_common())
 
 
-def _environment() -> dict[str, str]:
+def _environment(config: Config, folder: Path) -> dict[str, str]:
     """What a run would use here."""
     found = {"python": sys.version.split()[0]}
     for package, why in {"torch": "train", "vllm": "vllm", "ray": "ray", "psycopg": "postgres"}.items():
@@ -162,4 +166,6 @@ def _environment() -> dict[str, str]:
         import torch
 
         found["torch"] = f"{torch.__version__}, {'with' if torch.cuda.is_available() else 'without'} a GPU"
+    if memory := foreseeing.memory(config, folder):
+        found["memory"] = memory
     return found

@@ -13,6 +13,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +30,8 @@ Tools = Sequence[Json] | None
 
 _HERE = "strop" + secrets.token_hex(8)
 """Marks a place in somebody's conversation, where no text may happen to be the same."""
+_KEPT = 16_384
+"""Characters of prompts whose tokens are kept."""
 _WINDOW = 64
 """How many tokens before new text are looked at to see how that is split into tokens in its place."""
 
@@ -45,6 +48,7 @@ class Renderer:
         self, tokenizer: Tokenizer, template: str, *, specials: dict[str, str] | None = None, stops: Sequence[int] = ()
     ) -> None:
         self.tokenizer = tokenizer
+        self._kept = lru_cache(maxsize=128)(self.encode)
         self._specials = specials or {}
         self._template = Template(template, self._specials)
         self.format = find(template)
@@ -119,7 +123,8 @@ class Renderer:
         text = self.text(messages, tools, generate=True)
         if not text.strip():
             raise BadTemplate("the model's chat template writes nothing for these messages")
-        return self.encode(text)
+        # The members of a group begin alike; what is long is not worth keeping.
+        return list(self._kept(text)) if len(text) <= _KEPT else self.encode(text)
 
     def after(self, messages: Messages, tools: Tools, served: int) -> str | None:
         """What the template writes behind the assistant's message `messages[served - 1]`, from the end of that turn to

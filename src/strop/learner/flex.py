@@ -3,8 +3,8 @@
 Blocks are told apart by the largest and smallest `end` of their keys alone. Where key block c lies before query block
 b = [s, t): some pair is visible when the largest end is past s, and all are when the smallest is t or more.
 
-The kernel is compiled once for every size. Sizes are few: a piece is padded to the next of `sizes`. Padding sees only
-itself.
+The kernel is compiled once for every size, which takes seconds. So sizes are few, and only attention sees them:
+queries, keys and values are padded on their way in, which costs little, since padding sees only itself.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from torch.nn.functional import pad
 from strop.learner.attention import for_all_heads
 
 BLOCK = 128
-SMALLEST = 1024
-"""Tokens that sizes are multiples of."""
+SMALLEST = 2**13
+COARSE = 2**14
+"""Sizes are powers of two from the smallest to here: below, what is around attention takes longer than padding."""
 
 NARROWEST = 16
 """Numbers per head that the kernel needs; zeros change nothing."""
@@ -37,21 +38,19 @@ class FlexTree:
     """An attention.py `Tree`. Every layer of a piece has the same."""
 
     mask: BlockMask
-
-    @property
-    def size(self) -> int:
-        return self.mask.seq_lengths[0]
+    size: int
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         return _alone(query, key, value, self.mask, scaling)
 
 
 def _run(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scaling: float) -> Tensor:
-    width = query.shape[-1]
-    if width < NARROWEST:
-        query, key, value = (pad(tensor, (0, NARROWEST - width)) for tensor in (query, key, value))
+    tokens, width = query.shape[2:]
+    more = 0, max(0, NARROWEST - width), 0, mask.seq_lengths[0] - tokens
+    if any(more):
+        query, key, value = (pad(tensor, more) for tensor in (query, key, value))
     run = _compiled() if query.is_cuda else _attend
-    return run(query, key, value, mask, scaling)[..., :width]
+    return run(query, key, value, mask, scaling)[:, :, :tokens, :width]
 
 
 _alone: Any = torch.compiler.disable(_run)
@@ -66,18 +65,28 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scaling:
 
 
 def padded_size(tokens: int) -> int:
-    """Multiples of 1024, and of a 16th of the power of two above: eight sizes at most between 2^n and 2^(n+1).
+    """What the model around attention is run on.
 
-    >>> [padded_size(n) for n in (1, 1025, 9000, 17000)]
-    [1024, 2048, 9216, 18432]
+    >>> padded_size(9000)
+    9088
     """
-    step = max(SMALLEST, (1 << (tokens - 1).bit_length()) // 16)
+    return -(-tokens // BLOCK) * BLOCK
+
+
+def kernel_size(tokens: int) -> int:
+    """Powers of two, and later multiples of a 16th of the power of two above: eight between 2^n and 2^(n+1).
+
+    >>> [kernel_size(n) for n in (1, 1025, 9000, 17000)]
+    [8192, 8192, 16384, 18432]
+    """
+    above = max(SMALLEST, 1 << (tokens - 1).bit_length())
+    step = above if above <= COARSE else above // 16
     return -(-tokens // step) * step
 
 
 def flex_plan(end: np.ndarray, device: torch.device | str, *, size: int | None = None, block: int = BLOCK) -> FlexTree:
-    """From a piece's `end`, and from nothing else. `size`: tokens with padding, a multiple of `block`."""
-    size = padded_size(len(end)) if size is None else size
+    """From a piece's `end`, and from nothing else. `size`: the kernel's, a multiple of `block`."""
+    tokens, size = padded_size(len(end)), size or kernel_size(len(end))
     end = np.append(end, np.arange(len(end), size) + 1)
     some, whole = blocks_seen(end, block)
     ends = torch.from_numpy(end.astype(np.int32)).to(device)
@@ -90,7 +99,7 @@ def flex_plan(end: np.ndarray, device: torch.device | str, *, size: int | None =
     mask = BlockMask.from_kv_blocks(
         count, indices, full_count, full_indices, BLOCK_SIZE=block, mask_mod=rule, seq_lengths=(size, size)
     )
-    return FlexTree(mask)
+    return FlexTree(mask, min(tokens, size))
 
 
 def blocks_seen(end: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from strop.config import Config
 from strop.engines.embedded.engine import Arrival
+from strop.engines.embedded.outbox import Outbox
 from strop.errors import LearnerError, StropError
 from strop.imports import one_line
 from strop.trajectory import Batch, Entries
@@ -209,6 +210,7 @@ class Child:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.core: Core | None = None  # none where another engine serves
+        self.outbox = Outbox()
         self.copy: Copy | None = None
         self.aside: ThreadPoolExecutor | None = None
         self._learner: Learner | None = None  # none where nothing is trained
@@ -228,7 +230,8 @@ class Child:
             if self.core is not None and self.core.busy:
                 with self.copy.stream() if self.copy else contextlib.nullcontext():
                     chunks = self.core.step()
-                self.send("chunks", chunks)
+                if due := self.outbox.take(chunks):
+                    self.send("chunks", due)
 
     def send(self, *message: Any) -> None:
         with self._sending:
@@ -245,6 +248,7 @@ class Child:
             case ("cancel", id):
                 assert self.core is not None
                 self.core.cancel(id)
+                self.outbox.forget(id)
             case ("call", id, verb, args):
                 if self.aside is not None and verb in LEARNING:
                     self.aside.submit(self.call, id, verb, args)
@@ -306,9 +310,9 @@ class Child:
             self.copy.refresh()
         self.core.load(version)
 
-    def score(self, batch: Batch) -> Entries:
-        self.learner.score(batch)
-        return batch.entries
+    def score(self, batch: Batch) -> tuple[Entries, dict[str, float]]:
+        seconds = self.learner.score(batch)
+        return batch.entries, seconds
 
     def update(self, batch: Batch) -> dict[str, float]:
         return self.learner.update(batch)

@@ -17,6 +17,7 @@ import hashlib
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields
@@ -97,15 +98,19 @@ class Learner:
 
     # -- score ---------------------------------------------------------------------------------------------------
 
-    def score(self, batch: Batch) -> None:
-        """Fill proximal, ref and value of every entry, as far as the algorithm asks for them."""
-        if self.algorithm.needs and len(batch.turns):
-            self._in_memory(batch, None, lambda: self._score(batch, self._pack(batch, None)))
+    def score(self, batch: Batch) -> dict[str, float]:
+        """Fill proximal, ref and value of every entry, as far as the algorithm asks for them; returns how long each
+        took, as metrics."""
+        if not self.algorithm.needs or not len(batch.turns):
+            return {}
+        return self._in_memory(batch, None, lambda: self._score(batch, self._pack(batch, None)))
 
     @torch.no_grad()
-    def _score(self, batch: Batch, pieces: Sequence[Piece]) -> None:
+    def _score(self, batch: Batch, pieces: Sequence[Piece]) -> dict[str, float]:
         needs, entries = self.algorithm.needs, batch.entries
+        took = defaultdict[str, float](float)
         for piece in pieces:
+            began = time.perf_counter()
             if "proximal" in needs or isinstance(self.critic, ValueHead):
                 states = entry_states(self.model, piece, self.way)
                 if "proximal" in needs:
@@ -114,11 +119,15 @@ class Learner:
                     )
                 if isinstance(self.critic, ValueHead):
                     entries.value[piece.entry] = _array(self.critic(states))
+                began = _lap(took, "timing_s/old_log_prob", began)
             if "ref" in needs:
                 with lora.without(self.model) if self.ref is None else nullcontext(self.ref) as ref:
                     entries.ref[piece.entry] = _array(logprobs(ref, piece, entries, way=self.way)[0])
+                began = _lap(took, "timing_s/ref", began)
             if "value" in needs and self.critic is not None and not isinstance(self.critic, ValueHead):
                 entries.value[piece.entry] = _array(self.critic(piece))
+                _lap(took, "timing_s/values", began)
+        return dict(took)
 
     # -- update --------------------------------------------------------------------------------------------------
 
@@ -304,6 +313,13 @@ class _Meter:
         means = {name: float(total / self.weight) for name, total in self.sums.items()}
         tokens = {"perf/total_num_tokens": self.tokens, "tree/tokens": self.tokens, "tree/unique_tokens": self.unique}
         return means | self.values | {name: float(n) for name, n in tokens.items()}
+
+
+def _lap(took: dict[str, float], name: str, began: float) -> float:
+    """Count what passed since `began`; what was computed has been read, so the GPU is done with it."""
+    now = time.perf_counter()
+    took[name] += now - began
+    return now
 
 
 def _longest(batch: Batch, turns: Ints | None) -> int:

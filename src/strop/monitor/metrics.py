@@ -36,6 +36,7 @@ NAMES: dict[str, str] = {
     "response_length/{mean,max,min,clip_ratio}": "sampled tokens per turn; the share that ended by length",
     "prompt_length/{mean,max,min}": "prompt tokens per turn",
     "num_turns/{mean,max,min}": "turns per rollout",
+    "tool_call_counts/{mean,max,min}": "tool calls per rollout",
     "reward/*": "mean of each named reward",
     "filter/*": "rollouts that carried no loss, by reason",
     "filter_turns/*": "turns without tokens, by reason",

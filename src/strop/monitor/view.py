@@ -23,11 +23,17 @@ SHOWN = {
     "training/rollout_logprobs_diff_max": "logprob gap",
     "response_length/mean": "tokens/turn",
     "training/off_policy/staleness/mean": "staleness",
+    "session/exact_share": "exact",
     "perf/rollouts": "rollouts/s",
     "perf/throughput": "tokens/s",
     "perf/learner_busy": "learner busy",
     "timing_s/step": "s/step",
 }
+
+PATIENCE = 5.0
+"""Seconds after which a rollout is worth a word."""
+Slow = tuple[str, float]
+"""A rollout, and the seconds that it has been at work."""
 
 
 class View(ABC):
@@ -37,7 +43,8 @@ class View(ABC):
     def title(self, text: str, steps: int) -> None: ...
 
     @abstractmethod
-    def phase(self, name: str, done: int = 0, total: int = 0) -> None: ...
+    def phase(self, name: str, done: int = 0, total: int = 0, slowest: Sequence[Slow] = ()) -> None:
+        """What is being done, how much of it is, and what it waits for longest."""
 
     @abstractmethod
     def step(self, number: int, metrics: Mapping[str, float]) -> None: ...
@@ -64,7 +71,7 @@ class Silent(View):
 
     def title(self, text: str, steps: int) -> None: ...
 
-    def phase(self, name: str, done: int = 0, total: int = 0) -> None: ...
+    def phase(self, name: str, done: int = 0, total: int = 0, slowest: Sequence[Slow] = ()) -> None: ...
 
     def step(self, number: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -84,7 +91,7 @@ class Lines(View):
         self._steps = steps
         self._print(text)
 
-    def phase(self, name: str, done: int = 0, total: int = 0) -> None: ...
+    def phase(self, name: str, done: int = 0, total: int = 0, slowest: Sequence[Slow] = ()) -> None: ...
 
     def step(self, number: int, metrics: Mapping[str, float]) -> None:
         reward = figure(metrics.get(REWARD, float("nan")))
@@ -107,6 +114,7 @@ class Panelled(View):
     def __init__(self, console: Console) -> None:
         self._title, self._steps, self._number = "", 0, 0
         self._phase, self._done, self._total = "", 0, 0
+        self._slowest: list[Slow] = []
         self._rewards: list[float] = []
         self._seconds: list[float] = []
         self._metrics: Mapping[str, float] = {}
@@ -121,15 +129,16 @@ class Panelled(View):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._phase, self._total = "stopped" if kind else "done", 0
+        self._phase, self._total, self._slowest = "stopped" if kind else "done", 0, []
         self._seconds = []
         self._live.stop()
 
     def title(self, text: str, steps: int) -> None:
         self._title, self._steps = text, steps
 
-    def phase(self, name: str, done: int = 0, total: int = 0) -> None:
+    def phase(self, name: str, done: int = 0, total: int = 0, slowest: Sequence[Slow] = ()) -> None:
         self._phase, self._done, self._total = name, done, total
+        self._slowest = [slow for slow in slowest if slow[1] >= PATIENCE]
 
     def step(self, number: int, metrics: Mapping[str, float]) -> None:
         if not self._seconds:
@@ -168,6 +177,9 @@ class Panelled(View):
             body.append(line)
         if self._metrics:
             body.append(Text("   ".join(facts(self._metrics)), style="dim"))
+        if self._slowest:
+            waits = ", ".join(f"{rollout} for {minutes(seconds)}" for rollout, seconds in self._slowest)
+            body.append(Text(f"{'at work longest':<{width}}{waits}", style="dim"))
         body += [Text(f"! {note}", style="yellow") for note in self._notes]
         return Panel(Group(*body), border_style="blue", padding=(0, 1))
 

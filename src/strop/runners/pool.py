@@ -124,6 +124,12 @@ class Pool:
         if self._failure is not None:
             raise self._failure
 
+    def slowest(self, count: int = 3) -> list[tuple[str, float]]:
+        """The rollouts that have been at work for the longest, and for how many seconds."""
+        now = time.monotonic()
+        first = sorted(self._running.items(), key=lambda item: item[1].since)[:count]
+        return [(ref[0], now - running.since) for ref, running in first]
+
     async def drain(self, seconds: float) -> None:
         """Lease nothing more, let running agents end for up to `seconds`, then end the rest and give them back to the
         queue, so that nobody has to wait for their leases to run out. Said again meanwhile, the shorter time counts."""
@@ -194,7 +200,7 @@ class Pool:
     def _take(self, lease: Lease) -> None:
         self.counts["leased"] += 1
         stopped: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
-        self._running[_ref(lease)] = _Running(self._begin(self._attempt(lease, stopped)), stopped)
+        self._running[_ref(lease)] = _Running(self._begin(self._attempt(lease, stopped)), stopped, time.monotonic())
 
     async def _attempt(self, lease: Lease, stopped: asyncio.Future[Outcome | None]) -> None:
         ref = _ref(lease)
@@ -289,6 +295,7 @@ class _Running:
 
     task: asyncio.Task[None]
     stopped: asyncio.Future[Outcome | None]
+    since: float
 
     def stop(self, outcome: Outcome | None) -> None:
         if not self.stopped.done():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from strop.types import Rollout, Turn
@@ -119,6 +120,11 @@ class Batch:
     def rows(self, turn: int) -> Ints:
         """The rows of Entries that a turn's sampled tokens have."""
         return np.arange(int(self.starts[turn]), int(self.starts[turn + 1]), dtype=np.int64)
+
+    def bare(self) -> Batch:
+        """What a learner reads of it: this is what travels to its process."""
+        bare = [structs.replace(t, logprobs=[], requested={}, messages=[], answer={}) for t in self.turns]
+        return replace(self, samples=[], turns=bare)
 
     def sampled_by(self, versions: Collection[str]) -> Bools:
         """Which entries' tokens one of these versions sampled."""

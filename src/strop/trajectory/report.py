@@ -44,8 +44,10 @@ class Exactness:
         return Counter(found.reason for found in self.breaks)
 
     def metrics(self) -> dict[str, float]:
+        again = self.extended + len(self.breaks)
         return {
             "session/exact": float(self.extended),
+            **({"session/exact_share": self.extended / again} if again else {}),
             **{f"session/{reason}": float(count) for reason, count in sorted(self.reasons.items())},
         }
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from strop.learner.attention import plan, visible
 from strop.learner.blocks import Way
-from strop.learner.flex import blocks_seen, flex_plan, padded_size
+from strop.learner.flex import blocks_seen, flex_plan, kernel_size, padded_size
 from strop.learner.logprobs import hidden_states
 from strop.learner.model import load
 
@@ -68,10 +68,11 @@ def test_the_mask_holds_exactly_the_pairs_of_the_rule(end, block, more):
 
 
 def test_sizes_are_few_and_waste_little():
-    sizes = {padded_size(n) for n in range(1, 2**17, 7)}
-    assert len(sizes) <= 8 * 5
+    sizes = {kernel_size(n) for n in range(1, 2**17, 7)}
+    assert len(sizes) <= 2 + 8 * 3
     assert all(size % 1024 == 0 for size in sizes)
-    assert all(n <= padded_size(n) <= max(1024 * -(-n // 1024), n * 1.25) for n in range(1, 2**17, 7))
+    assert all(n <= padded_size(n) <= kernel_size(n) for n in range(1, 2**17, 7))
+    assert all(kernel_size(n) <= n * 1.25 for n in range(2**14 + 1, 2**17, 7))
 
 
 @pytest.mark.filterwarnings(ALONE)

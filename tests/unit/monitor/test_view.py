@@ -22,7 +22,7 @@ def show(console: Console, *, broken: bool = False) -> None:
         with panel:
             panel.title("runs/demo", 10)
             panel.past([(1, METRICS)])
-            panel.phase("collecting", 3, 8)
+            panel.phase("collecting", 3, 8, [("g000001.2", 75.0), ("g000001.3", 1.0)])
             panel.step(2, METRICS | {"critic/rewards/mean": 0.75})
             panel.evaluation(2, {"test reward": 0.5})
             panel.note("take care")
@@ -41,6 +41,13 @@ def test_the_panel_fits_the_terminal(width: int) -> None:
     for piece in ("runs/demo", "step 2/10", "left", "0.750", "test reward", "! take care", "failed\u00a03", "done"):
         assert piece in text
     assert max(len(line) for line in text.splitlines() if line.startswith("│")) <= width
+
+
+def test_the_panel_names_what_is_waited_for() -> None:
+    out = io.StringIO()
+    show(Console(file=out, force_terminal=True, width=80, height=30, color_system=None))
+    assert "g000001.2 for 1:15" in out.getvalue()
+    assert "g000001.3" not in out.getvalue()  # a second is nothing to speak of
 
 
 def test_a_stopped_run_does_not_say_that_it_is_done() -> None:

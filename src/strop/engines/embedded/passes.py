@@ -91,7 +91,8 @@ def refuse_more(module: Any, asked: dict[str, Any]) -> None:
         raise ModelError(f"{type(module).__name__} does more than full attention: the embedded engine does not know it")
 
 
-PROBE = ((1, 2, 3, 4, 5, 6), (1, 2, 6, 5, 4, 3))
+PROBE = ((3, 5, 7, 9, 11, 13), (3, 5, 13, 11, 9, 7))
+"""In sixteenths of the vocabulary, whose first ids are often special ones, which bfloat16 rounds worst of all."""
 
 
 @torch.inference_mode()
@@ -108,7 +109,7 @@ def stock(model: Any) -> tuple[Layout, Tensor]:
             f"{type(model).__name__} cannot be asked for the logits of some tokens only: use another model"
         )
     cache = DynamicCache()
-    ids = torch.tensor(PROBE, device=model.device) % model.config.vocab_size
+    ids = torch.tensor(_probes(model), device=model.device)
     with attending(model, "eager"):
         logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits
     found: list[tuple[int, int, int]] = []
@@ -126,7 +127,7 @@ def stock(model: Any) -> tuple[Layout, Tensor]:
 def check(model: Any, passes: Passes, wanted: Tensor, *, rows: int, chunk: int) -> None:
     """Refuse a model that gives other logits here than by itself: it does more in attention than is known of it."""
     wanted = wanted[:rows]
-    probes = [[i % model.config.vocab_size for i in ids] for ids in PROBE[:rows]]
+    probes = _probes(model)[:rows]
     half = len(probes[0]) - 2
     first = wanted
     for start in range(0, half, chunk):
@@ -134,7 +135,14 @@ def check(model: Any, passes: Passes, wanted: Tensor, *, rows: int, chunk: int) 
         first = passes.run([Piece(row, start, ids[start:stop], False, stop == half) for row, ids in enumerate(probes)])
     first = first.clone()  # a recorded pass gives the same memory again
     second = passes.run([Piece(row, half, ids[half : half + 1], True, True) for row, ids in enumerate(probes)])
-    limit = 1e-4 if wanted.dtype.itemsize >= 4 else 5e-2
-    worst = max((first - wanted[:, half - 1]).abs().max(), (second - wanted[:, half]).abs().max())
-    if not worst <= limit * wanted.abs().max():
+    far = torch.stack([first - wanted[:, half - 1], second - wanted[:, half]]).float().abs()
+    if wanted.dtype.itemsize >= 4:
+        alike = far.max() <= 1e-4 * wanted.abs().max()
+    else:  # single logits are off by a unit or more, by either way
+        alike = far.mean() <= 0.1 * wanted.float().std()
+    if not alike:
         raise ModelError(f"{type(model).__name__} gives other logits in the embedded engine than by itself: use vllm")
+
+
+def _probes(model: Any) -> list[list[int]]:
+    return [[int(model.config.vocab_size) * i // 16 for i in ids] for ids in PROBE]
