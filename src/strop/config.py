@@ -145,6 +145,9 @@ class VllmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gpu_memory: Annotated[float, _doc("share of a GPU's memory that it takes"), Meta(gt=0, le=1)] = 0.9
     rows: Annotated[int, _doc("sequences decoded at once"), Meta(ge=1)] = 256
     stream_interval: Annotated[int, _doc("tokens per message; more cost less and come later"), Meta(ge=1)] = 8
+    servers: Annotated[
+        int, _doc("processes of it that take requests: with hundreds of agents one is what limits it"), Meta(ge=1)
+    ] = 1
     weights: Annotated[
         Literal["files", "ipc", "nccl"],
         _doc("how new weights reach it: files anywhere, ipc on the learner's GPU, nccl on GPUs of its own"),

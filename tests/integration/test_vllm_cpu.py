@@ -58,7 +58,7 @@ class Here:
 class Stand:
     """A model, the engine that serves it, and how new weights of it get there."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, env: dict[str, str] | None = None, **settings: Any) -> None:
         self.folder = folder
         self.model = make_model(0)
         self.source = folder / "model"
@@ -71,7 +71,7 @@ class Stand:
             stream_interval=1,
             rows=ROWS,
             args=("--enforce-eager",),
-            env={"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+            env={"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_WAIT_POLICY": "PASSIVE", **(env or {})},
             **settings,
         )
         self.engine = Vllm(self.source, self.settings, log=self.log, delivery=Folders(self.root))
@@ -418,3 +418,25 @@ def write_adapter(folder: Path, seed: int) -> Any:
     about = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": ["q_proj"], "bias": "none"}
     (folder / "adapter_config.json").write_bytes(msgspec.json.encode(about))
     return model
+
+
+async def test_several_processes_may_take_requests(tmp_path: Path) -> None:
+    """Whichever answers a request, it serves the version that was published last, and pauses with the others."""
+    named = tmp_path / "vllm-0.32.0+cpu.dist-info"  # the command asks for its version, and this build has another name
+    named.mkdir()
+    (named / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
+    stand = Stand(tmp_path, servers=2, env={"PYTHONPATH": str(tmp_path)})
+    await stand.engine.start()
+    try:
+        for seed, version in ((0, "1.0"), (7, "1.1")):
+            if seed:
+                stand.change(seed)
+                await stand.weights.publish(version)
+            prompts = [[5, 9, 11 + n] for n in range(8)]
+            answers = await asyncio.gather(*(play(stand.engine, prompt, max_tokens=6) for prompt in prompts))
+            for prompt, chunks in zip(prompts, answers, strict=True):
+                assert {chunk.version for chunk in chunks} == {version}
+                wanted = expected(stand.model, prompt, ids_of(chunks), Sampling())
+                assert max(abs(a - b) for a, b in zip(logprobs_of(chunks), wanted, strict=True)) < LIMIT
+    finally:
+        await stand.engine.close()

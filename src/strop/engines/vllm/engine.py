@@ -22,6 +22,8 @@ from strop.types import Sampling
 
 ENTRY = "vllm.entrypoints.openai.api_server"
 """What `vllm serve` runs; packages of other builds lack that command."""
+SEVERAL = "vllm.entrypoints.cli.main"
+"""The command itself, which alone can have several processes take requests."""
 LIMITS = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
 """Mean difference of a probe's logprobs that two implementations may have, by the type the server computes in. The ids
 of a probe make no sense, and what a model expects behind them is rounded far worse than what it expects in a text: in
@@ -56,6 +58,11 @@ class Vllm(Served[Api, VllmConfig]):
             raise ConfigError(
                 "engine.vllm.weights=ipc reaches one GPU, and engine.vllm.tensor_parallel asks for "
                 f"{settings.tensor_parallel}: set it to nccl or files"
+            )
+        if settings.servers > 1 and settings.lora_rank:
+            raise ConfigError(
+                "engine.vllm.lora_rank is set, and every process of engine.vllm.servers would have to be told of each "
+                "adapter: set one of them back"
             )
         about = Model.of(model, context)
         self._dtype = about.dtype if settings.dtype == "auto" else settings.dtype
@@ -124,7 +131,11 @@ class Vllm(Served[Api, VllmConfig]):
 
 def command(model: Path, settings: VllmConfig, context: int, dtype: str) -> list[str]:
     """How the server is started, but for its port."""
-    given = [settings.python or sys.executable, "-m", ENTRY, "--model", str(model), "--served-model-name", MODEL]
+    python = [settings.python or sys.executable, "-m"]
+    given = [*python, ENTRY, "--model", str(model)]
+    if settings.servers > 1:
+        given = [*python, SEVERAL, "serve", str(model), "--api-server-count", str(settings.servers)]
+    given += ["--served-model-name", MODEL]
     given += ["--host", "127.0.0.1", "--dtype", dtype, "--max-model-len", str(context)]
     given += ["--max-num-seqs", str(settings.rows), "--tensor-parallel-size", str(settings.tensor_parallel)]
     given += ["--gpu-memory-utilization", str(settings.gpu_memory), "--stream-interval", str(settings.stream_interval)]
