@@ -16,7 +16,6 @@ The file needs nothing but the standard library until a model is made.
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 from pathlib import Path
@@ -129,8 +128,6 @@ def model(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
         if file.name != "chat_template.jinja" and not (folder / file.name).exists():
-            os.link(file, folder / file.name) if file.stat().st_dev == folder.stat().st_dev else (
-                folder / file.name
-            ).symlink_to(file)
+            (folder / file.name).symlink_to(file)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
