@@ -246,7 +246,7 @@ async def test_closing_a_stream_frees_its_row(stand: Stand) -> None:
         await asyncio.gather(*(anext(stream) for stream in streams))
         waiting = asyncio.create_task(play(stand.engine, [1, 2], max_tokens=3))
         await asyncio.sleep(0.5)
-        assert not waiting.done()  # every row is taken, for many seconds to come
+        assert not waiting.done()  # every row is taken, for some seconds to come
         await streams[0].aclose()
         assert len(ids_of(await asyncio.wait_for(waiting, 2))) == 3
     finally:
