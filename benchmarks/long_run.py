@@ -3,7 +3,7 @@
     python benchmarks/long_run.py [--steps 2000] [--json FILE]
 
 Steps are as small as they come (two rollouts of one group), so that what is done per step, not the model, is what may
-grow. Every few seconds the memory and the open files of all processes of the run are looked at.
+grow. Every second the memory and the open files of all processes of the run are looked at.
 
     memory   MiB of all processes together, each page that several share counted once (Pss)
     files    open file descriptors of all processes together
@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 RESULTS = ROOT / "benchmarks" / "results"
-EVERY = 3.0
+EVERY = 1.0
 """Seconds between two looks."""
 PARTS = 5
 Found = dict[str, Any]
