@@ -46,6 +46,7 @@ def other(task, llm):
 
 def forks(task, llm):
     import os, sys
+    fine(task, llm)
     if os.fork() == 0:
         sys.exit(0)
     return {"reward": 1.0, "task": {"a": 1.0, "b": 2.0, "t": 3.0}[task.id]}
