@@ -9,6 +9,10 @@ from strop.engines.scripted import Scripted
 from strop.errors import StropError
 from strop.runners.llm import LLM
 from strop.store.opening import open_store
+from strop.tools.agent import ToolAgent
+from strop.tools.environment import Environment, EnvironmentAgent
+from strop.tools.episode import Episode, Transition
+from strop.tools.tool import tool
 from strop.types import Event, Policy, Retry, Reward, Rollout, Sampling, Task, Turn
 
 __version__ = "0.1.0"
@@ -20,6 +24,9 @@ __all__ = [
     "RLOO",
     "Config",
     "DrGRPO",
+    "Environment",
+    "EnvironmentAgent",
+    "Episode",
     "Event",
     "GiGPO",
     "Policy",
@@ -31,9 +38,12 @@ __all__ = [
     "Scripted",
     "StropError",
     "Task",
+    "ToolAgent",
+    "Transition",
     "Turn",
     "__version__",
     "evaluate",
     "open_store",
+    "tool",
     "train",
 ]

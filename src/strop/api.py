@@ -155,9 +155,22 @@ def _named(thing: Named, folder: Path, what: str) -> str:
         return thing
     file = inspect.getsourcefile(thing) if inspect.isfunction(thing) else None
     name = getattr(thing, "__qualname__", "<locals>")
+    if not inspect.isfunction(thing):
+        file, name = _global(thing)
     if file is not None and Path(file).is_file() and name.isidentifier():
         return f"{Path(file).absolute()}:{name}"
     return _written(thing, folder, what)
+
+
+def _global(thing: object) -> tuple[str | None, str]:
+    """The file and the name of an object that stands at the top of a file, such as a ToolAgent; a script's own last."""
+    for module in sorted(sys.modules.values(), key=lambda module: module is sys.modules.get("__main__")):
+        file: str | None = getattr(module, "__file__", None)
+        if file is not None and file.endswith(".py"):
+            for name, value in list(vars(module).items()):
+                if value is thing:
+                    return file, name
+    return None, ""
 
 
 def _written(thing: Callable[..., Any], folder: Path, what: str) -> str:

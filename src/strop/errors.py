@@ -28,6 +28,12 @@ class AgentError(StropError):
     code = 2
 
 
+class ToolError(StropError):
+    """A tool that an agent needs cannot be had: its package is missing, or its server does not answer."""
+
+    code = 2
+
+
 class ModelError(StropError):
     """A model name that cannot be had, or weights that do not fit."""
 

@@ -9,10 +9,8 @@ from msgspec.structs import replace
 
 from strop.chat.room import Answer, Recorded, Room, Show
 from strop.errors import ConfigError
+from strop.tasks.text import FIELDS, text_fields
 from strop.types import TERMINAL, Rollout, Task, Turn
-
-FIELDS = ("question", "prompt", "input", "instruction", "problem", "query", "task", "text")
-"""What tasks call the text that an agent is given, in the order they are looked for."""
 
 
 class Agent:
@@ -68,9 +66,7 @@ def text_field(data: Any) -> str | None:
     """
     if isinstance(data, str) or data is None:
         return None
-    fields = cast(dict[str, Any], data) if isinstance(data, dict) else {}
-    texts = [name for name, value in fields.items() if isinstance(value, str)]
-    found = [name for name in FIELDS if name in texts] or (texts if len(texts) == 1 else [])
+    found = text_fields(data)
     if not found:
         raise ConfigError(
             "--agent types a text into the run's tasks, and they have no field that is clearly it (question, prompt, "

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from strop.chat import Agent, Answer, Chat, Room, opened
-from strop.cli.calling import Tools
+from strop.cli.calling import load
 from strop.cli.looking import open_run
 from strop.cli.printing import me
 from strop.cli.speaking import Json, Lines, Terminal
@@ -39,7 +39,7 @@ Ctrl-C stops an answer, and twice leaves. A message that is to begin with / has 
 
 def talk(config: Config, folder: Path, view: Lines, arguments: argparse.Namespace, *, run: Path | None) -> None:
     """Load what is talked to, and talk. `run` is whose agent `--agent` means."""
-    tools = Tools.load(arguments.tools)
+    tools = load(arguments.tools)
     if not isinstance(view, Json):
         print(f"loading {config.policy.model}", file=sys.stderr)
     rooms = AsyncExitStack()
@@ -50,7 +50,7 @@ def talk(config: Config, folder: Path, view: Lines, arguments: argparse.Namespac
                 speaker = Agent(room, beside.run(_example(run)))
             else:
                 speaker = Chat(
-                    room, system=arguments.system, tools=tools.schemas, run=tools.run, rounds=arguments.rounds
+                    room, system=arguments.system, tools=tools.schemas, run=tools.text, rounds=arguments.rounds
                 )
             converse(speaker, room, beside, view)
         finally:

@@ -7,8 +7,10 @@ from typing import Any, Literal
 import pytest
 
 from strop import demo
-from strop.cli.calling import Tool, Tools
+from strop.cli.calling import load
 from strop.errors import StropError
+from strop.tools.tool import Tool
+from strop.tools.toolbox import Tools
 
 
 @dataclass
@@ -62,17 +64,20 @@ async def later(text: str) -> str:
 async def test_calls_are_checked_and_run_and_what_goes_wrong_is_their_result():
     tools = Tools([Tool(function) for function in (weather, fails, leaves, later)])
     assert (
-        await tools.run("weather", '{"place": {"city": "Delft"}, "days": 2}') == '{"city":"Delft","days":2,"unit":"C"}'
+        await tools.text("weather", '{"place": {"city": "Delft"}, "days": 2}') == '{"city":"Delft","days":2,"unit":"C"}'
     )
-    assert await tools.run("weather", '{"place": {"city": "Delft"}, "days": "many"}') == (
-        "error: the arguments of weather do not fit: Expected `int`, got `str` - at `$.days`"
+    assert await tools.text("weather", '{"place": {"city": "Delft"}, "days": "many"}') == (
+        "error: the arguments of weather do not fit: Expected `int`, got `str` - at `$.days`; give "
+        '{"place": object, "days": integer (may be left out), "unit": "C" or "F" (may be left out)}'
     )
-    assert "unknown field `town`" in await tools.run("weather", '{"town": "Delft"}')
-    assert (await tools.run("weather", "{")).startswith("error: the arguments of weather do not fit")
-    assert await tools.run("fails", '{"path": "a"}') == "error: FileNotFoundError: a"
-    assert await tools.run("leaves", "{}") == "error: RuntimeError: SystemExit: 3"
-    assert await tools.run("later", '{"text": "a"}') == "A"
-    assert await tools.run("nothing", "{}") == "error: there is no tool nothing"
+    assert "unknown field `town`" in await tools.text("weather", '{"town": "Delft"}')
+    assert (await tools.text("weather", "{")).startswith("error: the arguments of weather do not fit")
+    assert await tools.text("fails", '{"path": "a"}') == "error: FileNotFoundError: a"
+    assert await tools.text("leaves", "{}") == "error: RuntimeError: SystemExit: 3"
+    assert await tools.text("later", '{"text": "a"}') == "A"
+    assert (
+        await tools.text("nothing", "{}") == "error: there is no tool nothing; there are weather, fails, leaves, later"
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,4 +101,4 @@ def test_functions_that_cannot_be_tools_are_refused_by_name(tmp_path: Path, name
         "def odd(x: Odd): ...\n"
     )
     with pytest.raises(StropError, match=says):
-        Tools.load([f"{file}:{names}"])
+        load([f"{file}:{names}"])

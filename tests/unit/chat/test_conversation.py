@@ -9,9 +9,10 @@ import pytest
 from strop import demo
 from strop.chat import Called, Calls, Chat, Said
 from strop.chat.agent import new_messages, text_field
-from strop.cli.calling import Tool, Tools
 from strop.engines.scripted import Breaks, Hangs
 from strop.errors import ConfigError, ContextOverflow, EngineError
+from strop.tools.tool import Tool
+from strop.tools.toolbox import Tools
 from strop.types import Turn
 from tests.unit.chat.room import call, scripted
 
@@ -22,7 +23,7 @@ async def test_calls_are_run_until_none_is_left_and_every_turn_is_exact(tmp_path
     script = [call(expression="12 + 30"), call(expresion="42 * 2"), "That is 42.", "You are welcome."]
     heard: list = []
     async with scripted(tmp_path, script) as room:
-        chat = Chat(room, tools=TOOLS.schemas, run=TOOLS.run, system="Be brief.")
+        chat = Chat(room, tools=TOOLS.schemas, run=TOOLS.text, system="Be brief.")
         answer = await chat.ask("What is 12 + 30?", heard.append)
         assert (answer.text, answer.open, answer.branches) == ("That is 42.", False, [])
         assert [turn.finish for turn in answer.turns] == ["tool_calls", "tool_calls", "stop"]
@@ -44,7 +45,7 @@ async def test_calls_are_run_until_none_is_left_and_every_turn_is_exact(tmp_path
 
 async def test_rounds_end(tmp_path: Path):
     async with scripted(tmp_path, {"": call(expression="1 + 1"), "enough": "Yes."}) as room:
-        chat = Chat(room, tools=TOOLS.schemas, run=TOOLS.run, rounds=3)
+        chat = Chat(room, tools=TOOLS.schemas, run=TOOLS.text, rounds=3)
         answer = await chat.ask("Go on for ever.", lambda _: None)
         assert (len(answer.turns), len(answer.calls), answer.open) == (3, 3, True)
         assert (await chat.ask("enough", lambda _: None)).branches == []  # the calls' results are part of it

@@ -19,6 +19,7 @@ README = (ROOT / "README.md").read_text()
 PUBLIC = """
 GRPO DrGRPO GiGPO PPO RLOO ReinforcePP evaluate train
 Config Event LLM Policy Retry Reward Rollout Sampling Scripted StropError Task Turn __version__ open_store
+Environment EnvironmentAgent Episode ToolAgent Transition tool
 """
 
 

@@ -1,0 +1,80 @@
+"""A tool-calling loop that is an agent already.
+
+    @strop.tool
+    def calculator(expression: str) -> str:
+        ...
+
+    def score(task, episode):
+        return float(episode.answer == task.data["answer"])
+
+    agent = strop.ToolAgent(tools=[calculator], reward=score, max_turns=4)
+
+`strop.train(agent, tasks)` trains the model behind it, and so does `strop train FILE.py:agent`. In processes, threads
+and the loop (`runner.agents_in`) it is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from strop.runners.llm import LLM
+from strop.tools.episode import Action, Call, Limits, Transition, beginning, play
+from strop.tools.tool import Observation
+from strop.tools.toolbox import Given, finished, opened, settled
+from strop.types import Task
+
+CALL = "call"
+"""The name of what `on_call` gives."""
+
+
+class ToolAgent:
+    """Asks the model, runs the tools it calls, at once where it calls several, and asks again until it answers.
+
+    tools       functions and tools; or a function of the task that makes them for one rollout: a list, an object whose
+                methods are tools, or a context manager that gives one of these. They are closed when the rollout ends
+    reward      reward(task, episode), sync or async: what an agent may return. Without it the episode is returned, for
+                the run's own reward function (`--reward`)
+    system      a system message
+    prompt      prompt(task): the first message as text, or all of them. Default: the task's text (`question`, ...)
+    max_turns, max_tokens, seconds
+                limits of one episode: model calls, tokens sampled by all of them, time. At a limit the episode is over
+                and rewarded as it stands; `episode.ended` says which one it was
+    on_call     on_call(task, call, result) -> number or None, after each call. What the calls of one answer get is
+                added up and is that turn's own reward, called `call`; it counts by `algorithm.rewards.call`
+    """
+
+    def __init__(
+        self,
+        tools: Given = (),
+        reward: Callable[..., Any] | None = None,
+        *,
+        system: str = "",
+        prompt: Callable[[Task], Any] | None = None,
+        max_turns: int = 8,
+        max_tokens: int | None = None,
+        seconds: float | None = None,
+        on_call: Callable[[Task, Call, Observation], Any] | None = None,
+    ) -> None:
+        self.tools, self.reward, self.on_call = settled(tools), reward, on_call
+        self.system, self.prompt = system, prompt
+        self.limits = Limits(max_turns=max_turns, max_tokens=max_tokens, seconds=seconds)
+
+    async def __call__(self, task: Task, llm: LLM) -> Any:
+        first = None if self.prompt is None else await finished(self.prompt, task)
+
+        async def react(action: Action) -> Transition:
+            return Transition(reward=await self._worth(task, action))
+
+        async with opened(self.tools, task) as tools:
+            episode = await play(llm, beginning(task, self.system, first), tools, self.limits, react, CALL)
+            if self.on_call is not None and not episode.rewards:
+                llm.reward(CALL, 0.0)  # a reward that counts and was never given would have the rollout left out
+            return episode if self.reward is None else await finished(self.reward, task, episode)
+
+    async def _worth(self, task: Task, action: Action) -> float | None:
+        if self.on_call is None:
+            return None
+        given = [await finished(self.on_call, task, call, call.result) for call in action.calls]
+        told = [float(value) for value in given if value is not None]
+        return sum(told) if told else None

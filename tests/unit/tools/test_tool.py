@@ -1,0 +1,355 @@
+"""Functions as tools: what the model is told, and what comes of its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import json
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+import cloudpickle
+import pytest
+from msgspec import Struct
+
+import strop
+from strop.errors import ConfigError
+from strop.tools.tool import Observation, Tool
+
+
+class Unit(enum.Enum):
+    C = "celsius"
+    F = "fahrenheit"
+
+
+@dataclass
+class Place:
+    city: str
+    country: str = "NL"
+
+
+class Span(TypedDict):
+    first: int
+    last: int
+
+
+class Filter(Struct):
+    word: str
+    least: float = 0.5
+
+
+@strop.tool
+def everything(
+    text: str,
+    count: int,
+    share: float,
+    sure: bool,
+    words: list[str],
+    more: dict[str, int],
+    mode: Literal["fast", "slow"],
+    unit: Unit,
+    place: Place,
+    span: Span,
+    filter: Filter,
+    note: str | None = None,
+    rest: list[int] = [1],  # noqa: B006
+) -> dict[str, Any]:
+    """Take one of everything,
+    and give it back.
+
+    This is for people who read code.
+
+    Args:
+        text: a text that goes on
+            in the next line
+        count (int): how many: 3, say
+        place: where
+
+    Returns:
+        count: no argument at all
+    """
+    return {"count": count, "unit": unit.name, "city": place.city, "least": filter.least, "rest": rest, "span": span}
+
+
+GOOD = {
+    "text": "a", "count": "3", "share": 1, "sure": True, "words": ["x"], "more": {"a": 1}, "mode": "fast",
+    "unit": "celsius", "place": {"city": "Delft"}, "span": {"first": 1, "last": 2}, "filter": {"word": "w"},
+}  # fmt: skip
+
+
+def test_hints_and_docstring_make_the_schema() -> None:
+    about = everything.schema["function"]
+    assert (about["name"], about["description"]) == ("everything", "Take one of everything, and give it back.")
+    parameters = about["parameters"]
+    properties = parameters["properties"]
+    assert properties["text"] == {"type": "string", "description": "a text that goes on in the next line"}
+    assert properties["count"] == {"type": "integer", "description": "how many: 3, say"}
+    kinds = {"share": "number", "sure": "boolean", "words": "array", "more": "object"}
+    assert {name: properties[name]["type"] for name in kinds} == kinds
+    assert properties["words"]["items"] == {"type": "string"}
+    assert properties["mode"]["enum"] == ["fast", "slow"]
+    assert properties["note"]["default"] is None
+    assert properties["place"]["description"] == "where"
+    defined = parameters["$defs"]
+    assert defined["Unit"]["enum"] == ["celsius", "fahrenheit"]
+    assert defined["Place"]["required"] == ["city"]
+    assert sorted(defined["Span"]["required"]) == ["first", "last"]
+    assert defined["Filter"]["properties"]["least"]["default"] == 0.5
+    assert "note" not in parameters["required"]
+    assert "rest" not in parameters["required"]
+    json.dumps(everything.schema)
+
+
+async def test_arguments_are_converted_and_left_out_ones_have_their_defaults() -> None:
+    result = await everything.run(json.dumps(GOOD))
+    assert json.loads(result.text) == {
+        "count": 3, "unit": "C", "city": "Delft", "least": 0.5, "rest": [1], "span": {"first": 1, "last": 2},
+    }  # fmt: skip
+    assert result.ok
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("{", "truncated"),
+        ("[1]", "Expected `object`"),
+        ("", "missing required field"),
+        (json.dumps(GOOD | {"count": "many"}), "Expected `int`, got `str` - at `$.count`"),
+        (json.dumps(GOOD | {"mode": "medium"}), "Invalid enum value 'medium'"),
+        (json.dumps(GOOD | {"town": 1}), "unknown field `town`"),
+        ('{"text": "\\ud800"}', "do not fit"),
+        ("\ud800", "do not fit"),
+        ("[" * 100_000, "do not fit"),
+    ],
+)
+async def test_bad_arguments_say_what_is_expected(arguments: str, says: str) -> None:
+    result = await everything.run(arguments)
+    assert result.wrong == "arguments"
+    assert says in result.text
+    assert 'give {"text": string, "count": integer' in result.text
+    assert '"mode": "fast" or "slow"' in result.text
+    assert '"note": string or null (may be left out)' in result.text or '"note": null or string' in result.text
+
+
+def test_it_is_still_the_plain_function() -> None:
+    @strop.tool(name="sum_of", description="Add.", timeout=1)
+    def add(a: int, b: int = 1) -> int:
+        """Add two numbers."""
+        return a + b
+
+    assert add(1, b=2) == 3
+    assert (add.__name__, add.schema["function"]["description"]) == ("sum_of", "Add.")
+    assert add.run_now('{"a": 41}') == Observation("42")
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+@strop.tool
+def fails() -> None:
+    raise ValueError("one line\nand another")
+
+
+@strop.tool
+async def fails_later() -> None:
+    raise KeyError("x")
+
+
+@strop.tool
+async def leaves() -> None:
+    sys.exit(3)
+
+
+async def test_what_is_raised_is_one_line_without_a_traceback() -> None:
+    assert await fails.run("{}") == Observation("error: ValueError: one line and another", "error")
+    assert await fails_later.run("{}") == Observation("error: KeyError: 'x'", "error")
+    assert await leaves.run("{}") == Observation("error: RuntimeError: SystemExit: 3", "error")
+
+
+async def test_one_that_hangs_holds_nothing_up() -> None:
+    gate, ended = threading.Event(), threading.Event()
+
+    @strop.tool(timeout=0.1)
+    def sync_hang() -> str:
+        gate.wait(30)
+        ended.set()
+        return "too late"
+
+    @strop.tool(timeout=0.1)
+    async def async_hang() -> None:
+        await asyncio.sleep(30)
+
+    @strop.tool(timeout=0.1)
+    async def stubborn() -> None:
+        for _ in range(4):
+            try:
+                await asyncio.sleep(0.2)
+            except asyncio.CancelledError:
+                continue
+
+    began = time.monotonic()
+    results = await asyncio.gather(*(tool.run("{}") for tool in (sync_hang, async_hang, stubborn)))
+    assert time.monotonic() - began < 3
+    assert [result.wrong for result in results] == ["timeout"] * 3
+    assert results[0].text == "error: sync_hang did not end within 0.1 s"
+    assert not ended.is_set()
+    gate.set()  # its thread goes on: it cannot be killed, as the docstring says
+    assert await asyncio.to_thread(ended.wait, 10)
+
+
+async def test_sync_ones_run_beside_each_other() -> None:
+    both = threading.Barrier(2, timeout=10)
+
+    @strop.tool(timeout=10)
+    def meet() -> str:
+        both.wait()
+        return "met"
+
+    assert [result.text for result in await asyncio.gather(meet.run("{}"), meet.run("{}"))] == ["met", "met"]
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+@strop.tool(limit=100)
+def gives(what: str) -> Any:
+    if what == "many":
+        return [[i] for i in range(1_000_000)]
+    values: dict[str, Any] = {
+        "none": None, "bytes": b"\x89PNG\x00", "view": memoryview(b"abc"), "list": [1, {"a": Place("Delft")}],
+        "set": {1}, "object": object(), "nan": float("nan"), "surrogate": "a\ud800b", "long": "x" * 10_000_000,
+        "empty": "",
+    }  # fmt: skip
+    return values[what]
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("none", "null"),
+        ("bytes", "5 bytes of binary data, which cannot be shown as text"),
+        ("view", "3 bytes of binary data, which cannot be shown as text"),
+        ("list", '[1,{"a":{"city":"Delft","country":"NL"}}]'),
+        ("set", "[1]"),
+        ("nan", "null"),
+        ("surrogate", "a?b"),
+        ("empty", ""),
+    ],
+)
+async def test_results_are_text(what: str, text: str) -> None:
+    assert await gives.run(json.dumps({"what": what})) == Observation(text)
+
+
+async def test_an_object_that_json_does_not_know_is_shown_as_python_does() -> None:
+    assert "<object object at" in (await gives.run('{"what": "object"}')).text
+
+
+async def test_ten_megabytes_are_cut_with_a_note() -> None:
+    result = await gives.run('{"what": "long"}')
+    assert result.text == "x" * 100 + "\n[cut here: 9999900 of 10000000 characters are missing]"
+    result = await gives.run('{"what": "many"}')
+    assert result.text.startswith("[[0],[1]")
+    assert result.text.endswith("characters are missing]")
+    assert len(result.text) < 200
+
+
+async def test_errors_are_cut_too() -> None:
+    @strop.tool(limit=50)
+    def loud() -> None:
+        raise ValueError("x" * 1_000_000)
+
+    assert len((await loud.run("{}")).text) < 120
+    assert len((await loud.run("[" + "1," * 100_000)).text) < 120
+
+
+# -- refused -----------------------------------------------------------------------------------------------------------
+
+
+class Odd: ...
+
+
+def untyped(x): ...  # type: ignore[no-untyped-def]
+def many(*xs: int) -> None: ...
+def odd(x: Odd) -> None: ...
+def unknown(x: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (untyped, "untyped does not say what x is: write x: str, say"),
+        (many, r"many takes \*xs"),
+        (odd, "odd cannot be described"),
+        (unknown, "unknown cannot be described: name 'Nowhere' is not defined"),
+        (3, "3 is no function"),
+    ],
+)
+def test_what_cannot_be_a_tool_is_refused_by_name(function: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        strop.tool(function)
+
+
+# -- elsewhere ---------------------------------------------------------------------------------------------------------
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.total = 0
+
+    @strop.tool(timeout=3)
+    def add(self, n: int) -> int:
+        """Add to the total."""
+        self.total += n
+        return self.total
+
+
+async def test_a_methods_tool_belongs_to_its_object() -> None:
+    one, other = Counter(), Counter()
+    assert list(one.add.schema["function"]["parameters"]["properties"]) == ["n"]
+    await one.add.run('{"n": 2}')
+    assert (await one.add.run('{"n": 3}')).text == "5"
+    assert (one.total, other.total, one.add.timeout) == (5, 0, 3)
+    assert other.add(7) == 7
+
+
+SCRIPT = """
+from __future__ import annotations
+import sys, cloudpickle, strop
+from typing import Literal
+
+@strop.tool
+def weather(city: str, unit: Literal["C", "F"] = "C") -> str:
+    return city + unit
+
+class Box:
+    @strop.tool
+    def put(self, unit: Literal["C", "F"]) -> str:
+        return unit
+
+sys.stdout.buffer.write(cloudpickle.dumps((weather, Box)))
+"""
+
+
+def test_it_goes_to_another_process_though_its_hints_are_only_names() -> None:
+    """As a script's own tools do: names that only hints mention do not travel with a function."""
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, check=True)
+    weather, Box = cloudpickle.loads(done.stdout)
+    assert weather.run_now('{"city": "Delft"}').text == "DelftC"
+    assert weather.run_now('{"city": "Delft", "unit": "K"}').wrong == "arguments"
+    assert Box().put.run_now('{"unit": "F"}').text == "F"
+
+
+def test_a_schema_of_ones_own() -> None:
+    tool = Tool(lambda **given: sorted(given), name="any", parameters={"type": "object", "properties": {"a": {}}})
+    assert tool.run_now('{"b": 1, "a": 2}').text == '["a","b"]'
+    assert tool.run_now("3").wrong == "arguments"
+
+
+def test_nothing_heavy_is_imported() -> None:
+    heavy = "{'openai', 'mcp', 'anyio', 'torch'}"
+    code = f"import sys, strop, strop.tools.mcp; found = {heavy} & set(sys.modules); assert not found, found"
+    subprocess.run([sys.executable, "-c", code], check=True)
