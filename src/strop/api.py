@@ -54,8 +54,9 @@ def train(
 ) -> Summary:
     """Train the model behind `agent` on `tasks`; returns what summary.json holds, once it is done.
 
-    `config` is a TOML file or a Config to begin with; `sections` are its tables, as dicts: loop={"steps": 20}. Where
-    neither says otherwise, a setting has the default that `strop config` shows.
+    `config` is a TOML file or a Config to begin with; `sections` are its tables, as dicts: loop={"steps": 20}, and what
+    stands beside them: group_reward=compare. Where neither says otherwise, a setting has the default that `strop
+    config` shows.
     """
     from strop.monitor import view as views
     from strop.rooms import settled
@@ -139,6 +140,8 @@ def _config(
     fields: dict[str, Any] = dict(sections)
     fields |= {"agent": _named(agent, folder, "agent"), "reward": _named(reward, folder, "reward")}
     fields["tasks"] = _listed(tasks, folder)
+    if "group_reward" in fields:
+        fields["group_reward"] = _named(fields["group_reward"], folder, "group_reward")
     if model is not None:
         fields["policy"] = {**fields.get("policy", {}), "model": model}
     if algorithm is not None:

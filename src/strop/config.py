@@ -339,6 +339,9 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reward: Annotated[
         str, _doc("FILE.py:function that turns (task, answer) into rewards, the answer being what the agent returned")
     ] = ""
+    group_reward: Annotated[
+        str, _doc("FILE.py:function that turns (task, answers) of a whole group into one reward for each member")
+    ] = ""
     tasks: Annotated[
         str | dict[str, str],
         _doc(

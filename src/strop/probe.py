@@ -18,8 +18,9 @@ from msgspec.structs import replace
 
 from strop.config import Config
 from strop.monitor.view import View
+from strop.resume import sample
 from strop.rooms import open_rooms, settled
-from strop.run import at_work, check_rewards, ended_of
+from strop.run import at_work, check_rewards, compared, ended_of
 from strop.types import Rollout
 
 
@@ -64,6 +65,7 @@ async def probe(config: Config, view: View, *, groups: int) -> Probe:
             wanted = run.next_rollouts(groups)
             began = time.monotonic()
             ended = await at_work(run, ended_of(run, wanted, "probing"))
+            ended = [one.rollout for one in await compared(run, [await sample(run, rollout) for rollout in ended])]
             check_rewards(run, ended)
             waited = (time.monotonic() - began) * min(config.runner.workers, len(ended)) / len(ended)
             return judged(ended, config.algorithm.rewards, waited)

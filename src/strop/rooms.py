@@ -40,6 +40,8 @@ from strop.learner.process import LearnerProcess
 from strop.monitor.metrics import MetricsFile, Scores
 from strop.monitor.view import View
 from strop.monitor.writers import Writers, check
+from strop.relative import Relative
+from strop.relative import load as load_relative
 from strop.runners.pool import Pool
 from strop.server import serve
 from strop.store.base import Store
@@ -88,6 +90,7 @@ class Run:
     gateway: Gateway
     pool: Pool
     writers: Writers
+    relative: Relative | None = None
     metrics: MetricsFile | None = None
     lineage: int = 1
     step: int = 0
@@ -189,6 +192,7 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
     model = await asyncio.to_thread(resolve, config.policy.model)
     renderer = Renderer.from_folder(model)
     tasks = tasks_of(config)
+    relative = load_relative(config.group_reward)
     async with AsyncExitStack() as rooms:
         folder = RunFolder.open(config.folder) if resume else RunFolder.create(config.folder)
         rooms.callback(folder.close)
@@ -243,6 +247,7 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
             gateway=gateway,
             pool=pool,
             writers=writers,
+            relative=relative,
         )
 
 
@@ -365,6 +370,7 @@ def settled(config: Config) -> Config:
         agent=absolute(config.agent),
         agents={name: absolute(spec) for name, spec in config.agents.items()},
         reward=absolute(config.reward),
+        group_reward=absolute(config.group_reward),
         tasks=absolute(tasks) if isinstance(tasks, str) else {split: absolute(spec) for split, spec in tasks.items()},
     )
 

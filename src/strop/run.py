@@ -33,6 +33,7 @@ from strop.monitor import transcripts
 from strop.monitor.metrics import MetricsFile, flat
 from strop.monitor.summary import Summary, failures, summarize
 from strop.monitor.view import View
+from strop.relative import give
 from strop.resume import clear_queue, finished_evaluations, go_back, has_checkpoint, sample, superseded
 from strop.rooms import POLICY, Collected, Run, open_rooms
 from strop.store.reclaim import reclaiming
@@ -158,7 +159,7 @@ async def collect(run: Run) -> Collected:
             await run.store.enqueue(run.next_rollouts(groups + run.groups_of_later_steps))
             fresh = [rollout for rollout in wanted if rollout.id not in reads]
             await ended_of(run, fresh, f"collecting step {run.step + 1}", then=read)
-            samples = [await reads[rollout.id] for rollout in wanted]
+            samples = await compared(run, [await reads[rollout.id] for rollout in wanted])
             if groups >= (loop.groups_most or loop.groups):
                 break
             run.algorithm.credit(batch := assembled(run.config, samples))
@@ -175,6 +176,14 @@ async def collect(run: Run) -> Collected:
     sampled_by = {name for sample in samples for turn in sample.turns for _, name in turn.versions}
     assert run.overlaps or sampled_by <= set(run.names), f"sampled from {sampled_by}, the weights are {run.names}"
     return Collected(samples, dropped, time.monotonic() - began)
+
+
+async def compared(run: Run, samples: list[Sample]) -> list[Sample]:
+    """The same with the rewards that are relative to their groups, if there are any. All members have ended."""
+    if run.relative is None:
+        return samples
+    with run.timed("group_reward"):
+        return await give(run.store, samples, run.relative)
 
 
 def assembled(config: Config, samples: Sequence[Sample]) -> Batch:
@@ -277,7 +286,7 @@ def show_scores(run: Run, step: int, split: str, ended: Sequence[Rollout]) -> No
 def check_rewards(run: Run, ended: Sequence[Rollout]) -> None:
     """Before anything is trained: the rewards that count must be among those the agent gives."""
     given = {reward.name for rollout in ended for reward in rollout.rewards}
-    wanted = set(run.config.algorithm.rewards)
+    wanted = set[str]() if run.relative else set(run.config.algorithm.rewards)  # what comes later is not known yet
     if missing := sorted(wanted - given):
         said = f"gave only {', '.join(sorted(given))}" if given else "gave no reward"
         raise ConfigError(

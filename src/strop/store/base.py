@@ -11,7 +11,7 @@ Left out on purpose: the store knows nothing of tokens' meaning, of algorithms o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from strop.types import Attempt, Cause, Event, Lease, Mode, Policy, Reward, Rollout, Status, Step, Turn
@@ -80,6 +80,12 @@ class Store(ABC):
     async def add_events(self, events: Sequence[Event]) -> None:
         """Record events of running attempts, each id once; rewards that are not finite numbers are refused
         (`BadReward`)."""
+
+    @abstractmethod
+    async def add_rewards(self, rewards: Mapping[str, Sequence[Reward]]) -> None:
+        """Give rewards to rollouts, by their ids, that have succeeded: those that are relative to a group, which has to
+        end first. All of them or none; they are recorded as events of the last attempt, and of the same target they
+        win over what it had. Given once they stay: the same again changes nothing, others are refused."""
 
     # -- looking ---------------------------------------------------------------------------------------------------
 

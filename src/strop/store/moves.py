@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from msgspec import structs
+from msgspec import structs, to_builtins
 
 from strop.errors import Fenced, IllegalTransition, StoreError, UnknownId
 from strop.store import rows
 from strop.store.base import Ref
-from strop.types import TRANSITIONS, Attempt, Cause, Lease, Reward, Rollout, Status, Step
+from strop.types import TRANSITIONS, Attempt, Cause, Event, Lease, Reward, Rollout, Status, Step
 
 
 class Cursor(Protocol):
@@ -175,6 +175,24 @@ def merged(db: Db, rollout: Rollout, given: Sequence[Reward]) -> tuple[Reward, .
     ).fetchall()
     rewards = [*(rows.reward(rows.event(row).data) for row in said), *given]
     return tuple({reward.target: reward for reward in rewards}.values())
+
+
+def reward(db: Db, rollout: Rollout, given: Sequence[Reward]) -> None:
+    """Give rewards to a rollout that has succeeded. Their events are named after their targets, so that they stay."""
+    if rollout.status != "succeeded":
+        raise StoreError(f"rollout {rollout.id!r} is {rollout.status}: only one that succeeded gets rewards afterwards")
+    for one in given:
+        id = "afterwards/" + rows.to_json(one.target)
+        data, now = to_builtins(one), time.time()
+        event = Event(id=id, rollout=rollout.id, attempt=rollout.attempts, kind="reward", data=data, time=now)
+        query = "SELECT data FROM events WHERE rollout = ? AND attempt = ? AND id = ?"
+        there = db.execute(query, (rollout.id, rollout.attempts, id)).fetchone()
+        if there is None:
+            db.execute(f"INSERT INTO events ({rows.EVENT}) VALUES ({rows.marks(rows.EVENT)})", rows.encode(event))
+        elif there[0] != rows.to_json(data):
+            raise StoreError(f"rollout {rollout.id!r} was given its reward {one.name!r} before: it stays as it is")
+    last = {one.target: one for one in (*rollout.rewards, *given)}
+    db.execute("UPDATE rollouts SET rewards = ? WHERE id = ?", (rows.to_json(tuple(last.values())), rollout.id))
 
 
 def held(db: Db, rollout: Rollout) -> tuple[str, float]:

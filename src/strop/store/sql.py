@@ -15,7 +15,7 @@ import math
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar
 
 from strop.errors import Fenced, IllegalTransition, StoreError, UnknownId
@@ -226,6 +226,18 @@ class SqlStore(Store):
             moves.add(db, insert, encoded, attempts, there)
 
         if encoded:
+            await self._write(write)
+
+    async def add_rewards(self, rewards: Mapping[str, Sequence[Reward]]) -> None:
+        for given in rewards.values():
+            for reward in given:
+                rows.checked(reward)
+
+        def write(db: Db) -> None:
+            for id in sorted(rewards):
+                moves.reward(db, moves.find(db, id, db.lock), rewards[id])
+
+        if rewards:
             await self._write(write)
 
     # -- looking ---------------------------------------------------------------------------------------------------

@@ -56,6 +56,41 @@ async def test_rollouts_come_back_as_they_were_given(store: Store):
     assert await store.get("g1.0") == given
 
 
+async def test_rewards_of_a_group_come_afterwards_and_stay(store: Store):
+    one, other = await leased(store, "g1.0"), await leased(store, "g1.1")
+    await store.add_events([reward_event(one, name="style", value=0.5)])
+    given = {"g1.0": [Reward(name="win", value=0.75), Reward(value=0.25)], "g1.1": [Reward(name="win", value=0.25)]}
+    with pytest.raises(StoreError, match="is running"):
+        await store.add_rewards(given)
+    await store.finish("g1.0", 1, rewards=[Reward(value=1.0)])
+    with pytest.raises(StoreError, match="is running"):  # and then nobody gets any
+        await store.add_rewards(given)
+    assert (await store.get("g1.0")).reward("win") is None
+    await store.finish("g1.1", other.attempt.number)
+    for _ in range(2):  # the answer to the first time was lost
+        await store.add_rewards(given)
+        found = await store.get("g1.0")
+        assert [found.reward(name) for name in ("style", "win", "reward")] == [0.5, 0.75, 0.25]
+        assert (await store.get("g1.1")).reward("win") == 0.25
+        said = [event.data for event in await store.events("g1.0") if event.kind == "reward"]
+        assert [data["name"] for data in said] == ["style", "win", "reward"]
+    with pytest.raises(StoreError, match="'win' before"):
+        await store.add_rewards({"g1.1": [Reward(name="win", value=0.5)]})
+    with pytest.raises(BadReward):
+        await store.add_rewards({"g1.1": [Reward(name="new", value=math.nan)]})
+    with pytest.raises(UnknownId):
+        await store.add_rewards({"g1.1": [Reward(name="new", value=1.0)], "nobody": []})
+    assert (await store.get("g1.1")).reward("new") is None
+    await store.add_rewards({})
+
+
+async def test_rewards_afterwards_are_for_those_that_succeeded(store: Store):
+    lease = await leased(store, "g1.0", retries={})
+    await store.finish("g1.0", lease.attempt.number, cause="agent_error")
+    with pytest.raises(StoreError, match="is failed"):
+        await store.add_rewards({"g1.0": [Reward(value=1.0)]})
+
+
 async def test_enqueueing_again_changes_nothing(store: Store):
     lease = await leased(store)
     assert await store.enqueue([rollout("g1.0", seed=5), rollout("g1.1")]) == 1

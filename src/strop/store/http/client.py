@@ -17,7 +17,7 @@ import builtins
 import random
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -164,6 +164,11 @@ class HttpStore(Store):
                 rows.reward(event.data)
         if events:
             await self._send("POST", "/v1/events", events)
+
+    async def add_rewards(self, rewards: Mapping[str, Sequence[Reward]]) -> None:
+        checked = {id: [rows.checked(reward) for reward in given] for id, given in rewards.items()}
+        if checked:
+            await self._send("POST", "/v1/rewards", {"rewards": checked})
 
     # -- looking -------------------------------------------------------------------------------------------------
 

@@ -124,6 +124,12 @@ class Verbs:
         await self._store.add_events(given)
         return wire.Recorded(len(given))
 
+    @served("POST", "/v1/rewards")
+    async def add_rewards(self, given: wire.RewardsBody, at: At, receive: Receive) -> wire.Done:
+        """Give rewards to rollouts that have succeeded: all of them or, if one is refused, none."""
+        await self._store.add_rewards(given.rewards)
+        return wire.Done()
+
     # -- looking -------------------------------------------------------------------------------------------------
 
     @served("GET", "/v1/rollouts")

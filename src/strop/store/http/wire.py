@@ -151,6 +151,12 @@ class FinishBody(Struct, kw_only=True, forbid_unknown_fields=True):
     detail: str | None = None
 
 
+class RewardsBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Rewards for rollouts that have succeeded, by their ids."""
+
+    rewards: dict[str, list[Reward]]
+
+
 class CancelBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """The rollouts that are not wanted any more, and why."""
 

@@ -1,0 +1,81 @@
+"""The process that kept.py starts: it hears of one job at a time, and ends itself when that takes too long.
+
+Its timer has no handler: the signal ends the process even in the middle of a computation in C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+MEMORY = 2**31
+"""Bytes of address space. What needs more gets a MemoryError, or SQLite's "out of memory"."""
+FILES = 2**27
+"""Bytes of one file: what SQLite sorts or keeps beside the memory goes into such files, which vanish with it."""
+LOADING = 60.0
+"""Seconds that the imports of a job may take."""
+
+
+def equal(answer: str, golden: str) -> bool:
+    """Whether math-verify takes both for the same. Its own time limits are off: they are signals too, which this
+    process does not need and which could not stop everything."""
+    from math_verify import parse, verify  # pyright: ignore[reportMissingTypeStubs]
+
+    def read(text: str) -> Any:
+        return parse(f"${text}$", fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore
+
+    try:
+        return bool(verify(read(golden), read(answer), timeout_seconds=None))
+    except ValueError:  # such as a number of more digits than Python reads
+        return False
+
+
+def match(predicted: str, golden: str, database: str, seconds: float, most: int) -> tuple[float, str]:
+    from strop.rewards.query import compared
+
+    return compared(predicted, golden, database, seconds, most)
+
+
+JOBS: dict[str, tuple[Callable[..., Any], str]] = {"equal": (equal, "math_verify"), "match": (match, "")}
+MISSING = "math_equal needs math-verify: pip install 'strop[math]'"
+
+
+def main() -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for those who started it
+    logging.disable()
+    for which, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, FILES), (resource.RLIMIT_CORE, 0)):
+        with contextlib.suppress(ValueError, OSError):  # a lower limit is set already, or this system has none
+            resource.setrlimit(which, (most, most))
+    for line in sys.stdin.buffer:
+        job, arguments, seconds = json.loads(line)
+        sys.stdout.buffer.write(json.dumps(done(job, arguments, seconds)).encode() + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def done(job: str, arguments: list[Any], seconds: float) -> tuple[Any, str | None]:
+    """What came of a job, and why it was refused if it was."""
+    function, needs = JOBS[job]
+    signal.setitimer(signal.ITIMER_REAL, LOADING)
+    try:
+        if needs:
+            __import__(needs)
+    except ImportError:
+        return None, MISSING
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        return function(*arguments), None
+    except (MemoryError, RecursionError) as error:
+        raise SystemExit(1) from error  # it may have left things half done: the next job gets a new process
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+if __name__ == "__main__":
+    main()

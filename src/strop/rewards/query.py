@@ -1,0 +1,149 @@
+"""Queries that may do nothing but read, and their results compared. It runs in the process of child.py.
+
+sql.py says what counts as the same.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+Row = tuple[Any, ...]
+
+READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE, sqlite3.SQLITE_FUNCTION}
+REFUSED = {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit"}
+LONGEST = 10**6
+"""Bytes of one value or of a query."""
+MOST = 5 * 10**7
+"""Bytes of a whole result, roughly."""
+
+_WORDS = re.compile(r"""--[^\n]*|/\*.*?(?:\*/|$)|'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^]]*]|\w+|\S""", re.DOTALL)
+
+
+class Refused(Exception):
+    """Why a query has no result."""
+
+
+def compared(predicted: str, golden: str, database: str, seconds: float, most: int) -> tuple[float, str]:
+    """1 or 0, and why it is 0."""
+    try:
+        wanted, width = run(golden, database, seconds, most)
+    except Refused as error:
+        return 0.0, f"the golden query has no result: {error}"
+    try:
+        said, other = run(predicted, database, seconds, most)
+    except Refused as error:
+        return 0.0, f"the query has no result: {error}"
+    if width != other:
+        return 0.0, f"it has {other} columns, not {width}"
+    if len(said) != len(wanted):
+        return 0.0, f"it gives {len(said)} rows, not {len(wanted)}"
+    if same(said, wanted, ordered=has_order(golden)):
+        return 1.0, ""
+    return 0.0, "it gives other rows" if not same(said, wanted, ordered=False) else "it gives the rows in another order"
+
+
+def run(query: str, database: str, seconds: float, most: int) -> tuple[list[Row], int]:
+    """The rows of a query, with values made comparable, and the number of its columns."""
+    try:
+        with closing(opened(database, time.monotonic() + seconds)) as db:
+            return _fetched(db.execute(query), most)
+    except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:  # ValueErrors are NULs and surrogates
+        said = f"it took more than {seconds:g} s" if str(error) == "interrupted" else str(error)
+        raise Refused(said) from None
+
+
+def opened(database: str, deadline: float) -> sqlite3.Connection:
+    """The file, for reading and nothing else, until the deadline."""
+    db = sqlite3.connect(f"{Path(database).as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None)
+    db.text_factory = _text
+    db.execute("PRAGMA temp_store = FILE").close()
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
+    db.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, LONGEST)
+    db.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 1000)
+    db.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+    db.set_progress_handler(lambda: time.monotonic() > deadline, 1000)
+    db.set_authorizer(_allowed)
+    return db
+
+
+def _text(data: bytes) -> str:
+    """Not every database that calls itself UTF-8 is."""
+    return data.decode(errors="replace")
+
+
+def _allowed(action: int, _: str | None, name: str | None, *__: str | None) -> int:
+    """Called by SQLite for everything that a query would do, before it does any of it."""
+    fine = action in READING and not (action == sqlite3.SQLITE_FUNCTION and (name or "").lower() in REFUSED)
+    return sqlite3.SQLITE_OK if fine else sqlite3.SQLITE_DENY
+
+
+def _fetched(cursor: sqlite3.Cursor, most: int) -> tuple[list[Row], int]:
+    if cursor.description is None:
+        raise Refused("it is not a SELECT")
+    rows: list[Row] = []
+    size = 0
+    for row in cursor:
+        rows.append(tuple(map(comparable, row)))
+        size += sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
+        if len(rows) > most or size > MOST:
+            raise Refused(f"it gives more than {most} rows" if len(rows) > most else f"it gives more than {MOST} bytes")
+    return rows, len(cursor.description)
+
+
+def comparable(value: Any) -> Any:
+    """
+    >>> comparable(2.0), comparable(0.1 + 0.2), comparable("2"), comparable(None)
+    (2, 0.3, '2', None)
+    """
+    if not isinstance(value, float):
+        return value
+    return int(value) if value.is_integer() else float(f"{value:.9g}")
+
+
+def same(said: Sequence[Row], wanted: Sequence[Row], *, ordered: bool) -> bool:
+    """Whether there is an order of `said`'s columns that makes it `wanted`.
+
+    >>> same([("a", 1), ("b", 2)], [(2, "b"), (1, "a")], ordered=False)
+    True
+    >>> same([(1, 2), (2, 1)], [(1, 1), (2, 2)], ordered=False)
+    False
+    """
+
+    def taken(rows: Sequence[Row], columns: Sequence[int]) -> Any:
+        found = [tuple(row[column] for column in columns) for row in rows]
+        return found if ordered else Counter(found)
+
+    def fits(columns: list[int]) -> bool:
+        """One column after the other, and no further where the first ones do not fit already."""
+        if columns and taken(said, columns) != taken(wanted, range(len(columns))):
+            return False
+        # Of columns with the same values one is enough to try.
+        free = {held[column]: column for column in range(len(held)) if column not in columns}
+        return not free or any(fits([*columns, column]) for column in free.values())
+
+    held = list(zip(*said, strict=True))
+    return len(said) == len(wanted) and fits([])
+
+
+def has_order(query: str) -> bool:
+    """Whether there is an ORDER BY outside all brackets.
+
+    >>> has_order("SELECT a FROM (SELECT a FROM t ORDER BY b)"), has_order("select 'order by' -- order by")
+    (False, False)
+    >>> has_order("WITH x AS (SELECT 1) SELECT * FROM x order /* */ by 1")
+    True
+    """
+    depth, words = 0, list[str]()
+    for word in _WORDS.findall(query):
+        depth += {"(": 1, ")": -1}.get(word, 0)
+        if depth == 0 and not word.startswith(("--", "/*")):
+            words.append(word.lower())
+    return ("order", "by") in pairwise(words)
