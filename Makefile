@@ -7,7 +7,7 @@ TASK ?= calc
 
 QUICK := not slow and not fault and not gpu and not postgres and not browser and not frameworks
 
-.PHONY: exactness install demo test test-all bench lint nano postgres frameworks engines oracles clean
+.PHONY: exactness install demo test test-all bench lint nano postgres sandbox frameworks engines oracles clean
 
 install: $(VENV)/.installed
 
@@ -25,7 +25,7 @@ demo: install
 test: install
 	$(BIN)/python -m pytest -m "$(QUICK)"
 
-test-all: install lint postgres frameworks engines oracles
+test-all: install lint postgres sandbox frameworks engines oracles
 	$(BIN)/python -m pytest -m "not gpu"
 
 # The store, the gateway and the embedded engine beside their peers, in virtual environments of their own; results go to benchmarks/results.
@@ -39,6 +39,12 @@ postgres:
 	@command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 \
 	|| (apt-get update -qq && apt-get install -qq -y --no-install-recommends postgresql) \
 	|| echo "PostgreSQL is not installed: its tests will be skipped (Debian: apt-get install postgresql)"
+
+# bubblewrap, the walls around Python that a model wrote. Without it the tests that need them are skipped.
+sandbox:
+	@command -v bwrap >/dev/null \
+	|| (apt-get update -qq && apt-get install -qq -y --no-install-recommends bubblewrap) \
+	|| echo "bubblewrap is not installed: its tests will be skipped (Debian: apt-get install bubblewrap)"
 
 # Agent frameworks, each in an environment of its own under .frameworks, for the tests that run agents written with them.
 frameworks: install
