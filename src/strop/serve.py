@@ -151,7 +151,7 @@ async def main(
         gateway, learner = await load_model(model, store, folder, rooms) if model else (None, None)
         return store, gateway, learner
 
-    with _told() as stop, held(folder, alone=not store_url):
+    with told_to_stop() as stop, held(folder, alone=not store_url):
         secret = run_key(folder, key)
         async with AsyncExitStack() as rooms:
             opening, told = asyncio.create_task(opened()), asyncio.create_task(stop.wait())
@@ -211,7 +211,7 @@ async def load_model(
 
 
 @contextmanager
-def _told() -> Generator[asyncio.Event]:
+def told_to_stop() -> Generator[asyncio.Event]:
     """Set once the process is told to stop."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
