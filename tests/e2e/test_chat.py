@@ -157,7 +157,7 @@ def terminal(command: list[str], folder: Path) -> Iterator[Screen]:
         stderr=theirs,
         env=environment,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches it
+        preexec_fn=in_front,
     )
     os.close(theirs)
     try:
@@ -167,6 +167,12 @@ def terminal(command: list[str], folder: Path) -> Iterator[Screen]:
             process.send_signal(signal.SIGTERM)
             process.wait(30)
         os.close(ours)
+
+
+def in_front() -> None:
+    """So that Ctrl-C reaches it, also where the tests run in the background of a shell, which ignores it there."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 PROMPT = r"> \x1b\[0m"

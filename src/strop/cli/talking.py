@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 from collections.abc import Coroutine, Iterator
-from concurrent.futures import wait
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -190,9 +189,6 @@ class Background:
 
         future = asyncio.run_coroutine_threadsafe(doing(), self._loop)
         try:
-            # Now and then, not for ever: a Ctrl-C that comes a moment before the wait would not end it.
-            while not future.done():
-                wait([future], timeout=0.5)
             return future.result()
         except BaseException:
             future.cancel()
