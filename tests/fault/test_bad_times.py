@@ -97,7 +97,7 @@ def test_a_disk_that_fills_up_ends_a_run_with_a_sentence_and_it_goes_on_when_the
     done = subprocess.run(runs.demo(folder, *runs.SMALL), capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 1, (done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
-    assert "No space left" in done.stderr or "is full" in done.stderr
+    assert "No space left" in done.stderr or "is full" in done.stderr, done.stderr
     there = {rollout.id for rollout in runs.story(folder).rollouts}
     assert there
     ballast.unlink()

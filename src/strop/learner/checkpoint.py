@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,14 +26,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from strop.errors import ModelError
+from strop.errors import LearnerError, ModelError
 from strop.learner.lora import file_name
 
 MODEL, ADAPTER = "model.safetensors", "adapter_model.safetensors"
+_WRITING = re.compile("inline_container|PytorchStreamWriter|os error", re.IGNORECASE)
+"""What torch and safetensors say when a file takes no more."""
 _COPIED = (".json", ".jinja", ".txt", ".model")
 _NOT_COPIED = ("strop.json", ".index.json", "adapter_config.json")
 
@@ -47,10 +50,18 @@ def save(
     source: Path,
 ) -> None:
     """A crash at any moment leaves the whole folder or none. `adapter` describes one, if the weights are one's."""
-    with whole(Path(folder)) as fresh:
-        write(fresh, weights, adapter, source)
-        torch.save(state, fresh / "optimizer.pt")
-        (fresh / "strop.json").write_text(json.dumps(meta, indent=2))
+    try:
+        with whole(Path(folder)) as fresh:
+            write(fresh, weights, adapter, source)
+            torch.save(state, fresh / "optimizer.pt")
+            (fresh / "strop.json").write_text(json.dumps(meta, indent=2))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if not isinstance(error, OSError) and not _WRITING.search(str(error)):
+            raise
+        why = error.strerror if isinstance(error, OSError) and error.strerror else "the disk is full, or gone"
+        raise LearnerError(
+            f"the checkpoint {folder} cannot be written: {why}; make room there, then resume: nothing else is lost"
+        ) from error
 
 
 def restore(
@@ -108,7 +119,11 @@ def whole(folder: Path) -> Iterator[Path]:
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    yield fresh
+    try:
+        yield fresh
+    except BaseException:  # the next one needs the room
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
     for file in sorted(fresh.iterdir()):
         _fsync(file)
     _fsync(fresh)

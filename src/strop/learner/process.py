@@ -264,7 +264,8 @@ class Child:
         except StropError as error:
             self.send("error", id, error)
         except Exception as error:
-            traceback.print_exc()
+            with contextlib.suppress(OSError):  # the log may be on a disk that is full
+                traceback.print_exc()
             self.send("error", id, LearnerError(f"the learner could not {verb}: {one_line(error)}"))
 
     # The verbs of `call`.
