@@ -121,7 +121,7 @@ def test_past_the_deadline_there_is_no_verdict(place: Endpoint) -> None:
     verdict = ask("?", "a", "b")
     assert verdict.value is None
     assert "0.3 s" in verdict.why
-    assert "503" in verdict.why
+    assert "503" in verdict.why or "timed out" in verdict.why  # on a busy machine not even the first one is back
     place.say, place.slow = lambda _: "yes", 2.0
     began = time.monotonic()
     assert ask("?", "a", "b").value is None

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from strop.cli.calling import Tools
+from strop.cli.calling import load
 from strop.http import Client
 from strop.tools.search import Search
 from strop.tools.search.app import served
@@ -188,11 +188,11 @@ async def test_tools_are_functions_that_chat_can_offer(asked: Asked, tmp_path: P
     (tmp_path / "search_tools.py").write_text(
         f"from strop.tools.search import Search\nsearch = Search({asked.url!r}).search\n"
     )
-    tools = Tools.load([f"{tmp_path}/search_tools.py:search"])
+    tools = load([f"{tmp_path}/search_tools.py:search"])
     (schema,) = tools.schemas
     assert schema["function"]["name"] == "search"
     assert schema["function"]["parameters"]["required"] == ["query"]
-    assert "Einstein" in await tools.run("search", '{"query": "Einstein"}')
+    assert "Einstein" in (await tools.run("search", '{"query": "Einstein"}')).text
 
 
 @pytest.mark.parametrize(

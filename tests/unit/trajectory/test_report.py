@@ -25,7 +25,7 @@ def test_turns_are_told_apart_and_shared_tokens_count_once():
     assert found.breaks == [Break(EDITED.id, "edited_history", 2, 4)]
     assert found.tokens == 5 + 7 + 6
     assert found.unique == 7 + 4
-    assert found.metrics() == {"session/exact": 1.0, "session/edited_history": 1.0}
+    assert found.metrics() == {"session/exact": 1.0, "session/exact_share": 0.5, "session/edited_history": 1.0}
 
 
 def test_paths_that_end_inside_others_add_nothing():
@@ -38,4 +38,4 @@ def test_a_turn_that_lies_about_its_parent_is_counted():
     lying = replace(SECOND, prompt_ids=[1, 5, 2, 7, 9, 4])
     found = exactness([Sample(ROLLOUT, [FIRST, lying])])
     assert found.extended == 0
-    assert found.metrics() == {"session/exact": 0.0, "session/disagrees": 1.0}
+    assert found.metrics() == {"session/exact": 0.0, "session/exact_share": 0.0, "session/disagrees": 1.0}
