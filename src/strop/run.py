@@ -183,7 +183,10 @@ async def compared(run: Run, samples: list[Sample]) -> list[Sample]:
     if run.relative is None:
         return samples
     with run.timed("group_reward"):
-        return await give(run.store, samples, run.relative)
+        rewarded = await give(run.store, samples, run.relative)
+    if run.step == 0:
+        check_rewards(run, [sample.rollout for sample in rewarded])
+    return rewarded
 
 
 def assembled(config: Config, samples: Sequence[Sample]) -> Batch:
@@ -255,7 +258,7 @@ async def evaluate_if_due(run: Run) -> None:
                     ended = await unless_told_to_stop(run, ended_of(run, wanted, f"evaluating {split}"))
                 if ended is None:
                     return
-                if run.step == 0:
+                if run.step == 0 and run.relative is None:  # otherwise they are known once groups were compared
                     check_rewards(run, ended)
                 show_scores(run, run.step, split, ended)
 
@@ -286,7 +289,7 @@ def show_scores(run: Run, step: int, split: str, ended: Sequence[Rollout]) -> No
 def check_rewards(run: Run, ended: Sequence[Rollout]) -> None:
     """Before anything is trained: the rewards that count must be among those the agent gives."""
     given = {reward.name for rollout in ended for reward in rollout.rewards}
-    wanted = set[str]() if run.relative else set(run.config.algorithm.rewards)  # what comes later is not known yet
+    wanted = set(run.config.algorithm.rewards)
     if missing := sorted(wanted - given):
         said = f"gave only {', '.join(sorted(given))}" if given else "gave no reward"
         raise ConfigError(
@@ -324,7 +327,7 @@ async def ended_of(
     if len(failed) == len(ids) and run.step == 0:  # later it is a bad step, not a bad agent
         cause, count = Counter(rollout.cause for rollout in failed).most_common(1)[0]
         example = next(rollout for rollout in failed if rollout.cause == cause)
-        mended = "then resume" if run.config.loop.steps else "then begin again"
+        mended = "then resume" if run.config.loop.steps and cause != "late" else "then begin again"
         silent = "" if (await run.store.stats())["turns"] else f"; none of them called the model: {CALLED}"
         raise AgentError(
             f"all {len(ids)} rollouts failed while {phase}, {count} with {cause}: {last_line(example.detail)}{silent} "

@@ -129,6 +129,7 @@ def test_agents_that_take_longer_than_a_group_may(place: Path) -> None:
     """The rollouts are ended for it, and nothing of them lives on."""
     said = sentence(train(place, "hangs", "--set=loop.group_deadline=1"), 2)
     assert "loop.group_deadline" in said
+    assert "begin again" in said  # a resumed run would keep the deadline, and what it ended
     assert {rollout.cause for rollout in runs.story(place / "run").rollouts} == {"late"}
 
 

@@ -117,15 +117,15 @@ def test_it_waits_as_long_as_it_is_asked_to(place: Endpoint) -> None:
 
 def test_past_the_deadline_there_is_no_verdict(place: Endpoint) -> None:
     place.say = lambda _: 503
-    ask = judge(place, deadline=0.3)
+    ask = judge(place, deadline=1.5)  # long enough for the first one to be back on a busy machine
     verdict = ask("?", "a", "b")
     assert verdict.value is None
-    assert "0.3 s" in verdict.why
-    assert "503" in verdict.why or "timed out" in verdict.why  # on a busy machine not even the first one is back
-    place.say, place.slow = lambda _: "yes", 2.0
+    assert "1.5 s" in verdict.why
+    assert "503" in verdict.why
+    place.say, place.slow = lambda _: "yes", 5.0
     began = time.monotonic()
     assert ask("?", "a", "b").value is None
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 4.5
     assert ask.counts["unanswered"] == 2
 
 
