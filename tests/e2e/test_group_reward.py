@@ -65,6 +65,15 @@ def asked(place: Path) -> list[list]:
     return [json.loads(line) for line in (place / "asked.jsonl").read_text().split("\n") if line]
 
 
+def test_a_reward_that_no_group_gives_is_told_before_anything_is_trained(tmp_path: Path) -> None:
+    command = [one.replace("rewards.win", "rewards.wins") for one in train(tmp_path, "longest", "loop.steps=1")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "algorithm.rewards counts wins" in done.stderr
+    assert "own, win" in done.stderr
+    assert not runs.story(tmp_path / "run").steps
+
+
 def test_every_member_gets_its_own_and_trains_on_it(tmp_path: Path) -> None:
     runs.finish(train(tmp_path, "longest", "loop.steps=1"))
     told = runs.story(tmp_path / "run")
