@@ -120,10 +120,11 @@ class Asking:
         import openai
 
         pause, longest = PAUSES
+        trouble: Exception | None = None
         again = (openai.RateLimitError, openai.InternalServerError, openai.APIConnectionError)
         while True:
             if (left := deadline - time.monotonic()) <= 0:
-                raise Unanswered(f"the judge gave no answer within {self._deadline:g} s")
+                raise Unanswered(f"the judge gave no answer within {self._deadline:g} s: {trouble or 'no time left'}")
             if not self._answers.spend(self._calls):
                 raise Unanswered(f"the judge's budget of {self._calls} calls is spent")
             self._count("calls")
@@ -133,9 +134,11 @@ class Asking:
                 return (answer.choices[0].message.content or "") if answer.choices else ""
             except again as error:
                 self._count("failed")
+                if trouble is None or not isinstance(error, openai.APITimeoutError):
+                    trouble = error  # the last call is cut short by the deadline: what went wrong before says more
                 wait = max(_asked_to_wait(error), pause * random.uniform(0.5, 1.0))
                 if time.monotonic() + wait > deadline:
-                    raise Unanswered(f"the judge gave no answer within {self._deadline:g} s: {error}") from None
+                    raise Unanswered(f"the judge gave no answer within {self._deadline:g} s: {trouble}") from None
                 time.sleep(wait)
                 pause = min(2 * pause, longest)
             except openai.APIStatusError as error:
