@@ -4,10 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
 TASK ?= calc
+NAME ?= calc
+SIZE ?= laptop
 
 QUICK := not slow and not fault and not gpu and not postgres and not browser and not frameworks
 
-.PHONY: exactness install demo test test-all bench lint nano postgres sandbox frameworks engines oracles clean
+.PHONY: exactness install demo recipe recipes test test-all bench lint nano postgres sandbox frameworks engines oracles clean
 
 install: $(VENV)/.installed
 
@@ -22,10 +24,21 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/strop demo --seed $(SEED) --task $(TASK)
 
+# A recipe of recipes/: make recipe NAME=sql, with SIZE=gpu or cluster and DATA=where the data is.
+recipe: install
+	$(BIN)/python recipes/prepare.py $(NAME) $(SIZE)
+	$(if $(wildcard recipes/$(NAME)/train.py),$(BIN)/python recipes/$(NAME)/train.py,$(BIN)/strop train) \
+		--config recipes/$(NAME)/$(SIZE).toml --folder runs/$(NAME) $(if $(DATA),--data $(DATA))
+
+# The environments of all recipes, for their tests.
+recipes: install
+	for name in $$(cd recipes && ls -d */ | tr -d /); do \
+		test ! -e recipes/$$name/laptop.toml || $(BIN)/python recipes/prepare.py $$name || exit 1; done
+
 test: install
 	$(BIN)/python -m pytest -m "$(QUICK)"
 
-test-all: install lint postgres sandbox frameworks engines oracles
+test-all: install lint postgres sandbox frameworks recipes engines oracles
 	$(BIN)/python -m pytest -m "not gpu"
 
 # The store, the gateway and the embedded engine beside their peers, in virtual environments of their own; results go to benchmarks/results.
@@ -73,4 +86,4 @@ nano: install
 	$(BIN)/python recipes/nano/train.py
 
 clean:
-	rm -rf $(VENV) .frameworks runs build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .frameworks .recipes runs build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

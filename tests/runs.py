@@ -34,9 +34,9 @@ def demo(folder: Path, *settings: str, seed: int = 0) -> list[str]:
     return strop("demo", "--folder", folder, "--seed", str(seed), "--json", *(f"--set={s}" for s in settings))
 
 
-def finish(command: list[str], timeout: float = 280) -> subprocess.CompletedProcess[str]:
+def finish(command: list[str], timeout: float = 280, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command that must succeed."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -47,6 +47,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     model: Annotated[
         str, _doc("strop/nano, smollm2-135m, a folder, a .gguf file, or ORG/MODEL on the Hugging Face hub")
     ] = "strop/nano"
+    template: Annotated[str, _doc("a file with a Jinja chat template instead of the model's own")] = ""
     agents: Annotated[tuple[str, ...], _doc("names of the agents whose turns are trained")] = ("main",)
     context: Annotated[
         Annotated[int, Meta(ge=2)] | None, _doc("longest prompt + answer in tokens; default: what the model allows")
@@ -235,6 +236,9 @@ class RunnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "processes they get everything through `llm`, no variables, and what they print is not kept"
         ),
     ] = "processes"
+    python: Annotated[
+        str, _doc("the Python of another environment that runs Python agents, with strop in it; default: this one")
+    ] = ""
     timeout: Annotated[float, _doc("seconds an agent may take for one rollout"), Meta(gt=0)] = 300.0
     lease: Annotated[
         float, _doc("seconds without a sign of life after which a runner counts as lost"), Meta(gt=0, le=3600)
@@ -371,14 +375,22 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def load(
-    *, toml: str | Path | None = None, sets: Sequence[str] = (), base: Config | None = None, **fields: Any
+    *,
+    toml: str | Path | None = None,
+    sets: Sequence[str] = (),
+    base: Config | None = None,
+    data: str | None = None,
+    **fields: Any,
 ) -> Config:
-    """Make a Config from defaults, then a TOML file, then keyword fields, then `a.b=c` settings; the last one wins."""
+    """Make a Config from defaults, then a TOML file, then keyword fields, then `a.b=c` settings; the last one wins.
+    `data` is the place of that name among `tasks_args`, which otherwise stay."""
     raw: dict[str, Any] = msgspec.to_builtins(base or Config())
     if toml is not None:
         _merge(raw, _read_toml(Path(toml)))
     _merge(raw, msgspec.to_builtins({k: v for k, v in fields.items() if v is not None}))
     _merge(raw, _from_sets(sets))
+    if data is not None:
+        raw["tasks_args"] = {**raw["tasks_args"], "data": str(Path(data).absolute()) if Path(data).exists() else data}
     return from_builtins(raw)
 
 

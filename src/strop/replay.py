@@ -26,7 +26,7 @@ from msgspec import Struct
 from strop import algorithms
 from strop.algorithms.credit import total
 from strop.config import Config
-from strop.engines.models import resolve
+from strop.engines.models import folder_of
 from strop.errors import AgentError, PlaceError
 from strop.imports import resolve as find
 from strop.learner.process import LearnerProcess
@@ -202,7 +202,7 @@ async def retrain(store: Store, config: Config, number: int, tell: Callable[[str
     wanted = _wanted(folder, line, number)
     base = _base(folder, line, number)
     with tempfile.TemporaryDirectory(prefix="strop-replay-") as place:
-        model = await asyncio.to_thread(resolve, config.policy.model)
+        model = await asyncio.to_thread(folder_of, config.policy)
         tell("loading the model")
         learner = LearnerProcess(Path(place) / "learner.log")
         try:

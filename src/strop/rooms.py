@@ -26,7 +26,7 @@ from strop.config import Config, EngineConfig
 from strop.engines.base import Engine
 from strop.engines.delivery import Delivery
 from strop.engines.embedded.engine import Embedded
-from strop.engines.models import resolve
+from strop.engines.models import folder_of
 from strop.engines.sglang.engine import Sglang
 from strop.engines.vllm.engine import Vllm
 from strop.errors import ConfigError, PlaceError, TaskError
@@ -189,7 +189,7 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
             "policy.train draws greedily, or with cuts or penalties: such turns cannot be trained on. Set its "
             "temperature above 0 and leave the rest as it is by default, or set loop.steps=0"
         )
-    model = await asyncio.to_thread(resolve, config.policy.model)
+    model = await asyncio.to_thread(folder_of, config.policy)
     renderer = Renderer.from_folder(model)
     tasks = tasks_of(config)
     relative = load_relative(config.group_reward)
@@ -360,13 +360,17 @@ def settled(config: Config) -> Config:
     algorithm = config.algorithm
     if config.loop.staleness and "correction" not in algorithm.settings:
         algorithm = msgspec.structs.replace(algorithm, settings={**algorithm.settings, "correction": "token"})
-    policy = msgspec.structs.replace(config.policy, model=absolute(config.policy.model))
+    policy = msgspec.structs.replace(
+        config.policy, model=absolute(config.policy.model), template=absolute(config.policy.template)
+    )
+    runner = msgspec.structs.replace(config.runner, python=absolute(config.runner.python))
     tasks = config.tasks
     return msgspec.structs.replace(
         config,
         engine=engine,
         algorithm=algorithm,
         policy=policy,
+        runner=runner,
         agent=absolute(config.agent),
         agents={name: absolute(spec) for name, spec in config.agents.items()},
         reward=absolute(config.reward),

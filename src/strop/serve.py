@@ -181,12 +181,12 @@ async def load_model(
 ) -> tuple[Gateway, LearnerProcess | None]:
     """Have the policy's model loaded, in a process of its own that cannot train it, and put a gateway before it.
     `weights` is the folder to load, where that is not the one that the model's name stands for."""
-    from strop.engines.models import resolve
+    from strop.engines.models import folder_of
     from strop.gateway.render import Renderer
     from strop.learner.process import LearnerProcess
     from strop.rooms import POLICY, engine_name, engine_of, gateway_of
 
-    place = weights or await asyncio.to_thread(resolve, config.policy.model)
+    place = weights or await asyncio.to_thread(folder_of, config.policy)
     served = Policy(name=POLICY, version=version(1, 0), model=config.policy.model)
     there = next((policy for policy in await store.policies() if policy.name == POLICY), served)
     if there != served:

@@ -15,9 +15,9 @@ from typing import Any, TypeVar, get_args
 from msgspec import Struct
 from msgspec.structs import replace
 
-from strop.config import Config
+from strop.config import Config, PolicyConfig
 from strop.engines.base import Engine
-from strop.engines.models import resolve
+from strop.engines.models import folder_of, with_template
 from strop.errors import PlaceError
 from strop.gateway.app import Gateway
 from strop.rooms import sampling_for
@@ -125,7 +125,7 @@ async def opened(config: Config, folder: Path, *, agent: bool = False) -> AsyncG
     if (folder / "config.json").exists():
         raise PlaceError(f"{folder} holds a run or a model, and a chat would write into it: choose another --folder")
     async with AsyncExitStack() as rooms:
-        weights = await asyncio.to_thread(_weights, config.policy.model, rooms)
+        weights = await asyncio.to_thread(_weights, config.policy, rooms)
         rooms.enter_context(held(folder, alone=True))
         store = await open_store(folder)
         rooms.push_async_callback(store.close)
@@ -146,15 +146,15 @@ async def opened(config: Config, folder: Path, *, agent: bool = False) -> AsyncG
         yield Room(config=config, store=store, gateway=gateway, url=server.url, watches=watches, numbers=numbers)
 
 
-def _weights(model: str, rooms: AsyncExitStack) -> Path:
+def _weights(policy: PolicyConfig, rooms: AsyncExitStack) -> Path:
     """The folder to load. A checkpoint of an adapter is merged into a whole model for as long as it is served."""
-    if not (Path(model) / "adapter_config.json").is_file():
-        return resolve(model)
+    if not (Path(policy.model) / "adapter_config.json").is_file():
+        return folder_of(policy)
     from strop.learner.export import export
 
     place = Path(rooms.enter_context(tempfile.TemporaryDirectory(prefix="strop-chat-"))) / "model"
-    export(model, place)
-    return place
+    export(policy.model, place)
+    return with_template(place, policy.template) if policy.template else place
 
 
 def _pool(config: Config, store: Store, url: str, gateway: Gateway, folder: Path) -> Pool:

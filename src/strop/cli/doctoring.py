@@ -18,7 +18,7 @@ from rich.table import Table
 from strop.cli import foreseeing
 from strop.cli.printing import console, json_line
 from strop.config import Config
-from strop.engines.models import resolve
+from strop.engines.models import folder_of
 from strop.errors import ConfigError
 from strop.gateway.doctor import SAMPLES, Conversation, Report, examine, read_transcripts
 from strop.gateway.render import Renderer
@@ -39,7 +39,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _doctor(arguments: argparse.Namespace) -> int:
     config = foreseeing.config_of(arguments)
-    folder = Path(arguments.tokenizer) if arguments.tokenizer else resolve(config.policy.model)
+    folder = Path(arguments.tokenizer) if arguments.tokenizer else folder_of(config.policy)
     if arguments.template and not arguments.tokenizer:
         raise ConfigError("a template needs its tokenizer: add --tokenizer DIR, the folder with its tokenizer.json")
     renderer = _renderer(folder, arguments.template)

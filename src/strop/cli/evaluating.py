@@ -36,6 +36,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "agent", nargs="?", metavar="AGENT", help="FILE.py:function, a command, a service's URL, or the folder of a run"
     )
     command.add_argument("--tasks", help="a .jsonl, .csv or .parquet file, a folder, a data set, or FILE.py:function")
+    command.add_argument("--data", metavar="PATH", help="where the data is, for a tasks function that takes `data`")
     command.add_argument("--reward", metavar="FILE.py:function", help="turns (task, answer) into rewards")
     command.add_argument("--model", help="strop/nano, a folder, a run or one of its checkpoints (default: the run's)")
     command.add_argument(
@@ -97,6 +98,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Config, list[str]]:
         sets=arguments.set,
         agent=None if run else arguments.agent,
         tasks=arguments.tasks,
+        data=arguments.data,
         reward=arguments.reward,
         seed=arguments.seed,
     )

@@ -25,6 +25,7 @@ GROUPS = 4
 
 def add(doctor: argparse.ArgumentParser) -> None:
     doctor.add_argument("--tasks", help="with an AGENT: its tasks; a few groups of them are run")
+    doctor.add_argument("--data", metavar="PATH", help="where the data is, for a tasks function that takes `data`")
     doctor.add_argument("--reward", metavar="FILE.py:function", help="turns (task, answer) into rewards")
     doctor.add_argument("--model", help="strop/nano, or a folder in Hugging Face format")
     doctor.add_argument("--config", metavar="TOML", help="settings from a file")
@@ -43,6 +44,7 @@ def config_of(arguments: argparse.Namespace) -> Config:
         sets=arguments.set,
         agent=None if run else arguments.run,
         tasks=arguments.tasks,
+        data=arguments.data,
         reward=arguments.reward,
         policy={"model": arguments.model} if arguments.model else None,
     )

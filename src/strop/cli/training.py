@@ -36,6 +36,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     train = commands.add_parser("train", help="train the model behind an agent, or resume a run")
     train.add_argument("agent", nargs="?", metavar="AGENT", help="FILE.py:function, a command, or a service's URL")
     train.add_argument("--tasks", help="a .jsonl, .csv or .parquet file, a folder, a data set, or FILE.py:function")
+    train.add_argument("--data", metavar="PATH", help="where the data is, for a tasks function that takes `data`")
     train.add_argument("--reward", metavar="FILE.py:function", help="turns (task, answer) into rewards")
     train.add_argument("--model", help="strop/nano, or a folder in Hugging Face format")
     train.add_argument("--config", metavar="TOML", help="settings from a file")
@@ -88,7 +89,7 @@ def _train(arguments: argparse.Namespace) -> int:
     if arguments.resume:
         given = [
             name
-            for name in ("agent", "tasks", "reward", "model", "config", "folder", "seed")
+            for name in ("agent", "tasks", "data", "reward", "model", "config", "folder", "seed")
             if getattr(arguments, name) is not None
         ]
         if given or arguments.set:
@@ -102,6 +103,7 @@ def _train(arguments: argparse.Namespace) -> int:
         sets=arguments.set,
         agent=arguments.agent,
         tasks=arguments.tasks,
+        data=arguments.data,
         reward=arguments.reward,
         folder=arguments.folder,
         seed=arguments.seed,

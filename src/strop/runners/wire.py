@@ -18,8 +18,8 @@ _LENGTH = struct.Struct("!I")
 
 
 class Start(Struct, frozen=True, kw_only=True):
-    """To the worker, first: the agent to import and the reward function with it, where to look for them, and the file
-    that takes what they print."""
+    """To the worker, first: the agent to import and the reward function with it, where to look for them (nothing: where
+    its Python looks anyway), and the file that takes what they print."""
 
     agent: str
     judge: str

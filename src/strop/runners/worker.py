@@ -36,7 +36,7 @@ def serve(connection: socket.socket) -> None:
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, inbox), name="strop-worker-listen", daemon=True).start()
     start = msgspec.json.decode(inbox.get(), type=Start)
-    sys.path[:] = start.sys_path
+    sys.path[:] = start.sys_path or sys.path  # none where this is another environment's Python
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # or what is buffered is lost when the worker is killed

@@ -36,9 +36,11 @@ class Child(NamedTuple):
 
 
 class Zygote:
-    """Our side: fork workers, hear of their ends. The process starts with the first fork, anew if it died."""
+    """Our side: fork workers, hear of their ends. The process starts with the first fork, anew if it died. `python` is
+    another environment's, where it is not our own."""
 
-    def __init__(self, log: Path, folder: str, environment: dict[str, str]) -> None:
+    def __init__(self, log: Path, folder: str, environment: dict[str, str], python: str = "") -> None:
+        self._python = python
         self._folder = folder
         self._log = log
         self._environment = environment
@@ -99,10 +101,11 @@ class Zygote:
         self._process = process
 
     def _popen(self, control: int) -> subprocess.Popen[bytes]:
-        code = f"import sys; sys.path[:] = {sys.path!r}; from strop.runners.zygote import main; main(*sys.argv[1:])"
+        path = f"sys.path[:0] = {ours()!r}" if self._python else f"sys.path[:] = {sys.path!r}"
+        code = f"import sys; {path}; from strop.runners.zygote import main; main(*sys.argv[1:])"
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-c", code, str(control), self._folder],
+                [self._python or sys.executable, "-c", code, str(control), self._folder],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -127,6 +130,13 @@ class Zygote:
     def _no_answer(self) -> None:
         if self._forked is not None and not self._forked.done():
             self._forked.set_exception(ConnectionResetError())
+
+
+def ours() -> list[str]:
+    """Where strop's source is, for a Python that has its own copy of strop installed, or none but what strop needs.
+    What is installed for us is not for others."""
+    root = Path(__file__).parents[2]
+    return [] if root.name in ("site-packages", "dist-packages") else [str(root)]
 
 
 def main(control_fd: str, folder: str) -> None:

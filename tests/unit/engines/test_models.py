@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from strop.config import PolicyConfig
 from strop.engines import cache
-from strop.engines.models import SHIPPED, resolve
-from strop.errors import ModelError, PlaceError
+from strop.engines.models import SHIPPED, folder_of, resolve
+from strop.errors import ConfigError, ModelError, PlaceError
 from strop.gateway.render import Renderer
 from tests.unit.engines.hub_server import SHA, serving
 
@@ -66,6 +67,26 @@ def test_what_ships_and_what_lies_here(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(ModelError, match=words):
             resolve(name)
+
+
+def test_a_template_that_is_not_the_model_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STROP_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "template.jinja"
+    file.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}assistant:")
+    policy = PolicyConfig(model="strop/nano", template=str(file))
+    place = folder_of(policy)
+    assert (
+        Renderer.from_folder(place)
+        .text([{"role": "user", "content": "hi"}], None, generate=True)
+        .startswith("user: hi")
+    )
+    assert {f.name for f in place.iterdir()} == {f.name for f in NANO.iterdir()}
+    assert (place / "model.safetensors").read_bytes() == (NANO / "model.safetensors").read_bytes()
+    assert folder_of(policy) == place  # made once
+    file.write_text(file.read_text() + " ")
+    assert folder_of(policy) != place  # what was made with another text stays as it was
+    with pytest.raises(ConfigError, match=r"policy\.template: .*nowhere"):
+        folder_of(PolicyConfig(model="strop/nano", template=str(tmp_path / "nowhere")))
 
 
 def test_from_the_hub_once_then_from_its_cache(tmp_path: Path) -> None:

@@ -256,3 +256,31 @@ async def test_a_killed_parent_leaves_no_process_behind(tmp_path: Path):
         parent.kill()
         assert await eventually(lambda: not any(alive(pid) for pid in pids)), [pid for pid in pids if alive(pid)]
         assert not os.path.exists(folder)  # noqa: ASYNC240
+
+
+def environment(folder: Path, *, empty: bool = False) -> str:
+    """The Python of another environment, which has a module that this one has not."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "only_there.py").write_text("def solve(task, llm):\n    import sys\n    return sys.prefix\n")
+    if not empty:
+        (packages / "ours.pth").write_text(str(Path(pytest.__file__).parents[1]) + "\n")
+    return str(folder / "bin" / "python")
+
+
+async def test_agents_may_run_in_another_environment(store: SqliteStore, tmp_path: Path):
+    python = environment(tmp_path / "there")
+    judge = tmp_path / "judge.py"
+    judge.write_text("import only_there\n\ndef score(task, answer):\n    return float(answer == task.data['prefix'])\n")
+    async with running(store, "only_there:solve", judge=f"{judge}:score", workers=2, python=python):
+        there, here = await run(store, {"prefix": str(tmp_path / "there")}, {"prefix": sys.prefix})
+    assert (there.reward(), here.reward()) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(("python", "said"), [("empty", "No module named 'msgspec'"), ("nowhere", "cannot be run")])
+async def test_an_environment_that_cannot_run_agents_is_told_of(tmp_path: Path, python: str, said: str):
+    place = environment(tmp_path / "empty", empty=True) if python == "empty" else str(tmp_path / "no" / "python")
+    agent = Processes(AGENT, RunnerConfig(workers=1, python=place), folder=str(tmp_path))
+    with pytest.raises(AgentError, match=rf"runner\.python: .*{said}"):
+        await agent.start()
+    await agent.close()

@@ -1,0 +1,134 @@
+"""A recipe trained for a few real steps, and what its tokens must be like.
+
+trained = train("calc", tmp_path, "loop.steps=3")       make recipe's command, in processes of its own
+assert trained.check() == {None: 96}                     token law on every turn; branches by reason, None: extends
+trained.loss_text(rollout.id)                            what carries loss, turn by turn: sampled words and no others
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from recipes.prepare import ready
+from strop import algorithms
+from strop.config import Config
+from strop.engines.models import folder_of
+from strop.folder import RunFolder
+from strop.gateway.render import Renderer
+from strop.run import assembled
+from strop.trajectory.entries import Batch, Sample
+from strop.trajectory.tree import check, pack
+from strop.types import Rollout, Turn
+from tests import runs
+
+ROOT = Path(__file__).parents[2]
+
+
+def needs(recipe: str) -> pytest.MarkDecorator:
+    """For tests that run a recipe in its own environment."""
+    return pytest.mark.skipif(not ready(recipe), reason=f".recipes/{recipe} is not there: make recipes")
+
+
+def train(
+    recipe: str, folder: Path, *sets: str, config: str = "laptop", data: Path | None = None, timeout: float = 280
+) -> Trained:
+    """What `make recipe` runs, with some settings changed."""
+    script = ROOT / "recipes" / recipe / "train.py"
+    command = [sys.executable, str(script)] if script.exists() else runs.strop("train")
+    command += [
+        "--config",
+        str(ROOT / "recipes" / recipe / f"{config}.toml"),
+        "--folder",
+        str(folder / recipe),
+        "--json",
+    ]
+    command += [f"--set={one}" for one in sets] + (["--data", str(data)] if data else [])
+    runs.finish(command, timeout=timeout, cwd=ROOT)
+    return Trained(folder / recipe, RunFolder.config(folder / recipe), runs.story(folder / recipe))
+
+
+@dataclass
+class Trained:
+    folder: Path
+    config: Config
+    story: runs.Story
+
+    @cached_property
+    def renderer(self) -> Renderer:
+        return Renderer.from_folder(folder_of(self.config.policy))
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """Those that were sampled to be trained on."""
+        return [rollout for rollout in self.story.rollouts if rollout.mode == "train"]
+
+    def turns(self, rollout: Rollout) -> list[Turn]:
+        return self.story.turns[rollout.id]
+
+    def check(self) -> Counter[str | None]:
+        """The laws: a turn holds its parent's tokens as they were sampled; nothing but sampled tokens of trained agents
+        carries loss, and each once; steps changed the weights. Returns how many turns branched, by reason."""
+        branches: Counter[str | None] = Counter()
+        for rollout in self.rollouts:
+            turns = {turn.id: turn for turn in self.turns(rollout)}
+            for turn in turns.values():
+                branches[turn.branch] += 1
+                assert len(turn.logprobs) == len(turn.response_ids) > 0
+                if turn.parent is not None and turn.branch is None:
+                    assert turn.prompt_ids[: turn.shared] == turns[turn.parent].ids
+        for step in range(1, len(self.story.steps) + 1):
+            self._check_loss(self.batch(step))
+        assert len(self.story.steps) == self.config.loop.steps
+        assert self.changed(), "no weight changed"
+        return branches
+
+    def _check_loss(self, batch: Batch) -> None:
+        for piece in (pieces := pack(batch, self.config.learner.token_budget)):
+            assert len(piece.ids) <= self.config.learner.token_budget
+        check(pieces, batch)
+        for number, turn in enumerate(batch.turns):
+            assert turn.agent in self.config.policy.agents
+            assert batch.entries.target[batch.rows(number)].tolist() == turn.response_ids
+        assert len(batch.entries) == sum(len(turn.response_ids) for turn in batch.turns)
+
+    def batch(self, step: int) -> Batch:
+        """What a step was trained on, with the credit that it gave (a critic's values aside)."""
+        rollouts = {rollout.id: rollout for rollout in self.story.rollouts}
+        samples = [Sample(rollouts[id], self.story.turns[id]) for id in self.story.steps[step - 1].rollouts]
+        batch = assembled(self.config, samples)
+        if self.config.algorithm.name != "ppo":
+            algorithms.make(self.config.algorithm, self.config.learner).credit(batch)
+        return batch
+
+    def loss_text(self, rollout: str) -> list[tuple[str, str]]:
+        """(agent, text) of each of a rollout's turns that may carry loss: only the tokens that do, as text."""
+        (step,) = [n for n, step in enumerate(self.story.steps, 1) if rollout in step.rollouts]
+        batch = self.batch(step)
+        found: list[tuple[str, str]] = []
+        for number, turn in enumerate(batch.turns):
+            if turn.rollout == rollout and batch.skipped[number] is None:
+                rows = batch.rows(number)
+                ids = batch.entries.target[rows[batch.entries.trainable[rows]]].tolist()
+                found.append((turn.agent, self.renderer.decode(ids)))
+        return found
+
+    def changed(self) -> bool:
+        """Whether the last checkpoint's weights are others than those that the run began with."""
+        name = self.story.steps[-1].checkpoint
+        assert name is not None
+        with (
+            safe_open(folder_of(self.config.policy) / "model.safetensors", "pt") as before,
+            safe_open(self.folder / "checkpoints" / name / "model.safetensors", "pt") as after,
+        ):
+            return any(
+                not torch.equal(before.get_tensor(key).float(), after.get_tensor(key).float())
+                for key in after.keys()  # noqa: SIM118
+            )
