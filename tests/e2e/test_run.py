@@ -28,7 +28,7 @@ def told(whole: Path) -> Story:
 def test_a_run_leaves_what_it_promises(whole: Path, told: Story) -> None:
     summary = json.loads((whole / "summary.json").read_text())
     assert summary["steps"] == 4
-    assert summary["seed"] == 0
+    assert summary["seeds"] == [0]
     for key in ("start", "end", "start_greedy", "end_greedy"):
         assert 0 <= summary[key] <= 1
     assert summary["before"]["test"].keys() == {"reward", "right_call"}
@@ -89,7 +89,8 @@ def test_another_seed_is_another_run(whole: Path, tmp_path: Path) -> None:
 
 def test_killed_and_resumed_is_bit_for_bit_the_same(whole: Path, tmp_path: Path) -> None:
     """Killed twice while step 4 is collected: step 3 lies after the last checkpoint and must be replayed, and rollouts
-    of step 4 that had ended stay, while those running or queued may only be sampled by the restored weights."""
+    of step 4 that had ended stay, while those running or queued may only be sampled by the restored weights. Step 4 is
+    also where all tasks have been used and their second order begins."""
     folder = tmp_path / "run"
     resume = runs.strop("train", "--resume", folder, "--json")
     assert runs.kill_when(runs.demo(folder, *SMALL), runs.during_step(folder, 4, ended=3))
@@ -100,6 +101,8 @@ def test_killed_and_resumed_is_bit_for_bit_the_same(whole: Path, tmp_path: Path)
     assert ours["scores"] == theirs["scores"]
     assert [step for step, _ in ours["scores"]["test"]["reward"]] == [0, 1, 2, 3, 4]
     told = runs.story(folder)
+    tasks = [rollout.task.id for rollout in told.rollouts if rollout.mode == "train" and rollout.member == 0]
+    assert len(set(tasks[:14])) == 14 < len(tasks)
     assert [step.version for step in told.steps] == ["1.1", "1.2", "3.3", "3.4"]
     assert [step.version for step in told.history if step.superseded] == ["1.3", "2.3"]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -31,7 +31,7 @@ class Summary(Struct, kw_only=True):
     end_greedy: float | None
     seconds: float
     steps: int
-    seed: int
+    seeds: list[int]
     model: str
     version: str
     digest: str | None
@@ -62,7 +62,7 @@ def summarize(config: Config, folder: Path, steps: Sequence[Step], scores: Score
         end_greedy=end_greedy,
         seconds=round(seconds, 2),
         steps=len(steps),
-        seed=config.seed,
+        seeds=[config.seed],
         model=config.policy.model,
         version=last.version if last else "1.0",
         digest=last.digest if last else None,
