@@ -11,7 +11,8 @@ is called by the trainer (peers/trl_side.py).
     trl, trl-vllm               TRL with transformers' generate, and with vLLM colocated
 
 Timed is the whole step, from one to the next, as the median of all but the first two. TRL runs where the Python that
-runs this has it, or with the one that --trl names.
+runs this has it, or with the one that --trl names. Results are written after each side; --add keeps those of other
+sides that the file has already, for machines that are lent for less time than all of them take.
 """
 
 from __future__ import annotations
@@ -168,25 +169,33 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where runs are kept (default: nowhere)")
     parser.add_argument("--quick", action="store_true", help="three small steps, to see that it works; kept nowhere")
     parser.add_argument("--json", type=Path, metavar="FILE", help="default: benchmarks/results/train.json")
+    parser.add_argument("--add", action="store_true", help="keep what the file has of other sides")
     given = parser.parse_args()
     if given.quick:
         given.steps, given.groups, given.members, given.workers = 3, 2, 4, 8
+    file = given.json or (None if given.quick else RESULTS / "train.json")
+    sides: Found = json.loads(file.read_text())["sides"] if given.add and file is not None and file.exists() else {}
     with tempfile.TemporaryDirectory(prefix="strop-train-") as scratch:
         place = given.folder or Path(scratch)
         model = adding.model(place / "model")
-        sides = dict[str, Found]()
         for side in given.sides:
             if side.startswith("trl") and given.trl == sys.executable and find_spec("trl") is None:
                 say(f"{side}: TRL is not installed here; name a Python that has it with --trl")
                 continue
             sides[side] = judged((trl if side.startswith("trl") else strop)(side, model, place, given))
             say(f"{side}: {sides[side]['seconds_per_step']:.2f} s a step, reward {sides[side]['reward_last']:.3f}")
+            if file is not None:
+                file.write_text(json.dumps(whole(sides, given), indent=1) + "\n")
+    show(whole(sides, given))
+
+
+def whole(sides: Found, given: argparse.Namespace) -> Found:
     ratios = {
         ours: sides[theirs]["seconds_per_step"] / sides[ours]["seconds_per_step"]
         for ours, theirs in PAIRS.items()
         if ours in sides and theirs in sides
     }
-    found: Found = {
+    return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "hardware": hardware(),
         "rollouts": given.groups * given.members,
@@ -195,10 +204,6 @@ def main() -> None:
         "sides": sides,
         "ratios": ratios,
     }
-    show(found)
-    results = given.json or (None if given.quick else RESULTS / "train.json")
-    if results is not None:
-        results.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

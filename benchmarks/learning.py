@@ -1,0 +1,104 @@
+"""Whether recipes learn: their runs for one GPU, and the score on tasks not trained on, before and after.
+
+    python benchmarks/learning.py calc sql search service [--data calc=FOLDER ...] [--set a.b=c] [--json FILE]
+
+Each is `recipes/NAME/gpu.toml` as it stands, run one after another. Results are written after each, beside those of
+recipes that the file has already; learning.png has a panel for every one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from peers.processes import ROOT, say
+
+RESULTS = ROOT / "benchmarks" / "results"
+Found = dict[str, Any]
+
+
+def run(recipe: str, place: Path, data: str | None, sets: list[str], config: str) -> Found:
+    """One recipe's run, as `make recipe` has it."""
+    script, toml = ROOT / "recipes" / recipe / "train.py", ROOT / "recipes" / recipe / f"{config}.toml"
+    command = [sys.executable, *([str(script)] if script.exists() else ["-m", "strop.cli", "train"])]
+    command += ["--config", str(toml), "--folder", str(place / recipe), "--json", *(f"--set={one}" for one in sets)]
+    done = subprocess.run(
+        command + (["--data", data] if data else []), capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    if done.returncode:
+        logs = [(place / recipe / name) for name in ("learner.log", "agents.log", "vllm.log")]
+        tails = [f"{log.name}:\n{log.read_text()[-1500:]}" for log in logs if log.exists()]
+        raise SystemExit("\n".join([done.stderr[-4000:], *tails]))
+    summary = json.loads(done.stdout.splitlines()[-1])
+    lines = [json.loads(line) for line in (place / recipe / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "critic/rewards/mean" in line]
+    model = tomllib.loads(toml.read_text())["policy"]["model"]
+    return {
+        "model": model,
+        "seconds": summary["seconds"],
+        "before": summary["before"],
+        "after": summary["after"],
+        "scores": summary["scores"],
+        "rewards": [step["critic/rewards/mean"] for step in steps],
+        "seconds_per_step": [step.get("perf/time_per_step") for step in steps],
+        "failed": summary["failed"],
+        "max_logprob_diff": summary["max_logprob_diff"],
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "hardware": hardware(),
+    }
+
+
+def hardware() -> Found:
+    import torch
+
+    found: Found = {"cores": os.cpu_count(), "torch": torch.__version__, "python": platform.python_version()}
+    return found | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})
+
+
+def draw(found: Found, file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(found), figsize=(3.2 * len(found), 2.8), squeeze=False, layout="constrained")
+    for axis, (recipe, one) in zip(axes[0], found.items(), strict=True):
+        axis.plot(range(1, len(one["rewards"]) + 1), one["rewards"], color="#9bb7d4", label="training reward")
+        split, scores = next(iter(one["scores"].items()))
+        axis.plot(*zip(*scores["reward"], strict=True), color="#1f4e79", marker="o", label=f"{split} reward")
+        axis.set(title=f"{recipe}, {one['model']}", xlabel="step", ylim=(0, None))
+        axis.legend(frameon=False, fontsize=8)
+    figure.savefig(file, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="+", metavar="RECIPE")
+    parser.add_argument("--config", default="gpu", help="which of the recipe's files (default: gpu)")
+    parser.add_argument("--data", action="append", default=[], metavar="RECIPE=PATH", help="where its data is")
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="any setting, for all of them")
+    parser.add_argument("--folder", type=Path, help="where runs are kept (default: nowhere)")
+    parser.add_argument("--json", type=Path, metavar="FILE", default=RESULTS / "learning.json")
+    given = parser.parse_args()
+    data = dict(one.split("=", 1) for one in given.data)
+    found: Found = json.loads(given.json.read_text()) if given.json.exists() else {}
+    with tempfile.TemporaryDirectory(prefix="strop-learning-") as scratch:
+        for recipe in given.recipes:
+            one = run(recipe, given.folder or Path(scratch), data.get(recipe), given.set, given.config)
+            found[recipe] = one
+            given.json.write_text(json.dumps(found, indent=1) + "\n")
+            say(f"{recipe}: {one['before']} -> {one['after']}, {one['seconds']:.0f} s")
+    draw(found, given.json.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
