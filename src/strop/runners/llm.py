@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import MutableMapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
@@ -63,6 +64,17 @@ class LLM(Struct, frozen=True, kw_only=True):
             task=lease.rollout.task,
             sampling=sampling or Sampling(),
         )
+
+    def as_agent(self, name: str) -> LLM:
+        """The same model for another agent of this rollout: what it is asked there is recorded under that name.
+
+        >>> llm = LLM(base_url="http://127.0.0.1:1/r/g1.0/1/agents/main/v1", api_key="", model="", trace_id="",
+        ...     events_url="", rollout="g1.0", task=Task(id="t"))
+        >>> llm.as_agent("the writer").base_url
+        'http://127.0.0.1:1/r/g1.0/1/agents/the%20writer/v1'
+        """
+        base, _, _ = self.base_url.rpartition("/agents/")
+        return msgspec.structs.replace(self, base_url=f"{base}/agents/{quote(name, safe='')}/v1")
 
     def environment(self, task_file: str) -> dict[str, str]:
         """The same for agents, and programs they start, that read it from the environment."""
