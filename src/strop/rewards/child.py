@@ -42,7 +42,21 @@ def match(predicted: str, golden: str, database: str, seconds: float, most: int)
     return compared(predicted, golden, database, seconds, most)
 
 
-JOBS: dict[str, tuple[Callable[..., Any], str]] = {"equal": (equal, "math_verify"), "match": (match, "")}
+def rows(query: str, database: str, seconds: float, most: int) -> tuple[list[str], list[list[str]], bool, str]:
+    """The columns, the first rows, whether there are more, and why there are none of all this."""
+    from strop.rewards.query import Refused, shown
+
+    try:
+        return *shown(query, database, seconds, most), ""
+    except Refused as error:
+        return [], [], False, str(error)
+
+
+JOBS: dict[str, tuple[Callable[..., Any], str]] = {
+    "equal": (equal, "math_verify"),
+    "match": (match, ""),
+    "rows": (rows, ""),
+}
 MISSING = "math_equal needs math-verify: pip install 'strop[math]'"
 
 

@@ -9,13 +9,14 @@ import re
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 Row = tuple[Any, ...]
+T = TypeVar("T")
 
 READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE, sqlite3.SQLITE_FUNCTION}
 REFUSED = {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit"}
@@ -23,6 +24,8 @@ LONGEST = 10**6
 """Bytes of one value or of a query."""
 MOST = 5 * 10**7
 """Bytes of a whole result, roughly."""
+WIDEST = 200
+"""Characters shown of a value."""
 
 _WORDS = re.compile(r"""--[^\n]*|/\*.*?(?:\*/|$)|'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^]]*]|\w+|\S""", re.DOTALL)
 
@@ -52,9 +55,33 @@ def compared(predicted: str, golden: str, database: str, seconds: float, most: i
 
 def run(query: str, database: str, seconds: float, most: int) -> tuple[list[Row], int]:
     """The rows of a query, with values made comparable, and the number of its columns."""
+    return _read(query, database, seconds, lambda cursor: _fetched(cursor, most))
+
+
+def shown(query: str, database: str, seconds: float, most: int) -> tuple[list[str], list[list[str]], bool]:
+    """The names of a query's columns, its first rows as text, and whether there are more of them."""
+
+    def first(cursor: sqlite3.Cursor) -> tuple[list[str], list[list[str]], bool]:
+        if cursor.description is None:
+            raise Refused("it is not a SELECT")
+        rows = cursor.fetchmany(most + 1)
+        names = [str(column[0]) for column in cursor.description]
+        return names, [[_shown(value) for value in row] for row in rows[:most]], len(rows) > most
+
+    return _read(query, database, seconds, first)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    text = "NULL" if value is None else str(value)
+    return text if len(text) <= WIDEST else text[:WIDEST] + "..."
+
+
+def _read(query: str, database: str, seconds: float, read: Callable[[sqlite3.Cursor], T]) -> T:
     try:
         with closing(opened(database, time.monotonic() + seconds)) as db:
-            return _fetched(db.execute(query), most)
+            return read(db.execute(query))
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:  # ValueErrors are NULs and surrogates
         said = f"it took more than {seconds:g} s" if str(error) == "interrupted" else str(error)
         raise Refused(said) from None

@@ -11,4 +11,5 @@ mcp          the tools of MCP servers
 episode      the loop itself: ask, run the calls, ask again, until a limit or an answer
 agent        ToolAgent
 environment  Environment, EnvironmentAgent
+sql          run_query: a SELECT on a SQLite file, and nothing else
 """
