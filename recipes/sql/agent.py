@@ -1,0 +1,119 @@
+"""A LangGraph agent that answers a question with SQL: write, execute, check, rewrite.
+
+    write ─▶ execute ─▶ check ─▶ END          the query gives rows, and the checker thinks that they answer the question
+               │ ▲        │
+               ▼ │        ▼
+              rewrite ◀───┘                   it gives an error, or the checker says no; at most `rewrites` times
+
+Writer, checker and rewriter ask the same model under names of their own: configs train the first and the last of them.
+"""
+
+import re
+from typing import Any, TypedDict
+
+from langchain_openai import ChatOpenAI
+from langgraph.graph import END, START, StateGraph
+
+from strop import Reward
+from strop.rewards import sql_match
+from strop.tools.sql import run_query
+
+WRITE = "Write one SQLite query that answers the question. Reply with the query only."
+CHECK = "Does the result of the query answer the question? Reply with yes or no."
+REWRITE = "{question}\nThis query is wrong:\n{query}\nIt gives:\n{result}\nWrite a query that is right."
+AGAIN = "It gives:\n{result}\nThis is wrong too. Write a query that is right."
+
+EXECUTES = 0.1
+"""What a query is worth that gives anything at all. One that gives what it should is worth 1."""
+
+
+class State(TypedDict, total=False):
+    question: str
+    query: str
+    result: str
+    failed: bool
+    right: bool
+    queries: list[str]
+    rewriting: list[Any]
+
+
+class SQLAgent:
+    def __init__(self, data: dict[str, Any], llm: Any) -> None:
+        self.data = data
+        self.writer = model(llm, "writer")
+        self.checker = model(llm, "checker", max_tokens=4)
+        self.rewriter = model(llm, "rewriter")
+        system = f"{WRITE}\n\nTables:\n{data['schema']}"
+        self.before = [("system", system)]
+        for question, query in data["examples"]:
+            self.before += [("user", question), ("assistant", query)]
+
+    def write(self, state: State) -> State:
+        said = self.writer.invoke([*self.before, ("user", state["question"])])
+        return {"query": (query := read_query(said.text)), "queries": [query]}
+
+    def execute(self, state: State) -> State:
+        seen = run_query(state["query"], self.data["database"], rows=5, limit=300)
+        return {"result": seen.text, "failed": not seen.ok}
+
+    def check(self, state: State) -> State:
+        asked = "Question: {question}\nQuery: {query}\nResult:\n{result}".format(**state)
+        said = self.checker.invoke([("system", CHECK), ("user", asked)])
+        return {"right": not re.match(r"\W*no\b", said.text, re.IGNORECASE)}
+
+    def rewrite(self, state: State) -> State:
+        before = state.get("rewriting")
+        asked = AGAIN.format(**state) if before else REWRITE.format(**state)
+        messages = [*(before or self.before), ("user", asked)]
+        said = self.rewriter.invoke(messages)
+        query = read_query(said.text)
+        return {"query": query, "queries": [*state["queries"], query], "rewriting": [*messages, said]}
+
+    def after_execute(self, state: State) -> str:
+        if len(state["queries"]) > self.data["rewrites"]:
+            return END
+        return "rewrite" if state["failed"] else "check"
+
+    def graph(self) -> Any:
+        builder = StateGraph(State)
+        for node in (self.write, self.execute, self.check, self.rewrite):
+            builder.add_node(node.__name__, node)
+        builder.add_edge(START, "write")
+        builder.add_edge("write", "execute")
+        builder.add_conditional_edges("execute", self.after_execute, ["rewrite", "check", END])
+        builder.add_conditional_edges("check", lambda state: END if state["right"] else "rewrite", ["rewrite", END])
+        builder.add_edge("rewrite", "execute")
+        return builder.compile()
+
+
+def model(llm: Any, name: str, **options: Any) -> ChatOpenAI:
+    return ChatOpenAI(model=llm.model, base_url=llm.as_agent(name).base_url, api_key=llm.api_key, **options)
+
+
+def read_query(text: str) -> str:
+    """The query within what a model said.
+
+    >>> read_query("Here it is:\\n```sql\\nSELECT name\\nFROM singer;\\n```\\nIt gives names.")
+    'SELECT name\\nFROM singer'
+    >>> read_query("I do not know.")
+    ''
+    """
+    found = re.search(r"\b(select|with)\b.*", text, re.IGNORECASE | re.DOTALL)
+    return re.split(r";|```|\n\n", found[0])[0].strip() if found else ""
+
+
+def solve(task: Any, llm: Any) -> list[Reward]:
+    """The last query is what the rollout is worth. The first one is the writer's own doing, and counts for it alone."""
+    done = SQLAgent(task.data, llm).graph().invoke({"question": task.data["question"]})
+    first, last = worth(task.data, done["queries"][0]), worth(task.data, done["query"])
+    return [
+        Reward(name="reward", value=last),
+        Reward(name="match", value=float(last == 1.0)),
+        Reward(name="written", value=first, agent="writer"),
+    ]
+
+
+def worth(data: dict[str, Any], query: str) -> float:
+    if sql_match(query, data["query"], data["database"]):
+        return 1.0
+    return EXECUTES if run_query(query, data["database"], rows=1).ok else 0.0
