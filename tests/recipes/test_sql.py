@@ -1,0 +1,145 @@
+"""The recipe sql: Spider's questions as tasks, and three steps of the LangGraph agent."""
+
+import json
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from recipes.sql import data
+from strop import config
+from strop.errors import TaskError
+from strop.rewards import sql_match
+from strop.types import Rollout
+from tests.recipes.trained import ROOT, Trained, needs, train
+
+SPIDER = Path(__file__).parents[2] / "../shared/data/spider"
+spider = pytest.mark.skipif(not SPIDER.is_dir(), reason="Spider is not here")
+
+
+@pytest.mark.parametrize("size", ["laptop", "gpu", "cluster"])
+def test_configs_are_whole(size: str) -> None:
+    found = config.load(toml=ROOT / "recipes" / "sql" / f"{size}.toml")
+    assert found.policy.agents == ("writer", "rewriter")
+    assert (ROOT / found.agent.partition(":")[0]).is_file()
+
+
+def test_made_data() -> None:
+    tasks = data.tasks("made", level="easy", examples=3, rewrites=1, test=4)
+    assert Counter(task.split for task in tasks) == {"train": 27, "test": 4}
+    seen = {split: {task.data["db_id"] for task in tasks if task.split == split} for split in ("train", "test")}
+    assert seen == {"train": {"music", "library", "racing"}, "test": {"school"}}
+    assert len({task.id for task in tasks}) == len(tasks)
+    for task in data.tasks("made", examples=6):
+        given = task.data
+        queries = [given["query"], *(query for _, query in given["examples"])]
+        assert [float(sql_match(query, query, given["database"])) for query in queries] == [1.0] * 7
+    assert len(data.tasks("made")) == 40
+    with pytest.raises(TaskError, match="no level"):
+        data.tasks("made", level="hard")
+
+
+@pytest.mark.parametrize("layout", ["spider", "lines"])
+def test_layouts(layout: str, tmp_path: Path) -> None:
+    """Spider's own files, and lines of JSON beside flat databases."""
+    for name in ("a", "b"):
+        path = tmp_path / "database" / (f"{name}/{name}.sqlite" if layout == "spider" else f"{name}.sqlite")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(path)) as db:
+            db.execute('CREATE TABLE things (id INTEGER, "long name" TEXT, "order" TEXT)')
+            db.execute("INSERT INTO things VALUES (1, 'x', 'it''s')")
+            db.commit()
+    rows = [{"db_id": "a", "question": "How many?", "query": "SELECT count(*) FROM things", "toks": ["How"]}]
+    dev = [{"db_id": "b", "question": "Which?", "query": "SELECT id FROM things"}]
+    if layout == "spider":
+        (tmp_path / "train_spider.json").write_text(json.dumps(rows))
+        (tmp_path / "train_others.json").write_text(json.dumps(rows))
+        (tmp_path / "dev.json").write_text(json.dumps(dev))
+    else:
+        (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 2))
+        (tmp_path / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in dev))
+    tasks = data.tasks(str(tmp_path), examples=9)
+    assert [(task.id, task.split) for task in tasks] == [
+        ("spider-train-0", "train"),
+        ("spider-train-1", "train"),
+        ("spider-test-0", "test"),
+    ]
+    assert tasks[0].data["schema"] == "things(id, long name, order)"
+    for _, query in (shown := tasks[0].data["examples"]):
+        assert sql_match(query, query, tasks[0].data["database"]), query
+    assert shown[2][1] == """SELECT "long name" FROM things WHERE "order" = 'it''s'"""
+    with pytest.raises(TaskError, match="more columns"):
+        data.tasks(str(tmp_path), columns=2)
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="give --data FOLDER"):
+        data.tasks(str(tmp_path))
+    (tmp_path / "database").mkdir()
+    (tmp_path / "train.jsonl").write_text('{"db_id": "none", "question": "?", "query": "SELECT 1"}\n')
+    with pytest.raises(TaskError, match=r"no database/none/none\.sqlite"):
+        data.tasks(str(tmp_path))
+
+
+@spider
+def test_spider() -> None:
+    tasks = data.tasks(str(SPIDER), level="easy", columns=20, examples=6, test=94)
+    train, test = ([task for task in tasks if task.split == split] for split in ("train", "test"))
+    assert len(train) > 1000
+    assert len(test) > 90
+    assert not {task.data["db_id"] for task in train} & {task.data["db_id"] for task in test}
+    for task in test:
+        for _, query in task.data["examples"]:
+            assert sql_match(query, query, task.data["database"]), query
+
+
+@needs("sql")
+@pytest.mark.frameworks
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("data", ["made", pytest.param(str(SPIDER), marks=spider)], ids=["made", "spider"])
+def test_three_steps(data: str, tmp_path: Path) -> None:
+    given = {"data": data, "level": "easy", "columns": 12, "examples": 3, "rewrites": 2, "test": 2}
+    sets = [f"tasks_args.{name}={value}" for name, value in given.items()]
+    trained = train("sql", tmp_path, "loop.steps=3", "policy.context=768", *sets, timeout=800)
+    branches = trained.check()
+    assert len(trained.rollouts) == 3 * 2 * 6
+    assert {rollout.status for rollout in trained.rollouts} == {"succeeded"}
+    checks = {rollout.id: agents(trained, rollout)["checker"] for rollout in trained.rollouts}
+    asked_again = sum(max(0, number - 1) for number in checks.values())
+    assert branches == Counter({None: branches[None], **({"new_conversation": asked_again} if asked_again else {})})
+    for rollout in trained.rollouts:
+        check_rollout(trained, rollout)
+    assert any(agents(trained, rollout)["rewriter"] == 2 for rollout in trained.rollouts)
+    assert any(checks.values())
+
+
+def agents(trained: Trained, rollout: Rollout) -> Counter[str]:
+    return Counter(turn.agent for turn in trained.turns(rollout))
+
+
+def check_rollout(trained: Trained, rollout: Rollout) -> None:
+    """One writer; a rewriter that goes on from what it said; loss on the words of both, on none of the checker's."""
+    turns = trained.turns(rollout)
+    by = {name: [turn for turn in turns if turn.agent == name] for name in ("writer", "checker", "rewriter")}
+    assert turns[0].agent == "writer"
+    assert len(by["writer"]) == 1
+    assert len(by["rewriter"]) <= 2
+    assert all(len(turn.response_ids) <= 4 for turn in by["checker"])
+    if by["rewriter"]:
+        first, *again = by["rewriter"]
+        assert first.parent is None
+        assert first.messages[-1]["content"].startswith(f"{rollout.task.data['question']}\nThis query is wrong:\n")
+        for turn in again:
+            assert (turn.parent, turn.branch, turn.shared) == (first.id, None, len(first.ids))
+            assert turn.prompt_ids[: turn.shared] == first.ids
+    spoken = [(turn.agent, trained.renderer.decode(turn.response_ids)) for turn in turns if turn.agent != "checker"]
+    assert sorted(trained.loss_text(rollout.id)) == sorted(spoken)
+    rewards = {(reward.name, reward.agent): reward.value for reward in rollout.rewards}
+    assert rewards.keys() == {("reward", None), ("match", None), ("written", "writer")}
+    assert set(rewards.values()) <= {0.0, 0.1, 1.0}
+    assert rewards["match", None] == float(rewards["reward", None] == 1.0)
+    if not by["rewriter"]:  # then the first query is the last
+        assert rewards["written", "writer"] == rewards["reward", None]
