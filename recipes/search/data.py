@@ -61,8 +61,7 @@ def tasks(
     test = [row for row in found if row["split"] == "test"] or train[:held]
     splits = {"train": train if test[0]["split"] == "test" else train[held:], "test": test[:held]}
     for name in tests:
-        rows = list(read(name))
-        splits[name] = ([row for row in rows if row["split"] == "test"] or rows)[:held]
+        splits[Path(name).stem] = ([row for row in read(name) if row["split"] == "test"] or list(read(name)))[:held]
     return [_task(row, split, search) for split, rows in splits.items() for row in rows]
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import strop
+from strop import algorithms
 from strop.config import load
 from strop.errors import TaskError
 from strop.imports import resolve
@@ -143,7 +144,8 @@ def test_the_real_questions() -> None:
     train, test = ({task.id.partition("-")[2] for task in made if task.split == one} for one in ("train", "test"))
     assert (len(train), len(test), train & test) == (98, 48, set())
     assert all(set(task.data["titles"]) <= {one["title"] for one in task.data["paragraphs"]} for task in made)
-    assert len(tasks(str(QUESTIONS / "bamboogle.jsonl"), search="http://x", held=125)) == 125
+    both = tasks(str(file), search="http://127.0.0.1:8000", held=50, tests=[str(QUESTIONS / "bamboogle.jsonl")])
+    assert sum(task.split == "bamboogle" for task in both) == 50
 
 
 @pytest.mark.parametrize("size", ["laptop", "gpu", "cluster"])
@@ -153,8 +155,8 @@ def test_configurations_can_be_read(size: str) -> None:
         assert resolve(str(ROOT / spec), "agent")
     assert config.policy.context is not None
     assert config.learner.token_budget >= config.policy.context
-    reached = {"em", "f1", "found", "reward"}
-    assert set(config.algorithm.rewards) <= reached
+    assert algorithms.make(config.algorithm, config.learner)
+    assert set(config.algorithm.rewards) <= {"em", "f1", "found", "reward"}
 
 
 # -- tools -------------------------------------------------------------------------------------------------------------
