@@ -92,9 +92,9 @@ class Grammar(Struct, frozen=True, kw_only=True):
         if self.head is None:
             return None
         before, behind = self.head
+        # Models write a space, or the quote before a name, as one token with what follows: that is theirs to begin.
         if tool is not None:
-            return before + tool + behind
-        # Models write the quote before a name as one token with what follows: they begin the object themselves.
+            return (before + tool + behind).rstrip(" ")
         return before[: before.rfind("{")] if before.rfind("{") > 0 else before or None
 
 
