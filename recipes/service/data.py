@@ -1,0 +1,77 @@
+"""GSM8K as tasks, or problems of the same shape that are made here.
+
+    a row     {"question": "Tom has 3 boxes of 12 pens. ...", "answer": "... 3*12=<<3*12=36>>36 pens.\\n#### 36"}
+    its task  {"question": "Tom has 3 boxes of 12 pens. ...", "results": ["36"], "answer": "36"}
+
+Its solutions mark every calculation, so that one can tell how many steps a problem takes.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from strop import demo
+from strop.types import Task
+
+Row = dict[str, Any]
+
+
+def tasks(data: str = "openai/gsm8k", steps: int | None = None, letters: int | None = None) -> list[Task]:
+    """Tasks of GSM8K's splits `train` and `test`. `data` is the data set's name, a folder with its train.jsonl and
+    test.jsonl, or "made". With `steps` and `letters`, only problems of at most so many calculations that are at most so
+    long."""
+    found: list[Task] = []
+    for split in ("train", "test"):
+        for number, row in enumerate(rows(data, split)):
+            task = Task(id=f"{split}-{number}", split=split, data=problem(row))
+            short = letters is None or len(row["question"]) <= letters
+            easy = steps is None or 0 < len(task.data["results"]) <= steps  # 0: its solution marks none of them
+            if short and easy:
+                found.append(task)
+    if not found:
+        raise ValueError(f"none of the problems in {data} has at most {steps} steps and {letters} letters: allow more")
+    return found
+
+
+def problem(row: Row) -> dict[str, Any]:
+    """What a task has of a row.
+
+    >>> problem({"question": "How much?", "answer": "Half: 48/2=<<48/2=24>>24.\\n48+24=<<48+24=72>>72\\n#### 1,072"})
+    {'question': 'How much?', 'results': ['24', '72'], 'answer': '1072'}
+    """
+    solution, _, answer = row["answer"].rpartition("####")
+    results = [plain(result) for result in re.findall(r"<<[^<>]*=([^<>=]*)>>", solution)]
+    return {"question": row["question"], "results": results, "answer": plain(answer)}
+
+
+def plain(number: str) -> str:
+    return number.replace(",", "").strip()
+
+
+def rows(data: str, split: str) -> Iterable[Row]:
+    if data == "made":
+        return made(split)
+    if Path(data).is_dir():
+        lines = (Path(data) / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+    try:
+        import datasets
+
+        return datasets.load_dataset(data, "main", split=split)
+    except (ImportError, OSError, ValueError) as error:
+        raise ValueError(
+            f"the data set {data} cannot be loaded ({error}): give --data PATH, a folder with its train.jsonl and "
+            "test.jsonl, or --data made for problems that need no download"
+        ) from None
+
+
+def made(split: str) -> Iterable[Row]:
+    """The demo's questions, which strop/nano understands, in GSM8K's shape."""
+    for task in demo.tasks():
+        if task.split == split:
+            (call,), answer = task.data["calls"], task.data["answer"]
+            calculation = call.replace(" ", "")
+            solution = f"{calculation} = <<{calculation}={answer}>>{answer}\n#### {answer}"
+            yield {"question": task.data["question"], "answer": solution}
