@@ -16,6 +16,7 @@ PLACE = ROOT / ".frameworks"
 
 PYTHON = {
     "openai-agents": "openai-agents==0.24.0 openai==3.49.0",
+    "youtu": "openai-agents==0.24.0 openai==3.49.0 hydra-core==1.3.2",
     "langgraph": "langgraph==1.2.20 langchain-openai==1.7.3 openai==3.49.0",
     "autogen": "autogen-agentchat==0.7.5 autogen-ext[openai]==0.7.5 openai==3.49.0",
     "agentscope": "agentscope==2.0.10 openai==3.49.0",

@@ -133,6 +133,32 @@ async def test_answer_demanded_as_a_call(place: Place, stream: bool) -> None:
     check_appends(ended.turns)
 
 
+YOUTU = AGENTS / "youtu"
+
+
+@DELIVERY
+@pytest.mark.parametrize("api", [CHAT, RESPONSES])
+@pytest.mark.parametrize("settings", ["environment", "yaml"])
+async def test_an_agent_made_as_youtu_agent_makes_them(place: Place, settings: str, api: str, stream: bool) -> None:
+    """Pointed at the gateway by UTU_LLM_BASE_URL and UTU_LLM_API_KEY, or by its YAML."""
+    if not environments.ready("youtu"):
+        pytest.skip("youtu is not installed: run `make frameworks`")
+    command = [str(environments.program("youtu")), str(YOUTU / "agent.py"), *(["--stream"] if stream else [])]
+    if settings == "environment":
+        command = ["sh", str(YOUTU / "youtu.sh"), *command]
+    else:
+        command += ["--config", "cities_at_strop"]
+    kind = "responses" if api == RESPONSES else "chat.completions"
+    ended = await place.run("env", f"UTU_LLM_TYPE={kind}", *command)
+    assert ended.answers == ANSWERS
+    assert place.outside == []
+    assert [turn.finish for turn in ended.turns] == ["tool_calls", "tool_calls", "stop", "stop"]
+    assert results(ended.turns[-1]) == RESULTS
+    check_appends(ended.turns)
+    assert {body["path"].partition("/v1/")[2] for body in ended.bodies} == {api}
+    assert {turn.requested["temperature"] for turn in ended.turns} == {0.3}  # asked for; the policy's own counts
+
+
 def check_edit(before: Turn, after: Turn, shared: int) -> None:
     """A turn goes on from another, but what the model had said there came back in other words: a branch that shares
     at least `shared` ids with it."""
