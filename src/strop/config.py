@@ -266,7 +266,8 @@ class LoopConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 0
     eval_every: Annotated[int, _doc("steps between evaluations; 0: only before the first and after the last")] = 0
     eval_splits: Annotated[tuple[str, ...], _doc("splits of the tasks that are evaluated")] = ("test",)
-    eval_greedy: Annotated[bool, _doc("evaluate greedily as well as sampled")] = True
+    eval_samples: Annotated[int, _doc("samples per task in an evaluation: k of mean@k and pass@k"), Meta(ge=1)] = 1
+    eval_greedy: Annotated[bool, _doc("evaluate greedily as well as sampled, one sample per task")] = True
     checkpoint_every: Annotated[int, _doc("steps between checkpoints; the last step always has one"), Meta(ge=1)] = 10
     keep_checkpoints: Annotated[int, _doc("newest checkpoints kept; the best stays too"), Meta(ge=1)] = 2
     group_deadline: Annotated[float, _doc("seconds after which a group is closed with what it has"), Meta(gt=0)] = (

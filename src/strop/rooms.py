@@ -171,6 +171,7 @@ class Run:
                 step=step,
                 split=split,
                 greedy=greedy,
+                samples=1 if greedy else loop.eval_samples,
                 retries=self.config.runner.retries.by_cause(),
             )
             for split in loop.eval_splits

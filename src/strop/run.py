@@ -71,7 +71,7 @@ async def loop(run: Run) -> Summary:
     run.view.past([(step.number, step.metrics) for step in run.steps])
     for step, split, ended in await finished_evaluations(run):
         show_scores(run, step, split, ended)
-    run.metrics = MetricsFile(run.folder.metrics, run.steps, run.scores, run.writers)
+    run.metrics = MetricsFile(run.folder.metrics, run.steps, run.scores, run.writers, run.config.loop.eval_samples)
     await evaluate_if_due(run)
     keep_checkpoints(run)
     while not finished(run) and not run.stop.is_set():
@@ -283,7 +283,7 @@ def show_scores(run: Run, step: int, split: str, ended: Sequence[Rollout]) -> No
     run.scores[step, split] = means
     run.view.evaluation(step, {f"{split} {name}": value for name, value in means.items()})
     if run.metrics is not None:
-        run.metrics.write(step, flat(split, means))
+        run.metrics.write(step, flat(split, means, run.config.loop.eval_samples))
 
 
 def check_rewards(run: Run, ended: Sequence[Rollout]) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -39,6 +40,17 @@ def test_a_run_leaves_what_it_promises(whole: Path, told: Story) -> None:
     assert Counter(rollout.mode for rollout in told.rollouts) == {"train": 64, "eval": 40, "greedy": 40}
     assert sorted(p.name for p in (whole / "checkpoints").iterdir()) == ["best", "step-000002-1", "step-000004-1"]
     assert (whole / "checkpoints" / "best" / "model.safetensors").is_file()
+
+
+def test_an_evaluation_may_take_several_samples_of_every_task(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    runs.finish(runs.demo(folder, *SMALL, "loop.steps=0", "loop.eval_samples=3"))
+    rollouts = runs.story(folder).rollouts
+    assert Counter(rollout.mode for rollout in rollouts) == {"eval": 24, "greedy": 8}
+    assert len({rollout.seed for rollout in rollouts}) == 32
+    sampled, greedily = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert sampled["val-core/test/reward/mean@3"] == mean(r.reward("reward") for r in rollouts if r.mode == "eval")
+    assert "val-core/test-greedy/reward/mean@1" in greedily
 
 
 def test_token_law(told: Story) -> None:

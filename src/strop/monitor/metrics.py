@@ -73,10 +73,12 @@ class MetricsFile:
     """metrics.jsonl: one object per step and per evaluation. It is made from the store, which is the truth: a resumed
     run writes it anew, so its numbers go on without a seam. `writers` are told the same."""
 
-    def __init__(self, path: Path, steps: Iterable[Step], scores: Scores, writers: Writers | None = None) -> None:
+    def __init__(
+        self, path: Path, steps: Iterable[Step], scores: Scores, writers: Writers | None = None, samples: int = 1
+    ) -> None:
         self._path, self._writers = path, writers
         lines = [(step.number, 0, step.metrics) for step in steps]
-        lines += [(step, 1, flat(split, means)) for (step, split), means in scores.items()]
+        lines += [(step, 1, flat(split, means, samples)) for (step, split), means in scores.items()]
         points = [(step, metrics) for step, _, metrics in sorted(lines, key=lambda at: at[:2])]
         path.write_bytes(b"".join(_line(step, metrics) for step, metrics in points))
         if writers is not None:
@@ -94,10 +96,11 @@ def _line(step: int, metrics: Mapping[str, float]) -> bytes:
     return msgspec.json.encode({"step": step, **metrics}) + b"\n"
 
 
-def flat(split: str, means: Mapping[str, float]) -> dict[str, float]:
-    """An evaluation as metrics.
+def flat(split: str, means: Mapping[str, float], samples: int = 1) -> dict[str, float]:
+    """An evaluation with so many samples of every task as metrics. Greedily there is one.
 
-    >>> flat("test", {"reward": 0.5})
-    {'val-core/test/reward/mean@1': 0.5}
+    >>> flat("test", {"reward": 0.5}, 4), flat("test-greedy", {"reward": 0.5}, 4)
+    ({'val-core/test/reward/mean@4': 0.5}, {'val-core/test-greedy/reward/mean@1': 0.5})
     """
-    return {f"val-core/{split}/{name}/mean@1": value for name, value in means.items()}
+    k = 1 if split.endswith("-greedy") else samples
+    return {f"val-core/{split}/{name}/mean@{k}": value for name, value in means.items()}

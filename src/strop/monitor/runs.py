@@ -84,7 +84,7 @@ def read(folder: Path) -> PastRun:
     lines = _lines(folder / "metrics.jsonl")
     split = next(iter(config.loop.eval_splits), "")
     trained = points(lines, TRAINED)
-    evaluated = points(lines, f"val-core/{split}/reward/mean@1")
+    evaluated = points(lines, f"val-core/{split}/reward/mean@{config.loop.eval_samples}")
     steps = max((step for step, metrics in lines if "timing_s/step" in metrics), default=0)
     shown = evaluated or trained
     best = max(shown, key=lambda at: at[1], default=(None, None))
