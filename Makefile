@@ -83,7 +83,7 @@ exactness: install
 
 # Train the model in the box anew (about five minutes on two cores).
 nano: install
-	$(BIN)/python recipes/nano/train.py
+	$(BIN)/python recipes/nano/build.py
 
 clean:
 	rm -rf $(VENV) .frameworks .recipes runs build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,6 +1,6 @@
 """Builds the model in the box: tokenizer, weights, figures. About five minutes of CPU time.
 
-    python recipes/nano/train.py [--out FOLDER]
+    python recipes/nano/build.py [--out FOLDER]
 
 Two stages of supervised learning on synthetic conversations (data.py): clean demonstrations until the model copies
 operands and results reliably, then careless ones, so that it is right 10 to 40 % of the time, sampled and greedy alike.
