@@ -1,0 +1,54 @@
+"""Questions for a calculator.
+
+tasks("made")             the demo's, one operation each; nothing is downloaded
+tasks("openai/gsm8k")     GSM8K by its name on the Hugging Face hub
+tasks("gsm8k/")           a folder with its train.jsonl and test.jsonl, or a file with question and answer (#### 18)
+"""
+
+from typing import Any
+
+from strop import Task, demo
+from strop.errors import TaskError
+from strop.rewards import after_hashes
+from strop.tasks.load import load
+
+CALL = {"name": "calculator", "arguments": '{"expression": "12 + 5"}'}
+EXAMPLE: list[dict[str, Any]] = [
+    {
+        "role": "system",
+        "content": "Reply with one tool call only, like this example.\nWhat is 12 + 5?\n"
+        '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12 + 5"}}\n</tool_call>',
+    },
+    {"role": "user", "content": "What is 12 + 5?"},
+    {"role": "assistant", "content": "", "tool_calls": [{"id": "example", "type": "function", "function": CALL}]},
+    {"role": "tool", "content": "17", "tool_call_id": "example"},
+    {"role": "assistant", "content": "12 + 5 = 17."},
+]
+"""How it goes, for models that hardly call a tool of their own accord."""
+
+
+def tasks(data: str = "made", example: bool = False) -> list[Task]:
+    """Tasks `{"messages": [...], "answer": "1924"}`; made ones also have the `calls` that they need."""
+    if data == "made":
+        found = demo.tasks("calc")
+    else:
+        try:
+            found = load(data, **({"name": "main"} if data == "openai/gsm8k" else {}))
+        except TaskError as error:
+            raise TaskError(f"{error}; a copy of it elsewhere is given with --data PATH") from error
+    return [Task(id=task.id, split=task.split, data=read(task, EXAMPLE if example else [])) for task in found]
+
+
+def read(task: Task, before: list[dict[str, Any]]) -> dict[str, Any]:
+    """
+    >>> read(Task(id="t", data={"question": "9 * 2?", "answer": "9 * 2 = <<9*2=18>>18\\n#### 18"}), [])
+    {'messages': [{'role': 'user', 'content': '9 * 2?'}], 'answer': '18'}
+    """
+    match task.data:
+        case {"question": question, "calls": calls, "answer": answer}:
+            more: dict[str, Any] = {"answer": str(answer), "calls": calls}
+        case {"question": question, "answer": str(solution)} if answer := after_hashes(solution):
+            more = {"answer": answer.replace(",", "")}
+        case _:
+            raise TaskError(f"{task.id}: give rows like GSM8K's, with question and answer (the number behind ####)")
+    return {"messages": [*before, {"role": "user", "content": question}], **more}

@@ -1,0 +1,123 @@
+"""Problems whose answer is a number: DAPO-Math-17k to train on, AIME 2024 and 2025 to be measured by.
+
+    tasks("BytedTsinghua-SIA/DAPO-Math-17k")   from the Hugging Face hub, and AIME from there as well
+    tasks("dapo-math-17k.parquet")             a file in that shape, which is verl's
+    tasks("math/")                             a folder with dapo*.parquet, aime*24.* and aime*25.* (.jsonl or .parquet)
+    tasks("made")                              arithmetic in the same shape; nothing is downloaded
+
+    a row of DAPO   {"prompt": [{"role": "user", "content": ...}], "reward_model": {"ground_truth": "34", ...}, ...}
+    a row of AIME   {"problem": ..., "answer": 204, ...}, or with capitals
+    their tasks     {"messages": [system, (an example,) problem], "answer": "34"}, splits train, aime24 and aime25
+
+The public DAPO file has every problem about a hundred times, each time between the same two sentences on the form of
+the answer. Here each is there once, without them. The few problems that come with two different answers are left out.
+"""
+
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from strop import Task, demo
+from strop.errors import TaskError
+from strop.tasks import files, hub
+
+DAPO = "BytedTsinghua-SIA/DAPO-Math-17k"
+AIME = {"aime24": "Maxwell-Jia/AIME_2024", "aime25": "yentinglin/aime_2025"}
+SYSTEM = (
+    "Solve the problem. You can run Python code, as often as you like, and read what it prints. "
+    "Put the answer in \\boxed{} at the end."
+)
+CALL = {"name": "python", "arguments": '{"code": "print(12 * 5)"}'}
+EXAMPLE: list[dict[str, Any]] = [
+    {"role": "user", "content": "What is 12 * 5?"},
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "example", "type": "function", "function": CALL}]},
+    {"role": "tool", "content": "60", "tool_call_id": "example"},
+    {"role": "assistant", "content": "The answer is \\boxed{60}."},
+]
+AROUND = re.compile(
+    r"\ASolve the following math problem step by step\..*?\n\n|\n\nRemember to put your answer .*\Z", re.S
+)
+
+Row = dict[str, Any]
+
+
+def tasks(data: str = DAPO, example: bool = False) -> list[Task]:
+    """Tasks of `data`. `example` shows every conversation one that was had before, for models that know no tools."""
+    before = [{"role": "system", "content": SYSTEM}, *(EXAMPLE if example else [])]
+    found: list[Task] = []
+    for split, where in places(data).items():
+        for n, (problem, answer) in enumerate(once(rows(where)).items()):
+            messages = [*before, {"role": "user", "content": problem}]
+            found.append(Task(id=f"{split}-{n}", split=split, data={"messages": messages, "answer": answer}))
+    return found
+
+
+def places(data: str) -> dict[str, str]:
+    """Where each split comes from."""
+    if data == "made":
+        return {"train": "made/train", "test": "made/test"}
+    if not Path(data).is_dir():
+        return {"train": data, **AIME}
+    patterns = {"train": "dapo*.parquet", "aime24": "aime*24.*", "aime25": "aime*25.*"}
+    there = {split: sorted(Path(data).rglob(pattern)) for split, pattern in patterns.items()}
+    if not there["train"]:
+        raise TaskError(f"{data} has no dapo*.parquet: give --data with the folder or the file of {DAPO}")
+    return {"train": "", **AIME} | {split: str(found[0]) for split, found in there.items() if found}
+
+
+def rows(where: str) -> Iterator[Row]:
+    """Rows as they stand in a file or on the hub, one at a time: the public file has 1.8 million of them."""
+    if where.startswith("made/"):
+        yield from made(where.removeprefix("made/"))
+        return
+    path = Path(where)
+    try:
+        sources = {"": files.read(path)} if path.suffix or path.exists() else hub.from_hub(where)
+        for source in sources.values():
+            yield from (row.item for row in source)
+    except TaskError as error:
+        raise TaskError(f"{error}; a folder with copies of DAPO and AIME is given with --data PATH") from error
+
+
+def once(found: Iterator[Row]) -> dict[str, str]:
+    """Answers by problem, in the order of the file."""
+    answers: dict[str, set[str]] = {}
+    for row in found:
+        problem, answer = read(row)
+        answers.setdefault(problem, set()).add(answer)
+    return {problem: given.pop() for problem, given in answers.items() if len(given) == 1}
+
+
+def read(row: Row) -> tuple[str, str]:
+    """The problem and its answer.
+
+    >>> read({"prompt": [{"role": "user", "content": "What is $2+2$?"}], "reward_model": {"ground_truth": "4"}})
+    ('What is $2+2$?', '4')
+    >>> read({"ID": "2024-I-4", "Problem": "Jen enters ...", "Answer": 116})
+    ('Jen enters ...', '116')
+    """
+    match {key.lower(): value for key, value in row.items()}:
+        case {"prompt": [*_, {"content": problem}], "reward_model": {"ground_truth": answer}}:
+            return AROUND.sub("", problem).strip(), str(answer)
+        case {"problem": problem, "answer": answer}:
+            return problem.strip(), str(answer)
+    raise TaskError(
+        f"a row with {', '.join(row)} is neither DAPO's nor AIME's: recipes/retool/data.py has their shapes"
+    )
+
+
+def made(split: str) -> Iterator[Row]:
+    """Arithmetic as rows of DAPO. Test problems have other operands than those that are trained on."""
+    rng = random.Random(split)
+    pairs = [(a, b) for a in range(11, 100) for b in range(11, 100) if demo.held_out(a, b) == (split == "test")]
+    for index, (a, b) in enumerate(rng.sample(pairs, {"train": 2000, "test": 64}[split])):
+        expression = f"{a} {rng.choice('+-*')} {b}"
+        yield {
+            "data_source": "made",
+            "prompt": [{"role": "user", "content": f"What is {expression}?"}],
+            "ability": "math",
+            "reward_model": {"ground_truth": demo.calculator(expression), "style": "rule"},
+            "extra_info": {"index": index, "split": split},
+        }
