@@ -5,6 +5,7 @@ tasks("openai/gsm8k")     GSM8K by its name on the Hugging Face hub
 tasks("gsm8k/")           a folder with its train.jsonl and test.jsonl, or a file with question and answer (#### 18)
 """
 
+import json
 from typing import Any
 
 from strop import Task, demo
@@ -12,23 +13,17 @@ from strop.errors import TaskError
 from strop.rewards import after_hashes
 from strop.tasks.load import load
 
-CALL = {"name": "calculator", "arguments": '{"expression": "12 + 5"}'}
-EXAMPLE: list[dict[str, Any]] = [
-    {
-        "role": "system",
-        "content": "Reply with one tool call only, like this example.\nWhat is 12 + 5?\n"
-        '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12 + 5"}}\n</tool_call>',
-    },
-    {"role": "user", "content": "What is 12 + 5?"},
-    {"role": "assistant", "content": "", "tool_calls": [{"id": "example", "type": "function", "function": CALL}]},
-    {"role": "tool", "content": "17", "tool_call_id": "example"},
-    {"role": "assistant", "content": "12 + 5 = 17."},
+EXAMPLES = [
+    ("What is 12 + 5?", "12 + 5", "17"),
+    ("How much is 40 minus 8?", "40 - 8", "32"),
+    ("Compute 6 * 30.", "6 * 30", "180"),
 ]
-"""How it goes, for models that hardly call a tool of their own accord."""
+"""How it goes, for models that hardly call a tool of their own accord: question, call, result."""
 
 
-def tasks(data: str = "made", example: bool = False) -> list[Task]:
-    """Tasks `{"messages": [...], "answer": "1924"}`; made ones also have the `calls` that they need."""
+def tasks(data: str = "made", examples: bool = False) -> list[Task]:
+    """Tasks `{"messages": [...], "answer": "1924"}`; made ones also have the `calls` that they need. With `examples`,
+    every conversation begins with some that went well."""
     if data == "made":
         found = demo.tasks("calc")
     else:
@@ -36,7 +31,18 @@ def tasks(data: str = "made", example: bool = False) -> list[Task]:
             found = load(data, **({"name": "main"} if data == "openai/gsm8k" else {}))
         except TaskError as error:
             raise TaskError(f"{error}; a copy of it elsewhere is given with --data PATH") from error
-    return [Task(id=task.id, split=task.split, data=read(task, EXAMPLE if example else [])) for task in found]
+    before = [message for one in EXAMPLES if examples for message in example(*one)]
+    return [Task(id=task.id, split=task.split, data=read(task, before)) for task in found]
+
+
+def example(question: str, expression: str, result: str) -> list[dict[str, Any]]:
+    call = {"name": "calculator", "arguments": json.dumps({"expression": expression})}
+    return [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": result, "type": "function", "function": call}]},
+        {"role": "tool", "content": result, "tool_call_id": result},
+        {"role": "assistant", "content": f"The answer is {result}."},
+    ]
 
 
 def read(task: Task, before: list[dict[str, Any]]) -> dict[str, Any]:

@@ -7,12 +7,13 @@
 
     a row of DAPO   {"prompt": [{"role": "user", "content": ...}], "reward_model": {"ground_truth": "34", ...}, ...}
     a row of AIME   {"problem": ..., "answer": 204, ...}, or with capitals
-    their tasks     {"messages": [system, (an example,) problem], "answer": "34"}, splits train, aime24 and aime25
+    their tasks     {"messages": [system, (examples,) problem], "answer": "34"}, splits train, aime24 and aime25
 
 The public DAPO file has every problem about a hundred times, each time between the same two sentences on the form of
 the answer. Here each is there once, without them. The few problems that come with two different answers are left out.
 """
 
+import json
 import random
 import re
 from collections.abc import Iterator
@@ -29,13 +30,12 @@ SYSTEM = (
     "Solve the problem. You can run Python code, as often as you like, and read what it prints. "
     "Put the answer in \\boxed{} at the end."
 )
-CALL = {"name": "python", "arguments": '{"code": "print(12 * 5)"}'}
-EXAMPLE: list[dict[str, Any]] = [
-    {"role": "user", "content": "What is 12 * 5?"},
-    {"role": "assistant", "content": None, "tool_calls": [{"id": "example", "type": "function", "function": CALL}]},
-    {"role": "tool", "content": "60", "tool_call_id": "example"},
-    {"role": "assistant", "content": "The answer is \\boxed{60}."},
+EXAMPLES = [
+    ("What is 12 + 5?", "print(12 + 5)", "17"),
+    ("How much is 40 minus 8?", "print(40 - 8)", "32"),
+    ("Compute 6 * 30.", "print(6 * 30)", "180"),
 ]
+"""How it goes, for models that hardly call a tool of their own accord: problem, code, what it prints."""
 AROUND = re.compile(
     r"\ASolve the following math problem step by step\..*?\n\n|\n\nRemember to put your answer .*\Z", re.S
 )
@@ -43,15 +43,26 @@ AROUND = re.compile(
 Row = dict[str, Any]
 
 
-def tasks(data: str = DAPO, example: bool = False) -> list[Task]:
-    """Tasks of `data`. `example` shows every conversation one that was had before, for models that know no tools."""
-    before = [{"role": "system", "content": SYSTEM}, *(EXAMPLE if example else [])]
+def tasks(data: str = DAPO, examples: bool = False) -> list[Task]:
+    """Tasks of `data`. With `examples`, every conversation begins with some that went well."""
+    shown = [message for one in EXAMPLES if examples for message in example(*one)]
+    before = [{"role": "system", "content": SYSTEM}, *shown]
     found: list[Task] = []
     for split, where in places(data).items():
         for n, (problem, answer) in enumerate(once(rows(where)).items()):
             messages = [*before, {"role": "user", "content": problem}]
             found.append(Task(id=f"{split}-{n}", split=split, data={"messages": messages, "answer": answer}))
     return found
+
+
+def example(problem: str, code: str, printed: str) -> list[dict[str, Any]]:
+    call = {"name": "python", "arguments": json.dumps({"code": code})}
+    return [
+        {"role": "user", "content": problem},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": printed, "type": "function", "function": call}]},
+        {"role": "tool", "content": printed, "tool_call_id": printed},
+        {"role": "assistant", "content": f"The answer is \\boxed{{{printed}}}."},
+    ]
 
 
 def places(data: str) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The recipe langgraph-react: questions as tasks, the tool, and three steps of a stock agent."""
 
 import importlib
+import json
 import subprocess
 from collections import Counter
 from itertools import pairwise
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recipes.prepare import python_of
-from strop import config
+from strop import config, demo
 from strop.errors import TaskError
 from tests.recipes.trained import ROOT, needs, train
 
@@ -33,11 +34,13 @@ def test_made_questions_are_the_demos() -> None:
     assert len(tasks[0].data["calls"]) == 1
 
 
-def test_an_example_comes_before_the_question() -> None:
-    for task in data.tasks("made", example=True)[:8]:
-        *before, asked = task.data["messages"]
-        assert before == data.EXAMPLE
-        assert asked["role"] == "user"
+def test_examples_come_before_the_question() -> None:
+    *before, asked = data.tasks("made", examples=True)[0].data["messages"]
+    assert [message["role"] for message in before] == ["user", "assistant", "tool", "assistant"] * 3
+    assert [asked] == data.tasks("made")[0].data["messages"]
+    for call, (_, expression, result) in zip(before[1::4], data.EXAMPLES, strict=True):
+        assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == {"expression": expression}
+        assert demo.calculator(expression) == result
 
 
 def test_rows_of_gsm8k(tmp_path: Path) -> None:

@@ -46,9 +46,11 @@ def asks(given: dict[str, Any]) -> str:
     return given["messages"][-1]["content"]
 
 
-def test_an_example_comes_between_the_system_and_the_problem() -> None:
-    messages = data.tasks("made", example=True)[0].data["messages"]
-    assert [message["role"] for message in messages] == ["system", *(m["role"] for m in data.EXAMPLE), "user"]
+def test_examples_come_between_the_system_and_the_problem() -> None:
+    system, *shown, asked = data.tasks("made", examples=True)[0].data["messages"]
+    assert [system, asked] == data.tasks("made")[0].data["messages"]
+    assert [message["role"] for message in shown] == ["user", "assistant", "tool", "assistant"] * 3
+    assert shown[3]["content"] == r"The answer is \boxed{17}."
 
 
 @pytest.fixture
