@@ -161,7 +161,8 @@ def check_credit(trained: Trained, step: int) -> None:
     for number, turn in enumerate(batch.turns):
         like = scores[rollouts[turn.rollout].group, turn.agent]
         learns = len(set(like.values())) > 1
-        assert (batch.skipped[number] is None) == learns
+        rows = batch.rows(number)
+        assert (batch.skipped[number] is None and turn.rollout not in batch.dropped) == learns
         if learns:
             wanted = (like[turn.rollout] - mean(like.values())) / (stdev(like.values()) + 1e-6)
-            assert batch.entries.advantage[batch.rows(number)] == pytest.approx(wanted, abs=1e-4)
+            assert batch.entries.advantage[rows] == pytest.approx(wanted, abs=1e-4)
