@@ -26,6 +26,7 @@ from autogen_core.models import (
     ModelInfo,
     UserMessage,
 )
+from autogen_core.tools import ToolOverride
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 from autogen_ext.tools.mcp import McpWorkbench, StdioServerParams
 
@@ -33,9 +34,15 @@ CALCULATOR = StdioServerParams(command=sys.executable, args=[str(Path(__file__).
 MODEL = ModelInfo(vision=False, function_calling=True, json_output=False, structured_output=False, family="unknown")
 
 
-async def solve(task: Any, llm: Any, system: str | None = None, examples: list[LLMMessage] | None = None) -> Any:
+async def solve(
+    task: Any,
+    llm: Any,
+    system: str | None = None,
+    examples: list[LLMMessage] | None = None,
+    overrides: dict[str, ToolOverride] | None = None,
+) -> Any:
     client = OpenAIChatCompletionClient(model=llm.model, base_url=llm.base_url, api_key=llm.api_key, model_info=MODEL)
-    async with McpWorkbench(CALCULATOR) as workbench:
+    async with McpWorkbench(CALCULATOR, overrides) as workbench:
         agent = AssistantAgent(
             "solver",
             model_client=client,
@@ -59,8 +66,9 @@ async def solve(task: Any, llm: Any, system: str | None = None, examples: list[L
     }
 
 
-# --- for models that hardly know what a tool is ---------------------------------------------------------------------
+# --- the same for models that know little of tools ------------------------------------------------------------------
 
+KNOWN = {"calculator": ToolOverride(description="Compute one operation on two integers.")}
 SYSTEM = "Solve problems with the calculator."
 EXAMPLES = [
     ("Tom has 12 pens and buys 5 more. How many pens does he have?", "12 + 5", "17"),
@@ -70,8 +78,13 @@ EXAMPLES = [
 ]
 
 
+async def solve_nano(task: Any, llm: Any) -> Any:
+    """The model in the box knows one tool, by this very description."""
+    return await solve(task, llm, overrides=KNOWN)
+
+
 async def solve_shown(task: Any, llm: Any) -> Any:
-    """The same, once it has been shown how: the examples stand before the question as if they had been asked."""
+    """A small model has to be shown: examples stand before the question as if they had been asked and answered."""
     return await solve(task, llm, SYSTEM, [message for example in EXAMPLES for message in shown(*example)])
 
 

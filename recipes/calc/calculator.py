@@ -20,7 +20,7 @@ from typing import Any
 
 TOOL = {
     "name": "calculator",
-    "description": "Compute one operation on two integers.",
+    "description": "Compute an arithmetic expression.",
     "inputSchema": {
         "type": "object",
         "properties": {"expression": {"type": "string"}},
