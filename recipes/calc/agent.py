@@ -75,6 +75,8 @@ EXAMPLES = [
     ("Ann had 40 cards and gave away 14. How many are left?", "40 - 14", "26"),
     ("There are 6 bags with 7 apples each. How many apples are there?", "6 * 7", "42"),
     ("24 pens are put in 3 boxes. How many are in each box?", "24 / 3", "8"),
+    ("Sue has 15 books and Ben has 9. How many more books does Sue have?", "15 - 9", "6"),
+    ("There were 31 birds and 18 joined them. How many birds are there now?", "31 + 18", "49"),
 ]
 
 

@@ -46,12 +46,13 @@ OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 def compute(expression: str) -> Fraction:
     """The value of an expression. Raises `ValueError` with what is wrong with it.
 
-    >>> compute("37 * 52"), compute("(1 + 2) / 6"), compute("1,200 × 3 ÷ 8"), compute("0.1 + 0.2")
+    >>> compute("37 * 52"), compute("(1 + 2) / 6"), compute("1,200 x 3 ÷ 8"), compute("0.1 + 0.2")
     (Fraction(1924, 1), Fraction(1, 2), Fraction(450, 1), Fraction(3, 10))
     """
     if len(expression) > LONGEST:
         raise ValueError(f"the expression is longer than {LONGEST} characters")
-    text = expression.replace(",", "").replace("×", "*").replace("÷", "/").replace("^", "**").strip()
+    text = re.sub(r"(?<=[\d)])\s*[x×]\s*(?=[\d(])", "*", expression.replace(",", ""))
+    text = text.replace("÷", "/").replace("^", "**").strip()
     try:
         return _value(ast.parse(text, mode="eval").body, text)
     except (SyntaxError, RecursionError, MemoryError):

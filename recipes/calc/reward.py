@@ -1,4 +1,4 @@
-"""What an answer is worth: three rewards, whose weights are in the run's settings (`algorithm.rewards`).
+"""What an answer is worth: four rewards, whose weights are in the run's settings (`algorithm.rewards`).
 
 reward      the last number that was said is the golden one
 called      the calculator was asked for something that it could compute
@@ -17,10 +17,13 @@ CLOSE = 1e-3
 
 def score(task: Any, answer: dict[str, Any]) -> dict[str, float]:
     golden = Fraction(task.data["answer"])
+    right = equal(last_number(answer["answer"]), golden)
+    computed = any(equal(last_number(said), golden) for said in answer["computed"])
     return {
-        "reward": float(equal(last_number(answer["answer"]), golden)),
+        "reward": float(right),
         "called": float(bool(answer["computed"])),
-        "computed": float(any(equal(last_number(said), golden) for said in answer["computed"])),
+        "computed": float(computed),
+        "solved": float(right and computed),
     }
 
 

@@ -136,6 +136,7 @@ def test_settings(size: str) -> None:
         ("(1 + 2) / 6", "0.5"),
         ("-7 // 2", "-4"),
         ("1,200 × 3 ÷ 8", "450"),
+        ("12 x (3 + 4)x2", "168"),
         ("2^10", "1024"),
         ("0.1 + 0.2", "0.3"),
         ("1 / 0", "error: division by zero"),
@@ -143,6 +144,7 @@ def test_settings(size: str) -> None:
         ("10**50 * 10", "error: the numbers are too large"),
         ("1" * 300, "error: the expression is longer than 200 characters"),
         ("x + 1", "error: give numbers and operators, like 12 + 34"),
+        ("0x10", "0"),
         ("__import__('os').getcwd()", "error: give numbers and operators, like 12 + 34"),
         ("'a' * 9", "error: give numbers and operators, like 12 + 34"),
         ("True + 1", "error: give numbers and operators, like 12 + 34"),
@@ -196,6 +198,7 @@ def test_worth(golden: str, answer: str, computed: list[str], worth: tuple[int, 
     task = Task(id="t", data={"answer": golden})
     said = reward.score(task, {"answer": answer, "computed": computed})
     assert (said["reward"], said["called"], said["computed"]) == worth
+    assert said["solved"] == (worth[0] and worth[2])
 
 
 # --- trained for a few steps ----------------------------------------------------------------------------------------
@@ -218,7 +221,7 @@ def test_trains(tmp_path: Path) -> None:
         assert [turn.parent for turn in turns] == [None, *(turn.id for turn in turns[:-1])]
         worth = {one.name: one.value for one in rollout.rewards}
         assert all(one.turn is None and one.agent is None for one in rollout.rewards)
-        assert set(worth) == {"reward", "called", "computed"}
+        assert set(worth) == {"reward", "called", "computed", "solved"}
         assert worth["called"] == any(not result.startswith("error") for result in results)
         # What carries loss is what the model said, turn by turn: neither the question nor what the calculator wrote.
         said = trained.loss_text(rollout.id)
