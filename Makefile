@@ -28,7 +28,7 @@ demo: install
 recipe: install
 	$(BIN)/python recipes/prepare.py $(NAME) $(SIZE)
 	$(if $(wildcard recipes/$(NAME)/train.py),$(BIN)/python recipes/$(NAME)/train.py,$(BIN)/strop train) \
-		--config recipes/$(NAME)/$(SIZE).toml --folder runs/$(NAME) $(if $(DATA),--data $(DATA))
+		--config recipes/$(NAME)/$(SIZE).toml --folder runs/$(NAME)-$(SIZE) $(if $(DATA),--data $(DATA))
 
 # The environments of all recipes, for their tests.
 recipes: install

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +40,10 @@ def run(recipe: str, place: Path, data: str | None, sets: list[str], config: str
     summary = json.loads(done.stdout.splitlines()[-1])
     lines = [json.loads(line) for line in (place / recipe / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "critic/rewards/mean" in line]
-    model = tomllib.loads(toml.read_text())["policy"]["model"]
     return {
-        "model": model,
+        "model": summary["model"],
+        "config": config,
+        "set": sets,
         "seconds": summary["seconds"],
         "before": summary["before"],
         "after": summary["after"],
@@ -80,6 +80,11 @@ def draw(found: Found, file: Path) -> None:
     figure.savefig(file, dpi=120)
 
 
+def _pair(given: str) -> tuple[str, str]:
+    recipe, _, path = given.partition("=")
+    return recipe, path
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="+", metavar="RECIPE")
@@ -89,11 +94,11 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where runs are kept (default: nowhere)")
     parser.add_argument("--json", type=Path, metavar="FILE", default=RESULTS / "learning.json")
     given = parser.parse_args()
-    data = dict(one.split("=", 1) for one in given.data)
+    data = {recipe: os.path.abspath(path) if os.path.exists(path) else path for recipe, path in map(_pair, given.data)}
     found: Found = json.loads(given.json.read_text()) if given.json.exists() else {}
     with tempfile.TemporaryDirectory(prefix="strop-learning-") as scratch:
         for recipe in given.recipes:
-            one = run(recipe, given.folder or Path(scratch), data.get(recipe), given.set, given.config)
+            one = run(recipe, (given.folder or Path(scratch)).absolute(), data.get(recipe), given.set, given.config)
             found[recipe] = one
             given.json.write_text(json.dumps(found, indent=1) + "\n")
             say(f"{recipe}: {one['before']} -> {one['after']}, {one['seconds']:.0f} s")

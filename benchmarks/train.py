@@ -12,7 +12,7 @@ is called by the trainer (peers/trl_side.py).
 
 Timed is the whole step, from one to the next, as the median of all but the first two. TRL runs where the Python that
 runs this has it, or with the one that --trl names. Results are written after each side; --add keeps those of other
-sides that the file has already, for machines that are lent for less time than all of them take.
+sides that the file has already, to measure a pair at a time.
 """
 
 from __future__ import annotations

@@ -51,15 +51,17 @@ def tasks(data: str = "made", single: bool = False) -> list[Task]:
 
 def rows(data: str) -> Iterator[Task]:
     """Every row of every set as it is, with an id and a split."""
-    for name in data.split(","):
+    names = [name.strip() for name in data.split(",")]
+    for number, name in enumerate(names):
         try:
-            found = made() if name == "made" else load(name.strip())
+            found = made() if name == "made" else load(name, **({"name": "main"} if name == "openai/gsm8k" else {}))
         except TaskError as error:
             raise TaskError(f"{error}; a copy of it elsewhere is given with --data PATH") from error
-        divided = {"train", "test"} <= {task.split for task in found}
+        # Sets repeat each other's problems in other words: several are divided together.
+        divided = len(names) == 1 and {"train", "test"} <= {task.split for task in found}
         for task in found:
             yield Task(
-                id=task.id if data == name else f"{Path(name).stem}-{task.id}",
+                id=task.id if len(names) == 1 else f"{number}-{Path(name).stem}-{task.id}",
                 split=task.split if divided else held_out(read(task.data)[0]),
                 data=task.data,
             )

@@ -3,6 +3,7 @@
 reward      the last number that was said is the golden one
 called      the calculator was asked for something that it could compute
 computed    the golden number is among what it computed
+solved      it was computed and said
 """
 
 import math

@@ -17,14 +17,14 @@ BOX = PythonBox(seconds=10, memory_mb=1024, output=2000, packages=("numpy", "sym
 
 
 def score(task: strop.Task, episode: strop.Episode) -> dict[str, float]:
-    """`call`: some code was run. `computed`: what some code printed ends with the answer. `reward`: the model's last
+    """`call`: some code was run. `computed`: the last number that it printed is the answer. `reward`: the model's last
     words have the right answer in a box."""
     golden = task.data["answer"]
-    printed = [call.result.text for call in episode.calls if call.result.ok]
+    ran = [call.result for call in episode.calls if call.result.wrong not in ("unknown", "arguments")]
     return {
         "reward": float(math_equal(last_boxed(episode.answer), golden)),
-        "computed": float(any(math_equal(last_number(text), golden) for text in printed)),
-        "call": float(bool(printed)),
+        "computed": float(any(math_equal(last_number(seen.text), golden) for seen in ran if seen.ok)),
+        "call": float(bool(ran)),
     }
 
 

@@ -40,18 +40,21 @@ AROUND = re.compile(
     r"\ASolve the following math problem step by step\..*?\n\n|\n\nRemember to put your answer .*\Z", re.S
 )
 
+HELD_OUT = 10
 Row = dict[str, Any]
 
 
 def tasks(data: str = DAPO, examples: bool = False) -> list[Task]:
-    """Tasks of `data`. With `examples`, every conversation begins with some that went well."""
+    """Tasks of `data`. With `examples`, every conversation begins with some that went well. Of a single file one
+    problem in HELD_OUT is kept aside as `test`."""
     shown = [message for one in EXAMPLES if examples for message in example(*one)]
     before = [{"role": "system", "content": SYSTEM}, *shown]
     found: list[Task] = []
     for split, where in places(data).items():
         for n, (problem, answer) in enumerate(once(rows(where)).items()):
             messages = [*before, {"role": "user", "content": problem}]
-            found.append(Task(id=f"{split}-{n}", split=split, data={"messages": messages, "answer": answer}))
+            held = "test" if where == data != DAPO and n % HELD_OUT == 0 else split
+            found.append(Task(id=f"{split}-{n}", split=held, data={"messages": messages, "answer": answer}))
     return found
 
 
@@ -69,8 +72,10 @@ def places(data: str) -> dict[str, str]:
     """Where each split comes from."""
     if data == "made":
         return {"train": "made/train", "test": "made/test"}
+    if data == DAPO:
+        return {"train": DAPO, **AIME}
     if not Path(data).is_dir():
-        return {"train": data, **AIME}
+        return {"train": data}
     patterns = {"train": "dapo*.parquet", "aime24": "aime*24.*", "aime25": "aime*25.*"}
     there = {split: sorted(Path(data).rglob(pattern)) for split, pattern in patterns.items()}
     if not there["train"]:

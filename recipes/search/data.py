@@ -53,15 +53,18 @@ def tasks(
     tests     more data sets, each of which is a split of its name with `held` questions
     kinds     questions of these kinds only (HotpotQA: comparison, bridge; MuSiQue: 2hop, 3hop1, ...)
     """
-    found = [row for row in read(data) if not kinds or row["kind"] in kinds]
+    found = list({row["question"]: row for row in read(data) if not kinds or row["kind"] in kinds}.values())
     if not found:
         raise TaskError(f"{data} has no questions of the kinds {', '.join(kinds)}: see what its `type` says")
     random.Random(seed).shuffle(found)
     train = [row for row in found if row["split"] == "train"]
-    test = [row for row in found if row["split"] == "test"] or train[:held]
-    splits = {"train": train if test[0]["split"] == "test" else train[held:], "test": test[:held]}
+    own = [row for row in found if row["split"] == "test"]
+    splits = {"train": train if own else train[held:], "test": (own or train)[:held]}
     for name in tests:
-        splits[Path(name).stem] = ([row for row in read(name) if row["split"] == "test"] or list(read(name)))[:held]
+        rows = list(read(name))
+        rows = [row for row in rows if row["split"] == "test"] or rows
+        random.Random(seed).shuffle(rows)  # some are sorted by how hard they are
+        splits[Path(name).stem] = rows[:held]
     return [_task(row, split, search) for split, rows in splits.items() for row in rows]
 
 
@@ -201,6 +204,7 @@ def made(count: int = 240, seed: int = 0) -> Iterator[Row]:
         {"title": title, "year": draw.randrange(1930, 2020), "by": name, "town": draw.choice(TOWNS)}
         for title, name in zip(titles, names, strict=False)
     ]
+    asked: set[str] = set()
     for number in range(count):
         some = draw.sample(films, 4)
         first, second = some[0], some[1]
@@ -213,6 +217,9 @@ def made(count: int = 240, seed: int = 0) -> Iterator[Row]:
             if first["year"] == second["year"]:
                 continue
             answer = max(first, second, key=lambda film: film["year"])["title"]
+        if question in asked:
+            continue
+        asked.add(question)
         paragraphs = [paragraph for film in some for paragraph in _told(film)]
         draw.shuffle(paragraphs)
         yield {

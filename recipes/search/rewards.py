@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from strop import Episode, Task
+from strop.errors import ConfigError
 from strop.rewards import Judge, Verdict, exact_match, f1
 
 FOUND = 0.3
@@ -52,8 +53,10 @@ def rule(question: Any, answer: str, golden: list[str]) -> float | None:
 @cache
 def judge() -> Judge:
     """JUDGE_URL is any server that speaks OpenAI's chat completions, JUDGE_MODEL its model, JUDGE_KEY its key."""
+    if not (model := os.environ.get("JUDGE_MODEL")):
+        raise ConfigError("which judge? JUDGE_MODEL is its model, JUDGE_URL its server, JUDGE_KEY its key: set them")
     return Judge(
-        os.environ["JUDGE_MODEL"],
+        model,
         base_url=os.environ.get("JUDGE_URL", "https://api.openai.com/v1"),
         key_env="JUDGE_KEY",
         rule=rule,

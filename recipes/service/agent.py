@@ -2,7 +2,7 @@
 
 It runs in an environment of its own that has no Strop in it, started like any other service:
 
-    OPENAI_BASE_URL=http://127.0.0.1:8640/v1 python -m uvicorn --app-dir recipes/service agent:app --port 9000
+    OPENAI_BASE_URL=http://127.0.0.1:9601/v1 python -m uvicorn --app-dir recipes/service agent:app --port 9600
 
 One client serves all tasks. Which of them a model call is for is said by the header `trace_id`: it comes with the task
 and goes on with every call, as services do that are traced.

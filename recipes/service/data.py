@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from strop import demo
+from strop.errors import TaskError
 from strop.types import Task
 
 Row = dict[str, Any]
@@ -31,7 +32,7 @@ def tasks(data: str = "openai/gsm8k", steps: int | None = None, letters: int | N
             if short and easy:
                 found.append(task)
     if not found:
-        raise ValueError(f"none of the problems in {data} has at most {steps} steps and {letters} letters: allow more")
+        raise TaskError(f"none of the problems in {data} has at most {steps} steps and {letters} letters: allow more")
     return found
 
 
@@ -53,15 +54,18 @@ def plain(number: str) -> str:
 def rows(data: str, split: str) -> Iterable[Row]:
     if data == "made":
         return made(split)
-    if Path(data).is_dir():
-        lines = (Path(data) / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+    if Path(data).exists():
+        try:
+            lines = (Path(data) / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise TaskError(f"{data} has no {split}.jsonl ({error.strerror}): give GSM8K's folder") from None
         return [json.loads(line) for line in lines]
     try:
         import datasets
 
         return datasets.load_dataset(data, "main", split=split)
     except (ImportError, OSError, ValueError) as error:
-        raise ValueError(
+        raise TaskError(
             f"the data set {data} cannot be loaded ({error}): give --data PATH, a folder with its train.jsonl and "
             "test.jsonl, or --data made for problems that need no download"
         ) from None

@@ -23,6 +23,7 @@ CHECK = "Does the result of the query answer the question? Reply with yes or no.
 REWRITE = "{question}\nThis query is wrong:\n{query}\nIt gives:\n{result}\nWrite a query that is right."
 AGAIN = "It gives:\n{result}\nThis is wrong too. Write a query that is right."
 
+FLAGS = re.IGNORECASE | re.DOTALL
 EXECUTES = 0.1
 """What a query is worth that gives anything at all. One that gives what it should is worth 1."""
 
@@ -95,11 +96,19 @@ def read_query(text: str) -> str:
 
     >>> read_query("Here it is:\\n```sql\\nSELECT name\\nFROM singer;\\n```\\nIt gives names.")
     'SELECT name\\nFROM singer'
+    >>> read_query("You can answer it with this one: SELECT name FROM singer WHERE name = 'a;b'; It gives one.")
+    "SELECT name FROM singer WHERE name = 'a;b'"
     >>> read_query("I do not know.")
     ''
     """
-    found = re.search(r"\b(select|with)\b.*", text, re.IGNORECASE | re.DOTALL)
-    return re.split(r";|```|\n\n", found[0])[0].strip() if found else ""
+    if fenced := re.search(r"```(?:sql\w*)?\s(.*?)(?:```|$)", text, re.IGNORECASE | re.DOTALL):
+        text = fenced[1]
+    begins = r"(?:select\b|with\s+(?:recursive\s+)?\w+\s+as\s*\()"
+    found = re.search(rf"(?:^|:)\s*({begins}.*)", text, FLAGS | re.MULTILINE) or re.search(
+        rf"\b({begins}.*)", text, FLAGS
+    )
+    quoted = re.match(r"""(?:'[^']*'|"[^"]*"|[^;])*""", found[1].split("\n\n")[0]) if found else None
+    return quoted[0].strip() if quoted else ""
 
 
 def solve(task: Any, llm: Any) -> list[Reward]:

@@ -266,7 +266,7 @@ class LoopConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 0
     eval_every: Annotated[int, _doc("steps between evaluations; 0: only before the first and after the last")] = 0
     eval_splits: Annotated[tuple[str, ...], _doc("splits of the tasks that are evaluated")] = ("test",)
-    eval_samples: Annotated[int, _doc("samples per task in an evaluation: k of mean@k and pass@k"), Meta(ge=1)] = 1
+    eval_samples: Annotated[int, _doc("samples per task in an evaluation: k of mean@k"), Meta(ge=1)] = 1
     eval_greedy: Annotated[bool, _doc("evaluate greedily as well as sampled, one sample per task")] = True
     checkpoint_every: Annotated[int, _doc("steps between checkpoints; the last step always has one"), Meta(ge=1)] = 10
     keep_checkpoints: Annotated[int, _doc("newest checkpoints kept; the best stays too"), Meta(ge=1)] = 2
@@ -389,7 +389,9 @@ def load(
     if toml is not None:
         _merge(raw, _read_toml(Path(toml)))
     _merge(raw, msgspec.to_builtins({k: v for k, v in fields.items() if v is not None}))
-    _merge(raw, _from_sets(sets))
+    chosen = _from_sets(sets)
+    # One argument by itself stands beside the others, unless it is for other tasks.
+    _merge(raw, chosen, REPLACED if "tasks" in chosen else [name for name in REPLACED if name != "tasks_args"])
     if data is not None:
         raw["tasks_args"] = {**raw["tasks_args"], "data": str(Path(data).absolute()) if Path(data).exists() else data}
     return from_builtins(raw)

@@ -92,9 +92,11 @@ def test_several_sets_and_their_own_splits(tmp_path: Path) -> None:
     for split in ("train", "test"):
         write(tmp_path / "gsm8k" / f"{split}.jsonl", [{"question": f"{split}?", "answer": "#### 5"}])
     other = write(tmp_path / "calc.jsonl", CALC_X)
-    tasks = data.tasks(f"{tmp_path / 'gsm8k'},{other}")
-    assert {task.data["question"]: task.split for task in tasks[:2]} == {"train?": "train", "test?": "test"}
-    assert [task.id for task in tasks[2:]] == ["calc-ape210k__1", "calc-ape210k__2"]
+    alone = data.tasks(str(tmp_path / "gsm8k"))
+    assert {task.data["question"]: task.split for task in alone} == {"train?": "train", "test?": "test"}
+    tasks = data.tasks(f"{tmp_path / 'gsm8k'}, {other}")
+    assert [task.id for task in tasks[2:]] == ["1-calc-ape210k__1", "1-calc-ape210k__2"]
+    assert len({task.split for task in tasks[:2]}) == 1  # neither has a number: together they are divided by numbers
 
 
 def test_data_that_cannot_be_had(tmp_path: Path) -> None:

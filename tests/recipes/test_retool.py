@@ -11,9 +11,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from recipes.retool import data
+from recipes.retool import agent, data
 from strop import config
 from strop.errors import TaskError
+from strop.tools.episode import Call, Episode
+from strop.tools.tool import Observation
+from strop.types import Task
 from tests.integration.tools.stand import Stand, call
 from tests.recipes.trained import ROOT, train
 from tests.unit.tools.boxes import needs_walls
@@ -52,6 +55,28 @@ def test_examples_come_between_the_system_and_the_problem() -> None:
     assert [system, asked] == data.tasks("made")[0].data["messages"]
     assert [message["role"] for message in shown] == ["user", "assistant", "tool", "assistant"] * 3
     assert shown[3]["content"] == r"The answer is \boxed{17}."
+
+
+def test_a_file_of_one_s_own_has_a_test_split(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text(
+        "".join(json.dumps({"problem": f"What is {n} + 1?", "answer": str(n + 1)}) + "\n" for n in range(30))
+    )
+    assert Counter(task.split for task in data.tasks(str(mine))) == {"train": 27, "test": 3}
+
+
+def test_numbers_in_errors_are_not_computed() -> None:
+    task = Task(id="t", data={"answer": "1"})
+    failed = Call(
+        id="c",
+        name="python",
+        arguments="{}",
+        turn="t",
+        result=Observation("SyntaxError: invalid syntax, line 1", "error"),
+    )
+    printed = Call(id="c", name="python", arguments="{}", turn="t", result=Observation("so it is 1"))
+    assert agent.score(task, Episode(messages=[], calls=[failed], answer=""))["computed"] == 0.0
+    assert agent.score(task, Episode(messages=[], calls=[failed, printed], answer=""))["computed"] == 1.0
 
 
 @pytest.fixture

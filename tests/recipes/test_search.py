@@ -102,11 +102,17 @@ def test_questions_with_paragraphs_are_read_in_every_shape(row: dict[str, Any]) 
 )
 def test_questions_without_paragraphs_need_a_server(tmp_path: Path, row: dict[str, Any], answers: list[str]) -> None:
     file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row | {"id": str(n)}) + "\n" for n in range(5)))
+    file.write_text(
+        "".join(
+            json.dumps({k: f"{v} {n}" if v == "Who?" else v for k, v in row.items()} | {"id": str(n)}) + "\n"
+            for n in range(5)
+        )
+    )
     made = tasks(str(file), search="http://127.0.0.1:8000", held=2)
     assert [task.split for task in made] == ["train"] * 3 + ["test"] * 2
     assert made[0].data == {
-        "question": "Who?", "answers": answers, "kind": made[0].data["kind"], "search": "http://127.0.0.1:8000"
+        "question": made[0].data["question"], "answers": answers, "kind": made[0].data["kind"],
+        "search": "http://127.0.0.1:8000",
     }  # fmt: skip
     with pytest.raises(TaskError, match="say where they are searched, --set tasks_args"):
         tasks(str(file))
@@ -128,7 +134,7 @@ def test_made_questions_can_be_answered_from_their_paragraphs() -> None:
     made = tasks("made", held=40)
     assert made == tasks("made", held=40)
     assert sum(task.split == "test" for task in made) == 40
-    assert len({task.data["question"] for task in made} - {""}) > 150
+    assert len({task.data["question"] for task in made}) == len(made) > 150
     assert {task.data["kind"] for task in made} == {"bridge", "comparison"}
     for task in made:
         needed = [one["text"] for one in task.data["paragraphs"] if one["title"] in task.data["titles"]]
@@ -181,13 +187,18 @@ async def test_a_question_s_own_paragraphs_and_a_server_say_the_same(url: str) -
     own, server = Paragraphs(list(corpus("made")), topk=3, longest=40), Search(url, topk=3, longest=40)
     asked = random.Random(0).sample([task.data["question"] for task in tasks("made")], 20)
     for query in [*asked, "Calder", "no such words", ""]:
-        assert own.search(query) == await asyncio.to_thread(server.search, query)
+        assert documents(own.search(query)) == documents(await asyncio.to_thread(server.search, query))
     title = next(iter(corpus("made")))["title"]
     for name in (title, title.upper(), "Atlantis"):
         assert own.access(name) == await asyncio.to_thread(server.access, name)
     for mine, theirs in ((own.search, server.search), (own.access, server.access)):
         assert mine.schema["function"]["name"] == theirs.__name__
         assert list(mine.parameters["properties"]) == list(strop.tool(theirs).parameters["properties"])
+
+
+def documents(said: str) -> list[str]:
+    """What was found, without its order: equals may come in any."""
+    return sorted(line.partition("(")[2] or line for line in said.splitlines())
 
 
 # -- the agent ---------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from recipes.prepare import python_of
 from recipes.service import data, reward
 from recipes.service import train as starting
 from strop.config import load
+from strop.errors import TaskError
 from strop.types import Task
 from tests.recipes.trained import ROOT, needs, train
 
@@ -76,13 +77,13 @@ def test_easy_problems_only(tmp_path: Path) -> None:
         (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert len(data.tasks(str(tmp_path))) == 8
     assert [task.id for task in data.tasks(str(tmp_path), steps=2, letters=100)] == ["train-0", "test-0"]
-    with pytest.raises(ValueError, match="allow more"):
+    with pytest.raises(TaskError, match="allow more"):
         data.tasks(str(tmp_path), steps=1, letters=1)
 
 
 def test_data_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ValueError, match="give --data PATH"):
+    with pytest.raises(TaskError, match="give --data PATH"):
         data.tasks("nobody/has-this")
 
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from strop.config import Config, PolicyConfig
 from strop.engines.base import Engine
-from strop.engines.models import folder_of, with_template
+from strop.engines.models import folder_of
 from strop.errors import PlaceError
 from strop.gateway.app import Gateway
 from strop.rooms import sampling_for
@@ -153,8 +153,8 @@ def _weights(policy: PolicyConfig, rooms: AsyncExitStack) -> Path:
     from strop.learner.export import export
 
     place = Path(rooms.enter_context(tempfile.TemporaryDirectory(prefix="strop-chat-"))) / "model"
-    export(policy.model, place)
-    return with_template(place, policy.template) if policy.template else place
+    export(policy.model, place)  # with the template that it was trained with
+    return place
 
 
 def _pool(config: Config, store: Store, url: str, gateway: Gateway, folder: Path) -> Pool:

@@ -44,14 +44,15 @@ def with_template(folder: Path, template: str) -> Path:
         text = Path(template).expanduser().read_text("utf-8")
     except (OSError, UnicodeDecodeError, RuntimeError) as error:
         raise ConfigError(f"policy.template: {template} cannot be read: {error}; name a file with one") from None
-    files = sorted(file.resolve() for file in folder.iterdir() if file.name != TEMPLATE)
+    # A hub's files are links themselves, to names that say nothing.
+    files = {file.name: file.resolve() for file in sorted(folder.iterdir()) if file.name != TEMPLATE}
 
     def make(part: Path) -> None:
-        for file in files:
-            (part / file.name).symlink_to(file)
+        for name, file in files.items():
+            (part / name).symlink_to(file)
         (part / TEMPLATE).write_text(text, "utf-8")
 
-    key = blake2b("\n".join([*map(str, files), text]).encode(), digest_size=8).hexdigest()
+    key = blake2b(f"{files}\n{text}".encode(), digest_size=8).hexdigest()
     return cache.kept(f"template-{key}", make)
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+import strop
 from strop.config import RunnerConfig
 from strop.errors import AgentError, PlaceError
 from strop.runners import output, wire
@@ -221,7 +222,7 @@ class Worker:
 
 def _try_out(python: str) -> None:
     """Whether another environment's Python can run agents at all: what it says when it cannot is told in time."""
-    code = f"import sys; sys.path[:0] = {ours()!r}; import strop.runners.worker"
+    code = f"import sys; sys.path[:0] = {ours()!r}; import strop.runners.worker; print(strop.__version__)"
     try:
         done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=START_LIMIT, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -229,6 +230,10 @@ def _try_out(python: str) -> None:
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
         raise AgentError(f"runner.python: {python} has no strop that works ({said}): {python} -m pip install strop")
+    if (there := done.stdout.split()[-1]) != strop.__version__:
+        raise AgentError(
+            f"runner.python: {python} has strop {there}, and this is {strop.__version__}: install the same there"
+        )
 
 
 async def _tell(printed: list[dict[str, Any]], say: Say) -> None:

@@ -71,9 +71,9 @@ def test_what_ships_and_what_lies_here(tmp_path: Path) -> None:
 
 def test_a_template_that_is_not_the_model_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STROP_CACHE", str(tmp_path / "cache"))
-    file = tmp_path / "template.jinja"
-    file.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}assistant:")
-    policy = PolicyConfig(model="strop/nano", template=str(file))
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}assistant:")
+    policy = PolicyConfig(model="strop/nano", template=str(template))
     place = folder_of(policy)
     assert (
         Renderer.from_folder(place)
@@ -83,7 +83,12 @@ def test_a_template_that_is_not_the_model_s(tmp_path: Path, monkeypatch: pytest.
     assert {f.name for f in place.iterdir()} == {f.name for f in NANO.iterdir()}
     assert (place / "model.safetensors").read_bytes() == (NANO / "model.safetensors").read_bytes()
     assert folder_of(policy) == place  # made once
-    file.write_text(file.read_text() + " ")
+    (tmp_path / "snapshot").mkdir()
+    for number, file in enumerate(NANO.iterdir()):  # as a hub's cache has it
+        (tmp_path / "snapshot" / file.name).symlink_to(shutil.copy(file, tmp_path / f"blob{number}"))
+    linked = folder_of(PolicyConfig(model=str(tmp_path / "snapshot"), template=str(template)))
+    assert {f.name for f in linked.iterdir()} == {f.name for f in NANO.iterdir()}
+    template.write_text(template.read_text() + " ")
     assert folder_of(policy) != place  # what was made with another text stays as it was
     with pytest.raises(ConfigError, match=r"policy\.template: .*nowhere"):
         folder_of(PolicyConfig(model="strop/nano", template=str(tmp_path / "nowhere")))

@@ -112,7 +112,7 @@ async def test_many_at_once_and_as_a_tool(server: Server) -> None:
 
     async def one(number: int) -> str:
         async with box.tool() as python:
-            return await python(f"{number} + 1")
+            return (await python(f"{number} + 1")).text
 
     assert await asyncio.gather(*map(one, range(4))) == ["1", "2", "3", "4"]
 

@@ -182,7 +182,8 @@ async def test_the_tool_for_a_rollout(box: PythonBox) -> None:
         assert list(inspect.signature(python).parameters) == ["code"]
         assert "Run Python code" in (inspect.getdoc(python) or "")
         await python("x = 2")
-        assert await python(code="x + 1") == "3"
+        assert (await python(code="x + 1")).text == "3"
+        assert (await python("1 / 0")).wrong == "error"
 
 
 def test_without_bubblewrap_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

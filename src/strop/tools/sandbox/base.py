@@ -13,6 +13,8 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
+from strop.tools import tool
+
 T = TypeVar("T")
 Ended = Literal["done", "raised", "timeout", "memory", "output", "died"]
 """done: it ran to its end. raised: an exception, or sys.exit with a code. The others ended the interpreter, and its
@@ -81,14 +83,15 @@ class Python:
     def __call__(self, code: str) -> str:
         return _begin(self._session.run(code)).result().text
 
-    async def python(self, code: str) -> str:
+    async def python(self, code: str) -> tool.Observation:
         """Run Python code and return what it prints, and the value of its last line. Variables, imports and files in
         the working folder are kept from call to call.
 
         Args:
             code: the Python code
         """
-        return (await asyncio.wrap_future(_begin(self._session.run(code)))).text
+        seen = await asyncio.wrap_future(_begin(self._session.run(code)))
+        return tool.Observation(seen.text, None if seen.ok else "timeout" if seen.ended == "timeout" else "error")
 
     def close(self) -> None:
         _begin(self._session.close()).result()
