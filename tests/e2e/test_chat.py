@@ -12,7 +12,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -141,8 +141,23 @@ class Screen:
     def type(self, text: str) -> None:
         os.write(self._handle, text.encode())
 
-    def ended(self) -> int:
-        return self.process.wait(30)
+    def interrupt(self, pattern: str) -> None:
+        """Press Ctrl-C until something is there. Between a prompt and the reading behind it Python hears of the first
+        press with the next key only; several that were not heard of yet are one."""
+        for _ in range(5):
+            self.type("\x03")
+            with suppress(AssertionError):
+                self.until(pattern, limit=8)
+                return
+        raise AssertionError(self.seen)
+
+    def ended(self, press: str = "") -> int:
+        """How it ended. `press` is what makes it end, pressed again where it was not heard."""
+        for _ in range(5):
+            self.type(press)
+            with suppress(subprocess.TimeoutExpired):
+                return self.process.wait(12)
+        return self.process.wait(0)
 
 
 @contextmanager
@@ -197,10 +212,8 @@ def test_streaming_stopping_and_beginning_anew_at_a_terminal(tmp_path: Path) -> 
         screen.until("a new conversation begins(.|\n)*" + PROMPT)
         screen.type("is it?\n")
         screen.until("a new session(.|\n)*" + PROMPT)
-        screen.type("\x03")
-        screen.until("Ctrl-C again leaves(.|\n)*" + PROMPT)
-        screen.type("\x03")
-        assert screen.ended() == 0
+        screen.interrupt("Ctrl-C again leaves(.|\n)*" + PROMPT)
+        assert screen.ended("\x03") == 0
     story = runs.story(tmp_path)
     assert [[turn.finish for turn in turns] for turns in story.turns.values()] == [
         ["stop", "stop", "abandoned"],
