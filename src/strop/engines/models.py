@@ -44,6 +44,8 @@ def with_template(folder: Path, template: str) -> Path:
         text = Path(template).expanduser().read_text("utf-8")
     except (OSError, UnicodeDecodeError, RuntimeError) as error:
         raise ConfigError(f"policy.template: {template} cannot be read: {error}; name a file with one") from None
+    if (own := folder / TEMPLATE).is_file() and own.read_bytes() == text.encode():  # as checkpoints have it
+        return folder
     # A hub's files are links themselves, to names that say nothing.
     files = {file.name: file.resolve() for file in sorted(folder.iterdir()) if file.name != TEMPLATE}
 

@@ -30,3 +30,13 @@ def test_what_does_not_fit():
         load(hold_out=-1)
     with pytest.raises(ConfigError, match="tasks"):
         load(sets=["tasks=3"])
+
+
+def test_arguments_of_tasks_are_given_one_by_one_or_whole(tmp_path: Path) -> None:
+    toml = tmp_path / "run.toml"
+    toml.write_text('tasks = "data.py:tasks"\ntasks_args = { data = "made", held = 4 }\n')
+    assert load(toml=toml, sets=["tasks_args.held=8"]).tasks_args == {"data": "made", "held": 8}
+    assert load(toml=toml, data="hotpotqa").tasks_args == {"data": "hotpotqa", "held": 4}
+    assert load(toml=toml, data=str(tmp_path)).tasks_args["data"] == str(tmp_path)
+    others = ["tasks=other.py:tasks", "tasks_args.count=2"]  # other tasks know nothing of these arguments
+    assert load(toml=toml, sets=others).tasks_args == {"count": 2}

@@ -83,6 +83,7 @@ def test_a_template_that_is_not_the_model_s(tmp_path: Path, monkeypatch: pytest.
     assert {f.name for f in place.iterdir()} == {f.name for f in NANO.iterdir()}
     assert (place / "model.safetensors").read_bytes() == (NANO / "model.safetensors").read_bytes()
     assert folder_of(policy) == place  # made once
+    assert folder_of(PolicyConfig(model=str(place), template=str(template))) == place  # it has that one already
     (tmp_path / "snapshot").mkdir()
     for number, file in enumerate(NANO.iterdir()):  # as a hub's cache has it
         (tmp_path / "snapshot" / file.name).symlink_to(shutil.copy(file, tmp_path / f"blob{number}"))

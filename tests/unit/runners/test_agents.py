@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from strop.config import RunnerConfig
-from strop.errors import AgentError
+from strop.errors import AgentError, ConfigError
 from strop.runners.agents import make
 
 
@@ -61,3 +61,9 @@ def test_a_file_may_lie_in_a_folder_with_spaces(tmp_path: Path):
 def test_near_misses(spec: str, says: str):
     with pytest.raises(AgentError, match=says):
         make(spec, RunnerConfig(), folder="/nowhere")
+
+
+def test_another_python_needs_processes(tmp_path: Path) -> None:
+    config = RunnerConfig(python="there/bin/python", agents_in="loop")
+    with pytest.raises(ConfigError, match=r"leave runner\.agents_in at processes"):
+        make("strop.demo:agent", config, folder=str(tmp_path))
