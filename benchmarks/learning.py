@@ -3,7 +3,7 @@
     python benchmarks/learning.py calc sql search service [--data calc=FOLDER ...] [--set a.b=c] [--json FILE]
 
 Each is `recipes/NAME/gpu.toml` as it stands, run one after another. Results are written after each, beside those of
-recipes that the file has already; learning.png has a panel for every one.
+recipes that the file has already, so that several of these may run at once; learning.png has a panel for every recipe.
 """
 
 from __future__ import annotations
@@ -70,13 +70,15 @@ def draw(found: Found, file: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(found), figsize=(3.2 * len(found), 2.8), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(1, len(found), figsize=(3.2 * len(found), 3.4), squeeze=False, layout="constrained")
     for axis, (recipe, one) in zip(axes[0], found.items(), strict=True):
         axis.plot(range(1, len(one["rewards"]) + 1), one["rewards"], color="#9bb7d4", label="training reward")
-        split, scores = next(iter(one["scores"].items()))
-        axis.plot(*zip(*scores["reward"], strict=True), color="#1f4e79", marker="o", label=f"{split} reward")
+        split, scores = next(iter(one["scores"].items()), ("", {}))
+        for name, points in scores.items():
+            look = {"color": "#1f4e79", "marker": "o"} if name == "reward" else {"marker": ".", "linestyle": ":"}
+            axis.plot(*zip(*points, strict=True), **look, label=f"{split} {name}")
         axis.set(title=f"{recipe}, {one['model']}", xlabel="step", ylim=(0, None))
-        axis.legend(frameon=False, fontsize=8)
+        axis.legend(frameon=False, fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2))
     figure.savefig(file, dpi=120)
 
 
@@ -95,14 +97,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", default=RESULTS / "learning.json")
     given = parser.parse_args()
     data = {recipe: os.path.abspath(path) if os.path.exists(path) else path for recipe, path in map(_pair, given.data)}
-    found: Found = json.loads(given.json.read_text()) if given.json.exists() else {}
     with tempfile.TemporaryDirectory(prefix="strop-learning-") as scratch:
         for recipe in given.recipes:
             one = run(recipe, (given.folder or Path(scratch)).absolute(), data.get(recipe), given.set, given.config)
+            found: Found = json.loads(given.json.read_text()) if given.json.exists() else {}
             found[recipe] = one
             given.json.write_text(json.dumps(found, indent=1) + "\n")
+            draw(found, given.json.with_suffix(".png"))
             say(f"{recipe}: {one['before']} -> {one['after']}, {one['seconds']:.0f} s")
-    draw(found, given.json.with_suffix(".png"))
 
 
 if __name__ == "__main__":

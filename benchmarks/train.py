@@ -44,6 +44,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 SIDES = ("embedded", "trl", "vllm", "trl-vllm", "embedded-ahead", "vllm-ahead")
 PHASES = ("gen", "assemble", "adv", "update_actor", "update_weights", "save_checkpoint")
 PAIRS = {"embedded": "trl", "embedded-ahead": "trl", "vllm": "trl-vllm", "vllm-ahead": "trl-vllm"}
+DIFFERENCE = "training/rollout_logprobs_diff_mean"
 Found = dict[str, Any]
 
 
@@ -83,7 +84,7 @@ def strop(side: str, model: Path, place: Path, given: argparse.Namespace) -> Fou
     return {
         "steps": [{"seconds": steps[0].time - started} | plain(steps[0]), *took],
         "failed": summary["failed"],
-        "logprob_diff_mean": statistics.mean(s.metrics["training/rollout_logprobs_diff_mean"] for s in steps),
+        "logprob_diff_mean": statistics.mean(s.metrics.get(DIFFERENCE, 0.0) for s in steps),
     }
 
 

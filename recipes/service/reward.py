@@ -8,7 +8,8 @@ from strop.types import Task
 
 def score(task: Task, solved: dict[str, Any]) -> dict[str, float]:
     """1 for the right answer. Short of that, 0.1 for calculating anything at all, and up to 0.5 more for the share of
-    the solution's results that the calculator gave.
+    the solution's results that the calculator gave. Without an answer there is nothing: a model that is paid for
+    calculating alone learns never to stop.
 
     >>> task = Task(id="t", data={"question": "", "results": ["24", "72"], "answer": "72"})
     >>> score(task, {"answer": "I guess 70", "calculations": [{"expression": "48 / 2", "result": "24"}]})
@@ -21,7 +22,7 @@ def score(task: Task, solved: dict[str, Any]) -> dict[str, float]:
     share = found / len(needed) if needed else 0.0
     calculated = float(bool(results))
     return {
-        "reward": 1.0 if right else 0.1 * calculated + 0.5 * share,
+        "reward": float(right) or (0.1 * calculated + 0.5 * share if solved["answer"] else 0.0),
         "right": float(right),
         "calculated": calculated,
     }
