@@ -13,9 +13,9 @@ from typing import Any, TypedDict
 
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
+from worth import worth
 
 from strop import Reward
-from strop.rewards import sql_match
 from strop.tools.sql import run_query
 
 WRITE = "Write one SQLite query that answers the question. Reply with the query only."
@@ -24,8 +24,6 @@ REWRITE = "{question}\nThis query is wrong:\n{query}\nIt gives:\n{result}\nWrite
 AGAIN = "It gives:\n{result}\nThis is wrong too. Write a query that is right."
 
 FLAGS = re.IGNORECASE | re.DOTALL
-EXECUTES = 0.1
-"""What a query is worth that gives anything at all. One that gives what it should is worth 1."""
 
 
 class State(TypedDict, total=False):
@@ -114,15 +112,10 @@ def read_query(text: str) -> str:
 def solve(task: Any, llm: Any) -> list[Reward]:
     """The last query is what the rollout is worth. The first one is the writer's own doing, and counts for it alone."""
     done = SQLAgent(task.data, llm).graph().invoke({"question": task.data["question"]})
-    first, last = worth(task.data, done["queries"][0]), worth(task.data, done["query"])
+    golden, database = task.data["query"], task.data["database"]
+    first, last = (worth(query, golden, database) for query in (done["queries"][0], done["query"]))
     return [
         Reward(name="reward", value=last),
         Reward(name="match", value=float(last == 1.0)),
         Reward(name="written", value=first, agent="writer"),
     ]
-
-
-def worth(data: dict[str, Any], query: str) -> float:
-    if sql_match(query, data["query"], data["database"]):
-        return 1.0
-    return EXECUTES if run_query(query, data["database"], rows=1).ok else 0.0

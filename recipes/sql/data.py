@@ -36,12 +36,13 @@ def tasks(
 ) -> list[Task]:
     """Tasks from `data`.
 
-    `level`: "all", or "easy": see `is_easy`. `columns`: only databases with at most so many columns, all tables taken
-    together. `examples`: how many questions about each database stand solved before the question (see `solved`).
-    `rewrites`: how often the agent may try again. `test`: so many of the test questions, drawn by `seed`.
+    `level`: "all", "easy" (see `is_easy`), or "plain": easy ones without a condition or an order. `columns`: only
+    databases with at most so many columns, all tables taken together. `examples`: how many questions about each
+    database stand solved before the question (see `solved`). `rewrites`: how often the agent may try again. `test`: so
+    many of the test questions, drawn by `seed`.
     """
-    if level not in ("all", "easy"):
-        raise TaskError(f'there is no level {level!r}: choose "all" or "easy"')
+    if level not in ("all", "easy", "plain"):
+        raise TaskError(f'there is no level {level!r}: choose "all", "easy" or "plain"')
     place = made() if data == "made" else Path(data)
     about: dict[str, tuple[Path, Tables, list[tuple[str, str]]]] = {}
     found: dict[str, list[Task]] = {"train": [], "test": []}
@@ -53,7 +54,7 @@ def tasks(
         path, tables, shown = about[name]
         if columns is not None and sum(map(len, tables.values())) > columns:
             continue
-        if level == "easy" and not is_easy(row["query"]):
+        if level != "all" and not is_easy(row["query"], clauses=level == "easy"):
             continue
         given = {"question": row["question"], "query": row["query"], "db_id": name, "database": str(path)}
         others = [one for one in shown if plain(one[1]) != plain(row["query"])]  # the answer is not given away
@@ -74,20 +75,23 @@ def plain(query: str) -> str:
     return re.sub(r"[\s;\"]", "", query).lower()
 
 
-def is_easy(query: str) -> bool:
-    """Whether a query reads one table, once, with at most one condition or one order. Spider's own easy questions are
-    of this kind, but for a few.
+def is_easy(query: str, clauses: bool = True) -> bool:
+    """Whether a query reads one table, once, with at most one condition or one order, or none at all without `clauses`.
+    Spider's own easy questions are of this kind, but for a few.
 
     >>> is_easy("SELECT name FROM singer WHERE age > 20"), is_easy("SELECT max(age), min(age) FROM singer")
     (True, True)
     >>> is_easy("SELECT name FROM singer WHERE age > 20 ORDER BY age"), is_easy("SELECT 1 FROM a JOIN b")
     (False, False)
+    >>> is_easy("SELECT name FROM singer WHERE age > 20", clauses=False), is_easy("SELECT name FROM a", clauses=False)
+    (False, True)
     """
     text = re.sub(r"'[^']*'|\"[^\"]*\"", "''", query.upper())
     words = re.findall(r"\w+", text)
-    clauses = words.count("WHERE") + len(re.findall(r"\bORDER\s+BY\b", text))
+    said = words.count("WHERE") + len(re.findall(r"\bORDER\s+BY\b", text))
     more = {"JOIN", "UNION", "INTERSECT", "EXCEPT", "GROUP", "HAVING", "AND", "OR"}
-    return words.count("SELECT") == 1 and clauses <= 1 and not more & set(words) and "," not in text.split("FROM")[-1]
+    alone = words.count("SELECT") == 1 and "," not in text.split("FROM")[-1]
+    return alone and said <= clauses and not more & set(words)
 
 
 # -- what Spider's folder holds ----------------------------------------------------------------------------------------

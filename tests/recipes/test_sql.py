@@ -10,6 +10,7 @@ from statistics import mean, stdev
 import pytest
 
 from recipes.sql import data
+from recipes.sql.worth import columns, worth
 from strop import config
 from strop.errors import TaskError
 from strop.rewards import sql_match
@@ -99,6 +100,29 @@ def test_spider() -> None:
             assert sql_match(query, query, task.data["database"]), query
 
 
+def test_worth(tmp_path: Path) -> None:
+    """Right ones above those that read the right columns, those above the right table, those above any that run."""
+    with closing(sqlite3.connect(path := tmp_path / "a.sqlite")) as db:
+        db.executescript("CREATE TABLE singer (id, Name, age); CREATE TABLE song (id, title);")
+        db.executescript("INSERT INTO singer VALUES (1, 'Ada', 30); INSERT INTO song VALUES (1, 'Low')")
+    golden, place = "SELECT name, age FROM singer", str(path)
+    assert columns(golden, place) == {("singer", ""), ("singer", "name"), ("singer", "age")}
+    assert columns("SELECT count(*) FROM song", place) == {("song", "")}
+    order = [
+        "SELECT Age, Name FROM Singer",  # sql_match takes columns in any order
+        "SELECT name, age FROM singer WHERE age > 50",
+        "SELECT * FROM singer",
+        "SELECT count(*) FROM singer",
+        "SELECT title FROM song",
+        "SELECT name FROM people",
+    ]
+    found = [worth(query, golden, place) for query in order]
+    assert found == pytest.approx([1.0, 0.5, 0.1 + 0.4 * 6 / 7, 0.1 + 0.4 * 2 / 4, 0.1, 0.0])
+    for broken in ("", "SELECT name FROM singer; DROP TABLE singer", "SELECT", "DELETE FROM singer"):
+        assert worth(broken, golden, place) == 0.0
+    assert worth("SELECT 1", golden, place) == 0.1
+
+
 @needs("sql")
 @pytest.mark.frameworks
 @pytest.mark.slow
@@ -150,7 +174,7 @@ def check_rollout(trained: Trained, rollout: Rollout) -> None:
     assert set(trained.loss_text(rollout.id)) <= set(sampled)
     rewards = {(reward.name, reward.agent): reward.value for reward in rollout.rewards}
     assert rewards.keys() == {("reward", None), ("match", None), ("written", "writer")}
-    assert set(rewards.values()) <= {0.0, 0.1, 1.0}
+    assert all(value in (0.0, 1.0) or 0.1 <= value <= 0.5 for value in rewards.values())
     assert rewards["match", None] == float(rewards["reward", None] == 1.0)
     if not by["rewriter"]:  # then the first query is the last
         assert rewards["written", "writer"] == rewards["reward", None]
