@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 from strop.errors import AgentError, BadReward
@@ -42,9 +44,29 @@ def load(spec: str) -> Relative | None:
 
     async def ask(*given: Any) -> Any:
         given = given[:count]
-        return await (function(*given) if is_async(function) else asyncio.to_thread(function, *given))
+        return await (function(*given) if is_async(function) else _in_a_thread(function, *given))
 
     return ask
+
+
+def _in_a_thread(function: Relative, *given: Any) -> asyncio.Future[Any]:
+    """Like asyncio.to_thread, in a thread that no exit waits for: somebody's function may never return."""
+    loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+    def settle(give: Callable[[Any], None], value: Any) -> None:
+        if not done.done():
+            give(value)
+
+    def work() -> None:
+        try:
+            given_back = (done.set_result, function(*given))
+        except BaseException as error:
+            given_back = (done.set_exception, error)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, *given_back)
+
+    threading.Thread(target=work, name="group-reward", daemon=True).start()
+    return done
 
 
 async def give(store: Store, samples: Sequence[Sample], relative: Relative) -> list[Sample]:

@@ -70,6 +70,8 @@ async def loop(run: Run) -> Summary:
     before = sum(step.metrics["timing_s/step"] for step in run.steps)  # what was spent before the run was resumed
     run.view.past([(step.number, step.metrics) for step in run.steps])
     for step, split, ended in await finished_evaluations(run):
+        if step == 0 and run.relative is None:
+            check_rewards(run, ended)
         show_scores(run, step, split, ended)
     run.metrics = MetricsFile(run.folder.metrics, run.steps, run.scores, run.writers, run.config.loop.eval_samples)
     await evaluate_if_due(run)
@@ -147,7 +149,7 @@ async def collect(run: Run) -> Collected:
     groups taught nothing (loop.groups_most) the groups behind them are taken as well."""
     began, loop = time.monotonic(), run.config.loop
     dropped = await superseded(run, run.next_rollouts())
-    groups, reads = loop.groups, dict[str, asyncio.Task[Sample]]()
+    groups, phase, reads = loop.groups, f"collecting step {run.step + 1}", dict[str, asyncio.Task[Sample]]()
 
     def read(rollout: Rollout) -> None:
         """At once, while others still run."""
@@ -158,8 +160,12 @@ async def collect(run: Run) -> Collected:
             wanted = run.next_rollouts(groups)
             await run.store.enqueue(run.next_rollouts(groups + run.groups_of_later_steps))
             fresh = [rollout for rollout in wanted if rollout.id not in reads]
-            await ended_of(run, fresh, f"collecting step {run.step + 1}", then=read)
-            samples = await compared(run, [await reads[rollout.id] for rollout in wanted])
+            await ended_of(run, fresh, phase, then=read)
+            samples = [await reads[rollout.id] for rollout in wanted]
+            await stop_if_all_failed(run, [sample.rollout for sample in samples], phase)
+            samples = await compared(run, samples)
+            if run.step == 0 and (run.relative is not None or not run.scores):  # an evaluation would have told
+                check_rewards(run, [sample.rollout for sample in samples])
             if groups >= (loop.groups_most or loop.groups):
                 break
             run.algorithm.credit(batch := assembled(run.config, samples))
@@ -182,11 +188,16 @@ async def compared(run: Run, samples: list[Sample]) -> list[Sample]:
     """The same with the rewards that are relative to their groups, if there are any. All members have ended."""
     if run.relative is None:
         return samples
-    with run.timed("group_reward"):
-        rewarded = await give(run.store, samples, run.relative)
-    if run.step == 0:
-        check_rewards(run, [sample.rollout for sample in rewarded])
-    return rewarded
+    seconds = run.config.loop.group_deadline
+    try:
+        with run.timed("group_reward"):
+            async with asyncio.timeout(seconds):
+                return await give(run.store, samples, run.relative)
+    except TimeoutError:
+        raise AgentError(
+            f"group_reward took longer than loop.group_deadline ({seconds:g} s) for one step: mend the function, or "
+            "allow more, then resume"
+        ) from None
 
 
 def assembled(config: Config, samples: Sequence[Sample]) -> Batch:
@@ -258,6 +269,7 @@ async def evaluate_if_due(run: Run) -> None:
                     ended = await unless_told_to_stop(run, ended_of(run, wanted, f"evaluating {split}"))
                 if ended is None:
                     return
+                await stop_if_all_failed(run, ended, f"evaluating {split}")
                 if run.step == 0 and run.relative is None:  # otherwise they are known once groups were compared
                     check_rewards(run, ended)
                 show_scores(run, run.step, split, ended)
@@ -301,8 +313,9 @@ def check_rewards(run: Run, ended: Sequence[Rollout]) -> None:
 async def ended_of(
     run: Run, wanted: Sequence[Rollout], phase: str, *, then: Callable[[Rollout], None] = lambda _: None
 ) -> list[Rollout]:
-    """Queue rollouts (those already there stay as they are) and wait until all have ended; past the deadline the rest
-    is cancelled as late. Returned in the order they were wanted; `then` is told of each as it ends."""
+    """Queue rollouts (those already there stay as they are) and wait until all have ended. When none has for as long as
+    loop.group_deadline, the rest is cancelled as late. Returned in the order they were wanted; `then` is told of each
+    as it ends."""
     await run.store.enqueue(wanted)
     ids, sizes = [rollout.id for rollout in wanted], Counter(rollout.group for rollout in wanted)
     now = {rollout.id: rollout for group, n in sizes.items() for rollout in await run.store.list(group=group, limit=n)}
@@ -319,21 +332,26 @@ async def ended_of(
             if (before := now.get(rollout.id)) is not None:
                 now[rollout.id] = rollout
                 if rollout.status in TERMINAL and before.status not in TERMINAL:
+                    deadline = time.monotonic() + run.config.loop.group_deadline
                     then(rollout)
             if rollout.status in TERMINAL:
                 run.gateway.forget(rollout.id)
     run.view.phase(phase, len(ids), len(ids))
-    failed = [rollout for rollout in now.values() if rollout.status != "succeeded"]
-    if len(failed) == len(ids) and run.step == 0:  # later it is a bad step, not a bad agent
+    return [now[id] for id in ids]
+
+
+async def stop_if_all_failed(run: Run, ended: Sequence[Rollout], phase: str) -> None:
+    """Before the first step that is a bad agent; later it is a bad step."""
+    failed = [rollout for rollout in ended if rollout.status != "succeeded"]
+    if len(failed) == len(ended) and run.step == 0:
         cause, count = Counter(rollout.cause for rollout in failed).most_common(1)[0]
         example = next(rollout for rollout in failed if rollout.cause == cause)
         mended = "then resume" if run.config.loop.steps and cause != "late" else "then begin again"
         silent = "" if (await run.store.stats())["turns"] else f"; none of them called the model: {CALLED}"
         raise AgentError(
-            f"all {len(ids)} rollouts failed while {phase}, {count} with {cause}: {last_line(example.detail)}{silent} "
-            f"(look, with what the agent printed: strop rollouts {run.folder.path} {example.id}); mend it, {mended}"
+            f"all {len(ended)} rollouts failed while {phase}, {count} with {cause}: {last_line(example.detail)}{silent}"
+            f" (look, with what the agent printed: strop rollouts {run.folder.path} {example.id}); mend it, {mended}"
         )
-    return [now[id] for id in ids]
 
 
 def last_line(text: str | None) -> str:
@@ -353,7 +371,8 @@ async def checkpoint(run: Run, number: int) -> str | None:
 
 def keep_checkpoints(run: Run) -> None:
     """The newest ones, and the best. That is told by evaluations of the first split where every checkpoint has one,
-    otherwise by what rollouts got in training: the next step's, which this one's weights sampled, if it is there."""
+    otherwise by what rollouts got in training: the next step's, which this one's weights sampled. The newest step has
+    no next one yet; its own stands for it, and the best of the others stays as well."""
     loop, weights = run.config.loop, run.config.algorithm.rewards
     evaluated = loop.eval_splits and loop.eval_every and loop.checkpoint_every % loop.eval_every == 0
     there = [step for step in run.steps if has_checkpoint(run, step)]
@@ -368,9 +387,13 @@ def keep_checkpoints(run: Run) -> None:
         return sampled.metrics.get("critic/rewards/mean", -math.inf)
 
     if there:
-        best = max(there, key=lambda step: (score(step), step.number))
-        run.folder.name_best(str(best.checkpoint))
-        run.folder.prune([str(step.checkpoint) for step in [best, *there[-loop.keep_checkpoints :]]])
+        bests = [
+            max(some, key=lambda step: (score(step), step.number))
+            for some in (there, [step for step in there if step.number < len(run.steps)])
+            if some
+        ]
+        run.folder.name_best(str(bests[0].checkpoint))
+        run.folder.prune([str(step.checkpoint) for step in [*bests, *there[-loop.keep_checkpoints :]]])
 
 
 def describe(batch: Batch) -> dict[str, float]:

@@ -44,6 +44,17 @@ def nothing(task, llm):
 def other(task, llm):
     return {"score": 1.0}
 
+def slow(task, llm):
+    import time
+    fine(task, llm)
+    time.sleep(1.5)
+    return 1.0
+
+def second_group_raises(task, llm):
+    if llm.rollout.startswith("g000001"):
+        raise RuntimeError("the kitchen is closed")
+    return fine(task, llm)
+
 def forks(task, llm):
     import os, sys
     fine(task, llm)
@@ -133,6 +144,25 @@ def test_agents_that_take_longer_than_a_group_may(place: Path) -> None:
     assert {rollout.cause for rollout in runs.story(place / "run").rollouts} == {"late"}
 
 
+def test_an_evaluation_may_take_longer_than_a_group(place: Path) -> None:
+    """As long as its rollouts end, one after another."""
+    (place / "tasks.jsonl").write_text(TASKS + '{"id": "u", "split": "test"}\n{"id": "v", "split": "test"}\n')
+    more = ("--set=loop.group_deadline=8", "--set=runner.workers=1", "--set=loop.members=1")
+    assert train(place, "slow", *more).returncode == 0
+    told = runs.story(place / "run")
+    assert len(told.rollouts) == 2 * (3 + 3) + 1
+    assert {rollout.status for rollout in told.rollouts} == {"succeeded"}
+
+
+def test_a_group_that_stands_in_for_another_may_fail(place: Path) -> None:
+    """The first group taught nothing, the second one's task makes the agent fail: that is a bad task, no bad agent."""
+    more = ("--set=loop.groups_most=2", "--set=loop.eval_splits=[]")
+    assert train(place, "second_group_raises", *more).returncode == 0
+    told = runs.story(place / "run")
+    assert len(told.steps) == 1
+    assert {rollout.group: rollout.cause for rollout in told.rollouts} == {"g000000": None, "g000001": "agent_error"}
+
+
 def test_agent_that_calls_another_port(place: Path) -> None:
     said = sentence(train(place, "elsewhere"), 2)
     assert "APIConnectionError" in said
@@ -151,6 +181,16 @@ def test_agent_that_returns_nothing(place: Path) -> None:
 
 def test_agent_whose_rewards_nobody_counts(place: Path) -> None:
     assert "algorithm.rewards.score=1" in sentence(train(place, "other"), 2)
+    again = subprocess.run(
+        runs.strop("train", "--resume", place / "run"), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "algorithm.rewards.score=1" in sentence(again, 2)
+    assert not runs.story(place / "run").steps
+
+
+def test_agent_whose_rewards_nobody_counts_where_nothing_is_evaluated(place: Path) -> None:
+    assert "algorithm.rewards.score=1" in sentence(train(place, "other", "--set=loop.eval_splits=[]"), 2)
+    assert not runs.story(place / "run").steps
 
 
 def test_agent_that_forks(place: Path) -> None:

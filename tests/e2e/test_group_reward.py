@@ -39,6 +39,12 @@ def longest(task, answers):
     return [{"win": sum(n > other for other in lengths) / 3} for n in lengths]
 
 
+def hangs(task, answers):
+    import time
+
+    time.sleep(120)
+
+
 async def drawn(task, answers, samples):  # never the same twice
     import random
 
@@ -71,6 +77,14 @@ def test_a_reward_that_no_group_gives_is_told_before_anything_is_trained(tmp_pat
     assert done.returncode == 2, done.stderr
     assert "algorithm.rewards counts wins" in done.stderr
     assert "own, win" in done.stderr
+    assert not runs.story(tmp_path / "run").steps
+
+
+def test_a_function_that_never_returns_is_not_waited_for(tmp_path: Path) -> None:
+    command = train(tmp_path, "hangs", "loop.steps=1", "loop.group_deadline=10")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "group_reward took longer than loop.group_deadline (10 s)" in done.stderr
     assert not runs.story(tmp_path / "run").steps
 
 

@@ -144,7 +144,7 @@ def _run(config: Config, arguments: argparse.Namespace, *, resume: bool = False)
         if stop.is_set():
             cancel()
         stop.set()
-        view.note("stopping behind this step, with a checkpoint; Ctrl-C again stops at once")
+        view.note("stopping behind this step, with a checkpoint, or in an evaluation; Ctrl-C again stops at once")
 
     with views.choose(json=arguments.json, out=sys.stdout) as view:
         try:

@@ -112,3 +112,18 @@ def test_the_newest_checkpoints_stay_and_the_best(tmp_path):
     assert stand(6, 0.9) == ([3, 5, 6], 3)
     del run.scores[3, "test"]
     assert stand(7, 0.9) == ([6, 7], 6)
+
+
+def test_the_best_checkpoint_outlives_a_guess(tmp_path):
+    """What the newest weights are worth is not known yet: nothing better is given up for them."""
+    (tmp_path / "checkpoints").mkdir()
+    folder, steps = RunFolder(tmp_path, io.BytesIO()), []
+    run = SimpleNamespace(config=configs.load(sets=["loop.keep_checkpoints=1"]), folder=folder, steps=steps, scores={})
+    for number, (reward, due) in enumerate([(0.1, True), (0.9, False), (0.5, False), (0.95, True), (0.2, False)], 1):
+        name = f"step-{number}" if due else None
+        if name:
+            folder.checkpoint(name).mkdir()
+        metrics = {"critic/rewards/mean": reward}
+        steps.append(Step(lineage=1, number=number, rollouts=[], metrics=metrics, checkpoint=name, time=0.0))
+        keep_checkpoints(run)
+    assert RunFolder.best_checkpoint(tmp_path).name == "step-1"  # 0.9; those of step 4 got 0.2
