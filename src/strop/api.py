@@ -26,6 +26,7 @@ import msgspec
 from strop import config as configs
 from strop.config import AlgorithmConfig, Config
 from strop.errors import ConfigError
+from strop.folder import RunFolder
 from strop.runners.processes import IN_AGENT
 from strop.types import Task
 
@@ -46,7 +47,7 @@ def train(
     model: str | None = None,
     reward: Named = "",
     algorithm: AlgorithmConfig | str | None = None,
-    folder: str | Path = "runs/run",
+    folder: str | Path | None = None,
     seed: int | None = None,
     config: str | Path | Config | None = None,
     quiet: bool = False,
@@ -56,19 +57,20 @@ def train(
 
     `config` is a TOML file or a Config to begin with; `sections` are its tables, as dicts: loop={"steps": 20}, and what
     stands beside them: group_reward=compare. Where neither says otherwise, a setting has the default that `strop
-    config` shows.
+    config` shows; so has `folder`.
     """
     from strop.monitor import view as views
     from strop.rooms import settled
     from strop.run import train as run
 
-    given = _config(agent, tasks, reward, model, algorithm, folder, seed, config, sections)
-    for name in ("agent", "tasks"):
-        if not getattr(given, name):
-            raise ConfigError(f"which {name}? strop.train(agent, tasks): a function, or what `strop train` takes")
-    stop = asyncio.Event()
-    with _once(), views.choose(json=quiet, out=sys.stdout) as view:
-        return _in_a_thread(run(settled(given), view, stop=stop), stop)
+    with _once():
+        given = _config(agent, tasks, reward, model, algorithm, folder, seed, config, sections)
+        for name in ("agent", "tasks"):
+            if not getattr(given, name):
+                raise ConfigError(f"which {name}? strop.train(agent, tasks): a function, or what `strop train` takes")
+        stop = asyncio.Event()
+        with views.choose(json=quiet, out=sys.stdout) as view:
+            return _in_a_thread(run(settled(given), view, stop=stop), stop)
 
 
 def evaluate(
@@ -89,16 +91,19 @@ def evaluate(
     """How well `agent` does with a model, or with several on the same tasks and seeds: each is compared with the first.
     A model is a name, a folder, or a run's folder for its newest checkpoint."""
     from strop.evaluation import evaluate as evaluated
+    from strop.evaluation import refuse_taken
     from strop.monitor import view as views
 
     models = [model] if isinstance(model, str) else list(model or ())
     first = models[0] if models else None
     beside = Path(folder).with_name(f"{Path(folder).name}-given")  # the folder itself must not be there yet
-    given = _config(agent, tasks, reward, first, None, beside, seed, config, sections)
-    with _once(), views.choose(json=quiet, out=sys.stdout) as view:
-        return _in_a_thread(
-            evaluated(given, models, folder=folder, view=view, splits=splits, samples=samples, greedy=greedy)
-        )
+    with _once():
+        refuse_taken(Path(folder))
+        given = _config(agent, tasks, reward, first, None, beside, seed, config, sections)
+        with views.choose(json=quiet, out=sys.stdout) as view:
+            return _in_a_thread(
+                evaluated(given, models, folder=folder, view=view, splits=splits, samples=samples, greedy=greedy)
+            )
 
 
 # -- algorithms --------------------------------------------------------------------------------------------------------
@@ -131,12 +136,15 @@ def _config(
     reward: Named,
     model: str | None,
     algorithm: AlgorithmConfig | str | None,
-    folder: str | Path,
+    folder: str | Path | None,
     seed: int | None,
     config: str | Path | Config | None,
     sections: dict[str, Any],
 ) -> Config:
-    folder = Path(folder)
+    """Writes what must be in a file into `folder`, unless that holds a run already."""
+    base = config if isinstance(config, Config) else configs.load(toml=config)
+    folder = Path(base.folder if folder is None else folder)
+    RunFolder.refuse_taken(folder)
     fields: dict[str, Any] = dict(sections)
     fields |= {"agent": _named(agent, folder, "agent"), "reward": _named(reward, folder, "reward")}
     fields["tasks"] = _listed(tasks, folder)
@@ -147,9 +155,7 @@ def _config(
     if algorithm is not None:
         fields["algorithm"] = {"name": algorithm} if isinstance(algorithm, str) else msgspec.to_builtins(algorithm)
     fields = {name: value for name, value in fields.items() if value != ""}
-    base = config if isinstance(config, Config) else None
-    toml = None if isinstance(config, Config) else config
-    return configs.load(toml=toml, base=base, folder=str(folder), seed=seed, **fields)
+    return configs.load(base=base, folder=str(folder), seed=seed, **fields)
 
 
 def _named(thing: Named, folder: Path, what: str) -> str:

@@ -152,10 +152,14 @@ def _refuse(config: Config, samples: int, folder: Path) -> None:
         raise ConfigError(f"{samples} samples per task make no score: give at least 1")
     if not config.loop.eval_splits:
         raise ConfigError("nothing to evaluate: name a split of the tasks with --split, or set loop.eval_splits")
-    if folder.exists():
-        raise PlaceError(f"{folder} is there already: choose another --folder")
+    refuse_taken(folder)
     if (name := engine_name(config.engine)) != "embedded" and getattr(config.engine, name).url:
         raise ConfigError(f"engine.{name}.url is a server with weights of its own: leave it out, to have one started")
+
+
+def refuse_taken(folder: Path) -> None:
+    if folder.exists():
+        raise PlaceError(f"{folder} is there already: choose another --folder")
 
 
 def checkpoint_of(model: str, best: bool = False) -> str:

@@ -41,12 +41,17 @@ class RunFolder:
     def create(cls, path: str | Path) -> RunFolder:
         """Make the folder of a new run. It holds a run once `keep` has been called."""
         path = Path(path)
+        cls.refuse_taken(path)
+        return cls._locked(path)
+
+    @staticmethod
+    def refuse_taken(path: Path) -> None:
+        """Raises `PlaceError` if `path` holds a run already."""
         if os.path.exists(path / "config.json"):
             raise PlaceError(
                 f"{path} already holds a run: go on with it by `strop train --resume {path}`, "
                 "or choose another place with --folder"
             )
-        return cls._locked(path)
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:

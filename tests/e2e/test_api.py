@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 import strop
-from strop.errors import ConfigError
+from strop import api
+from strop.config import Config
+from strop.errors import ConfigError, PlaceError
 from tests import runs
 
 SMALL = {"loop": {"steps": 2, "groups": 2, "members": 2}, "runner": {"workers": 2}, "quiet": True}
@@ -94,3 +96,34 @@ def test_what_is_wrong_is_said_before_anything_starts(tmp_path: Path, call, said
     with pytest.raises(ConfigError, match=said):
         call(tmp_path / "run")
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_folder_with_a_run_keeps_its_files(tmp_path: Path) -> None:
+    """The tasks and the agent of the first run are still needed to resume it."""
+    made = {"config.json": "{}", "tasks.jsonl": "of the first run", "agent_given.pkl": "the first agent"}
+    for name, text in made.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(PlaceError, match="already holds a run"):
+        strop.train(lambda task, llm: 1.0, QUESTIONS, folder=tmp_path)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == made
+
+
+def test_an_evaluation_that_is_there_keeps_its_files(tmp_path: Path) -> None:
+    (tmp_path / "eval").mkdir()
+    with pytest.raises(PlaceError, match="is there already"):
+        strop.evaluate(lambda task, llm: 1.0, QUESTIONS, folder=tmp_path / "eval")
+    assert not (tmp_path / "eval-given").exists()
+
+
+@pytest.mark.parametrize("kind", ["a file", "an object"])
+def test_the_folder_of_a_configuration_counts_unless_another_is_given(tmp_path: Path, kind: str) -> None:
+    mine, recipe = str(tmp_path / "mine"), tmp_path / "recipe.toml"
+    recipe.write_text(f'folder = "{mine}"\nseed = 3\n')
+    config = recipe if kind == "a file" else Config(folder=mine, seed=3)
+
+    def made(folder: Path | None) -> Config:
+        return api._config("strop.demo:agent", QUESTIONS, "", None, None, folder, None, config, {"loop": {"steps": 2}})
+
+    given = made(None)
+    assert (given.folder, given.tasks, given.seed, given.loop.steps) == (mine, f"{mine}/tasks.jsonl", 3, 2)
+    assert made(tmp_path / "other").folder == str(tmp_path / "other")
