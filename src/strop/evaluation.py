@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 from msgspec.structs import replace
 
-from strop.config import AlgorithmConfig, Config, LoraConfig
+from strop.config import AlgorithmConfig, Config, LoraConfig, MonitorConfig
 from strop.engines.models import resolve
 from strop.errors import AgentError, ConfigError, PlaceError, TaskError
 from strop.folder import RunFolder, write_whole
@@ -136,14 +136,15 @@ def _rewards(ended: Sequence[Rollout]) -> dict[str, dict[str, list[float]]]:
 
 
 def settings(config: Config, splits: tuple[str, ...]) -> Config:
-    """A configuration without what only training needs: no steps, no adapter, no critic, no reference, and a store of
-    its own."""
+    """A configuration without what only training needs: no steps, no adapter, no critic, no reference, nobody who is
+    told of metrics, and a store of its own."""
     return replace(
         config,
         algorithm=AlgorithmConfig(rewards=config.algorithm.rewards),
         learner=replace(config.learner, lora=LoraConfig()),
         loop=replace(config.loop, steps=0, eval_splits=splits, group_deadline=FOREVER),
         store=replace(config.store, url=""),
+        monitor=MonitorConfig(),
     )
 
 

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from msgspec import Struct
 from msgspec.structs import replace
 
-from strop.config import Config
+from strop.config import Config, MonitorConfig
 from strop.monitor.view import View
 from strop.resume import sample
 from strop.rooms import open_rooms, settled
@@ -57,9 +57,7 @@ class Probe(Struct, kw_only=True):
 async def probe(config: Config, view: View, *, groups: int) -> Probe:
     """Run the first `groups` groups of what `config` would train. Nothing is kept."""
     with TemporaryDirectory(prefix="strop-probe-") as place:
-        quiet = replace(config.loop, eval_splits=(), staleness=0, groups=groups)
-        store = replace(config.store, url="")
-        config = replace(settled(config), folder=str(Path(place) / "run"), loop=quiet, store=store)
+        config = settings(settled(config), groups, Path(place) / "run")
         view.title(f"probing {config.policy.model}", 0)
         async with open_rooms(config, view, resume=False) as run:
             wanted = run.next_rollouts(groups)
@@ -69,6 +67,18 @@ async def probe(config: Config, view: View, *, groups: int) -> Probe:
             check_rewards(run, ended)
             waited = (time.monotonic() - began) * min(config.runner.workers, len(ended)) / len(ended)
             return judged(ended, config.algorithm.rewards, waited)
+
+
+def settings(config: Config, groups: int, folder: Path) -> Config:
+    """A configuration for some groups and nothing else: no evaluation, a store of its own, nobody who is told of
+    metrics."""
+    return replace(
+        config,
+        folder=str(folder),
+        loop=replace(config.loop, eval_splits=(), staleness=0, groups=groups),
+        store=replace(config.store, url=""),
+        monitor=MonitorConfig(),
+    )
 
 
 def judged(ended: Sequence[Rollout], weights: dict[str, float], seconds: float) -> Probe:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from strop.probe import Probe, judged
+from strop.config import Config, MonitorConfig
+from strop.probe import Probe, judged, settings
 from strop.types import Reward, Rollout, Task
 from tests import runs
 from tests.e2e.test_bad_input import AGENTS, TASKS
@@ -45,6 +46,11 @@ def test_groups_are_judged_as_the_algorithm_would(groups, flat, said):
 
 def test_only_rewards_that_count_make_a_difference():
     assert judged(rollouts([0.0, 1.0]), {"reward": 0.0}, 0.1).flat == 1
+
+
+def test_nobody_is_told_of_a_probe(tmp_path: Path):
+    config = Config(monitor=MonitorConfig(writers=("wandb", "mlflow")))
+    assert settings(config, 4, tmp_path).monitor.writers == ()
 
 
 def doctor(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from strop import evaluation
 from strop.cli import parser
-from strop.config import Config, load
+from strop.config import Config, MonitorConfig, load
 from strop.errors import ConfigError, PlaceError, TaskError
 from strop.monitor.evaluations import Report
 from tests import runs
@@ -106,6 +106,12 @@ def test_deployed_behind_a_template_that_rewrites_history(tmp_path: Path) -> Non
     assert f"{deployed['branches']['template_rewrote']} of {deployed['turns']} model calls" in warning
     told = runs.story(tmp_path / "runs/eval/1-deployed")
     assert any(turn.branch == "template_rewrote" for turns in told.turns.values() for turn in turns)
+
+
+def test_nobody_is_told_of_an_evaluation() -> None:
+    """It would be one more run in W&B or MLflow, without a single metric."""
+    config = Config(monitor=MonitorConfig(writers=("wandb", "mlflow")))
+    assert evaluation.settings(config, ("test",)).monitor.writers == ()
 
 
 def test_the_guide_as_written() -> None:
