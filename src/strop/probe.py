@@ -2,35 +2,41 @@
 
 An algorithm that compares the members of a group learns nothing from one whose rewards are all the same, and a run of
 such groups trains for hours on nothing. So the very rollouts that the first step would begin with are run, in a folder
-that is gone afterwards, and their rewards are told.
+that is gone afterwards, and the algorithm says which groups carry any loss. Of one that compares otherwise only the
+rewards are told.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from strop.algorithms import Algorithm
+from strop.algorithms.credit import Rewards
 from strop.config import Config, MonitorConfig
 from strop.monitor.view import View
 from strop.resume import sample
 from strop.rooms import open_rooms, settled
-from strop.run import at_work, check_rewards, compared, ended_of
-from strop.types import Rollout
+from strop.run import assembled, at_work, check_rewards, compared, ended_of
+from strop.trajectory import Batch, explain
 
 
 class Probe(Struct, kw_only=True):
-    """What came of some groups. `flat` are those whose members all got the same total, `lowest` and `highest` what
-    rollouts got, `failed` how many failed by cause, `seconds` how long a rollout took in the mean."""
+    """What came of some groups. `flat` are those that would teach nothing (None where groups are not compared), `left`
+    how many rollouts would carry no loss by reason, `lowest`, `highest` and `mean` what those that count got,
+    `failed` how many failed by cause, `seconds` how long a rollout took in the mean."""
 
     groups: int
     members: int
-    flat: int
+    flat: int | None
+    left: dict[str, int]
     mean: float
     lowest: float
     highest: float
@@ -39,18 +45,28 @@ class Probe(Struct, kw_only=True):
 
     @property
     def verdict(self) -> str:
-        said = f"{self.groups - self.flat} of {self.groups} groups have rewards that differ"
+        every = f"every rollout got {self.highest:g}"
+        if self.flat is None:
+            got = every if self.highest == self.lowest else f"rollouts got {self.lowest:g} to {self.highest:g}"
+            return f"{got}; this algorithm does not compare them within groups"
+        said = f"{self.groups - self.flat} of {self.groups} groups would teach something"
         if not self.flat:
             return said
         if self.flat < self.groups:
-            return f"{said}; the others teach nothing: loop.groups_most has them replaced"
+            return f"{said}; loop.groups_most has the others replaced"
+        reason, count = max(self.left.items(), key=lambda item: item[1])
+        if reason != "zero_variance":
+            return f"{said}: {count} rollouts {explain(reason)}, so nothing would be learnt"
         if self.highest > self.lowest:
-            return f"{said}: they differ between tasks only, so nothing would be learnt; raise policy.train.temperature"
+            return (
+                f"{said}: members of a group all got the same, so nothing would be learnt; raise "
+                "policy.train.temperature"
+            )
         if self.highest > 0:
-            return f"{said}: every rollout got {self.highest:g}, so nothing would be learnt; take harder tasks"
+            return f"{said}: {every}, so nothing would be learnt; take harder tasks"
         return (
-            f"{said}: every rollout got {self.highest:g}, so nothing would be learnt; take easier tasks, give part of "
-            "the reward for part of the way, or begin with a model that sometimes succeeds"
+            f"{said}: {every}, so nothing would be learnt; take easier tasks, give part of the reward for part of the "
+            "way, or begin with a model that sometimes succeeds"
         )
 
 
@@ -63,10 +79,10 @@ async def probe(config: Config, view: View, *, groups: int) -> Probe:
             wanted = run.next_rollouts(groups)
             began = time.monotonic()
             ended = await at_work(run, ended_of(run, wanted, "probing"))
-            ended = [one.rollout for one in await compared(run, [await sample(run, rollout) for rollout in ended])]
-            check_rewards(run, ended)
+            samples = await compared(run, [await sample(run, rollout) for rollout in ended])
+            check_rewards(run, [one.rollout for one in samples])
             waited = (time.monotonic() - began) * min(config.runner.workers, len(ended)) / len(ended)
-            return judged(ended, config.algorithm.rewards, waited)
+            return judged(assembled(config, samples), run.algorithm, config.algorithm.rewards, waited)
 
 
 def settings(config: Config, groups: int, folder: Path) -> Config:
@@ -81,19 +97,32 @@ def settings(config: Config, groups: int, folder: Path) -> Config:
     )
 
 
-def judged(ended: Sequence[Rollout], weights: dict[str, float], seconds: float) -> Probe:
-    totals: dict[str, list[float]] = {}
-    for rollout in ended:
-        total = sum(weight * (rollout.reward(name) or 0.0) for name, weight in weights.items())
-        totals.setdefault(rollout.group, []).append(total)
-    every = [total for group in totals.values() for total in group]
+def judged(batch: Batch, algorithm: Algorithm, weights: Mapping[str, float], seconds: float) -> Probe:
+    """As a step would see it: `weights` are those of the rewards that count."""
+    every, flat, entries = totals(batch, weights), None, batch.entries
+    if algorithm.within_groups:
+        entries.proximal[:] = entries.ref[:] = entries.behaviour  # before the first step all three are one model's
+        algorithm.credit(batch)
+        flat = len(batch.groups) - len(np.unique(entries.group[entries.weight > 0]))
+    rollouts = [sample.rollout for sample in batch.samples]
     return Probe(
-        groups=len(totals),
-        members=max(map(len, totals.values())),
-        flat=sum(min(group) == max(group) for group in totals.values()),
-        mean=sum(every) / len(every),
-        lowest=min(every),
-        highest=max(every),
-        failed=dict(Counter(str(rollout.cause) for rollout in ended if rollout.cause)),
+        groups=len(batch.groups),
+        members=max(Counter(rollout.group for rollout in rollouts).values()),
+        flat=flat,
+        left=dict(Counter(batch.dropped.values())),
+        mean=sum(every) / max(len(every), 1),
+        lowest=min(every, default=0.0),
+        highest=max(every, default=0.0),
+        failed=dict(Counter(str(rollout.cause) for rollout in rollouts if rollout.cause)),
         seconds=seconds,
     )
+
+
+def totals(batch: Batch, weights: Mapping[str, float]) -> list[float]:
+    """What each rollout that counts got, with what its agents and its turns got of their own."""
+    rewards = Rewards.of(batch, weights)
+    return [
+        float(rewards.totals[s] + rewards.agents[s].sum())
+        + sum(rewards.own.get(turn.id, 0.0) / turn.choices for turn in batch.samples[s].turns)
+        for s in map(int, np.flatnonzero(batch.counted))
+    ]

@@ -6,46 +6,85 @@ from pathlib import Path
 
 import pytest
 
-from strop.config import Config, MonitorConfig
+from strop.algorithms import make
+from strop.config import AlgorithmConfig, Config, LearnerConfig, MonitorConfig
 from strop.probe import Probe, judged, settings
-from strop.types import Reward, Rollout, Task
+from strop.trajectory import Sample, assemble
 from tests import runs
 from tests.e2e.test_bad_input import AGENTS, TASKS
+from tests.unit.algorithms.rollouts import sample, turn
 
 
-def rollouts(*groups: list[float]) -> list[Rollout]:
-    return [
-        Rollout(
-            id=f"g{n}.{m}",
-            group=f"g{n}",
-            member=m,
-            task=Task(id="t"),
-            created=0.0,
-            rewards=(Reward(name="reward", value=value),),
-        )
-        for n, group in enumerate(groups)
-        for m, value in enumerate(group)
-    ]
+def judge(*samples: Sample, name="grpo", rewards=None, agents=("main",), budget=1000, **more) -> Probe:
+    config = AlgorithmConfig(name=name, settings=more, rewards=rewards or {"reward": 1.0})
+    made = assemble(samples, agents=agents, budget=budget)
+    return judged(made, make(config, LearnerConfig()), config.rewards, 0.1)
+
+
+def groups(*totals: list[float]) -> list[Sample]:
+    return [sample(m, got, turn(), group=f"g{n}") for n, group in enumerate(totals) for m, got in enumerate(group)]
 
 
 @pytest.mark.parametrize(
-    ("groups", "flat", "said"),
+    ("got", "flat", "said"),
     [
-        (([0.0, 1.0], [1.0, 0.0]), 0, "2 of 2 groups have rewards that differ"),
+        (([0.0, 1.0], [1.0, 0.0]), 0, "2 of 2 groups would teach something"),
         (([0.0, 1.0], [1.0, 1.0]), 1, "loop.groups_most"),
         (([0.0, 0.0], [0.0, 0.0]), 2, "easier tasks"),
         (([1.0, 1.0], [1.0, 1.0]), 2, "harder tasks"),
         (([1.0, 1.0], [0.0, 0.0]), 2, "policy.train.temperature"),
     ],
 )
-def test_groups_are_judged_as_the_algorithm_would(groups, flat, said):
-    found = judged(rollouts(*groups), {"reward": 1.0}, 0.1)
-    assert (found.groups, found.members, found.flat) == (2, 2, flat)
-    assert said in found.verdict
+def test_groups_are_judged_as_the_algorithm_would(got, flat, said):
+    for name in ("grpo", "rloo", "gigpo"):
+        found = judge(*groups(*got), name=name)
+        assert (found.groups, found.members, found.flat) == (2, 2, flat)
+        assert said in found.verdict
 
 
 def test_only_rewards_that_count_make_a_difference():
-    assert judged(rollouts([0.0, 1.0]), {"reward": 0.0}, 0.1).flat == 1
+    assert judge(*groups([0.0, 1.0]), rewards={"reward": 0.0}).flat == 1
+
+
+@pytest.mark.parametrize("name", ["ppo", "reinforce_pp"])
+def test_without_groups_only_the_rewards_are_told(name):
+    """Tasks that differ teach them something, and so do groups of one."""
+    for got in ([1.0, 1.0], [0.0, 0.0]), ([1.0], [0.0]):
+        found = judge(*groups(*got), name=name)
+        assert found.flat is None
+        assert found.verdict == "rollouts got 0 to 1; this algorithm does not compare them within groups"
+    assert "every rollout got 1;" in judge(*groups([1.0, 1.0]), name=name).verdict
+    assert judge(*groups([1.0, 1.0]), name="reinforce_pp", baseline=True).flat == 1
+
+
+def test_groups_of_one_are_told_what_they_lack():
+    found = judge(*groups([1.0], [0.0]))
+    assert found.flat == 2
+    assert "nobody to compare with (loop.members), so nothing would be learnt" in found.verdict
+
+
+def test_rewards_of_turns_and_agents_count():
+    first, second = (sample(m, None, turn(), turn(), rewards=[(float(m), 1), (2.0, "main")]) for m in (0, 1))
+    found = judge(first, second)
+    assert (found.flat, found.lowest, found.highest, found.mean) == (0, 2.0, 3.0, 2.5)
+    assert judge(first).verdict.startswith("0 of 1")
+
+
+def test_what_training_leaves_out_makes_no_difference():
+    """An engine that failed says nothing of the agent; an agent that failed earned nothing."""
+    good = [sample(m, 1.0, turn()) for m in (0, 1)]
+    lost = sample(2, None, turn(), status="failed", cause="engine_error")
+    found = judge(*good, lost)
+    assert (found.flat, found.lowest, found.mean, found.failed) == (1, 1.0, 1.0, {"engine_error": 1})
+    failed = sample(2, None, turn(), status="failed", cause="agent_error")
+    assert (judge(*good, failed).flat, judge(*good, failed).lowest) == (0, 0.0)
+    long = judge(*groups([0.0, 1.0]), budget=2)
+    assert (long.flat, long.left) == (1, {"over_budget": 2})
+    assert "learner.token_budget" in long.verdict
+
+
+def test_a_penalty_for_leaving_the_reference_is_nothing_yet():
+    assert judge(*groups([0.0, 1.0], [1.0, 1.0]), kl="reward").flat == 1
 
 
 def test_nobody_is_told_of_a_probe(tmp_path: Path):

@@ -46,9 +46,11 @@ class View:
 
 
 class Algorithm(ABC):
-    """What a learner asks of an algorithm. `needs` says which columns `score` fills: proximal, ref, value."""
+    """What a learner asks of an algorithm. `needs` says which columns `score` fills: proximal, ref, value. Where it
+    compares `within_groups`, a group whose members all got the same teaches nothing."""
 
     needs: frozenset[str] = frozenset()
+    within_groups: bool = True
 
     @abstractmethod
     def credit(self, batch: Batch) -> dict[str, float]:

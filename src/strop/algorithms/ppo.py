@@ -32,6 +32,8 @@ class Settings(policy_gradient.Settings, frozen=True, kw_only=True, forbid_unkno
 
 
 class PPO(PolicyGradient[Settings]):
+    within_groups = False
+
     def __init__(self, rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> None:
         super().__init__(rewards, settings, learner)
         self.needs = self.needs | {"proximal", "value"}

@@ -32,6 +32,7 @@ class Settings(policy_gradient.Settings, frozen=True, kw_only=True, forbid_unkno
 class ReinforcePP(PolicyGradient[Settings]):
     def __init__(self, rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> None:
         super().__init__(rewards, settings, learner)
+        self.within_groups = settings.baseline
         self._grouped = GRPO(rewards, grpo.Settings(normalize_std=False), learner)
 
     def advantages(self, batch: Batch, rewards: Rewards) -> dict[str, float]:
