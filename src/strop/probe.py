@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,14 +18,16 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from strop.algorithms import Algorithm
+from strop.algorithms import Algorithm, make
 from strop.algorithms.credit import Rewards
 from strop.config import Config, MonitorConfig
+from strop.errors import AgentError
 from strop.monitor.view import View
 from strop.resume import sample
-from strop.rooms import open_rooms, settled
-from strop.run import assembled, at_work, check_rewards, compared, ended_of
+from strop.rooms import Run, open_rooms, refuse_contradictions, settled
+from strop.run import CALLED, assembled, at_work, check_rewards, compared, ended_of, last_line
 from strop.trajectory import Batch, explain
+from strop.types import Rollout
 
 
 class Probe(Struct, kw_only=True):
@@ -72,17 +74,32 @@ class Probe(Struct, kw_only=True):
 
 async def probe(config: Config, view: View, *, groups: int) -> Probe:
     """Run the first `groups` groups of what `config` would train. Nothing is kept."""
+    refuse_contradictions(config, make(config.algorithm, config.learner))  # the probe's own settings would hide them
     with TemporaryDirectory(prefix="strop-probe-") as place:
         config = settings(settled(config), groups, Path(place) / "run")
         view.title(f"probing {config.policy.model}", 0)
         async with open_rooms(config, view, resume=False) as run:
             wanted = run.next_rollouts(groups)
             began = time.monotonic()
-            ended = await at_work(run, ended_of(run, wanted, "probing"))
+            ended = await at_work(run, _ended(run, wanted))
             samples = await compared(run, [await sample(run, rollout) for rollout in ended])
             check_rewards(run, [one.rollout for one in samples])
             waited = (time.monotonic() - began) * min(config.runner.workers, len(ended)) / len(ended)
             return judged(assembled(config, samples), run.algorithm, config.algorithm.rewards, waited)
+
+
+async def _ended(run: Run, wanted: Sequence[Rollout]) -> list[Rollout]:
+    """Where all of them fail, why: nobody can look at them afterwards."""
+    try:
+        return await ended_of(run, wanted, "probing")
+    except AgentError:
+        ended = [await run.store.get(rollout.id) for rollout in wanted]
+    cause, count = Counter(rollout.cause for rollout in ended).most_common(1)[0]
+    why = last_line(next(rollout.detail for rollout in ended if rollout.cause == cause))
+    silent = "" if (await run.store.stats())["turns"] else f"; none of them called the model: {CALLED}"
+    raise AgentError(
+        f"all {len(ended)} rollouts failed while probing, {count} with {cause}: {why}{silent}; mend it, then ask again"
+    )
 
 
 def settings(config: Config, groups: int, folder: Path) -> Config:
@@ -91,7 +108,7 @@ def settings(config: Config, groups: int, folder: Path) -> Config:
     return replace(
         config,
         folder=str(folder),
-        loop=replace(config.loop, eval_splits=(), staleness=0, groups=groups),
+        loop=replace(config.loop, eval_splits=(), staleness=0, groups=groups, groups_most=None),
         store=replace(config.store, url=""),
         monitor=MonitorConfig(),
     )

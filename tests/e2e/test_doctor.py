@@ -1,5 +1,6 @@
 """`strop doctor` before a run: does the memory suffice, and would its groups teach anything?"""
 
+import asyncio
 import json
 import subprocess
 from pathlib import Path
@@ -7,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from strop.algorithms import make
-from strop.config import AlgorithmConfig, Config, LearnerConfig, MonitorConfig
-from strop.probe import Probe, judged, settings
+from strop.config import AlgorithmConfig, Config, LearnerConfig, LoopConfig, MonitorConfig
+from strop.errors import ConfigError
+from strop.monitor.view import Silent
+from strop.probe import Probe, judged, probe, settings
+from strop.rooms import refuse_contradictions
 from strop.trajectory import Sample, assemble
 from tests import runs
-from tests.e2e.test_bad_input import AGENTS, TASKS
+from tests.e2e.test_bad_input import AGENTS, TASKS, sentence
 from tests.unit.algorithms.rollouts import sample, turn
 
 
@@ -92,6 +96,15 @@ def test_nobody_is_told_of_a_probe(tmp_path: Path):
     assert settings(config, 4, tmp_path).monitor.writers == ()
 
 
+def test_a_probe_may_have_more_groups_than_a_step(tmp_path: Path):
+    config = Config(loop=LoopConfig(groups=2, groups_most=3))
+    probing = settings(config, 4, tmp_path)
+    refuse_contradictions(probing, make(probing.algorithm, probing.learner))
+    wrong = Config(loop=LoopConfig(groups=2, groups_most=1))
+    with pytest.raises(ConfigError, match="groups_most is 1, less than"):
+        asyncio.run(probe(wrong, Silent(), groups=1))
+
+
 def doctor(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(runs.strop("doctor", *arguments), capture_output=True, text=True, timeout=200, check=False)
 
@@ -116,3 +129,16 @@ def test_a_reward_that_never_differs_is_told_before_a_run_begins(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert "every rollout got 1, so nothing would be learnt" in " ".join(done.stdout.split())
     assert not list(tmp_path.glob("run*"))
+
+
+def test_an_agent_that_fails_is_told_with_what_it_said(tmp_path: Path):
+    """The folder that a run's sentence leads to is gone, and there is nothing to resume."""
+    (tmp_path / "agents.py").write_text(AGENTS)
+    (tmp_path / "tasks.jsonl").write_text(TASKS)
+    options = [f"--set={s}" for s in ("loop.members=2", "runner.workers=2", "policy.context=64")]
+    said = sentence(
+        doctor(f"{tmp_path}/agents.py:raises", "--tasks", tmp_path / "tasks.jsonl", "--probe", "1", *options), 2
+    )
+    assert "all 2 rollouts failed while probing, 2 with agent_error: RuntimeError: the kitchen is closed" in said
+    assert said.endswith("mend it, then ask again")
+    assert "strop rollouts" not in said
