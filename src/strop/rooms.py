@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -42,6 +43,7 @@ from strop.monitor.view import View
 from strop.monitor.writers import Writers, check
 from strop.relative import Relative
 from strop.relative import load as load_relative
+from strop.runners.agents import is_python, near_miss
 from strop.runners.pool import Pool
 from strop.server import serve
 from strop.store.base import Store
@@ -356,7 +358,7 @@ def sampling_for(config: Config, rollout: Rollout) -> Sampling:
 
 def settled(config: Config) -> Config:
     """The configuration with what depends on this machine and folder written out, so that a resumed run does the same
-    from anywhere."""
+    from anywhere. Left as they are: the words of a command, and package.module:function."""
     engine = msgspec.structs.replace(config.engine, threads=config.engine.threads or os.cpu_count() or 1)
     algorithm = config.algorithm
     if config.loop.staleness and "correction" not in algorithm.settings:
@@ -372,8 +374,8 @@ def settled(config: Config) -> Config:
         algorithm=algorithm,
         policy=policy,
         runner=runner,
-        agent=absolute(config.agent),
-        agents={name: absolute(spec) for name, spec in config.agents.items()},
+        agent=absolute_agent(config.agent),
+        agents={name: absolute_agent(spec) for name, spec in config.agents.items()},
         reward=absolute(config.reward),
         group_reward=absolute(config.group_reward),
         tasks=absolute(tasks) if isinstance(tasks, str) else {split: absolute(spec) for split, spec in tasks.items()},
@@ -386,3 +388,12 @@ def absolute(spec: str) -> str:
     if not place:
         return spec
     return f"{Path(place).expanduser().absolute()}{colon}{name}" if Path(place).expanduser().exists() else spec
+
+
+def absolute_agent(spec: str) -> str:
+    """The same of an agent. A command is split into words once more, so its path is quoted if it has to be; what is no
+    agent at all is refused later, as it was written."""
+    whole = absolute(spec)
+    if is_python(whole):
+        return whole
+    return spec if near_miss(spec) or not Path(whole).exists() else shlex.quote(whole)

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from strop.config import RunnerConfig
+from strop.config import Config, RunnerConfig
 from strop.errors import AgentError, ConfigError
+from strop.rooms import settled
 from strop.runners.agents import make
+from strop.runners.command import Command
 
 
 def kind(spec: str, **config) -> str:
@@ -44,6 +46,21 @@ def test_a_file_may_lie_in_a_folder_with_spaces(tmp_path: Path):
     place.mkdir()
     (place / "agent.py").touch()
     assert kind(f"{place}/agent.py:solve") == "Processes"
+
+
+def test_a_command_may_lie_in_a_folder_with_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A run keeps it by its whole path, which is still one word; settled once more, it stays that."""
+    place = tmp_path / "my dir"
+    place.mkdir()
+    (place / "run.sh").touch()
+    (place / "agent.py").touch()
+    monkeypatch.chdir(place)
+    once = settled(Config(agent="./run.sh", agents={"far": f"{place}/run.sh", "long": "./run.sh --fast"}))
+    for kept in (once, settled(once)):
+        assert Command(kept.agent).words == Command(kept.agents["far"]).words == [f"{place}/run.sh"]
+        assert kept.agents["long"] == "./run.sh --fast"
+    assert settled(Config(agent="agent.py:solve")).agent == f"{place}/agent.py:solve"
+    assert settled(Config(agent="agent.py")).agent == "agent.py"  # the sentence says what to write instead
 
 
 @pytest.mark.parametrize(
