@@ -54,7 +54,7 @@ def _all(places: Sequence[Path]) -> list[PastRun]:
     for place in places:
         folders = find(place)
         if not folders and place != Path(PLACE):
-            raise PlaceError(f"{place} holds no run (no config.json in it or below it): check the path")
+            raise PlaceError(f"{place} holds no run, nor does a folder below it (evaluations are none): check the path")
         for folder in folders:
             try:
                 found[folder] = read(folder)

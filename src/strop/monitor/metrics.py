@@ -104,3 +104,14 @@ def flat(split: str, means: Mapping[str, float], samples: int = 1) -> dict[str, 
     """
     k = 1 if split.endswith("-greedy") else samples
     return {f"val-core/{split}/{name}/mean@{k}": value for name, value in means.items()}
+
+
+def counted(means: Mapping[str, float], weights: Mapping[str, float]) -> float | None:
+    """What an evaluation came to: the weighted sum of the rewards that count, or None where one of them is missing.
+
+    >>> counted({"correct": 0.5, "style": 1.0}, {"correct": 2.0}), counted({"style": 1.0}, {"correct": 2.0})
+    (1.0, None)
+    """
+    if not means.keys() >= weights.keys():
+        return None
+    return sum(weight * means[name] for name, weight in weights.items())

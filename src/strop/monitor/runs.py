@@ -17,9 +17,9 @@ from strop.algorithms import every_setting
 from strop.config import Config
 from strop.errors import PlaceError
 from strop.folder import RunFolder
+from strop.monitor.metrics import counted, flat
+from strop.monitor.summary import Points
 
-Points = list[tuple[int, float]]
-"""Step and value, in order of steps."""
 State = Literal["running", "stopped", "done"]
 
 TRAINED = "critic/rewards/mean"
@@ -28,8 +28,8 @@ DEPTH = 3
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """One run in a line. `start`, `end` and `best` are mean rewards of what `on` says: the first evaluated split, or
-    "training" where nothing was evaluated."""
+    """One run in a line. `start`, `end` and `best` are mean totals, of the rewards that count, of what `on` says: the
+    first evaluated split, or "training" where nothing was evaluated."""
 
     name: str
     model: str
@@ -56,7 +56,7 @@ class PastRun(NamedTuple):
 
 
 def find(place: Path) -> list[Path]:
-    """The run in `place`, or the runs in the folders below it, by name."""
+    """The run in `place`, or the runs in the folders below it, by name; not what `strop eval` left there."""
     if is_run(place):
         return [place]
     if not place.is_dir():
@@ -72,10 +72,18 @@ def _below(place: Path, depth: int) -> list[Path]:
     found: list[Path] = []
     for child in sorted(place.iterdir()) if depth else ():
         if is_run(child):
-            found.append(child)
+            found += [] if _only_evaluates(child) else [child]
         elif child.is_dir() and not child.is_symlink():
             found += _below(child, depth - 1)
     return found
+
+
+def _only_evaluates(run: Path) -> bool:
+    """Whether it is a part of an evaluation: it has no steps, and nothing ever sums it up."""
+    try:
+        return RunFolder.config(run).loop.steps == 0 and not (run / "summary.json").exists()
+    except PlaceError:  # said by whoever reads it
+        return False
 
 
 def read(folder: Path) -> PastRun:
@@ -84,7 +92,7 @@ def read(folder: Path) -> PastRun:
     lines = _lines(folder / "metrics.jsonl")
     split = next(iter(config.loop.eval_splits), "")
     trained = points(lines, TRAINED)
-    evaluated = points(lines, f"val-core/{split}/reward/mean@{config.loop.eval_samples}")
+    evaluated = _evaluated(lines, split, config)
     steps = max((step for step, metrics in lines if "timing_s/step" in metrics), default=0)
     shown = evaluated or trained
     best = max(shown, key=lambda at: at[1], default=(None, None))
@@ -130,6 +138,14 @@ def points(lines: Sequence[tuple[int, dict[str, float]]], name: str) -> Points:
     [(0, 1.0), (2, 3.0)]
     """
     return sorted((step, metrics[name]) for step, metrics in lines if name in metrics)
+
+
+def _evaluated(lines: Sequence[tuple[int, dict[str, float]]], split: str, config: Config) -> Points:
+    """The total of the rewards that count, wherever the split was evaluated."""
+    weights = config.algorithm.rewards
+    names = {name: next(iter(flat(split, {name: 0.0}, config.loop.eval_samples))) for name in weights}
+    found = [(s, counted({n: m[key] for n, key in names.items() if key in m}, weights)) for s, m in lines]
+    return sorted((step, total) for step, total in found if total is not None)
 
 
 def _state(folder: Path, *, finished: bool) -> State:

@@ -11,16 +11,20 @@ from msgspec import Struct
 
 from strop.config import Config
 from strop.folder import write_whole
-from strop.monitor.metrics import Scores
+from strop.monitor.metrics import Scores, counted
 from strop.monitor.plot import reward_curve
 from strop.types import Step
+
+Points = list[tuple[int, float]]
+"""Step and value, in order of steps."""
 
 
 class Summary(Struct, kw_only=True):
     """A run in one object, also written as summary.json.
 
-    `start` and `end` are the mean reward on the first evaluated split before and after training, sampled; `_greedy`
-    the same, greedily. `before` and `after` have every split and every named reward, `scores` the evaluations between.
+    `start` and `end` are the mean total, of the rewards that count (algorithm.rewards), on the first evaluated split
+    before and after training, sampled; `_greedy` the same, greedily. `before` and `after` have every split and every
+    named reward, `scores` the evaluations between.
     `failed` counts rollouts of training by the cause of their failure. `max_logprob_diff` is the largest gap between
     engine and learner over every token of the run (`tokens_checked`).
     """
@@ -41,18 +45,18 @@ class Summary(Struct, kw_only=True):
     tokens_checked: int
     before: dict[str, dict[str, float]]
     after: dict[str, dict[str, float]]
-    scores: dict[str, dict[str, list[tuple[int, float]]]]
+    scores: dict[str, dict[str, Points]]
 
 
 def summarize(config: Config, folder: Path, steps: Sequence[Step], scores: Scores, *, seconds: float) -> Summary:
     """Make the summary, write it as summary.json and draw curve.png into `folder`."""
     first = config.loop.eval_splits[0] if config.loop.eval_splits else ""
-    start, end = ends(scores, first, "reward")
-    start_greedy, end_greedy = ends(scores, f"{first}-greedy", "reward")
+    evaluated = totals(scores, config.algorithm.rewards)
+    start, end = ends(evaluated.get(first, []))
+    start_greedy, end_greedy = ends(evaluated.get(f"{first}-greedy", []))
     last = steps[-1] if steps else None
     mean = "critic/rewards/mean"
     rewards = [(step.number, step.metrics[mean]) for step in steps if mean in step.metrics]
-    evaluated = {split: means["reward"] for split, means in curves(scores).items() if "reward" in means}
     reward_curve(folder / "curve.png", rewards, evaluated, f"{config.policy.model}, {config.algorithm.name}")
     points = curves(scores)
     summary = Summary(
@@ -83,20 +87,32 @@ def failures(metrics: Mapping[str, float]) -> Counter[str]:
     return Counter({name.removeprefix("failed/"): int(n) for name, n in metrics.items() if name.startswith("failed/")})
 
 
-def curves(scores: Scores) -> dict[str, dict[str, list[tuple[int, float]]]]:
+def curves(scores: Scores) -> dict[str, dict[str, Points]]:
     """split -> reward name -> points in order of steps; splits in the order they were evaluated in.
 
     >>> curves({(0, "test"): {"reward": 0.1}, (9, "test"): {"reward": 0.9}})
     {'test': {'reward': [(0, 0.1), (9, 0.9)]}}
     """
-    out: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    out: dict[str, dict[str, Points]] = {}
     for (step, split), means in sorted(scores.items(), key=lambda item: item[0][0]):
         for name, value in means.items():
             out.setdefault(split, {}).setdefault(name, []).append((step, value))
     return out
 
 
-def ends(scores: Scores, split: str, name: str) -> tuple[float | None, float | None]:
-    """The first and the last mean of a reward on a split."""
-    points: Sequence[tuple[int, float]] = curves(scores).get(split, {}).get(name, [])
+def totals(scores: Scores, weights: Mapping[str, float]) -> dict[str, Points]:
+    """split -> the total of the rewards that count, in order of steps; only where all of them were given.
+
+    >>> totals({(0, "test"): {"correct": 0.1, "style": 1.0}, (9, "test"): {"correct": 0.9}}, {"correct": 1.0})
+    {'test': [(0, 0.1), (9, 0.9)]}
+    """
+    out: dict[str, Points] = {}
+    for (step, split), means in sorted(scores.items(), key=lambda item: item[0][0]):
+        if (total := counted(means, weights)) is not None:
+            out.setdefault(split, []).append((step, total))
+    return out
+
+
+def ends(points: Points) -> tuple[float | None, float | None]:
+    """The first and the last."""
     return (points[0][1], points[-1][1]) if points else (None, None)
