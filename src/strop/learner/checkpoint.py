@@ -56,11 +56,9 @@ def save(
             torch.save(state, fresh / "optimizer.pt")
             (fresh / "strop.json").write_text(json.dumps(meta, indent=2))
     except (OSError, SafetensorError, RuntimeError) as error:
-        if not isinstance(error, OSError) and not _WRITING.search(str(error)):
-            raise
-        why = error.strerror if isinstance(error, OSError) and error.strerror else "the disk is full, or gone"
         raise LearnerError(
-            f"the checkpoint {folder} cannot be written: {why}; make room there, then resume: nothing else is lost"
+            f"the checkpoint {folder} cannot be written: {why_not_written(error)}; make room there, then resume: "
+            "nothing else is lost"
         ) from error
 
 
@@ -129,6 +127,13 @@ def whole(folder: Path) -> Iterator[Path]:
     _fsync(fresh)
     fresh.rename(folder)
     _fsync(folder.parent)
+
+
+def why_not_written(error: Exception) -> str:
+    """What a place had against being written to. Raises an error that is about something else."""
+    if not isinstance(error, OSError) and not _WRITING.search(str(error)):
+        raise error
+    return error.strerror if isinstance(error, OSError) and error.strerror else "the disk is full, or gone"
 
 
 def _save(tensors: dict[str, Tensor], file: Path) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from strop.errors import ModelError, PlaceError
+from strop.errors import ConfigError, ModelError, PlaceError
 from strop.learner import lora
-from strop.learner.checkpoint import ADAPTER, MODEL, read, whole, write
+from strop.learner.checkpoint import ADAPTER, MODEL, read, whole, why_not_written, write
 from strop.learner.model import load
 
 _TRAINING = ("optimizer.pt", "strop.json")
@@ -27,12 +31,14 @@ def export(
 ) -> None:
     """Write the model in a checkpoint into the new folder `to`, which is there whole or not at all.
 
-    An adapter is merged into the model it was trained on, or with `merge=False` written as a PEFT folder. Weights are
-    written in `dtype`; by default as the checkpoint has them, merged ones as the model had them before.
+    An adapter is merged into the model it was trained on, or with `merge=False` (--adapter) written as a PEFT folder.
+    Weights are written in `dtype`; by default as the checkpoint has them, merged ones as the model had them before.
     """
     checkpoint, to = Path(checkpoint), Path(to)
-    if to.exists():
+    if os.path.exists(to):
         raise PlaceError(f"{to} is there already: choose another place")
+    if not merge and dtype:
+        raise ConfigError("an adapter by itself is written as it was trained: leave out --dtype, or --adapter")
     wanted = getattr(torch, dtype) if dtype else None
     if (checkpoint / ADAPTER).exists():
         if not merge:
@@ -50,15 +56,27 @@ def export(
         read(checkpoint, adapter, adapter=True)
         weights, source, wanted = dict(lora.merged(model)), base, wanted or _dtype_of(base)
     elif (checkpoint / MODEL).exists():
+        if not merge:
+            raise ModelError(f"{checkpoint} is a whole model, without an adapter: leave out --adapter")
         weights, source = load_file(checkpoint / MODEL), checkpoint
     else:
         raise ModelError(f"{checkpoint} is not a checkpoint: it holds neither {MODEL} nor {ADAPTER}")
-    with whole(to) as fresh:
+    with _made(to) as fresh:
         write(fresh, {name: tensor.to(wanted or tensor.dtype) for name, tensor in weights.items()}, None, source)
 
 
+@contextmanager
+def _made(to: Path) -> Iterator[Path]:
+    """The folder to write into, as `whole` has it."""
+    try:
+        with whole(to) as fresh:
+            yield fresh
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise PlaceError(f"{to} cannot be written: {why_not_written(error)}; choose another place") from error
+
+
 def _copy(checkpoint: Path, to: Path) -> None:
-    with whole(to) as fresh:
+    with _made(to) as fresh:
         for file in checkpoint.iterdir():
             if file.name not in _TRAINING:
                 shutil.copyfile(file, fresh / file.name)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from strop.config import EngineConfig, LoraConfig
 from strop.engines.embedded.core import Core
-from strop.errors import LearnerError, ModelError
+from strop.errors import ConfigError, LearnerError, ModelError
 from strop.evaluation import checkpoint_of, weights_of
 from strop.learner import lora
 from strop.learner.export import export
@@ -130,6 +130,8 @@ def test_merged_or_not_it_says_the_same_elsewhere(folder, tmp_path):
         ours = taught.model(input_ids=IDS).logits
     export(tmp_path / "c", tmp_path / "merged")
     export(tmp_path / "c", tmp_path / "adapter", merge=False)
+    with pytest.raises(ConfigError, match="leave out --dtype, or --adapter"):
+        export(tmp_path / "c", tmp_path / "other", merge=False, dtype="bfloat16")
     stock = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
     assert set(load_file(tmp_path / "merged" / "model.safetensors")) == set(load_file(folder / "model.safetensors"))
     theirs = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), tmp_path / "adapter")
