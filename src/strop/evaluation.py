@@ -26,12 +26,12 @@ from msgspec.structs import replace
 
 from strop.config import AlgorithmConfig, Config, LoraConfig, MonitorConfig
 from strop.engines.models import resolve
-from strop.errors import AgentError, ConfigError, PlaceError, TaskError
+from strop.errors import ConfigError, PlaceError, TaskError
 from strop.folder import RunFolder, write_whole
 from strop.monitor.evaluations import Evaluation, Report, Way, report
 from strop.monitor.view import Silent, View
 from strop.rooms import Run, engine_name, open_rooms, settled, tasks_of
-from strop.run import at_work, ended_of
+from strop.run import at_work, ended_of, stop_if_all_failed
 from strop.tasks.sampling import evaluation
 from strop.types import Rollout, version
 
@@ -110,12 +110,9 @@ async def _collect(run: Run, one: Evaluation, *, samples: int, greedy: bool, fir
             samples=samples,
             retries=run.config.runner.retries.by_cause(),
         )
-        try:
-            ended = await ended_of(run, wanted, f"evaluating {split}")
-        except AgentError:
-            if first:
-                raise
-            ended = [await run.store.get(rollout.id) for rollout in wanted]
+        ended = await ended_of(run, wanted, f"evaluating {split}")
+        if first:
+            await stop_if_all_failed(run, ended, f"evaluating {split}")
         one.rewards[f"{split}-greedy" if greedy else split] = _rewards(ended)
         one.failed = dict(Counter(one.failed) + Counter(rollout.cause for rollout in ended if rollout.cause))
         for rollout in ended:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,10 +24,9 @@ from strop.config import Config, MonitorConfig
 from strop.errors import AgentError
 from strop.monitor.view import View
 from strop.resume import sample
-from strop.rooms import Run, open_rooms, refuse_contradictions, settled
-from strop.run import CALLED, assembled, at_work, check_rewards, compared, ended_of, last_line
+from strop.rooms import open_rooms, refuse_contradictions, settled
+from strop.run import all_failed, assembled, at_work, check_rewards, compared, ended_of
 from strop.trajectory import Batch, explain
-from strop.types import Rollout
 
 
 class Probe(Struct, kw_only=True):
@@ -81,25 +80,13 @@ async def probe(config: Config, view: View, *, groups: int) -> Probe:
         async with open_rooms(config, view, resume=False) as run:
             wanted = run.next_rollouts(groups)
             began = time.monotonic()
-            ended = await at_work(run, _ended(run, wanted))
+            ended = await at_work(run, ended_of(run, wanted, "probing"))
+            if why := await all_failed(run, ended, "probing"):  # nobody can look at them afterwards
+                raise AgentError(f"{why}; mend it, then ask again")
             samples = await compared(run, [await sample(run, rollout) for rollout in ended])
             check_rewards(run, [one.rollout for one in samples])
             waited = (time.monotonic() - began) * min(config.runner.workers, len(ended)) / len(ended)
             return judged(assembled(config, samples), run.algorithm, config.algorithm.rewards, waited)
-
-
-async def _ended(run: Run, wanted: Sequence[Rollout]) -> list[Rollout]:
-    """Where all of them fail, why: nobody can look at them afterwards."""
-    try:
-        return await ended_of(run, wanted, "probing")
-    except AgentError:
-        ended = [await run.store.get(rollout.id) for rollout in wanted]
-    cause, count = Counter(rollout.cause for rollout in ended).most_common(1)[0]
-    why = last_line(next(rollout.detail for rollout in ended if rollout.cause == cause))
-    silent = "" if (await run.store.stats())["turns"] else f"; none of them called the model: {CALLED}"
-    raise AgentError(
-        f"all {len(ended)} rollouts failed while probing, {count} with {cause}: {why}{silent}; mend it, then ask again"
-    )
 
 
 def settings(config: Config, groups: int, folder: Path) -> Config:

@@ -30,7 +30,7 @@ from strop.errors import AgentError, ConfigError
 from strop.folder import until_gone
 from strop.learner.process import LearnerProcess
 from strop.monitor import transcripts
-from strop.monitor.metrics import MetricsFile, flat
+from strop.monitor.metrics import MetricsFile, counted, flat
 from strop.monitor.summary import Summary, failures, summarize
 from strop.monitor.view import View
 from strop.relative import give
@@ -83,7 +83,8 @@ async def loop(run: Run) -> Summary:
         keep_checkpoints(run)
     seconds = before + time.monotonic() - began
     await transcripts.leave(run.folder.path, run.store, run.steps, config)
-    return summarize(config, run.folder.path, run.steps, run.scores, seconds=seconds)
+    done = finished(run) and all((run.step, split) in run.scores for split in run.evaluations(run.step, run.names[0]))
+    return summarize(config, run.folder.path, run.steps, run.scores, seconds=seconds, done=done)
 
 
 async def advance(run: Run, collected: Collected) -> None:
@@ -342,16 +343,27 @@ async def ended_of(
 
 async def stop_if_all_failed(run: Run, ended: Sequence[Rollout], phase: str) -> None:
     """Before the first step that is a bad agent; later it is a bad step."""
-    failed = [rollout for rollout in ended if rollout.status != "succeeded"]
-    if len(failed) == len(ended) and run.step == 0:
-        cause, count = Counter(rollout.cause for rollout in failed).most_common(1)[0]
-        example = next(rollout for rollout in failed if rollout.cause == cause)
-        mended = "then resume" if run.config.loop.steps and cause != "late" else "then begin again"
-        silent = "" if (await run.store.stats())["turns"] else f"; none of them called the model: {CALLED}"
-        raise AgentError(
-            f"all {len(ended)} rollouts failed while {phase}, {count} with {cause}: {last_line(example.detail)}{silent}"
-            f" (look, with what the agent printed: strop rollouts {run.folder.path} {example.id}); mend it, {mended}"
-        )
+    if run.step == 0 and (why := await all_failed(run, ended, phase)):
+        example = commonest(ended)
+        mended = "then resume" if run.config.loop.steps and example.cause != "late" else "then begin again"
+        look = f"look, with what the agent printed: strop rollouts {run.folder.path} {example.id}"
+        raise AgentError(f"{why} ({look}); mend it, {mended}")
+
+
+async def all_failed(run: Run, ended: Sequence[Rollout], phase: str) -> str:
+    """Why, if every one of them failed; otherwise nothing."""
+    if any(rollout.status == "succeeded" for rollout in ended):
+        return ""
+    example = commonest(ended)
+    same = sum(rollout.cause == example.cause for rollout in ended)
+    why = f"all {len(ended)} rollouts failed while {phase}, {same} with {example.cause}: {last_line(example.detail)}"
+    return why if (await run.store.stats())["turns"] else f"{why}; none of them called the model: {CALLED}"
+
+
+def commonest(failed: Sequence[Rollout]) -> Rollout:
+    """The first one that failed as most did."""
+    cause = Counter(rollout.cause for rollout in failed).most_common(1)[0][0]
+    return next(rollout for rollout in failed if rollout.cause == cause)
 
 
 def last_line(text: str | None) -> str:
@@ -379,10 +391,8 @@ def keep_checkpoints(run: Run) -> None:
 
     def score(step: Step) -> float:
         if evaluated:
-            means = run.scores.get((step.number, loop.eval_splits[0]), {})
-            if not means.keys() >= weights.keys():  # it was stopped before it was evaluated
-                return -math.inf
-            return sum(weight * means[name] for name, weight in weights.items())
+            total = counted(run.scores.get((step.number, loop.eval_splits[0]), {}), weights)
+            return -math.inf if total is None else total  # None: it was stopped before it was evaluated
         sampled = run.steps[min(step.number, len(run.steps) - 1)]
         return sampled.metrics.get("critic/rewards/mean", -math.inf)
 

@@ -1,11 +1,14 @@
 """What users get wrong: one sentence with the fix in it, the right exit code, no traceback, and nothing lost."""
 
+import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
+from strop.monitor.runs import read
 from tests import runs
 
 AGENTS = """
@@ -72,11 +75,14 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def train(place: Path, agent: str = "fine", *more: str) -> subprocess.CompletedProcess[str]:
-    command = runs.strop("train", f"{place}/agents.py:{agent}", "--tasks", place / "tasks.jsonl")
+def command(place: Path, agent: str) -> list[str]:
     small = ["loop.steps=1", "loop.groups=1", "loop.members=2", "runner.workers=2", "policy.context=64"]
-    options = [*("--folder", f"{place}/run"), *(f"--set={s}" for s in small), *more]
-    return subprocess.run([*command, *options], capture_output=True, text=True, timeout=120, check=False)
+    given = ("train", f"{place}/agents.py:{agent}", "--tasks", place / "tasks.jsonl", "--folder", f"{place}/run")
+    return [*runs.strop(*given), *(f"--set={s}" for s in small)]
+
+
+def train(place: Path, agent: str = "fine", *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*command(place, agent), *more], capture_output=True, text=True, timeout=120, check=False)
 
 
 def sentence(done: subprocess.CompletedProcess[str], code: int) -> str:
@@ -152,6 +158,23 @@ def test_an_evaluation_may_take_longer_than_a_group(place: Path) -> None:
     told = runs.story(place / "run")
     assert len(told.rollouts) == 2 * (3 + 3) + 1
     assert {rollout.status for rollout in told.rollouts} == {"succeeded"}
+
+
+def test_ctrl_c_in_the_last_evaluation_leaves_a_run_to_be_resumed(place: Path) -> None:
+    """All steps are made, and what they came to is not known yet."""
+    metrics = place / "run" / "metrics.jsonl"
+    with subprocess.Popen(
+        [*command(place, "slow"), "--set=runner.workers=1"], text=True, stdout=subprocess.PIPE
+    ) as run:
+        while not (metrics.exists() and "timing_s/step" in metrics.read_text()):
+            assert run.poll() is None
+            time.sleep(0.05)
+        run.send_signal(signal.SIGINT)
+        assert "train --resume" in run.communicate(timeout=60)[0]
+    assert run.returncode == 130
+    assert read(place / "run").record.state == "stopped"
+    runs.finish(runs.strop("train", "--resume", place / "run"))
+    assert read(place / "run").record.state == "done"
 
 
 def test_a_group_that_stands_in_for_another_may_fail(place: Path) -> None:

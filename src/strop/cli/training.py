@@ -150,7 +150,7 @@ def _run(config: Config, arguments: argparse.Namespace, *, resume: bool = False)
         try:
             run = train(config if resume else settled(config), view, resume=resume, stop=stop)
             summary = uvloop.run(until_told(run, interrupted))
-            if summary.steps >= config.loop.steps:
+            if summary.done:
                 return summary
             raise KeyboardInterrupt
         except (KeyboardInterrupt, asyncio.CancelledError):

@@ -151,13 +151,20 @@ def _evaluated(lines: Sequence[tuple[int, dict[str, float]]], split: str, config
 def _state(folder: Path, *, finished: bool) -> State:
     if RunFolder.held(folder):
         return "running"
-    return "done" if finished and (folder / "summary.json").exists() else "stopped"
+    return "done" if finished and _summary(folder).get("done") else "stopped"
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    """What a run left when it last ended; nothing where it was killed before it ever did."""
+    try:
+        return msgspec.json.decode((folder / "summary.json").read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return {}
 
 
 def _seconds(folder: Path, lines: Sequence[tuple[int, dict[str, float]]], state: State) -> float:
     if state == "done":
-        summary = msgspec.json.decode((folder / "summary.json").read_bytes(), type=dict[str, Any])
-        return float(summary.get("seconds", 0.0))
+        return float(_summary(folder).get("seconds", 0.0))
     return sum(metrics.get("timing_s/step", 0.0) for _, metrics in lines)
 
 

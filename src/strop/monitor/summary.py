@@ -24,7 +24,7 @@ class Summary(Struct, kw_only=True):
 
     `start` and `end` are the mean total, of the rewards that count (algorithm.rewards), on the first evaluated split
     before and after training, sampled; `_greedy` the same, greedily. `before` and `after` have every split and every
-    named reward, `scores` the evaluations between.
+    named reward, `scores` the evaluations between. `done` says whether all steps and the last evaluation were made.
     `failed` counts rollouts of training by the cause of their failure. `max_logprob_diff` is the largest gap between
     engine and learner over every token of the run (`tokens_checked`).
     """
@@ -35,6 +35,7 @@ class Summary(Struct, kw_only=True):
     end_greedy: float | None
     seconds: float
     steps: int
+    done: bool
     seeds: list[int]
     model: str
     version: str
@@ -48,7 +49,9 @@ class Summary(Struct, kw_only=True):
     scores: dict[str, dict[str, Points]]
 
 
-def summarize(config: Config, folder: Path, steps: Sequence[Step], scores: Scores, *, seconds: float) -> Summary:
+def summarize(
+    config: Config, folder: Path, steps: Sequence[Step], scores: Scores, *, seconds: float, done: bool
+) -> Summary:
     """Make the summary, write it as summary.json and draw curve.png into `folder`."""
     first = config.loop.eval_splits[0] if config.loop.eval_splits else ""
     evaluated = totals(scores, config.algorithm.rewards)
@@ -66,6 +69,7 @@ def summarize(config: Config, folder: Path, steps: Sequence[Step], scores: Score
         end_greedy=end_greedy,
         seconds=round(seconds, 2),
         steps=len(steps),
+        done=done,
         seeds=[config.seed],
         model=config.policy.model,
         version=last.version if last else "1.0",
