@@ -107,11 +107,11 @@ def flat(split: str, means: Mapping[str, float], samples: int = 1) -> dict[str, 
 
 
 def counted(means: Mapping[str, float], weights: Mapping[str, float]) -> float | None:
-    """What an evaluation came to: the weighted sum of the rewards that count, or None where one of them is missing.
+    """What an evaluation came to: the weighted sum of the rewards that count, or None where there are none of them.
+    Those that only turns or agents get are no part of it.
 
-    >>> counted({"correct": 0.5, "style": 1.0}, {"correct": 2.0}), counted({"style": 1.0}, {"correct": 2.0})
+    >>> counted({"correct": 0.5, "style": 1.0}, {"correct": 2.0, "tidy": 1.0}), counted({"style": 1.0}, {"tidy": 1.0})
     (1.0, None)
     """
-    if not means.keys() >= weights.keys():
-        return None
-    return sum(weight * means[name] for name, weight in weights.items())
+    found = [weight * means[name] for name, weight in weights.items() if name in means]
+    return sum(found) if found else None

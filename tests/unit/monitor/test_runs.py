@@ -40,9 +40,9 @@ def test_a_summary_is_of_the_rewards_that_count(tmp_path: Path, monkeypatch: pyt
     assert found.after["test"] == SCORES[2, "test"]  # every reward is still there by itself
 
 
-def test_where_one_is_missing_there_is_no_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_none_of_them_was_given_there_is_no_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(summary, "reward_curve", lambda *_: None)
-    found = summary.summarize(config(), tmp_path, [], {(0, "test"): {"correct": 1.0}}, seconds=1.0, done=True)
+    found = summary.summarize(config(), tmp_path, [], {(0, "test"): {"seen": 1.0}}, seconds=1.0, done=True)
     assert (found.start, found.end) == (None, None)
 
 
