@@ -52,6 +52,24 @@ def down(_):
     return list(map(down, [0]))
 down(0)
 """
+FORGED = """
+import os, struct, time
+if os.fork() == 0:
+    while True:
+        time.sleep(0.01)
+os.write(3, struct.pack(">cI", b"=", 4) + b"done")
+time.sleep(60)
+"""
+WOKEN = """
+import os, signal, struct, time
+me = os.getpid()
+if os.fork() == 0:
+    while True:
+        os.kill(me, signal.SIGCONT)
+os.write(3, struct.pack(">cI", b"=", 4) + b"done")
+while True:
+    pass
+"""
 KILLED = {  # what ends the interpreter, and how
     "forks": (ENDLESS_FORKS, ("timeout", "memory")),
     "loop": ("while True: pass", ("timeout",)),
@@ -68,6 +86,8 @@ KILLED = {  # what ends the interpreter, and how
     "own signal": ("import os; os.kill(os.getpid(), 9)", ("died",)),
     "cut off": ("import os; os.closerange(0, 256)", ("died",)),
     "false answer": ("import os; os.write(3, b'=' + b'\\xff' * 100)", ("died",)),
+    "an answer for a child that goes on": (FORGED, ("timeout",)),
+    "an answer, and a child that wakes its parent": (WOKEN, ("timeout",)),
     "huge number": ("import sys; sys.set_int_max_str_digits(0); len(str(3 ** (10 ** 8)))", ("timeout", "raised")),
     "repr": ("class A:\n    def __repr__(self):\n        while True: pass\nA()", ("timeout",)),
     "ignored signals": (
@@ -281,6 +301,22 @@ async def test_processes_that_outlive_a_call_are_killed(session: Session) -> Non
     assert (await session.run("p.poll() is not None")).text == "True"
     await session.run("import os\nfor _ in range(100): os.fork()")
     assert (await session.run("subprocess.run([sys.executable, '-c', 'print(1)']).returncode")).text == "1\n0"
+
+
+async def test_a_cell_that_answers_itself_stands_still_too(session: Session) -> None:
+    said = await session.run(
+        "import os, struct, time\nx = 0\nos.write(3, struct.pack('>cI', b'=', 4) + b'done')\n"
+        "used = time.process_time()\nwhile time.process_time() - used < 0.5: x += 1"
+    )
+    assert said.text == "done"
+    assert said.seconds < 3
+    await asyncio.sleep(1)
+    assert (await session.run("1")).text == "", "the first call's own answer comes only now"
+
+
+async def test_a_name_that_is_no_text(session: Session) -> None:
+    await session.run("import ctypes, time; ctypes.CDLL(None).prctl(15, b') R \\xff\\xfe')")
+    assert (await session.run("time.sleep(0.2); 1 + 1")).text == "2"
 
 
 async def test_a_forgotten_copy_answers_nothing(session: Session) -> None:

@@ -1,7 +1,8 @@
 """The outside end of one runner: what it is sent, how long it may take, what it prints, and its death.
 
-Between calls nothing of it runs: what a call started is killed when it ends, and the interpreter itself, with all its
-threads, is stopped until the next one. It dies with this process.
+Between calls nothing of it runs: the runner kills what a call has started, and is then stopped itself, with all its
+threads, until the next one. Its word for it is not taken: a call has not ended before nothing runs any more. All of it
+dies with this process.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class Interpreter:
         self._printed = Printed(out, limits.output)
         self._process: subprocess.Popen[bytes] | None = None
         self._handle: int | None = None
+        self._walls: list[int] = []
 
     @classmethod
     async def start(cls, limits: Limits) -> Interpreter:
@@ -79,7 +81,8 @@ class Interpreter:
             await made.end()
             raise
         with contextlib.suppress(AttributeError, OSError):  # no Linux, or an old one: it is not stopped between calls
-            made._handle = os.pidfd_open(memory.family(pid)[-1])
+            *made._walls, runner = memory.family(pid)
+            made._handle = os.pidfd_open(runner)
         return made
 
     async def run(self, code: str) -> tuple[str, Ended]:
@@ -89,7 +92,6 @@ class Interpreter:
             ended = await self._watched(answer)
             if ended is None:
                 kind, said = answer.result()
-                self._signal("SIGSTOP")
                 text = _joined(self._printed.take(), said)
                 return text, "raised" if kind == RAISED else "done"
         except Gone:
@@ -168,7 +170,24 @@ class Interpreter:
             await asyncio.get_running_loop().sock_sendall(self._socket, CELL.pack(len(said)) + said)
         except OSError:
             raise Gone from None
-        return await self._answer()
+        answer = await self._answer()
+        await self._rest()
+        return answer
+
+    async def _rest(self) -> None:
+        """Stop the runner, and wait until nothing of it runs. A cell may have given the answer in the runner's place
+        and have processes that go on: then the call goes on too, until its time is over."""
+        pause = 0.0002
+        self._signal("SIGSTOP")
+        while self._running() or self._running():  # twice: one may have woken another behind the back of the first look
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LOOK)
+            self._signal("SIGSTOP")
+
+    def _running(self) -> bool:
+        if self._handle is None or self._process is None or self._folder is not None:  # no walls: all may go on
+            return False
+        return memory.running(pid for pid in memory.family(self._process.pid) if pid not in self._walls)
 
     async def _answer(self) -> tuple[bytes, str]:
         kind, length = ANSWER.unpack(await self._read(ANSWER.size))

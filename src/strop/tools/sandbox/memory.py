@@ -1,10 +1,10 @@
-"""How much memory a process and all below it use. Without /proc, nothing is known and nothing counts."""
+"""What a process and all below it use, and whether any of it runs. Without /proc, nothing is known and nothing counts."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
+from collections.abc import Iterable
 
 RESIDENT = re.compile(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)
 SHARE = re.compile(r"^Pss(?:_Anon|_Shmem):\s+(\d+) kB", re.MULTILINE)
@@ -14,9 +14,8 @@ def family(pid: int) -> list[int]:
     """The process and all its descendants. In a PID namespace what loses its parent stays below the first process."""
     found = [pid]
     for one in found:  # grows meanwhile
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{one}/task"):
-                found += map(int, _read(f"/proc/{one}/task/{thread}/children").split())
+        for thread in _threads(one):
+            found += map(int, _read(f"/proc/{one}/task/{thread}/children").split())
     return found
 
 
@@ -27,13 +26,30 @@ def over(pid: int, most: int) -> bool:
     return _total(pids, "status", RESIDENT) > most and _total(pids, "smaps_rollup", SHARE) > most
 
 
+def running(pids: Iterable[int]) -> bool:
+    """Whether any thread of theirs is neither stopped nor dead."""
+    return any(_state(f"/proc/{pid}/task/{thread}") not in "TtZX" for pid in pids for thread in _threads(pid))
+
+
+def _state(place: str) -> str:
+    """Its letter, behind a name that may hold anything; "X" for what is gone by now."""
+    return _read(f"{place}/stat").rpartition(") ")[2][:1] or "X"
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
 def _total(pids: list[int], name: str, lines: re.Pattern[str]) -> int:
     return sum(1024 * int(size) for pid in pids for size in lines.findall(_read(f"/proc/{pid}/{name}")))
 
 
 def _read(path: str) -> str:
     try:
-        with open(path) as file:
+        with open(path, errors="replace") as file:  # processes name themselves
             return file.read()
     except OSError:
         return ""
