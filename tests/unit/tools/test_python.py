@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from strop.errors import ConfigError, StropError
 from strop.tools.python import PythonBox
+from strop.tools.tool import Tool
 
 from .boxes import Marked, needs_walls
 
@@ -121,6 +123,7 @@ async def test_it_dies_with_its_parent() -> None:
     script = f"""
 import asyncio
 from strop.tools.python import PythonBox
+from strop.tools.tool import Tool
 async def main():
     session = PythonBox(seconds=60, output={marked.mark}).session()
     print((await session.run("1")).text, flush=True)
@@ -177,13 +180,23 @@ def test_the_tool_from_plain_code(box: PythonBox) -> None:
 
 async def test_the_tool_for_a_rollout(box: PythonBox) -> None:
     async with box.tool() as python:
-        assert inspect.isroutine(python)
+        assert isinstance(python, Tool)
         assert python.__name__ == "python"
         assert list(inspect.signature(python).parameters) == ["code"]
         assert "Run Python code" in (inspect.getdoc(python) or "")
         await python("x = 2")
         assert (await python(code="x + 1")).text == "3"
         assert (await python("1 / 0")).wrong == "error"
+
+
+async def test_the_tool_says_what_went_wrong_after_much_output() -> None:
+    async with PythonBox(isolated=False, output=12_000, seconds=3).tool() as python:
+        for code in ("print('x\\n' * 20_000)\n1 / 0", "print('x\\n' * 20_000)\nwhile True: pass"):
+            text = (await python.run(json.dumps({"code": code}))).text
+            assert text.count("x\n") > 5_900, "all of `output` is shown"
+            assert "characters are left out here" in text
+            assert "cut here" not in text
+            assert text.endswith(("ZeroDivisionError: division by zero", "the next call starts afresh.]"))
 
 
 def test_without_bubblewrap_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

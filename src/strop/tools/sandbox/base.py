@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
@@ -42,7 +43,8 @@ class Session(ABC):
 
     @abstractmethod
     async def run(self, code: str) -> Observation:
-        """Run `code`. Whatever it does is an observation; what raises is our own trouble (`StropError`)."""
+        """Run `code`. Whatever it does is an observation, no longer than a model should read; what raises is our own
+        trouble (`StropError`)."""
 
     @abstractmethod
     async def close(self) -> None: ...
@@ -102,8 +104,9 @@ class Python:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def __aenter__(self) -> Any:
-        return self.python
+    async def __aenter__(self) -> tool.Tool:
+        # The session has shortened what it gives, in the middle: what went wrong stands in the end and must not be cut.
+        return tool.Tool(self.python, limit=sys.maxsize)
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.wrap_future(_begin(self._session.close()))

@@ -1,4 +1,7 @@
-"""What a process and all below it use, and whether any of it runs. Without /proc, nothing is known and nothing counts."""
+"""How much memory a process and all below it use, and whether any of it runs.
+
+Without /proc, nothing is known and nothing counts.
+"""
 
 from __future__ import annotations
 
