@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -127,6 +127,7 @@ class InLoop(Agent):
 class LoopLLM(LLM, frozen=True, kw_only=True):
     """What agents in the loop are handed: nothing in it blocks. Events are recorded before the attempt ends."""
 
+    shares_loop: ClassVar[bool] = True
     outbox: Any
 
     def client(self) -> openai.OpenAI:

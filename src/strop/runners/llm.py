@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import MutableMapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote
 
 import msgspec
@@ -38,6 +38,9 @@ class LLM(Struct, frozen=True, kw_only=True):
     prompts that are being improved, by name; none are yet. `api_key` opens this attempt and nothing else; `trace_id` is
     the same secret, to be passed on to services so that they can be told apart.
     """
+
+    shares_loop: ClassVar[bool] = False
+    """Whether the agent runs in an event loop that others run in too."""
 
     base_url: str
     api_key: str

@@ -19,9 +19,10 @@ from collections.abc import Callable
 from typing import Any
 
 from strop.runners.llm import LLM
+from strop.tools.calling import Calling, calling
 from strop.tools.episode import Action, Call, Limits, Transition, beginning, play
 from strop.tools.tool import Observation
-from strop.tools.toolbox import Given, finished, opened, settled
+from strop.tools.toolbox import Given, opened, settled
 from strop.types import Task
 
 CALL = "call"
@@ -61,20 +62,21 @@ class ToolAgent:
         self.limits = Limits(max_turns=max_turns, max_tokens=max_tokens, seconds=seconds)
 
     async def __call__(self, task: Task, llm: LLM) -> Any:
-        first = None if self.prompt is None else await finished(self.prompt, task)
+        with calling(llm) as call:
+            first = None if self.prompt is None else await call(self.prompt, task)
 
-        async def react(action: Action) -> Transition:
-            return Transition(reward=await self._worth(task, action))
+            async def react(action: Action) -> Transition:
+                return Transition(reward=await self._worth(task, action, call))
 
-        async with opened(self.tools, task) as tools:
-            episode = await play(llm, beginning(task, self.system, first), tools, self.limits, react, CALL)
-            if self.on_call is not None and not episode.rewards:
-                llm.reward(CALL, 0.0)  # a reward that counts and was never given would have the rollout left out
-            return episode if self.reward is None else await finished(self.reward, task, episode)
+            async with opened(self.tools, task, call) as tools:
+                episode = await play(llm, beginning(task, self.system, first), tools, self.limits, react, CALL)
+                if self.on_call is not None and not episode.rewards:
+                    llm.reward(CALL, 0.0)  # a reward that counts and was never given would have the rollout left out
+                return episode if self.reward is None else await call(self.reward, task, episode)
 
-    async def _worth(self, task: Task, action: Action) -> float | None:
+    async def _worth(self, task: Task, action: Action, call: Calling) -> float | None:
         if self.on_call is None:
             return None
-        given = [await finished(self.on_call, task, call, call.result) for call in action.calls]
+        given = [await call(self.on_call, task, made, made.result) for made in action.calls]
         told = [float(value) for value in given if value is not None]
         return sum(told) if told else None

@@ -27,9 +27,10 @@ from typing import Any
 
 from strop.imports import one_line
 from strop.runners.llm import LLM
+from strop.tools.calling import calling
 from strop.tools.episode import Action, Limits, Transition, beginning, play
 from strop.tools.tool import Tool
-from strop.tools.toolbox import Tools, finished, is_tool, methods
+from strop.tools.toolbox import Tools, is_tool, methods
 from strop.types import Task
 
 STEP = "step"
@@ -75,19 +76,20 @@ class EnvironmentAgent:
 
     async def __call__(self, task: Task, llm: LLM) -> Any:
         environment = self.make()
-        try:
-            messages = beginning(task, self.system, await finished(environment.reset, task))
+        with calling(llm) as call:
+            try:
+                messages = beginning(task, self.system, await call(environment.reset, task))
 
-            async def react(action: Action) -> Transition:
-                return await finished(environment.step, action)
+                async def react(action: Action) -> Transition:
+                    return await call(environment.step, action)
 
-            episode = await play(llm, messages, Tools(_tools(environment)), self.limits, react, STEP)
-        finally:
-            await finished(environment.close)
-        if not episode.rewards:
-            llm.reward(STEP, 0.0)  # a reward that counts and was never given would have the rollout left out
-        if self.reward is not None:
-            return await finished(self.reward, task, episode)
+                episode = await play(llm, messages, Tools(_tools(environment)), self.limits, react, STEP)
+            finally:
+                await call(environment.close)
+            if not episode.rewards:
+                llm.reward(STEP, 0.0)  # a reward that counts and was never given would have the rollout left out
+            if self.reward is not None:
+                return await call(self.reward, task, episode)
         return math.fsum(episode.rewards.values())
 
 
@@ -99,7 +101,7 @@ def _tools(environment: Environment) -> list[Tool]:
 class Gym(Environment):
     """An environment with Gymnasium's `reset` and `step`. `make(task)` gives it, `act(text)` turns what the model said
     into its action, `show(observation)` its observation into text. What `act` raises is told to the model, and costs
-    a turn.
+    a turn; so is an action that is not in its `action_space`, if it has one.
 
         strop.EnvironmentAgent(lambda: Gym(lambda task: gymnasium.make("FrozenLake-v1"), act=int))
     """
@@ -117,6 +119,9 @@ class Gym(Environment):
     def step(self, action: Action) -> Transition:
         try:
             chosen = self._act(action.text)
+            space = getattr(self._inner, "action_space", None)
+            if space is not None and not space.contains(chosen):
+                return Transition(observation=f"error: {chosen!r} is not in {space}")
         except Exception as error:
             return Transition(observation=f"error: {one_line(error)}")
         observation, reward, terminated, truncated, _ = self._inner.step(chosen)

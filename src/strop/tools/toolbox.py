@@ -1,9 +1,9 @@
 """Tools by name, and tools that are made for one rollout and closed behind it.
 
-opened([add, read], task)                   functions and tools, as they are
-opened(lambda task: [add, read], task)      made for this task
-opened(Files, task)                         an object: its methods that are tools; closed when the rollout ends
-opened(lambda task: mcp.Server(...), task)  a context manager, sync or async, that gives any of these
+opened([add, read], task, call)                   functions and tools, as they are
+opened(lambda task: [add, read], task, call)      made for this task
+opened(Files, task, call)                         an object: its methods that are tools; closed when the rollout ends
+opened(lambda task: mcp.Server(...), task, call)  a context manager, sync or async, that gives any of these
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, Asyn
 from typing import Any, cast
 
 from strop.errors import ConfigError
+from strop.tools.calling import Calling
 from strop.tools.tool import Function, Observation, Tool
 from strop.types import Task
 
@@ -60,30 +61,30 @@ def settled(given: Given) -> Given:
 
 
 @asynccontextmanager
-async def opened(given: Given, task: Task) -> AsyncGenerator[Tools]:
-    """The tools for one rollout. Whatever was made for it is closed in the end, the last first."""
+async def opened(given: Given, task: Task, call: Calling) -> AsyncGenerator[Tools]:
+    """The tools for one rollout. Whatever was made for it is closed in the end by `call`, the last first."""
     async with AsyncExitStack() as stack:
         made: Any = given(task) if callable(given) else given
         if inspect.isawaitable(made):
             made = await made
-        yield Tools(await _opened(made, stack))
+        yield Tools(await _opened(made, stack, call))
 
 
-async def _opened(made: Any, stack: AsyncExitStack) -> list[Tool]:
+async def _opened(made: Any, stack: AsyncExitStack, call: Calling) -> list[Tool]:
     if isinstance(made, Tool):
         return [made]
     if inspect.isroutine(made):
         return [Tool(made)]
     if isinstance(made, list | tuple):
-        return [tool for item in cast("list[Any]", made) for tool in await _opened(item, stack)]
+        return [tool for item in cast("list[Any]", made) for tool in await _opened(item, stack, call)]
     inside = made
     if isinstance(made, AbstractAsyncContextManager):
         inside = await stack.enter_async_context(cast("AbstractAsyncContextManager[Any]", made))
     elif isinstance(made, AbstractContextManager):
         inside = stack.enter_context(cast("AbstractContextManager[Any]", made))
     elif callable(close := getattr(made, "aclose", None) or getattr(made, "close", None)):
-        stack.push_async_callback(finished, close)
-    return methods(made) if inside is made else await _opened(inside, stack)
+        stack.push_async_callback(call, close)
+    return methods(made) if inside is made else await _opened(inside, stack, call)
 
 
 def methods(thing: Any) -> list[Tool]:
@@ -105,9 +106,3 @@ def methods(thing: Any) -> list[Tool]:
 
 def is_tool(value: object) -> bool:
     return isinstance(value, Tool)
-
-
-async def finished(function: Callable[..., Any], *given: Any) -> Any:
-    """What a function of the user's returns, whether it is `async` or not."""
-    value = function(*given)
-    return await value if inspect.isawaitable(value) else value

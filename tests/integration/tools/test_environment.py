@@ -103,6 +103,34 @@ async def test_a_gymnasium_environment(stand: Stand) -> None:
     assert [r.value for r in await stand.rewards()] == [0.0, 0.0, 1.0]
 
 
+class Steps:
+    """A space of actions in Gymnasium's manner."""
+
+    def contains(self, action: object) -> bool:
+        if action == 7:
+            raise OverflowError("too far")
+        return action in (1, 2)
+
+    def __repr__(self) -> str:
+        return "Steps(1, 2)"
+
+
+class Pond(Lake):
+    action_space = Steps()
+
+    def step(self, by: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        assert by in (1, 2)
+        return super().step(by)
+
+
+async def test_what_is_no_action_of_its_world_costs_a_turn(stand: Stand) -> None:
+    agent = strop.EnvironmentAgent(lambda: Gym(lambda task: Pond(), act=int))
+    assert await stand.run(agent, "9", "7", "2") == 1.0
+    assert "error: 9 is not in Steps(1, 2)" in stand.prompts()[1]
+    assert "error: OverflowError: too far" in stand.prompts()[2]
+    assert [r.value for r in await stand.rewards()] == [0.0, 0.0, 1.0]
+
+
 def test_it_has_to_be_whole() -> None:
     with pytest.raises(TypeError, match="step"):
         type("Half", (strop.Environment,), {"reset": lambda self, task: ""})()

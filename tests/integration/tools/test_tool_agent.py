@@ -233,8 +233,72 @@ agent = strop.ToolAgent([double], lambda task, episode: float(episode.answer == 
 @pytest.mark.parametrize("agents_in", ["processes", "threads", "loop"])
 async def test_it_is_the_same_wherever_it_runs(stand: Stand, tmp_path: Path, agents_in: Any) -> None:
     (tmp_path / f"agent_{agents_in}.py").write_text(AGENT)
+    ended = await ran(stand, f"{tmp_path}/agent_{agents_in}.py:agent", agents_in)
+    first, _ = await stand.store.turns("g.0")
+    assert {(r.name, r.value, r.turn) for r in ended.rewards} == {("reward", 1.0, None), ("call", 0.5, first.id)}
+
+
+PLACES = """
+import asyncio, pathlib, threading
+import strop
+
+def note(what, value=None):
+    try:
+        asyncio.get_running_loop()
+        place = "main" if threading.current_thread() is threading.main_thread() else "thread"
+    except RuntimeError:
+        place = "aside"
+    with pathlib.Path(__file__).with_name("seen").open("a") as file:
+        print(what, place, threading.get_ident(), file=file)
+    return value
+
+class Held:
+    def __init__(self, task): ...
+
+    @strop.tool
+    def double(self, n: int) -> int:
+        return 2 * n
+
+    def close(self):
+        note("close")
+
+class World(strop.Environment):
+    def reset(self, task):
+        return note("reset", task.data)
+
+    def step(self, action):
+        return note("step", strop.Transition(done=True))
+
+    def close(self):
+        note("close")
+
+score = lambda task, episode: note("reward", 1.0)
+tools = strop.ToolAgent(Held, score, prompt=lambda task: note("prompt", task.data), on_call=lambda *_: note("on_call"))
+world = strop.EnvironmentAgent(World, reward=score)
+"""
+
+
+@pytest.mark.parametrize(
+    ("agent", "called"),
+    [("tools", ["prompt", "on_call", "reward", "close"]), ("world", ["reset", "step", "close", "reward"])],
+)
+@pytest.mark.parametrize(("agents_in", "place"), [("processes", "main"), ("loop", "aside")])
+async def test_plain_functions_hold_up_nobody(
+    stand: Stand, tmp_path: Path, agents_in: Any, place: str, agent: str, called: list[str]
+) -> None:
+    """In a loop that many share they run beside it, in one thread. In a process they keep its main thread, where they
+    may use signals."""
+    (tmp_path / "places.py").write_text(PLACES)
+    await ran(stand, f"{tmp_path}/places.py:{agent}", agents_in)
+    seen = [line.split() for line in (tmp_path / "seen").read_text().splitlines()]
+    assert list(dict.fromkeys(what for what, _, _ in seen)) == called
+    assert {where for _, where, _ in seen} == {place}
+    assert len({thread for _, _, thread in seen}) == 1
+
+
+async def ran(stand: Stand, spec: str, agents_in: Any) -> Rollout:
+    """What became of a rollout of the agent, in a pool."""
     stand.engine._script = {"Twice": call("double", n=6), "12": "12"}
-    spec = f"{tmp_path}/agent_{agents_in}.py:agent"
     settings = RunnerConfig(workers=2, agents_in=agents_in)
     pool = Pool(stand.store, {None: spec}, settings, gateway_url=stand.server.url, model="m")
     await pool.start()
@@ -247,7 +311,6 @@ async def test_it_is_the_same_wherever_it_runs(stand: Stand, tmp_path: Path, age
             while not (ended := await stand.store.get("g.0")).ended:
                 cursor, _ = await stand.store.wait(cursor, timeout=5.0)
         assert ended.status == "succeeded", ended.detail
-        first, _ = await stand.store.turns("g.0")
-        assert {(r.name, r.value, r.turn) for r in ended.rewards} == {("reward", 1.0, None), ("call", 0.5, first.id)}
+        return ended
     finally:
         await pool.close()
