@@ -26,6 +26,8 @@ from msgspec import Meta
 
 from strop.errors import ConfigError
 
+NAME = re.compile(r"[A-Za-z0-9_-]+")
+"""What model APIs take as a tool's name."""
 SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Yields|Raises|Examples?|Notes?):", re.MULTILINE)
 """Where the parts of a docstring begin that are no description of the whole."""
 ARGUMENT = re.compile(r"^( +)(\w+)(?: *\([^)]*\))?:[ \t]*(.*(?:\n\1 +.+)*)", re.MULTILINE)
@@ -34,6 +36,10 @@ ARGUMENT = re.compile(r"^( +)(\w+)(?: *\([^)]*\))?:[ \t]*(.*(?:\n\1 +.+)*)", re.
 
 def arguments_of(function: Callable[..., Any], name: str, hints: Mapping[str, Any]) -> type[msgspec.Struct]:
     """A function's arguments as a record: its fields are what JSON is described by and checked against."""
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f"tools: {name} is no name that models can call: take letters, digits, _ and -, @strop.tool(name=...)"
+        )
     about = docstring(function)[1]
     fields: list[tuple[str, Any, Any]] = []
     for parameter in inspect.signature(function).parameters.values():
@@ -41,11 +47,13 @@ def arguments_of(function: Callable[..., Any], name: str, hints: Mapping[str, An
             raise ConfigError(f"tools: {name} takes {parameter}, which has no name of its own: give it named arguments")
         if parameter.name not in hints:
             raise ConfigError(f"tools: {name} does not say what {parameter.name} is: write {parameter.name}: str, say")
+        if parameter.name.startswith("__"):
+            raise ConfigError(f"tools: {name} takes {parameter.name}: give it a name that does not begin with __")
         hint = hints[parameter.name]
         if parameter.name in about:
             hint = Annotated[hint, Meta(description=about[parameter.name])]
         fields.append((parameter.name, hint, _default(parameter)))
-    made = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
+    made = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
     try:
         msgspec.json.schema(made)
     except TypeError as error:
@@ -55,8 +63,9 @@ def arguments_of(function: Callable[..., Any], name: str, hints: Mapping[str, An
 
 def parameters_of(arguments: type[msgspec.Struct]) -> dict[str, Any]:
     """The record as JSON schema, as OpenAI's API has it."""
-    defined: dict[str, Any] = msgspec.json.schema(arguments)["$defs"]
-    own = defined.pop(arguments.__name__)
+    whole = msgspec.json.schema(arguments)
+    defined: dict[str, Any] = whole["$defs"]
+    own = defined.pop(whole["$ref"].removeprefix("#/$defs/"))
     shown = {key: own[key] for key in ("type", "properties", "required")}
     return shown | ({"$defs": defined} if defined else {})
 

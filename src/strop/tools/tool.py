@@ -150,8 +150,9 @@ class Tool:
         """One call with its arguments as JSON. Nothing that goes wrong is raised."""
         try:
             given = self._read(arguments)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            said = f"error: the arguments of {self.name} do not fit: {error}; give {expected(self.parameters)}"
+        except (Exception, SystemExit) as error:  # types of the user's may raise anything while they are made
+            why = str(error) if isinstance(error, msgspec.MsgspecError | UnicodeError) else one_line(error)
+            said = f"error: the arguments of {self.name} do not fit: {why}; give {expected(self.parameters)}"
             return Observation(shortened(said, self.limit), "arguments")
         work = asyncio.ensure_future(called(self.function, given, self.name))
         work.add_done_callback(lambda done: done.cancelled() or done.exception())  # heard, even if it comes too late

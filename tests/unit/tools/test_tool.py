@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 import cloudpickle
 import pytest
@@ -18,6 +18,7 @@ from msgspec import Struct
 
 import strop
 from strop.errors import ConfigError
+from strop.tools.calling import calling
 from strop.tools.tool import Observation, Tool
 
 
@@ -212,6 +213,58 @@ async def test_sync_ones_run_beside_each_other() -> None:
     assert [result.text for result in await asyncio.gather(meet.run("{}"), meet.run("{}"))] == ["met", "met"]
 
 
+@dataclass
+class Checked:
+    how: str
+
+    def __post_init__(self) -> None:
+        raise {"key": KeyError("no such key"), "exit": SystemExit(2), "value": ValueError("below 0")}[self.how]
+
+
+@pytest.mark.parametrize(
+    ("how", "says"), [("key", "KeyError: 'no such key'"), ("exit", "SystemExit: 2"), ("value", "below 0 - at `$.what`")]
+)
+async def test_an_argument_that_refuses_to_be_made_does_not_fit(how: str, says: str) -> None:
+    @strop.tool
+    def take(what: Checked) -> None: ...
+
+    result = await take.run(json.dumps({"what": {"how": how}}))
+    assert result == Observation(
+        f'error: the arguments of take do not fit: {says}; give {{"what": object}}', "arguments"
+    )
+
+
+# -- functions beside tools --------------------------------------------------------------------------------------------
+
+
+class Shared:
+    shares_loop = True
+
+
+async def test_what_is_called_off_ends_before_the_next_is_called() -> None:
+    """An environment whose step takes too long is closed after it, and closed for certain."""
+    seen, begun, gate = list[str](), threading.Event(), threading.Event()
+
+    def step() -> None:
+        begun.set()
+        gate.wait(30)
+        seen.append("step")
+
+    with calling(cast("strop.LLM", Shared())) as call:
+        stepping = asyncio.ensure_future(call(step))
+        await asyncio.to_thread(begun.wait, 10)
+        stepping.cancel()
+        closing = asyncio.ensure_future(call(seen.append, "close"))
+        await asyncio.sleep(0.05)
+        assert seen == []
+        closing.cancel()
+        gate.set()
+        await call(seen.append, "reward")
+        assert seen == ["step", "close", "reward"]
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await call(next, iter(()))
+
+
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
@@ -272,6 +325,10 @@ async def test_errors_are_cut_too() -> None:
 class Odd: ...
 
 
+def named(x: str) -> None: ...
+def hidden(__x: str) -> None: ...
+
+
 def untyped(x): ...  # type: ignore[no-untyped-def]
 def many(*xs: int) -> None: ...
 def odd(x: Odd) -> None: ...
@@ -285,12 +342,40 @@ def unknown(x: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
         (many, r"many takes \*xs"),
         (odd, "odd cannot be described"),
         (unknown, "unknown cannot be described: name 'Nowhere' is not defined"),
+        (hidden, "hidden takes __x: give it a name that does not begin with __"),
         (3, "3 is no function"),
     ],
 )
 def test_what_cannot_be_a_tool_is_refused_by_name(function: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         strop.tool(function)
+
+
+@pytest.mark.parametrize("name", ["get weather", "wetter_für", "<lambda>", "天気"])
+def test_a_name_that_no_model_can_call_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is no name that models can call"):
+        Tool(named, name=name)
+    assert Tool(named, name="get-weather_2").parameters["required"] == ["x"]
+
+
+@dataclass
+class weather:
+    city: str
+
+
+@dataclass
+class Arguments:
+    wind: int
+
+
+async def test_a_tool_may_have_the_name_of_a_type_that_it_takes() -> None:
+    def forecast(where: weather, how: Arguments) -> str:
+        return f"{where.city} {how.wind}"
+
+    tool = Tool(forecast, name="weather")
+    assert list(tool.parameters["properties"]) == ["where", "how"]
+    assert sorted(about["required"][0] for about in tool.parameters["$defs"].values()) == ["city", "wind"]
+    assert (await tool.run('{"where": {"city": "Delft"}, "how": {"wind": 3}}')).text == "Delft 3"
 
 
 # -- elsewhere ---------------------------------------------------------------------------------------------------------
