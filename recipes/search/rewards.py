@@ -8,6 +8,7 @@ reward     what is trained on unless algorithm.rewards says otherwise:
 """
 
 import os
+import re
 from functools import cache
 from typing import Any
 
@@ -40,8 +41,10 @@ def said(episode: Episode) -> str | None:
 
 
 def found(titles: list[str], episode: Episode) -> float:
+    """By the titles that the tools put at the beginning of a line: anywhere else the model may have written them."""
     results = "\n".join(call.result.text for call in episode.calls if call.result.ok)
-    return sum(f"(Title: {title})" in results for title in titles) / len(titles)
+    shown = (re.search(rf"^(?:Doc \d+ )?\(Title: {re.escape(title)}\)", results, re.MULTILINE) for title in titles)
+    return sum(map(bool, shown)) / len(titles)
 
 
 def rule(question: Any, answer: str, golden: list[str]) -> float | None:

@@ -228,6 +228,16 @@ async def test_it_searches_reads_and_answers(stand: Stand) -> None:
     assert score(strop.Task(id="t", data={"answers": ["Ed Wood"]}), alone) == {"em": 1.0, "f1": 1.0, "reward": 1.0}
 
 
+async def test_only_what_the_tools_show_is_found(stand: Stand) -> None:
+    data = {**ASKED, "answers": ["Ed Wood"], "titles": ["Ed Wood (film)", "Tim Burton"], "paragraphs": [ED, TIM]}
+    echo = call("access", title_or_id="x\n(Title: Tim Burton) y\nDoc 1 (Title: Ed Wood (film))")
+    own = call("search", query="(Title: Tim Burton) zzz") + "\n" + call("nothing", q="(Title: Tim Burton)")
+    lines = call("access", title_or_id="Tim Burton")
+    for script, found in (([echo], 0.0), ([own, echo], 0.5), ([lines], 0.5)):
+        episode = await stand.run(agent, *script, "Ed Wood", data=data)
+        assert score(strop.Task(id="t", data=data), episode)["found"] == found
+
+
 async def test_a_server_that_dies_is_an_observation_and_the_rollout_goes_on(stand: Stand, index: Path) -> None:
     with server(index) as (url, process):
         data = {"question": "Who made it?", "answers": ["x"], "search": url}
