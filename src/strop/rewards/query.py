@@ -5,6 +5,7 @@ sql.py says what counts as the same.
 
 from __future__ import annotations
 
+import math
 import re
 import sqlite3
 import time
@@ -24,6 +25,8 @@ LONGEST = 10**6
 """Bytes of one value or of a query."""
 MOST = 5 * 10**7
 """Bytes of a whole result, roughly."""
+NOISE = 1e-12
+"""By how much of their size numbers may differ that were added up in another order, and are the same."""
 WIDEST = 200
 """Characters shown of a value."""
 
@@ -48,6 +51,7 @@ def compared(predicted: str, golden: str, database: str, seconds: float, most: i
         return 0.0, f"it has {other} columns, not {width}"
     if len(said) != len(wanted):
         return 0.0, f"it gives {len(said)} rows, not {len(wanted)}"
+    said, wanted = without_noise(said, wanted)
     if same(said, wanted, ordered=has_order(golden)):
         return 1.0, ""
     return 0.0, "it gives other rows" if not same(said, wanted, ordered=False) else "it gives the rows in another order"
@@ -127,12 +131,27 @@ def _fetched(cursor: sqlite3.Cursor, most: int) -> tuple[list[Row], int]:
 
 def comparable(value: Any) -> Any:
     """
-    >>> comparable(2.0), comparable(0.1 + 0.2), comparable("2"), comparable(None)
-    (2, 0.3, '2', None)
+    >>> comparable(2.0), comparable(2.5), comparable("2"), comparable(None)
+    (2, 2.5, '2', None)
     """
-    if not isinstance(value, float):
-        return value
-    return int(value) if value.is_integer() else float(f"{value:.9g}")
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def without_noise(*results: Sequence[Row]) -> list[list[Row]]:
+    """The results with one number for all that differ by rounding alone. No two whole numbers become one.
+
+    >>> without_noise([(0.1 + 0.2, 7)], [(0.3, 6.999999999999999)])
+    [[(0.3, 6.999999999999999)], [(0.3, 6.999999999999999)]]
+    """
+    numbers = sorted({value for rows in results for row in rows for value in row if isinstance(value, int | float)})
+    stands_for: dict[float, float] = {}
+    last, whole = math.nan, False
+    for number in numbers:
+        alike = math.isclose(number, last, rel_tol=NOISE) and not (whole and isinstance(number, int))
+        stands_for[number] = stands_for[last] if alike else number
+        whole = isinstance(number, int) or (alike and whole)
+        last = number
+    return [[tuple(stands_for.get(value, value) for value in row) for row in rows] for rows in results]
 
 
 def same(said: Sequence[Row], wanted: Sequence[Row], *, ordered: bool) -> bool:

@@ -3,7 +3,8 @@
 Both are executed, as in Spider's execution accuracy:
 - rows are compared as a multiset; their order counts only where the golden query has an ORDER BY at its top level;
 - names of columns do not matter, and neither does their order, as long as one order fits all rows; their number does;
-- 1 is 1.0, numbers are compared to nine digits, NULL is only NULL, text is compared as it is and is never a number.
+- 1 is 1.0; whole numbers are compared exactly, others to twelve digits, so that rounding does not matter; NULL is only
+  NULL; text is compared as it is and is never a number.
 
 The file is opened read-only and as one that nobody changes. A query may only read: what writes, attaches, asks for a
 PRAGMA or loads an extension is refused by SQLite itself before it runs. It runs in a process of its own, with limits on

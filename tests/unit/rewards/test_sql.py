@@ -36,6 +36,10 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("SELECT age AS years, name AS who FROM people;", ALL),
         ("SELECT 1.0, 0.1 + 0.2", "SELECT 1, 0.3"),
         ("SELECT 12345678901.0", "SELECT 12345678901"),
+        ("SELECT 2418061164.9999995", "SELECT 2418061165.0000005"),  # sums in another order
+        ("SELECT 2500000001.0000005 UNION ALL SELECT 3", "SELECT 3 UNION ALL SELECT 2500000001"),
+        ("SELECT 0.1 + 0.2, 1 UNION ALL SELECT 0.3, 2", "SELECT 2, 0.3 UNION ALL SELECT 1, 0.3"),
+        ("SELECT 9e999, -9e999", "SELECT -9e999, 9e999"),
         ("SELECT NULL", "SELECT boss FROM people WHERE name = 'Ann'"),
         ("WITH p AS (SELECT * FROM people) SELECT name, age FROM p", ALL),
         ("SELECT name FROM people WHERE age IN (20, 30) ORDER BY age, name", "SELECT name FROM people WHERE age >= 20"
@@ -63,6 +67,16 @@ def test_the_same(predicted: str, golden: str, database: Path) -> None:
         ("SELECT ''", "SELECT NULL", "other rows"),
         ("SELECT 'ann'", "SELECT 'Ann'", "other rows"),
         ("SELECT 0.30001", "SELECT 0.3", "other rows"),
+        ("SELECT 1234567891.25", "SELECT 1234567894.25", "other rows"),
+        ("SELECT 1234567891.25", "SELECT 1234567891.5", "other rows"),
+        ("SELECT 12345678901234567", "SELECT 12345678901234568", "other rows"),
+        (
+            "SELECT 12345678901234 UNION ALL SELECT 12345678901234.5 UNION ALL SELECT 12345678901234",
+            "SELECT 12345678901234 UNION ALL SELECT 12345678901234.5 UNION ALL SELECT 12345678901235",
+            "other rows",
+        ),
+        ("SELECT 9e999", "SELECT 1.7e308", "other rows"),
+        ("SELECT 0.1 + 0.2 UNION ALL SELECT 0.3", "SELECT 0.3 UNION ALL SELECT 0.4", "other rows"),
         ("SELECT 1 UNION SELECT 2", "SELECT 1 UNION SELECT 2 ORDER BY 1 DESC", "another order"),
         ("SELECT nobody FROM people", ALL, "no such column"),
         ("SELECT", ALL, "incomplete input"),
