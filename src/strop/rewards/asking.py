@@ -1,8 +1,8 @@
 """Asking a model for a judgement, over any endpoint that speaks OpenAI's chat completions.
 
-    prompt ──▶ said before? ──▶ call (again after 429, 5xx, a lost connection) ──▶ read ──▶ Verdict
-                                  ▲                                                 │ cannot be read, the first time
-                                  └───────────────── with a reminder ◀──────────────┘
+    prompt ──▶ said before? ──▶ call (again after 429, 5xx, a lost connection, no JSON) ──▶ read ──▶ Verdict
+                                  ▲                                                          │ cannot be read, the first
+                                  └───────────────── with a reminder ◀───────────────────────┘ time
 
 A judge that is busy, mute or out of budget is a verdict of None with the reason, since an agent's run must not fail
 over it. One that cannot be used at all (a wrong key, no such model) is an error: nothing would ever come of it.
@@ -12,6 +12,7 @@ Left out: a call that is under way is not called off when an async caller is can
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -41,6 +42,10 @@ _FIELDS = re.compile(r"\{(question|answer|golden|first|second)\}")
 
 class Unanswered(Exception):
     """Why a judge said nothing."""
+
+
+class _Garbled(Exception):
+    """What came is no answer of a model: a web page, or JSON of another shape."""
 
 
 class Asking:
@@ -95,8 +100,9 @@ class Asking:
     def judged(self, **fields: Any) -> Verdict:
         """What the model says about these fields of the prompt."""
         filled = _FIELDS.sub(lambda found: str(fields.get(found[1], "")), self._prompt)
+        filled = filled.encode(errors="replace").decode()  # models write halves of letters, which cannot be sent
         messages = [{"role": "user", "content": filled}]
-        key = key_of(self.model, messages, self._options)
+        key = key_of(self._base_url.rstrip("/"), self.model, messages, self._options)
         said = self._answers.get(key)
         if said is not None and (value := self._reads(said)) is not None:
             self._count("cached")
@@ -121,7 +127,14 @@ class Asking:
 
         pause, longest = PAUSES
         trouble: Exception | None = None
-        again = (openai.RateLimitError, openai.InternalServerError, openai.APIConnectionError)
+        again: tuple[type[Exception], ...] = (
+            openai.RateLimitError,
+            openai.InternalServerError,
+            openai.APIConnectionError,
+            json.JSONDecodeError,  # and what else may come in place of an answer
+            UnicodeDecodeError,
+            _Garbled,
+        )
         while True:
             if (left := deadline - time.monotonic()) <= 0:
                 raise Unanswered(f"the judge gave no answer within {self._deadline:g} s: {trouble or 'no time left'}")
@@ -131,7 +144,7 @@ class Asking:
             try:
                 client: Any = self._client().with_options(timeout=left)
                 answer = client.chat.completions.create(model=self.model, messages=messages, **self._options)
-                return (answer.choices[0].message.content or "") if answer.choices else ""
+                return _content(answer)
             except again as error:
                 self._count("failed")
                 if trouble is None or not isinstance(error, openai.APITimeoutError):
@@ -165,6 +178,17 @@ class Asking:
     def _count(self, what: str) -> None:
         with self._lock:
             self.counts[what] += 1
+
+
+def _content(answer: Any) -> str:
+    """What it says, as text that can be stored and sent."""
+    try:
+        said = answer.choices[0].message.content if answer.choices else ""
+    except (AttributeError, TypeError, LookupError):
+        said = answer
+    if said is not None and (said is answer or not isinstance(said, str)):
+        raise _Garbled(f"what it answered is no chat completion: {answer!r:.200}; is its base_url right?")
+    return (said or "").encode(errors="replace").decode()
 
 
 def _asked_to_wait(error: Exception) -> float:

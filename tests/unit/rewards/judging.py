@@ -10,15 +10,16 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Say = Callable[[str], "str | int | None"]
+Say = Callable[[str], "str | bytes | int | None"]
 
 
 class Endpoint:
-    """`say` gets the last message: text is the answer, a number a status, None a line that is cut. `asked` has every
-    request's body, `keys` its authorization."""
+    """`say` gets the last message: text is the answer, bytes the body as it is, a number a status, None a line that is
+    cut. `asked` has every request's body, `keys` its authorization, `kind` is the content type."""
 
     def __init__(self, say: Say) -> None:
         self.say, self.url, self.retry_after = say, "", ""
+        self.kind = "application/json"
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.busy = self.busiest = 0
@@ -54,12 +55,13 @@ def endpoint(say: Say) -> Iterator[Endpoint]:
                 self.close_connection = True
                 return
             status = said if isinstance(said, int) else 200
-            message = {"role": "assistant", "content": said}
+            message = {"role": "assistant", "content": said if isinstance(said, str) else ""}
             choice = {"index": 0, "finish_reason": "stop", "message": message}
             answer = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
             data = json.dumps(answer if status == 200 else {"error": {"message": f"status {status}"}}).encode()
+            data = said if isinstance(said, bytes) else data
             self.send_response(status)
-            self.send_header("content-type", "application/json")
+            self.send_header("content-type", place.kind)
             self.send_header("content-length", str(len(data)))
             if status == 429 and place.retry_after:
                 self.send_header("retry-after", place.retry_after)

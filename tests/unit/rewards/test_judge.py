@@ -32,7 +32,7 @@ def judge(place: Endpoint, **settings: Any) -> Judge:
     return Judge("m", base_url=place.url, **({"deadline": 20.0} | settings))
 
 
-def plays(place: Endpoint, *said: str | int | None) -> None:
+def plays(place: Endpoint, *said: str | bytes | int | None) -> None:
     left = iter(said)
     place.say = lambda _: next(left)
 
@@ -107,6 +107,51 @@ def test_a_busy_judge_is_asked_again(place: Endpoint, trouble: int | None) -> No
     assert ask.counts == {"calls": 3, "failed": 2}
 
 
+GARBLED = {
+    "a web page": ("text/html", b"<html>Sign in</html>"),
+    "a web page that says it is JSON": ("application/json", b"<html>Sign in</html>"),
+    "half an answer": ("application/json", b'{"choices": [{"message": {"cont'),
+    "no text": ("application/json", b"\xff\xfe\x00"),
+    "a list": ("application/json", b"[1]"),
+    "no message": ("application/json", b'{"choices": [{}]}'),
+    "no list of choices": ("application/json", b'{"choices": 3}'),
+    "content that is no text": ("application/json", b'{"choices": [{"message": {"content": {"a": 1}}}]}'),
+}
+
+
+@pytest.mark.parametrize("name", GARBLED)
+def test_what_is_no_answer_is_asked_for_again(place: Endpoint, name: str) -> None:
+    place.kind, body = GARBLED[name]
+
+    def say(_: str) -> str | bytes:
+        if len(place.asked) < 3:
+            return body
+        place.kind = "application/json"
+        return "yes"
+
+    place.say = say
+    ask = judge(place)
+    assert ask("?", "a", "b").value == 1.0
+    assert ask.counts == {"calls": 3, "failed": 2}
+
+
+def test_a_judge_that_never_answers_as_one_is_no_verdict(place: Endpoint) -> None:
+    place.kind, place.say = "text/html", lambda _: b"<html>Sign in</html>"
+    verdict = judge(place, calls=3)("?", "a", "b")
+    assert (verdict.value, "budget" in verdict.why) == (None, True)
+    verdict = judge(place, deadline=1.5)("?", "a", "b")
+    assert verdict.value is None
+    assert "'<html>Sign in</html>'; is its base_url right?" in verdict.why
+
+
+def test_halves_of_letters(place: Endpoint, tmp_path: Path) -> None:
+    plays(place, "\ud83d\nyes", "\ud83d", "no")
+    ask = judge(place, cache=tmp_path / "judge.sqlite")
+    assert ask("?", "a", "b") == Verdict(1.0, "?\nyes")
+    assert ask("?", "half \ud83d", "b").value == 0.0
+    assert "half ?" in place.prompts[1]
+
+
 def test_it_waits_as_long_as_it_is_asked_to(place: Endpoint) -> None:
     plays(place, 429, "yes")
     place.retry_after = "0.4"
@@ -169,6 +214,9 @@ def test_answers_are_remembered_by_all_that_they_depend_on(place: Endpoint, tmp_
     assert judge(place, cache=cache, options={"seed": 1})("?", "a", "b").value == 0.0
     assert Judge("other", base_url=place.url, cache=cache)("?", "a", "b").value == 0.0
     assert judge(place, cache=cache, prompt="{question}")("?", "a", "b").value == 0.5
+    with endpoint(lambda _: "0.75") as elsewhere:  # the same name of a model
+        assert judge(elsewhere, cache=cache)("?", "a", "b").value == 0.75
+    assert Judge("m", base_url=f"{place.url}/", cache=cache)("?", "a", "b").value == 1.0
 
 
 def test_many_processes_share_the_cache_and_the_budget(place: Endpoint, tmp_path: Path) -> None:
