@@ -190,6 +190,14 @@ def test_what_is_no_index_is_refused_with_the_next_step(tmp_path: Path, capsys: 
         with pytest.raises(PlaceError, match=why):
             Index.open(tmp_path / "index")
         about.write_text(before)
+    documents = tmp_path / "index" / "documents.jsonl"
+    whole = documents.read_bytes()
+    for data in (whole[:-5], whole + b"{}\n", b""):
+        documents.write_bytes(data)
+        with pytest.raises(PlaceError, match=r"damaged .*: build it again"):
+            Index.open(tmp_path / "index")
+    documents.write_bytes(whole)
+    assert len(Index.open(tmp_path / "index").documents) == len(TOWNS)
     offsets.write_bytes(offsets.read_bytes()[:20])
     with pytest.raises(PlaceError, match="damaged"):
         Index.open(tmp_path / "index")

@@ -102,12 +102,15 @@ class Writer:
 
 
 class Documents:
-    """The passages of an index, read only. Any number of threads may ask at once."""
+    """The passages of an index, read only. Any number of threads may ask at once. Raises `ValueError` where a file is
+    not as long as it was."""
 
     def __init__(self, folder: Path) -> None:
         with (folder / "documents.jsonl").open("rb") as file:
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._offsets: np.ndarray[Any, Any] = np.load(folder / "offsets.npy", mmap_mode="r")
+        if len(self._data) != self._offsets[-1]:
+            raise ValueError(f"documents.jsonl has {len(self._data)} bytes, not {self._offsets[-1]}")
         self._names = {kind: np.load(folder / f"{kind}.npy", mmap_mode="r") for kind in KINDS}
 
     def __len__(self) -> int:
