@@ -31,7 +31,7 @@ def calculator(expression: str) -> str:
         result = OPERATIONS[found[2]](Fraction(found[1]), Fraction(found[3]))
     except ZeroDivisionError:
         return "error: nothing can be divided by 0"
-    return str(result) if result.denominator == 1 else f"{float(result):.6g}"
+    return str(result) if result.denominator == 1 else f"{float(result):.6f}".rstrip("0").rstrip(".")
 
 
 def solve(task: Task, llm: LLM) -> dict[str, float]:

@@ -67,7 +67,8 @@ def test_gsm8k_itself() -> None:
 
 TOOL = """
 from agent import calculator
-for expression in ("37 * 52", "7 / 2", "-3 - 4", "10 / 0", "2 ** 9", "1.5 + 2.5"):
+for expression in ("37 * 52", "7 / 2", "-3 - 4", "10 / 0", "2 ** 9", "1.5 + 2.5", "12345.67 + 0", "-2 / 3",
+                   "1234567.5 * 1"):
     print(calculator.invoke({"expression": expression}))
 """
 
@@ -84,6 +85,9 @@ def test_the_tool() -> None:
         "error: nothing can be divided by 0",
         "error: give one operation on two integers, like 12 + 34",
         "4",
+        "12345.67",
+        "-0.666667",
+        "1234567.5",
     ]
 
 
