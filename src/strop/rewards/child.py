@@ -28,6 +28,7 @@ def equal(answer: str, golden: str) -> bool:
     from math_verify import parse, verify  # pyright: ignore[reportMissingTypeStubs]
 
     def read(text: str) -> Any:
+        text = " ".join(text.split())  # or only the last line would be read
         return parse(f"${text}$", fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore
 
     try:

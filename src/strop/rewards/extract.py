@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 
-_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
+_NUMBER = re.compile(r"(?<![\w.])[-+−]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+−]?\d+)?")
+"""Its minus may be the typographic one, U+2212."""
 
 
 def last_boxed(text: str | None) -> str | None:
@@ -59,10 +60,12 @@ def last_tag(text: str | None, name: str = "answer") -> str | None:
 
 
 def last_number(text: str | None) -> str | None:
-    """The last number as it is written, without the commas between thousands.
+    """The last number as it is written, without the commas between thousands, and with - for a typographic minus.
 
     >>> last_number("3 bags cost $1,250.50."), last_number("from -3 to 4e-2"), last_number("none")
     ('1250.50', '4e-2', None)
+    >>> last_number("The answer is −5")
+    '-5'
     """
     found = _NUMBER.findall(text or "")
-    return found[-1].replace(",", "") if found else None
+    return found[-1].replace(",", "").replace("−", "-") if found else None

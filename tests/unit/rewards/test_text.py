@@ -94,6 +94,9 @@ def test_other_places_where_answers_stand() -> None:
         ("1, 2, 3", "3"),
         ("the 1889th, about .5e-3", ".5e-3"),
         ("6.", "6"),
+        ("The answer is −5", "-5"),
+        ("10−3", "3"),
+        ("−1,500.5e−2", "-1500.5e-2"),
         ("", None),
     ],
 )
