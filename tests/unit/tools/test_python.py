@@ -181,6 +181,7 @@ def test_the_tool_from_plain_code(box: PythonBox) -> None:
 async def test_the_tool_for_a_rollout(box: PythonBox) -> None:
     async with box.tool() as python:
         assert isinstance(python, Tool)
+        assert python.timeout is None  # the box says how long a call may take
         assert python.__name__ == "python"
         assert list(inspect.signature(python).parameters) == ["code"]
         assert "Run Python code" in (inspect.getdoc(python) or "")

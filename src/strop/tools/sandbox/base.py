@@ -105,8 +105,8 @@ class Python:
         self.close()
 
     async def __aenter__(self) -> tool.Tool:
-        # The session has shortened what it gives, in the middle: what went wrong stands in the end and must not be cut.
-        return tool.Tool(self.python, limit=sys.maxsize)
+        # The session has limits of its own, and shortens what it gives in the middle: what went wrong stands at the end.
+        return tool.Tool(self.python, limit=sys.maxsize, timeout=None)
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.wrap_future(_begin(self._session.close()))
