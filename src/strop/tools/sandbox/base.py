@@ -105,7 +105,7 @@ class Python:
         self.close()
 
     async def __aenter__(self) -> tool.Tool:
-        # The session has limits of its own, and shortens what it gives in the middle: what went wrong stands at the end.
+        # The session has its own limits, and shortens what it gives in the middle: what went wrong stands at the end.
         return tool.Tool(self.python, limit=sys.maxsize, timeout=None)
 
     async def __aexit__(self, *_: object) -> None:
