@@ -80,11 +80,12 @@ def strop(side: str, model: Path, place: Path, given: argparse.Namespace) -> Fou
         ]
         raise SystemExit("\n".join([done.stderr, *tails]))
     summary, steps = json.loads(done.stdout), asyncio.run(steps_of(folder))
+    compared = [s.metrics[DIFFERENCE] for s in steps if DIFFERENCE in s.metrics]  # not where older weights sampled all
     took = [{"seconds": b.time - a.time} | plain(b) for a, b in itertools.pairwise(steps)]
     return {
         "steps": [{"seconds": steps[0].time - started} | plain(steps[0]), *took],
         "failed": summary["failed"],
-        "logprob_diff_mean": statistics.mean(s.metrics.get(DIFFERENCE, 0.0) for s in steps),
+        "logprob_diff_mean": statistics.mean(compared) if compared else None,
     }
 
 
