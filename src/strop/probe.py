@@ -55,6 +55,8 @@ class Probe(Struct, kw_only=True):
             return said
         if self.flat < self.groups:
             return f"{said}; loop.groups_most has the others replaced"
+        if not self.left:
+            return f"{said}: none of their turns is trained; policy.agents says whose are"
         reason, count = max(self.left.items(), key=lambda item: item[1])
         if reason != "zero_variance":
             return f"{said}: {count} rollouts {explain(reason)}, so nothing would be learnt"

@@ -60,6 +60,8 @@ def _in_a_thread(function: Relative, *given: Any) -> asyncio.Future[Any]:
     def work() -> None:
         try:
             given_back = (done.set_result, function(*given))
+        except StopIteration:  # which no future can hold
+            given_back = (done.set_exception, RuntimeError("StopIteration was raised"))
         except BaseException as error:
             given_back = (done.set_exception, error)
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more

@@ -397,13 +397,11 @@ def keep_checkpoints(run: Run) -> None:
         return sampled.metrics.get("critic/rewards/mean", -math.inf)
 
     if there:
-        bests = [
-            max(some, key=lambda step: (score(step), step.number))
-            for some in (there, [step for step in there if step.number < len(run.steps)])
-            if some
-        ]
-        run.folder.name_best(str(bests[0].checkpoint))
-        run.folder.prune([str(step.checkpoint) for step in [*bests, *there[-loop.keep_checkpoints :]]])
+        order = sorted(there, key=lambda step: (score(step), step.number))
+        run.folder.name_best(str(order[-1].checkpoint))
+        known = order if evaluated else [step for step in order if step.number < len(run.steps)]
+        kept = [order[-1], *known[-1:], *there[-loop.keep_checkpoints :]]
+        run.folder.prune([str(step.checkpoint) for step in kept])
 
 
 def describe(batch: Batch) -> dict[str, float]:

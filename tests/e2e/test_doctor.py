@@ -67,6 +67,12 @@ def test_groups_of_one_are_told_what_they_lack():
     assert "nobody to compare with (loop.members), so nothing would be learnt" in found.verdict
 
 
+def test_agents_that_are_not_trained_are_named():
+    found = judge(*groups([0.0, 1.0]), agents=("nobody",))
+    assert found.flat == 1
+    assert "policy.agents" in found.verdict
+
+
 def test_rewards_of_turns_and_agents_count():
     first, second = (sample(m, None, turn(), turn(), rewards=[(float(m), 1), (2.0, "main")]) for m in (0, 1))
     found = judge(first, second)

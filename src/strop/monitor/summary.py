@@ -105,7 +105,7 @@ def curves(scores: Scores) -> dict[str, dict[str, Points]]:
 
 
 def totals(scores: Scores, weights: Mapping[str, float]) -> dict[str, Points]:
-    """split -> the total of the rewards that count, in order of steps; only where all of them were given.
+    """split -> the total of the rewards that count, in order of steps.
 
     >>> totals({(0, "test"): {"correct": 0.1, "style": 1.0}, (9, "test"): {"correct": 0.9}}, {"correct": 1.0})
     {'test': [(0, 0.1), (9, 0.9)]}

@@ -120,6 +120,11 @@ def test_the_newest_checkpoints_stay_and_the_best(tmp_path):
     run.scores |= {(number, "test"): {"reward": 0.5, "exact": 0.1 * (number == 3)} for number in range(1, 7)}
     assert stand(5, 0.9) == ([3, 4, 5], 3)
     assert stand(6, 0.9) == ([3, 5, 6], 3)
+    run.scores[6, "test"] = {"reward": 0.5, "exact": 0.2}
+    keep_checkpoints(run)
+    assert not run.folder.checkpoint("step-000003-1").exists()  # an evaluation is no guess: the second best may go
+    run.folder.checkpoint("step-000003-1").mkdir()
+    run.scores[6, "test"] = {"reward": 0.5, "exact": 0.0}
     del run.scores[3, "test"]
     assert stand(7, 0.9) == ([6, 7], 6)
 
