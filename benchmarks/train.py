@@ -184,7 +184,8 @@ def main() -> None:
             if side.startswith("trl") and given.trl == sys.executable and find_spec("trl") is None:
                 say(f"{side}: TRL is not installed here; name a Python that has it with --trl")
                 continue
-            sides[side] = judged((trl if side.startswith("trl") else strop)(side, model, place, given))
+            measured = (trl if side.startswith("trl") else strop)(side, model, place, given)
+            sides[side] = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())} | judged(measured)
             say(f"{side}: {sides[side]['seconds_per_step']:.2f} s a step, reward {sides[side]['reward_last']:.3f}")
             if file is not None:
                 file.write_text(json.dumps(whole(sides, given), indent=1) + "\n")

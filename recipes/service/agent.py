@@ -8,7 +8,7 @@ One client serves all tasks. Which of them a model call is for is said by the he
 and goes on with every call, as services do that are traced.
 
     POST /solve  trace_id: 4f1c...  {"task": {"data": {"question": "Tom has 3 boxes of 12 pens. ..."}}}
-    {"answer": "36", "calculations": [{"expression": "3 * 12", "result": "36"}]}
+    {"answer": "It is 31.", "calculations": [{"expression": "3 * 12 - 5", "result": "31", "steps": ["36", "31"]}]}
 
 `POST /solve?agent=nano` is for strop/nano, which understands nothing but the demo's tool, and no instructions.
 """
@@ -41,23 +41,28 @@ MAX_TURNS = 5
 class Calculation:
     expression: str
     result: str
+    steps: list[str]
+    """What its operations gave, one after another; the last one is the result."""
 
 
 def calculator(context: RunContextWrapper[list[Calculation]], expression: str) -> str:
     """Compute an arithmetic expression."""
-    result = calculate(expression)
-    context.context.append(Calculation(expression, result))
-    return result
+    done = calculate(expression)
+    context.context.append(done)
+    return done.result
 
 
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
-def calculate(expression: str) -> str:
+def calculate(expression: str) -> Calculation:
     """
-    >>> calculate("37 * 52"), calculate("(1 + 2) / 4"), calculate("9 ** 9")
-    ('1924', '0.75', 'error: write numbers with + - * / and brackets, like 12 + 34')
+    >>> calculate("37 * 52 + 1").steps, calculate("(1 + 2) / 4").result
+    (['1924', '1925'], '0.75')
+    >>> calculate("9 ** 9").result
+    'error: write numbers with + - * / and brackets, like 12 + 34'
     """
+    steps: list[str] = []
 
     def value(node: ast.expr) -> float:
         match node:
@@ -66,22 +71,32 @@ def calculate(expression: str) -> str:
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -value(operand)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
-                return OPERATORS[type(op)](value(left), value(right))
+                steps.append(written(given := OPERATORS[type(op)](value(left), value(right))))
+                return given
         raise ValueError(ast.dump(node))
 
     try:
-        number = round(value(ast.parse(expression[:200].replace(",", ""), mode="eval").body), 6)
-        return str(int(number) if number == int(number) else number)
+        result = written(value(ast.parse(expression[:200].replace(",", ""), mode="eval").body))
+        return Calculation(expression, result, steps)
     except ZeroDivisionError:
-        return "error: division by zero"
+        return Calculation(expression, "error: division by zero", [])
     except (ValueError, SyntaxError, OverflowError, RecursionError, MemoryError):
-        return "error: write numbers with + - * / and brackets, like 12 + 34"
+        return Calculation(expression, "error: write numbers with + - * / and brackets, like 12 + 34", [])
+
+
+def written(number: float) -> str:
+    """
+    >>> written(12.0), written(2 / 3)
+    ('12', '0.666667')
+    """
+    number = round(number, 6)
+    return str(int(number) if number == int(number) else number)
 
 
 model = OpenAIChatCompletionsModel("gpt-4.1-mini", AsyncOpenAI(api_key="-"))  # the gateway answers for any model
 solver = Agent[list[Calculation]](
     name="Solver",
-    instructions="Solve the problem step by step. Use the calculator for every step, then say the answer.",
+    instructions="Solve the problem with the calculator, then say the answer.",
     model=model,
     model_settings=ModelSettings(tool_choice="required"),  # in its first turn, that is; then it may answer
     tools=[function_tool(calculator)],
@@ -93,20 +108,25 @@ nano = Agent[list[Calculation]](
 )
 
 
-def example(question: str, *expressions: str) -> list[Any]:
+def example(question: str, expression: str) -> list[Any]:
     """A conversation as it should go, to be shown before the question: a small model follows examples, not orders."""
-    items: list[Any] = [{"role": "user", "content": question}]
-    for expression in expressions:
-        call = {"call_id": expression, "name": "calculator", "arguments": json.dumps({"expression": expression})}
-        items.append({"type": "function_call", **call})
-        items.append({"type": "function_call_output", "call_id": expression, "output": calculate(expression)})
-    return [*items, {"role": "assistant", "content": f"The answer is {calculate(expressions[-1])}."}]
+    call = {"call_id": expression, "name": "calculator", "arguments": json.dumps({"expression": expression})}
+    result = calculate(expression).result
+    return [
+        {"role": "user", "content": question},
+        {"type": "function_call", **call},
+        {"type": "function_call_output", "call_id": expression, "output": result},
+        {"role": "assistant", "content": f"The answer is {result}."},
+    ]
 
 
 EXAMPLES = [
-    *example("Bo had 40 dollars. He bought 2 shirts for 9 dollars each. How much is left?", "2 * 9", "40 - 18"),
-    *example("Kim is 7 years old. Her mother is 4 times as old. How old are they together?", "7 * 4", "7 + 28"),
-    *example("Tom has 3 boxes of 12 pens. He gives 5 pens away. How many pens are left?", "3 * 12", "36 - 5"),
+    *example("Bo had 40 dollars. He bought 2 shirts for 9 dollars each. How much is left?", "40 - 2 * 9"),
+    *example("Kim is 7 years old. Her mother is 4 times as old. How old are they together?", "7 + 7 * 4"),
+    *example("There were 31 birds. 18 more came, then 6 left. How many birds are there now?", "31 + 18 - 6"),
+    *example("Sue reads 60 pages in 4 days. How many pages does she read in 5 days?", "60 / 4 * 5"),
+    *example("There are 3 boxes. Each has 12 pens, and a pen costs $2. What do all pens cost?", "3 * 12 * 2"),
+    *example("Ann has 8 red and 15 blue pens. Ben has 3 times as many. How many has he?", "(8 + 15) * 3"),
 ]
 
 app = FastAPI()

@@ -9,6 +9,7 @@ Its solutions mark every calculation, so that one can tell how many steps a prob
 import json
 import re
 from collections.abc import Iterable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,26 @@ from strop.errors import TaskError
 from strop.types import Task
 
 Row = dict[str, Any]
+MARKED = re.compile(r"<<([^<>]*)=([^<>=]*)>>")
+"""A calculation and its result, as solutions have them."""
 
 
-def tasks(data: str = "openai/gsm8k", steps: int | None = None, letters: int | None = None) -> list[Task]:
+def tasks(
+    data: str = "openai/gsm8k", steps: int | None = None, letters: int | None = None, stated: bool = False
+) -> list[Task]:
     """Tasks of GSM8K's splits `train` and `test`. `data` is the data set's name, a folder with its train.jsonl and
     test.jsonl, or "made". With `steps` and `letters`, only problems of at most so many calculations that are at most so
-    long."""
+    long; with `stated`, only those that state all that is calculated with (see `is_stated`)."""
     found: list[Task] = []
     for split in ("train", "test"):
         for number, row in enumerate(rows(data, split)):
             task = Task(id=f"{split}-{number}", split=split, data=problem(row))
             short = letters is None or len(row["question"]) <= letters
             easy = steps is None or 0 < len(task.data["results"]) <= steps  # 0: its solution marks none of them
-            if short and easy:
+            if short and easy and (not stated or is_stated(row)):
                 found.append(task)
     if not found:
-        raise TaskError(f"none of the problems in {data} has at most {steps} steps and {letters} letters: allow more")
+        raise TaskError(f"none of the problems in {data} is so easy ({steps=}, {letters=}, {stated=}): allow more")
     return found
 
 
@@ -43,8 +48,34 @@ def problem(row: Row) -> dict[str, Any]:
     {'question': 'How much?', 'results': ['24', '72'], 'answer': '1072'}
     """
     solution, _, answer = row["answer"].rpartition("####")
-    results = [plain(result) for result in re.findall(r"<<[^<>]*=([^<>=]*)>>", solution)]
+    results = [plain(result) for _, result in MARKED.findall(solution)]
     return {"question": row["question"], "results": results, "answer": plain(answer)}
+
+
+def is_stated(row: Row) -> bool:
+    """Whether every calculation is of two numbers that stand in the question or were calculated before, and the last
+    one gives the answer. Not so where numbers are said in words ("twice"), or have to be known ("a week").
+
+    >>> is_stated({"question": "How many hours are 2 shifts of 6?", "answer": "<<2*6=12>>12 hours\\n#### 12"})
+    True
+    >>> is_stated({"question": "How many hours are 2 days?", "answer": "2*24=<<2*24=48>>48 hours\\n#### 48"})
+    False
+    """
+    known, given = set(numbers(row["question"])), None
+    for expression, result in MARKED.findall(row["answer"]):
+        needed, given = numbers(expression), numbers(result)
+        if len(needed) != 2 or not known.issuperset(needed):
+            return False
+        known.update(given)
+    return given == numbers(problem(row)["answer"])
+
+
+def numbers(text: str) -> list[Fraction]:
+    """
+    >>> numbers("$1,200 is .5 of it")
+    [Fraction(1200, 1), Fraction(1, 2)]
+    """
+    return [Fraction(found) for found in re.findall(r"\d*\.?\d+", plain(text))]
 
 
 def plain(number: str) -> str:
