@@ -24,11 +24,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/strop demo --seed $(SEED) --task $(TASK)
 
-# A recipe of recipes/: make recipe NAME=sql, with SIZE=gpu or cluster and DATA=where the data is.
+# A recipe of recipes/: make recipe NAME=sql, with SIZE=gpu or cluster, DATA=where the data is, FOLDER=where it is kept.
+recipe: override NAME := $(NAME:/=)
+recipe: FOLDER ?= runs/$(NAME)-$(SIZE)
 recipe: install
-	$(BIN)/python recipes/prepare.py $(NAME) $(SIZE)
+	$(BIN)/python recipes/prepare.py "$(NAME)" $(SIZE)
 	$(if $(wildcard recipes/$(NAME)/train.py),$(BIN)/python recipes/$(NAME)/train.py,$(BIN)/strop train) \
-		--config recipes/$(NAME)/$(SIZE).toml --folder runs/$(NAME)-$(SIZE) $(if $(DATA),--data $(DATA))
+		--config recipes/$(NAME)/$(SIZE).toml --folder $(FOLDER) $(if $(DATA),--data $(DATA))
 
 # The environments of all recipes, for their tests.
 recipes: install

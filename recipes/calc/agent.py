@@ -42,17 +42,19 @@ async def solve(
     overrides: dict[str, ToolOverride] | None = None,
 ) -> Any:
     client = OpenAIChatCompletionClient(model=llm.model, base_url=llm.base_url, api_key=llm.api_key, model_info=MODEL)
-    async with McpWorkbench(CALCULATOR, overrides) as workbench:
-        agent = AssistantAgent(
-            "solver",
-            model_client=client,
-            workbench=workbench,
-            system_message=system,
-            model_context=UnboundedChatCompletionContext(examples),
-            max_tool_iterations=4,
-        )
-        result = await agent.run(task=task.data["question"])
-    await client.close()
+    try:
+        async with McpWorkbench(CALCULATOR, overrides) as workbench:
+            agent = AssistantAgent(
+                "solver",
+                model_client=client,
+                workbench=workbench,
+                system_message=system,
+                model_context=UnboundedChatCompletionContext(examples),
+                max_tool_iterations=4,
+            )
+            result = await agent.run(task=task.data["question"])
+    finally:
+        await client.close()
     last = result.messages[-1]
     return {
         "answer": last.content if isinstance(last, TextMessage) else "",  # "": it was calling tools until the end

@@ -52,6 +52,8 @@ def calculator(context: RunContextWrapper[list[Calculation]], expression: str) -
     return done.result
 
 
+LONGEST = 200
+"""Characters of an expression."""
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
@@ -76,7 +78,9 @@ def calculate(expression: str) -> Calculation:
         raise ValueError(ast.dump(node))
 
     try:
-        result = written(value(ast.parse(expression[:200].replace(",", ""), mode="eval").body))
+        if len(expression) > LONGEST:
+            raise ValueError(expression)
+        result = written(value(ast.parse(expression.replace(",", "").strip(), mode="eval").body))
         return Calculation(expression, result, steps)
     except ZeroDivisionError:
         return Calculation(expression, "error: division by zero", [])
@@ -132,8 +136,16 @@ EXAMPLES = [
 app = FastAPI()
 
 
+class Problem(BaseModel):
+    question: str
+
+
+class Given(BaseModel):
+    data: Problem
+
+
 class Posted(BaseModel):
-    task: dict[str, Any]
+    task: Given
 
 
 class Solved(BaseModel):
@@ -148,7 +160,7 @@ async def solve(
     agent: Literal["solver", "nano"] = "solver",
 ) -> Solved:
     """Solve a task. What the model cannot finish has no answer, and is no error of the service."""
-    question = {"role": "user", "content": posted.task["data"]["question"]}
+    question = {"role": "user", "content": posted.task.data.question}
     settings = ModelSettings(extra_headers={"trace_id": trace_id})
     done: list[Calculation] = []
     try:

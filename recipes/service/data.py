@@ -6,15 +6,14 @@
 Its solutions mark every calculation, so that one can tell how many steps a problem takes.
 """
 
-import json
 import re
 from collections.abc import Iterable
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from strop import demo
 from strop.errors import TaskError
+from strop.tasks.load import load
 from strop.types import Task
 
 Row = dict[str, Any]
@@ -31,7 +30,10 @@ def tasks(
     found: list[Task] = []
     for split in ("train", "test"):
         for number, row in enumerate(rows(data, split)):
-            task = Task(id=f"{split}-{number}", split=split, data=problem(row))
+            try:
+                task = Task(id=f"{split}-{number}", split=split, data=problem(row))
+            except (KeyError, AttributeError):
+                raise TaskError(f"{data}, {split}: row {number} has no question and answer that are text") from None
             short = letters is None or len(row["question"]) <= letters
             easy = steps is None or 0 < len(task.data["results"]) <= steps  # 0: its solution marks none of them
             if short and easy and (not stated or is_stated(row)):
@@ -85,21 +87,14 @@ def plain(number: str) -> str:
 def rows(data: str, split: str) -> Iterable[Row]:
     if data == "made":
         return made(split)
-    if Path(data).exists():
-        try:
-            lines = (Path(data) / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
-        except OSError as error:
-            raise TaskError(f"{data} has no {split}.jsonl ({error.strerror}): give GSM8K's folder") from None
-        return [json.loads(line) for line in lines]
     try:
-        import datasets
-
-        return datasets.load_dataset(data, "main", split=split)
-    except (ImportError, OSError, ValueError) as error:
+        found = load(data, **({"name": "main"} if data == "openai/gsm8k" else {}))
+    except TaskError as error:
         raise TaskError(
-            f"the data set {data} cannot be loaded ({error}): give --data PATH, a folder with its train.jsonl and "
-            "test.jsonl, or --data made for problems that need no download"
+            f"{error}; give --data PATH, a folder with GSM8K's train.jsonl and test.jsonl, or --data made for problems "
+            "that need no download"
         ) from None
+    return [task.data for task in found if task.split == split]
 
 
 def made(split: str) -> Iterable[Row]:

@@ -22,7 +22,7 @@ def score(task: Task, solved: dict[str, Any]) -> dict[str, float]:
     share = found / len(needed) if needed else 0.0
     calculated = float(bool(results))
     return {
-        "reward": float(right) or (0.1 * calculated + 0.5 * share if solved["answer"] else 0.0),
+        "reward": float(right) or (0.1 * calculated + 0.5 * share if solved["answer"].strip() else 0.0),
         "right": float(right),
         "calculated": calculated,
     }

@@ -1,6 +1,7 @@
 """Start the service, train the model behind it, stop the service.
 
     python recipes/service/train.py --config recipes/service/laptop.toml --folder runs/service [--set ...]
+    python recipes/service/train.py --resume runs/service
 
 The configuration says where the service listens (`agent`) and where its model is (`gateway.port`). A service that runs
 already, or elsewhere, needs none of this: `strop train --config ...` trains it as it is.
@@ -21,34 +22,42 @@ from urllib.parse import urlsplit
 
 from strop import config as configs
 from strop.errors import StropError
+from strop.folder import RunFolder
 from strop.learner.process import die_with_parent
 
 HERE = Path(__file__).parent
 PYTHON = HERE.parents[1] / ".recipes" / "service" / "bin" / "python"
+STOPPED = 130
+"""How `strop train` ends after Ctrl-C."""
 PATIENCE = 60.0
 """Seconds that the service has to begin."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="whatever else is given goes to `strop train`", allow_abbrev=False)
-    parser.add_argument("--config", required=True)
+    begin = parser.add_mutually_exclusive_group(required=True)
+    begin.add_argument("--config")
+    begin.add_argument("--resume", metavar="FOLDER", help="go on with a run that was stopped")
     parser.add_argument("--folder", default="runs/service")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c")
     parser.add_argument("--python", default=PYTHON, type=Path, help="the service's own (default: %(default)s)")
     given, rest = parser.parse_known_args()
+    folder = given.resume or given.folder
     try:
-        config = configs.load(toml=given.config, sets=given.set)
+        config = RunFolder.config(Path(folder)) if given.resume else configs.load(toml=given.config, sets=given.set)
     except StropError as error:
         sys.exit(str(error))
     base_url = f"http://127.0.0.1:{config.gateway.port}/v1"
-    log = Path(f"{given.folder.rstrip('/')}-service.log")
-    train = [sys.executable, "-m", "strop.cli", "train", "--config", given.config, "--folder", given.folder]
-    train += [f"--set={one}" for one in given.set] + rest
+    log = Path(f"{folder.rstrip('/')}-service.log")
+    what = ["--resume", folder] if given.resume else ["--config", given.config, "--folder", folder]
+    train = [sys.executable, "-m", "strop.cli", "train", *what, *(f"--set={one}" for one in given.set), *rest]
     with serving(given.python, config.agent, base_url, log):
         run = subprocess.Popen(train)
         signal.signal(signal.SIGINT, lambda *_: None)  # the terminal sends it to the run as well
         signal.signal(signal.SIGTERM, lambda *_: run.terminate())
-        return run.wait()
+        if (code := run.wait()) == STOPPED:
+            print(f"the service is stopped too: {sys.executable} {__file__} --resume {folder} starts both", flush=True)
+        return code
 
 
 @contextmanager

@@ -96,12 +96,14 @@ def read_query(text: str) -> str:
     'SELECT name\\nFROM singer'
     >>> read_query("You can answer it with this one: SELECT name FROM singer WHERE name = 'a;b'; It gives one.")
     "SELECT name FROM singer WHERE name = 'a;b'"
+    >>> read_query("```SELECT name\\n\\nFROM singer```"), read_query("WITH a(x) AS (SELECT 1) SELECT x FROM a")
+    ('SELECT name\\nFROM singer', 'WITH a(x) AS (SELECT 1) SELECT x FROM a')
     >>> read_query("I do not know.")
     ''
     """
-    if fenced := re.search(r"```(?:sql\w*)?\s(.*?)(?:```|$)", text, re.IGNORECASE | re.DOTALL):
-        text = fenced[1]
-    begins = r"(?:select\b|with\s+(?:recursive\s+)?\w+\s+as\s*\()"
+    if fenced := re.search(r"```(?:sql\w*\b)?(.*?)(?:```|$)", text, FLAGS):
+        text = re.sub(r"\n\s*\n", "\n", fenced[1])
+    begins = r"(?:select\b|with\s+(?:recursive\s+)?\w+\s*(?:\([^)]*\)\s*)?\bas\s*\()"
     found = re.search(rf"(?:^|:)\s*({begins}.*)", text, FLAGS | re.MULTILINE) or re.search(
         rf"\b({begins}.*)", text, FLAGS
     )

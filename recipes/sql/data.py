@@ -13,12 +13,14 @@ import random
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from strop import Task
 from strop.errors import TaskError
+from strop.tasks.load import load
 
 HUB = "xlangai/spider"
 MADE = Path(__file__).parents[2] / ".recipes" / "made" / "sql"
@@ -41,6 +43,8 @@ def tasks(
     database stand solved before the question (see `solved`). `rewrites`: how often the agent may try again. `test`: so
     many of the test questions, drawn by `seed`.
     """
+    if test is not None and test < 0:
+        raise TaskError(f"test is {test}: say how many questions to keep aside")
     if level not in ("all", "easy", "plain"):
         raise TaskError(f'there is no level {level!r}: choose "all", "easy" or "plain"')
     place = made() if data == "made" else Path(data)
@@ -112,12 +116,12 @@ def questions(place: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
 
 
 def rows_of(file: Path) -> list[dict[str, Any]]:
-    text = file.read_text("utf-8")
-    return (
-        [json.loads(line) for line in text.splitlines() if line.strip()]
-        if file.suffix == ".jsonl"
-        else json.loads(text)
-    )
+    if file.suffix == ".jsonl":
+        return [task.data for task in load(file)]
+    try:
+        return json.loads(file.read_text("utf-8-sig"))
+    except ValueError as error:
+        raise TaskError(f"{file} is not valid JSON ({error}): is it Spider's?") from None
 
 
 def hub(split: str) -> Iterable[dict[str, Any]]:
@@ -143,7 +147,7 @@ def database(place: Path, name: str) -> Path:
 
 
 def tables_of(path: Path) -> Tables:
-    with closing(read(path)) as db:
+    with closing(read(path)) as db, said_of(path):
         names = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
         return {
             name: [row[1] for row in db.execute(f"PRAGMA table_info({quoted(name)})")] for (name,) in db.execute(names)
@@ -186,10 +190,31 @@ def words(name: str) -> str:
 
 
 def quoted(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z_]\w*", name) and name.upper() not in KEYWORDS else f'"{name}"'
+    """
+    >>> quoted("name"), quoted("order"), quoted('a"b')
+    ('name', '"order"', '"a""b"')
+    """
+    plain = re.fullmatch(r"[A-Za-z_]\w*", name) and not reserved(name)
+    return name if plain else '"' + name.replace('"', '""') + '"'
 
 
-KEYWORDS = {"ORDER", "GROUP", "INDEX", "TABLE", "FROM", "TO", "TRANSACTION", "CHECK", "DEFAULT", "REFERENCES", "VALUES"}
+@cache
+def reserved(name: str) -> bool:
+    """Whether a name means something else in SQL."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        try:
+            db.execute(f"CREATE TABLE {name} ({name})")
+        except sqlite3.OperationalError:
+            return True
+    return False
+
+
+@contextmanager
+def said_of(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise TaskError(f"{path} cannot be read ({error}): is it a SQLite database?") from None
 
 
 def read(path: Path) -> sqlite3.Connection:

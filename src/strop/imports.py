@@ -85,7 +85,10 @@ def one_line(error: BaseException) -> str:
     >>> one_line(ValueError("a\\nb"))
     'ValueError: a b'
     """
-    message = " ".join(str(error).split())
+    try:
+        message = " ".join(str(error).split())
+    except Exception:  # it is the user's, and may raise in its turn
+        message = ""
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 

@@ -240,7 +240,8 @@ def tell_of_trouble(run: Run, step: Step) -> None:
         note(f"step {number} had nothing to train on: {reasons}")
     if (failed := failures(metrics)).total() > len(step.rollouts) / 10:
         reasons = ", ".join(f"{cause} {count}" for cause, count in failed.items())
-        note(f"step {number}: {failed.total()} of {len(step.rollouts)} rollouts failed ({reasons})")
+        look = f"strop rollouts {run.folder.path} --status failed"
+        note(f"step {number}: {failed.total()} of {len(step.rollouts)} rollouts failed ({reasons}): {look}")
 
 
 def stop_if_hopeless(run: Run, patience: int = 3) -> None:
@@ -345,7 +346,8 @@ async def stop_if_all_failed(run: Run, ended: Sequence[Rollout], phase: str) -> 
     """Before the first step that is a bad agent; later it is a bad step."""
     if run.step == 0 and (why := await all_failed(run, ended, phase)):
         example = commonest(ended)
-        mended = "then resume" if run.config.loop.steps and example.cause != "late" else "then begin again"
+        resume = run.config.loop.steps and example.cause != "late"
+        mended = "then resume (tasks stay as they are in the run)" if resume else "then begin again"
         look = f"look, with what the agent printed: strop rollouts {run.folder.path} {example.id}"
         raise AgentError(f"{why} ({look}); mend it, {mended}")
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 MODULES = sorted(
     f"recipes.{file.parent.name}.{file.stem}"
     for file in ROOT.glob("recipes/*/*.py")
-    if file.stem in ("data", "reward", "rewards", "calculator", "paragraphs") and "-" not in file.parent.name
+    if file.stem in ("data", "reward", "rewards", "calculator", "paragraphs")
 )
 
 

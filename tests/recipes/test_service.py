@@ -83,6 +83,27 @@ def test_easy_problems_only(tmp_path: Path) -> None:
         data.tasks(str(tmp_path), steps=1, letters=1)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"question": "?"}', "train: row 0 has no question and answer that are text"),
+        ('{"question": "?", "answer": 7}', "row 0 has no question and answer"),
+        ('{"question": ', "train.jsonl, line 1"),
+        ("", "no tasks|none of the problems|empty"),
+    ],
+)
+def test_broken_rows_are_named(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "train.jsonl").write_text(text)
+    with pytest.raises(TaskError, match=says):
+        data.tasks(str(tmp_path))
+
+
+def test_lines_end_where_json_says(tmp_path: Path) -> None:
+    row = '{"question": "One\u2028two?", "answer": "<<1+1=2>>2\\n#### 2"}'
+    (tmp_path / "train.jsonl").write_text(f"\ufeff{row}\n\n{row}\n")
+    assert [task.data["question"] for task in data.tasks(str(tmp_path))] == ["One\u2028two?"] * 2
+
+
 def test_data_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(TaskError, match="give --data PATH"):
@@ -123,6 +144,7 @@ def test_what_is_stated(question: str, solution: str, stated: bool) -> None:
         ("It is 24 or so", ["24"], 0.35),
         ("no idea", ["3"], 0.1),
         ("", ["24", "72"], 0.0),
+        (" \n", ["24", "72"], 0.0),
         ("no idea", [], 0.0),
     ],
 )
@@ -151,7 +173,8 @@ def test_the_calculator_takes_what_models_write() -> None:
         sys.path.insert(0, sys.argv[1])
         import agent
         assert doctest.testmod(agent).failed == 0
-        for wrong in ["", "x", "1 +", "1 / 0", "True + 1", "9 ** 9 ** 9", "__import__('os')", "1e999 * 2", "(" * 900]:
+        odd = ["__import__('os')", "1e999 * 2", "(" * 900, "1 + " * 60 + "1"]
+        for wrong in ["", "x", "1 +", "1 / 0", "True + 1", "9 ** 9 ** 9", *odd]:
             done = agent.calculate(wrong)
             assert done.result.startswith("error: ") and not done.steps, (wrong, done)
         assert agent.calculate("1,200 / 7").result == "171.428571"
@@ -177,6 +200,8 @@ def test_it_trains(tmp_path: Path, ports: tuple[str, str]) -> None:
     assert branches == {None: sum(map(len, turns))}
     assert {turn.agent for several in turns for turn in several} == {"main"}
     assert any(len(several) == 2 for several in turns)
+    for several in turns:
+        assert [turn.parent for turn in several] == [None, *(turn.id for turn in several[:-1])]
 
     # One client asked for all of them, by the trace id alone, for a model of another name.
     assert {turn.requested["model"] for several in turns for turn in several} == {"gpt-4.1-mini"}
@@ -204,16 +229,16 @@ def test_it_trains(tmp_path: Path, ports: tuple[str, str]) -> None:
 @pytest.mark.frameworks
 @needs("service")
 def test_the_service_ends_with_the_run(tmp_path: Path, ports: tuple[str, str]) -> None:
-    """However the command ends, and also when it is killed."""
+    """However the command ends, and also when it is killed; and a run that goes on has it again."""
     sets = [f"--set={one}" for one in (*ports, "loop.steps=1000")]
     command = [sys.executable, str(HERE / "train.py"), "--config", str(HERE / "laptop.toml"), *sets, "--json"]
     health = ports[0].removeprefix("agent=").replace("/solve?agent=nano", "/health")
-    for number, end in enumerate((signal.SIGTERM, signal.SIGKILL)):
-        folder = tmp_path / str(number)
-        run = subprocess.Popen([*command, "--folder", str(folder)], cwd=ROOT, start_new_session=True)
+    resume = [sys.executable, str(HERE / "train.py"), "--json", "--resume"]
+    for end, begin in ((signal.SIGTERM, [*command, "--folder"]), (signal.SIGKILL, resume)):
+        folder = tmp_path / "run"
+        run = subprocess.Popen([*begin, str(folder)], cwd=ROOT, start_new_session=True)
         try:
-            wait_for(lambda folder=folder: (folder / "address.json").exists())
-            assert starting.answers(health)
+            wait_for(lambda folder=folder: (folder / "address.json").exists() and starting.answers(health))
             run.send_signal(end)
             run.wait(60)
             wait_for(lambda: not starting.answers(health))

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 import torch
@@ -75,7 +76,8 @@ class Trained:
 
     def check(self) -> Counter[str | None]:
         """The laws: a turn holds its parent's tokens as they were sampled; nothing but sampled tokens of trained agents
-        carries loss, and each once; steps changed the weights. Returns how many turns branched, by reason."""
+        carries loss, and each once; credit is what the rewards say; steps changed the weights. Returns how many turns
+        branched, by reason."""
         branches: Counter[str | None] = Counter()
         for rollout in self.rollouts:
             turns = {turn.id: turn for turn in self.turns(rollout)}
@@ -85,7 +87,9 @@ class Trained:
                 if turn.parent is not None and turn.branch is None:
                     assert turn.prompt_ids[: turn.shared] == turns[turn.parent].ids
         for step in range(1, len(self.story.steps) + 1):
-            self._check_loss(self.batch(step))
+            self._check_loss(batch := self.batch(step))
+            if self.config.algorithm.name == "grpo" and "baseline" not in self.config.algorithm.settings:
+                self._check_credit(batch)
         assert len(self.story.steps) == self.config.loop.steps
         assert self.changed(), "no weight changed"
         return branches
@@ -98,6 +102,24 @@ class Trained:
             assert turn.agent in self.config.policy.agents
             assert batch.entries.target[batch.rows(number)].tolist() == turn.response_ids
         assert len(batch.entries) == sum(len(turn.response_ids) for turn in batch.turns)
+
+    def _check_credit(self, batch: Batch) -> None:
+        """Every token of every turn has the advantage of its rollout over its group, where rewards are of whole
+        rollouts. Where all are alike there is nothing to learn, and no loss."""
+        groups: dict[str, dict[str, float]] = {}
+        for rollout in (sample.rollout for sample in batch.samples):
+            assert {(reward.turn, reward.agent) for reward in rollout.rewards} == {(None, None)}
+            weights = self.config.algorithm.rewards
+            total = sum(weights.get(reward.name, 0.0) * reward.value for reward in rollout.rewards)
+            groups.setdefault(rollout.group, {})[rollout.id] = total
+        group_of = {sample.rollout.id: groups[sample.rollout.group] for sample in batch.samples}
+        for number, turn in enumerate(batch.turns):
+            like = group_of[turn.rollout]
+            learns = len(set(like.values())) > 1
+            assert (batch.skipped[number] is None and turn.rollout not in batch.dropped) == learns
+            if learns:
+                wanted = (like[turn.rollout] - mean(like.values())) / (stdev(like.values()) + 1e-6)
+                assert batch.entries.advantage[batch.rows(number)] == pytest.approx(wanted, abs=1e-4)
 
     def batch(self, step: int) -> Batch:
         """What a step was trained on, with the credit that it gave (a critic's values aside)."""

@@ -12,6 +12,9 @@ from strop.errors import ConfigError
 from strop.tasks.text import FIELDS, text_fields
 from strop.types import TERMINAL, Rollout, Task, Turn
 
+MESSAGES = "messages"
+"""Where a task has a conversation that ends with what the user said, that is what is typed."""
+
 
 class Agent:
     """The run's own agent, asked with tasks like `example`: what is typed takes the place of the text in it, the rest
@@ -55,7 +58,11 @@ class Agent:
     def _data(self, text: str) -> Any:
         if self.field is None:
             return text
-        return cast(dict[str, Any], self.example.data) | {self.field: text}
+        data = cast(dict[str, Any], self.example.data)
+        if self.field != MESSAGES:
+            return data | {self.field: text}
+        *before, _ = data[MESSAGES]
+        return data | {MESSAGES: [*before, {"role": "user", "content": text}]}
 
 
 def text_field(data: Any) -> str | None:
@@ -63,10 +70,16 @@ def text_field(data: Any) -> str | None:
 
     >>> text_field({"question": "3 * 4?", "answer": 12}), text_field({"id": 7, "story": "..."}), text_field("3 * 4?")
     ('question', 'story', None)
+    >>> text_field({"messages": [{"role": "user", "content": "3 * 4?"}], "answer": "12"})
+    'messages'
     """
     if isinstance(data, str) or data is None:
         return None
-    found = text_fields(data)
+    match data:
+        case {"messages": [*_, {"role": "user"}]}:
+            return MESSAGES
+        case _:
+            found = text_fields(data)
     if not found:
         raise ConfigError(
             "--agent types a text into the run's tasks, and they have no field that is clearly it (question, prompt, "

@@ -4,8 +4,8 @@
                                   ▲                                                          │ cannot be read, the first
                                   └───────────────── with a reminder ◀───────────────────────┘ time
 
-A judge that is busy, mute or out of budget is a verdict of None with the reason, since an agent's run must not fail
-over it. One that cannot be used at all (a wrong key, no such model) is an error: nothing would ever come of it.
+A judge that is busy, mute or out of budget is a verdict of None with the reason. One that cannot be used at all (a
+wrong key, no such model) is an error: nothing would ever come of it.
 
 Left out: a call that is under way is not called off when an async caller is cancelled; it ends by its deadline.
 """
@@ -133,6 +133,7 @@ class Asking:
             openai.APIConnectionError,
             json.JSONDecodeError,  # and what else may come in place of an answer
             UnicodeDecodeError,
+            RecursionError,
             _Garbled,
         )
         while True:

@@ -1,6 +1,7 @@
 """The process that kept.py starts: it hears of one job at a time, and ends itself when that takes too long.
 
-Its timer has no handler: the signal ends the process even in the middle of a computation in C.
+Its timers have no handlers: the signal ends the process even in the middle of a computation in C. What is counted is
+its own time, since a busy machine makes no answer wrong; the time on the clock has a limit that is WALL times as long.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ MEMORY = 2**31
 """Bytes of address space. What needs more gets a MemoryError, or SQLite's "out of memory"."""
 FILES = 2**27
 """Bytes of one file: what SQLite sorts or keeps beside the memory goes into such files, which vanish with it."""
+WALL = 10
 LOADING = 60.0
 """Seconds that the imports of a job may take."""
 
@@ -37,7 +39,7 @@ def equal(answer: str, golden: str) -> bool:
         return False
 
 
-def match(predicted: str, golden: str, database: str, seconds: float, most: int) -> tuple[float, str]:
+def match(predicted: str, golden: str, database: str, seconds: float, most: int) -> tuple[float | None, str]:
     from strop.rewards.query import compared
 
     return compared(predicted, golden, database, seconds, most)
@@ -62,7 +64,8 @@ MISSING = "math_equal needs math-verify: pip install 'strop[math]'"
 
 
 def main() -> None:
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for timer in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(timer, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for those who started it
     logging.disable()
     for which, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, FILES), (resource.RLIMIT_CORE, 0)):
@@ -83,12 +86,14 @@ def done(job: str, arguments: list[Any], seconds: float) -> tuple[Any, str | Non
             __import__(needs)
     except ImportError:
         return None, MISSING
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, WALL * seconds)
     try:
         return function(*arguments), None
     except (MemoryError, RecursionError) as error:
         raise SystemExit(1) from error  # it may have left things half done: the next job gets a new process
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 

@@ -34,7 +34,7 @@ def call(job: str, arguments: Sequence[Any], seconds: float) -> Any:
     line = json.dumps([job, list(arguments), seconds]).encode() + b"\n"
     with _room:
         child = _taken()
-        if not (answer := _asked(child, line)):
+        if not (answer := _asked(child, line)).endswith(b"\n"):  # a line, and whole
             _end(child)
             raise TimeoutError(f"it took more than {seconds:g} s, or more memory than there is for it")
         _idle.append(child)

@@ -27,7 +27,9 @@ LONGEST = 1000
 
 _WRAPPED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox)\s*\{([^{}]*)\}")
 _INVISIBLE = re.compile(r"\\(?:left|right|displaystyle)(?![a-zA-Z])|\\[!,;: ]|(?<!\d)[\s~]+|[\s~]+(?!\d)")
-_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:(?:,\d{3})+|(?:[ ~]\d{3})+)(?:\.\d+)?")
+_MONEY = re.compile(r"(?<=\d)\s+(?:dollars?|euros?)$", re.IGNORECASE)
+_WORD = re.compile(r"[a-zA-Z]{4,}")
 _FRACTION = re.compile(r"([-+]?)\\[dt]?frac(?:\{([-+]?[\d.]+)\}\{([-+]?[\d.]+)\}|(\d)(\d))")
 _DECIMAL = re.compile(r"[-+]?(?:\d{1,200}(?:\.\d{0,200})?|\.\d{1,200})(?:[eE][-+]?\d{1,2})?")
 
@@ -46,6 +48,11 @@ def math_equal(answer: str | float | None, golden: str | float, *, seconds: floa
     one, other = number(said), number(wanted)
     if one is not None and other is not None:
         return _close(one, other)
+    if _WORD.fullmatch(said) and _WORD.fullmatch(wanted):
+        return said.lower() == wanted.lower()  # and not letters multiplied: east is not seat
+    before, equals, after = said.partition("=")
+    if equals and number(before) is not None and number(before) != number(after):
+        return False  # 5 = 7 says neither
     texts = [_unwrapped(str(text)) for text in (answer, golden)]
     if not all(texts) or max(map(len, texts)) > LONGEST:
         return False
@@ -64,7 +71,7 @@ def plain(text: str) -> str:
     text = _WRAPPED.sub(r"\1", _unwrapped(text))
     text = _INVISIBLE.sub("", text.replace("{,}", ",")).removesuffix(".")
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\%", "%")
-    return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
+    return re.sub("[, ~]", "", text) if _THOUSANDS.fullmatch(text) else text
 
 
 def number(text: str) -> Fraction | None:
@@ -95,4 +102,4 @@ def _unwrapped(text: str) -> str:
     text = text.strip().replace("\\$", "").replace("$", "")
     for before, after in ((r"\(", r"\)"), (r"\[", r"\]")):
         text = text.removeprefix(before).removesuffix(after)
-    return text.strip()
+    return _MONEY.sub("", text.strip())

@@ -37,12 +37,12 @@ class Refused(Exception):
     """Why a query has no result."""
 
 
-def compared(predicted: str, golden: str, database: str, seconds: float, most: int) -> tuple[float, str]:
-    """1 or 0, and why it is 0."""
+def compared(predicted: str, golden: str, database: str, seconds: float, most: int) -> tuple[float | None, str]:
+    """1 or 0, and why it is 0; None where the golden query gives nothing to compare with."""
     try:
         wanted, width = run(golden, database, seconds, most)
     except Refused as error:
-        return 0.0, f"the golden query has no result: {error}"
+        return None, f"the golden query has no result: {error}"
     try:
         said, other = run(predicted, database, seconds, most)
     except Refused as error:

@@ -25,7 +25,8 @@ from strop.rewards.verdict import Verdict
 def sql_match(
     predicted: str | None, golden: str, database: str | Path, *, seconds: float = 5.0, rows: int = 100_000
 ) -> Verdict:
-    """1 if both queries give the same, otherwise 0 with the reason. Each may take `seconds` and give `rows` rows."""
+    """1 if both queries give the same, otherwise 0 with the reason; no verdict where the golden one gives nothing. Each
+    may take `seconds` and give `rows` rows."""
     path = Path(database).absolute()
     if not path.is_file():
         raise PlaceError(f"there is no database {path}: check the path")

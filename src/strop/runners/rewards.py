@@ -28,6 +28,8 @@ Judge = Callable[[Task, Any, LLM], Any]
 """A reward function, whatever it takes itself."""
 
 MAX_DETAIL = 4000
+PATIENCE = 1.0
+"""Seconds that tasks left behind have to end once they are cancelled."""
 FIELDS = frozenset(Reward.__struct_fields__)
 
 
@@ -207,12 +209,28 @@ def last_lines(error: BaseException) -> str:
 
 
 def awaited(value: Any) -> Any:
-    """The value, or what it comes to if it has to be waited for. For where no event loop runs."""
+    """The value, or what it comes to if it has to be waited for. For where no event loop runs.
+
+    Tasks that are left behind are cancelled as `asyncio.run` does it, but those that take no notice hold nothing up.
+    """
 
     async def wait() -> Any:
         return await value
 
-    return asyncio.run(wait()) if inspect.isawaitable(value) else value
+    if not inspect.isawaitable(value):
+        return value
+    loop = asyncio.new_event_loop()
+    try:
+        asyncio.set_event_loop(loop)
+        return loop.run_until_complete(wait())
+    finally:
+        if left := asyncio.all_tasks(loop):
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.wait(left, timeout=PATIENCE))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        asyncio.set_event_loop(None)
+        loop.close()
 
 
 def is_async(function: Callable[..., Any]) -> bool:

@@ -11,5 +11,8 @@ mcp          the tools of MCP servers
 episode      the loop itself: ask, run the calls, ask again, until a limit or an answer
 agent        ToolAgent
 environment  Environment, EnvironmentAgent
+calling      plain functions of the user's, where many agents share an event loop
+python       the code interpreter as a tool; sandbox/ has the walls around it
+search/      an index over a corpus, its server, and the tools that ask it
 sql          run_query: a SELECT on a SQLite file, and nothing else
 """

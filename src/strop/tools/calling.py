@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 from strop.runners.llm import LLM
@@ -24,6 +26,7 @@ from strop.runners.rewards import is_async
 
 Calling = Callable[..., Awaitable[Any]]
 """Takes a function and what it is called with; gives what it returns, whether it is `async` or not."""
+Job = tuple[Future[Any], Callable[[], Any]]
 
 
 @contextmanager
@@ -31,20 +34,24 @@ def calling(llm: LLM) -> Generator[Calling]:
     if not llm.shares_loop:
         yield finished
         return
-    thread = ThreadPoolExecutor(1, "strop-calling")
+    jobs: SimpleQueue[Job | None] = SimpleQueue()
+    thread = Thread(target=_work, args=(jobs,), name="strop-calling", daemon=True)  # one that hangs holds up no exit
 
     async def aside(function: Callable[..., Any], *given: Any) -> Any:
         if is_async(function):
             return await function(*given)
-        ready = partial(copy_context().run, _returned, function, *given)
-        work = asyncio.get_running_loop().run_in_executor(thread, ready)
-        value = await asyncio.shield(work)  # called even if nobody waits for it any more, as `close` must be
+        if thread.ident is None:
+            thread.start()
+        done: Future[Any] = Future()
+        jobs.put((done, partial(copy_context().run, function, *given)))
+        # Shielded: it is called even if nobody waits for it any more, as `close` must be.
+        value = await asyncio.shield(asyncio.wrap_future(done))
         return await value if inspect.isawaitable(value) else value
 
     try:
         yield aside
     finally:
-        thread.shutdown(wait=False)
+        jobs.put(None)
 
 
 async def finished(function: Callable[..., Any], *given: Any) -> Any:
@@ -53,8 +60,13 @@ async def finished(function: Callable[..., Any], *given: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-def _returned(function: Callable[..., Any], *given: Any) -> Any:
-    try:
-        return function(*given)
-    except StopIteration as error:  # which no future can hold
-        raise RuntimeError("StopIteration was raised") from error
+def _work(jobs: SimpleQueue[Job | None]) -> None:
+    """Do one job after the other, until there is a None."""
+    while job := jobs.get():
+        done, ready = job
+        try:
+            done.set_result(ready())
+        except StopIteration:  # which no future can hold
+            done.set_exception(RuntimeError("StopIteration was raised"))
+        except BaseException as error:
+            done.set_exception(error)

@@ -20,7 +20,7 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec import Struct, field
 
-from strop.errors import ConfigError, TaskError
+from strop.errors import AgentError, ConfigError, TaskError
 from strop.runners.llm import LLM
 from strop.tasks.text import text_fields
 from strop.tools.tool import Observation
@@ -30,6 +30,8 @@ from strop.types import Task
 Ended = Literal["answered", "done", "turns", "tokens", "length", "context", "seconds"]
 """answered: the model called no tool; done: the environment said so; turns, tokens, seconds: a limit of the agent's;
 length: the answer was cut off by the policy's own limit; context: the conversation does not fit the model any more."""
+AT_ONCE = 32
+"""Calls of one answer that run at the same time; more of them wait for their turn."""
 Message = dict[str, Any]
 
 
@@ -40,7 +42,7 @@ class Call(Struct, kw_only=True):
     name: str
     arguments: str
     turn: str
-    result: Observation = Observation("")
+    result: Observation = Observation("error: it had not ended when the time was up", "timeout")
     seconds: float = 0.0
 
     @property
@@ -87,7 +89,8 @@ class Episode(Struct, kw_only=True):
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """When an episode ends at the latest: model calls, tokens sampled by all of them, seconds."""
+    """When an episode ends at the latest: model calls, tokens sampled by all of them, seconds. The clock runs from the
+    first model call to the last reaction: making tools, `reset` and `close` are under `runner.timeout` alone."""
 
     max_turns: int = 8
     max_tokens: int | None = None
@@ -130,6 +133,7 @@ async def _turns(
     react: Callable[[Action], Awaitable[Transition]],
     reward: str,
 ) -> Ended:
+    room = asyncio.Semaphore(AT_ONCE)
     for _ in range(limits.max_turns):
         left = None if limits.max_tokens is None else limits.max_tokens - episode.tokens
         if left is not None and left <= 0:
@@ -142,9 +146,13 @@ async def _turns(
         episode.tokens += answer.tokens
         episode.answer = "" if answer.calls else answer.text
         episode.calls += answer.calls
-        await asyncio.gather(*(_run(call, tools) for call in answer.calls))
-        episode.messages += [_result(call) for call in answer.calls]
+        try:
+            await asyncio.gather(*(_run(call, tools, room) for call in answer.calls))
+        finally:  # also where the time is up: no call is left without its result
+            episode.messages += [_result(call) for call in answer.calls]
         after = await react(Action(text=answer.text, calls=answer.calls, turn=answer.turn))
+        if not isinstance(after, Transition):  # pyright: ignore[reportUnnecessaryIsInstance] (a user's function)
+            raise AgentError(f"agent: step returned {type(after).__name__}: return strop.Transition(...)")
         if after.reward is not None:
             episode.rewards[answer.turn] = float(after.reward)
             model.llm.reward(reward, after.reward, turn=answer.turn)
@@ -158,10 +166,11 @@ async def _turns(
     return "turns"
 
 
-async def _run(call: Call, tools: Tools) -> None:
-    began = time.monotonic()
-    call.result = await tools.run(call.name, call.arguments)
-    call.seconds = time.monotonic() - began
+async def _run(call: Call, tools: Tools, room: asyncio.Semaphore) -> None:
+    async with room:
+        began = time.monotonic()
+        call.result = await tools.run(call.name, call.arguments)
+        call.seconds = time.monotonic() - began
 
 
 def _result(call: Call) -> Message:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, cast
@@ -55,9 +56,13 @@ def arguments_of(function: Callable[..., Any], name: str, hints: Mapping[str, An
         fields.append((parameter.name, hint, _default(parameter)))
     made = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
     try:
-        msgspec.json.schema(made)
+        described = msgspec.json.schema(made)
     except TypeError as error:
-        raise ConfigError(f"tools: {name} cannot be described: {str(error).splitlines()[0]}") from None
+        raise ConfigError(f"tools: {name} cannot be described: {' '.join(str(error).split())}") from None
+    try:
+        json.dumps(described, allow_nan=False)
+    except ValueError:
+        raise ConfigError(f"tools: {name} has a default that JSON cannot hold (inf or nan): take None") from None
     return made
 
 

@@ -34,6 +34,7 @@ from msgspec import Struct
 
 from strop.errors import ConfigError
 from strop.imports import one_line
+from strop.runners.rewards import awaited
 from strop.tools.schema import arguments_of, docstring, expected, parameters_of
 
 Function = Callable[..., Any]
@@ -106,8 +107,8 @@ class Tool:
     def _hints(self) -> dict[str, Any]:
         try:
             return get_type_hints(self.function, include_extras=True)
-        except (NameError, TypeError) as error:
-            raise ConfigError(f"tools: {self.name} cannot be described: {error}") from None
+        except Exception as error:  # a hint that is text may be anything
+            raise ConfigError(f"tools: {self.name} cannot be described: {one_line(error)}") from None
 
     @cached_property
     def _arguments(self) -> type[Struct] | None:
@@ -163,14 +164,14 @@ class Tool:
             if work.cancelled():
                 return Observation(f"error: {self.name} was cancelled", "error")
             return observed(work.result(), self.limit)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return Observation(shortened(f"error: {one_line(error)}", self.limit), "error")
         finally:
             work.cancel()  # nobody waits for it, so that one that takes no notice holds nothing up
 
     def run_now(self, arguments: str) -> Observation:
         """The same where no event loop runs."""
-        return asyncio.run(self.run(arguments))
+        return awaited(self.run(arguments))
 
     def _read(self, arguments: str) -> dict[str, Any]:
         text = arguments if arguments.strip() else "{}"  # some models write nothing where there is nothing to say
@@ -250,8 +251,10 @@ async def called(function: Function, given: dict[str, Any], name: str) -> Any:
 
 
 async def _kept_in(work: Coroutine[Any, Any, Any]) -> Any:
-    """What `work` comes to. A tool that wants to end the program (sys.exit) only fails itself."""
+    """What `work` comes to. A tool that wants to end the program (sys.exit, KeyboardInterrupt) only fails itself."""
     try:
         return await work
-    except SystemExit as error:
+    except (Exception, asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
         raise RuntimeError(one_line(error)) from None

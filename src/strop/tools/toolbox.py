@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any, cast
 
 from strop.errors import ConfigError
@@ -62,7 +63,7 @@ def settled(given: Given) -> Given:
 
 @asynccontextmanager
 async def opened(given: Given, task: Task, call: Calling) -> AsyncGenerator[Tools]:
-    """The tools for one rollout. Whatever was made for it is closed in the end by `call`, the last first."""
+    """The tools for one rollout. What was made for it is opened and in the end closed by `call`, the last first."""
     async with AsyncExitStack() as stack:
         made: Any = given(task) if callable(given) else given
         if inspect.isawaitable(made):
@@ -81,7 +82,9 @@ async def _opened(made: Any, stack: AsyncExitStack, call: Calling) -> list[Tool]
     if isinstance(made, AbstractAsyncContextManager):
         inside = await stack.enter_async_context(cast("AbstractAsyncContextManager[Any]", made))
     elif isinstance(made, AbstractContextManager):
-        inside = stack.enter_context(cast("AbstractContextManager[Any]", made))
+        manager = cast("AbstractContextManager[Any]", made)
+        inside = await call(manager.__enter__)
+        stack.push_async_exit(partial(call, manager.__exit__))
     elif callable(close := getattr(made, "aclose", None) or getattr(made, "close", None)):
         stack.push_async_callback(call, close)
     return methods(made) if inside is made else await _opened(inside, stack, call)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import strop
+from strop.errors import AgentError
 from strop.tools.environment import Gym
 from strop.tools.episode import Action
 from tests.integration.tools.stand import Stand, call
@@ -129,6 +130,18 @@ async def test_what_is_no_action_of_its_world_costs_a_turn(stand: Stand) -> None
     assert "error: 9 is not in Steps(1, 2)" in stand.prompts()[1]
     assert "error: OverflowError: too far" in stand.prompts()[2]
     assert [r.value for r in await stand.rewards()] == [0.0, 0.0, 1.0]
+
+
+async def test_a_step_has_to_return_what_it_led_to(stand: Stand) -> None:
+    class Silent(strop.Environment):
+        def reset(self, task: strop.Task) -> str:
+            return "Well?"
+
+        def step(self, action: Action) -> Any:
+            return None
+
+    with pytest.raises(AgentError, match=r"step returned NoneType: return strop.Transition"):
+        await stand.run(strop.EnvironmentAgent(Silent), "So.")
 
 
 def test_it_has_to_be_whole() -> None:

@@ -90,6 +90,23 @@ async def test_what_goes_wrong_with_a_call_is_told_to_the_model(stand: Stand) ->
     assert episode.ended == "answered"
 
 
+async def test_of_many_calls_some_wait_for_their_turn(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strop.tools.episode.AT_ONCE", 2)
+    running, most = 0, 0
+
+    @strop.tool
+    async def pause() -> None:
+        """Pause."""
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.05)
+        running -= 1
+
+    episode = await stand.run(strop.ToolAgent(tools=[pause], reward=whole), "\n".join([call("pause")] * 5), "Done.")
+    assert (len(episode.calls), most) == (5, 2)
+
+
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
@@ -119,8 +136,10 @@ async def test_every_limit_ends_an_episode_with_its_reason(stand: Stand) -> None
     assert (episode.ended, episode.tokens) == ("length", 200)
 
     began = time.monotonic()
-    episode = await stand.run(agent(seconds=0.5), call("wait"))
-    assert (episode.ended, episode.calls[0].name) == ("seconds", "wait")
+    episode = await stand.run(agent(seconds=0.5), call("double", n=4) + "\n" + call("wait"))
+    assert (episode.ended, [c.name for c in episode.calls]) == ("seconds", ["double", "wait"])
+    assert [c.result.wrong for c in episode.calls] == [None, "timeout"]
+    assert [m.get("tool_call_id") for m in episode.messages[2:]] == [c.id for c in episode.calls]
     episode = await stand.run(agent(seconds=0.5), Hangs("so"))
     assert (episode.ended, episode.turns) == ("seconds", [])
     assert time.monotonic() - began < 10
@@ -259,7 +278,10 @@ class Held:
     def double(self, n: int) -> int:
         return 2 * n
 
-    def close(self):
+    def __enter__(self):
+        return note("enter", self)
+
+    def __exit__(self, *_):
         note("close")
 
 class World(strop.Environment):
@@ -280,7 +302,7 @@ world = strop.EnvironmentAgent(World, reward=score)
 
 @pytest.mark.parametrize(
     ("agent", "called"),
-    [("tools", ["prompt", "on_call", "reward", "close"]), ("world", ["reset", "step", "close", "reward"])],
+    [("tools", ["prompt", "enter", "on_call", "reward", "close"]), ("world", ["reset", "step", "close", "reward"])],
 )
 @pytest.mark.parametrize(("agents_in", "place"), [("processes", "main"), ("loop", "aside")])
 async def test_plain_functions_hold_up_nobody(

@@ -91,8 +91,9 @@ async def test_an_answer_that_is_stopped_or_fails_is_recorded_but_no_part_of_the
 
 def test_where_the_text_of_a_task_goes():
     assert text_field({"id": 3, "prompt": "a", "note": "b"}) == "prompt"
-    with pytest.raises(ConfigError, match="no field that is clearly it"):
-        text_field({"left": "a", "right": "b"})
+    for unclear in ({"left": "a", "right": "b"}, {"numbers": [1, 2], "answer": "3"}):
+        with pytest.raises(ConfigError, match="no field that is clearly it"):
+            text_field(unclear)
 
 
 def test_messages_are_shown_once():

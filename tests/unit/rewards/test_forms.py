@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from strop.errors import StropError
 from strop.rewards import Verdict, has_format, soft_overlong, valid_tool_calls
 from strop.runners.rewards import rewards_of
 
@@ -98,5 +99,10 @@ def test_tool_calls(messages: list[dict[str, Any]], why: str) -> None:
 
 def test_a_verdict_is_a_reward() -> None:
     assert [(reward.name, reward.value) for reward in rewards_of(Verdict(0.5, "half"))] == [("reward", 0.5)]
-    given = rewards_of({"reward": Verdict(None, "nobody knows"), "format": True})
+    given = rewards_of({"reward": Verdict(0.0, "wrong"), "format": True})
     assert [reward.value for reward in given] == [0.0, 1.0]
+
+
+def test_no_verdict_is_no_reward() -> None:
+    with pytest.raises(StropError, match="there is no verdict: nobody knows"):
+        rewards_of({"reward": Verdict(None, "nobody knows"), "format": True})

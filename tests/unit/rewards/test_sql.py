@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.errors import PlaceError
+from strop.errors import PlaceError, StropError
 from strop.rewards import sql_match
 from strop.rewards.query import has_order, same
 
@@ -80,7 +80,6 @@ def test_the_same(predicted: str, golden: str, database: Path) -> None:
         ("SELECT 1 UNION SELECT 2", "SELECT 1 UNION SELECT 2 ORDER BY 1 DESC", "another order"),
         ("SELECT nobody FROM people", ALL, "no such column"),
         ("SELECT", ALL, "incomplete input"),
-        (ALL, "SELECT nobody FROM people", "the golden query has no result"),
         ("", ALL, "no query"),
         (None, ALL, "no query"),
         ("-- nothing", ALL, "not a SELECT"),
@@ -90,6 +89,13 @@ def test_not_the_same(predicted: str, golden: str, why: str, database: Path) -> 
     verdict = sql_match(predicted, golden, database)
     assert float(verdict) == 0.0
     assert why in verdict.why
+
+
+def test_nothing_is_said_about_a_golden_query_that_gives_nothing(database: Path) -> None:
+    verdict = sql_match(ALL, "SELECT nobody FROM people", database)
+    assert verdict.value is None
+    with pytest.raises(StropError, match="no verdict: the golden query has no result: no such column: nobody"):
+        bool(verdict)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +119,7 @@ def test_not_the_same(predicted: str, golden: str, why: str, database: Path) -> 
 def test_queries_only_read(attack: str, database: Path, tmp_path: Path) -> None:
     before = database.read_bytes()
     assert float(sql_match(attack.format(place=tmp_path), ALL, database)) == 0.0
-    assert float(sql_match(ALL, attack.format(place=tmp_path), database)) == 0.0
+    assert sql_match(ALL, attack.format(place=tmp_path), database).value is None
     assert database.read_bytes() == before
     assert not list(tmp_path.iterdir())
     assert [path.name for path in database.parent.iterdir()] == [database.name]

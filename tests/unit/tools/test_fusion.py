@@ -107,6 +107,14 @@ async def test_it_speaks_as_a_session_does(server: Server) -> None:
 
 
 @needs_walls
+async def test_a_model_is_told_what_is_kept(server: Server) -> None:
+    async with FusionBox(server.url).tool() as there:
+        assert "Every call begins anew" in there.schema["function"]["description"]
+    async with PythonBox().tool() as here:
+        assert "are kept from call to call" in here.schema["function"]["description"]
+
+
+@needs_walls
 async def test_many_at_once_and_as_a_tool(server: Server) -> None:
     box = FusionBox(server.url)
 

@@ -184,7 +184,7 @@ async def test_the_tool_for_a_rollout(box: PythonBox) -> None:
         assert python.timeout is None  # the box says how long a call may take
         assert python.__name__ == "python"
         assert list(inspect.signature(python).parameters) == ["code"]
-        assert "Run Python code" in (inspect.getdoc(python) or "")
+        assert python.description.startswith("Run Python code")
         await python("x = 2")
         assert (await python(code="x + 1")).text == "3"
         assert (await python("1 / 0")).wrong == "error"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import json
 import subprocess
@@ -165,10 +166,39 @@ async def leaves() -> None:
     sys.exit(3)
 
 
+@strop.tool
+async def interrupts() -> None:
+    raise KeyboardInterrupt
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("nothing to say")
+
+
+@strop.tool
+def mute() -> None:
+    raise Mute
+
+
 async def test_what_is_raised_is_one_line_without_a_traceback() -> None:
+    assert await interrupts.run("{}") == Observation("error: RuntimeError: KeyboardInterrupt", "error")
+    assert await mute.run("{}") == Observation("error: Mute", "error")
     assert await fails.run("{}") == Observation("error: ValueError: one line and another", "error")
     assert await fails_later.run("{}") == Observation("error: KeyError: 'x'", "error")
     assert await leaves.run("{}") == Observation("error: RuntimeError: SystemExit: 3", "error")
+
+
+def test_one_that_takes_no_notice_holds_no_loop_up() -> None:
+    @strop.tool(timeout=0.1)
+    async def stubborn() -> None:
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+    began = time.monotonic()
+    assert stubborn.run_now("{}").wrong == "timeout"
+    assert time.monotonic() - began < 20
 
 
 async def test_one_that_hangs_holds_nothing_up() -> None:
@@ -265,6 +295,25 @@ async def test_what_is_called_off_ends_before_the_next_is_called() -> None:
             await call(next, iter(()))
 
 
+def test_a_function_that_never_ends_holds_up_no_exit() -> None:
+    program = """if True:
+        import asyncio, threading, types
+        from strop.tools.calling import calling
+
+        async def main():
+            with calling(types.SimpleNamespace(shares_loop=True)) as call:
+                try:
+                    async with asyncio.timeout(0.2):
+                        await call(threading.Event().wait)
+                except TimeoutError:
+                    print("called off")
+
+        asyncio.run(main())
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("called off\n", 0), done.stderr
+
+
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
@@ -331,6 +380,8 @@ def hidden(__x: str) -> None: ...
 
 def untyped(x): ...  # type: ignore[no-untyped-def]
 def many(*xs: int) -> None: ...
+def endless(x: float = float("inf")) -> None: ...
+def garbled(x: "int int") -> None: ...  # type: ignore[syntax]  # noqa: F722
 def odd(x: Odd) -> None: ...
 def unknown(x: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
@@ -341,7 +392,9 @@ def unknown(x: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
         (untyped, "untyped does not say what x is: write x: str, say"),
         (many, r"many takes \*xs"),
         (odd, "odd cannot be described"),
-        (unknown, "unknown cannot be described: name 'Nowhere' is not defined"),
+        (endless, "endless has a default that JSON cannot hold"),
+        (garbled, "garbled cannot be described: SyntaxError"),
+        (unknown, "unknown cannot be described: NameError: name 'Nowhere' is not defined"),
         (hidden, "hidden takes __x: give it a name that does not begin with __"),
         (3, "3 is no function"),
     ],

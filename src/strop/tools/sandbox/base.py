@@ -59,6 +59,9 @@ class Session(ABC):
 class Box(ABC):
     """Where sessions come from. One box serves any number of them, at the same time and from any event loop."""
 
+    keeps = "Variables, imports and files in the working folder are kept from call to call."
+    """What a model is told of its earlier calls."""
+
     @abstractmethod
     def session(self) -> Session: ...
 
@@ -81,13 +84,13 @@ class Python:
 
     def __init__(self, box: Box) -> None:
         self._session = box.session()
+        self._description = f"Run Python code and return what it prints, and the value of its last line. {box.keeps}"
 
     def __call__(self, code: str) -> str:
         return _begin(self._session.run(code)).result().text
 
     async def python(self, code: str) -> tool.Observation:
-        """Run Python code and return what it prints, and the value of its last line. Variables, imports and files in
-        the working folder are kept from call to call.
+        """The tool.
 
         Args:
             code: the Python code
@@ -106,7 +109,7 @@ class Python:
 
     async def __aenter__(self) -> tool.Tool:
         # The session has its own limits, and shortens what it gives in the middle: what went wrong stands at the end.
-        return tool.Tool(self.python, limit=sys.maxsize, timeout=None)
+        return tool.Tool(self.python, description=self._description, limit=sys.maxsize, timeout=None)
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.wrap_future(_begin(self._session.close()))

@@ -50,6 +50,8 @@ class Result(Struct):
 class FusionBox(Box):
     """Sessions at `url`. `memory_mb` is asked for; servers before it was known to them take no notice."""
 
+    keeps = "Every call begins anew: no variables, imports or files are kept."
+
     def __init__(
         self, url: str, *, key: str | None = None, seconds: float = 5.0, memory_mb: int = 512, output: int = 10_000
     ) -> None:

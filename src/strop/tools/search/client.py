@@ -108,9 +108,9 @@ class Search:
             self._url + path, msgspec.json.encode(body), {"content-type": "application/json"}
         )
         why = ""
-        for attempt in range(self._retries + 1):
-            if attempt:
-                time.sleep(PAUSE * 2 ** (attempt - 1))
+        for again in range(self._retries + 1):
+            if again:
+                time.sleep(PAUSE * 2 ** (again - 1))
             try:
                 with _opener.open(request, timeout=self._timeout) as answer:
                     return msgspec.json.decode(answer.read(), type=kind)

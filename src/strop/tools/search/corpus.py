@@ -90,6 +90,8 @@ def _passage(decode: Callable[[bytes], _Line], line: bytes, where: str) -> Passa
         raise PlaceError(f"{where}: {error}; {SHAPES}") from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise PlaceError(f"{where}: not valid JSON ({error}); write one passage per line") from None
+    if found.id == "":
+        raise PlaceError(f"{where}: its id is empty; {SHAPES}")
     contents = found.contents
     if contents is None:
         if found.text is None:
