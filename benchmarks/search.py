@@ -1,12 +1,12 @@
 """`strop search` over Wikipedia passages: how long an index takes to build, how good and how quick its answers are.
 
-    python benchmarks/search.py [--quick] [--corpus FILE --questions FILE] [--json FILE]
+    python benchmarks/search.py [--quick] [--part words|dense] [--corpus FILE --questions FILE] [--json FILE]
 
     build    seconds and bytes of an index by words (BM25)
     recall   share of the paragraphs a multi-hop question needs that its own words find among the first 3, 5, 10, 20
     serve    `strop search serve` asked by 1, 8 and 32 clients, each with one question at a time; every question is new.
              The clients are in this one process, on the same cores as the server
-    dense    the same by meaning, over a part of the corpus: nearly all of the time is the model's
+    dense    the same by meaning, over the first --passages of the corpus: nearly all of the time is the model's
 
 With c clients that ask without a pause, c / p50 is about what the server answers per second. On a machine with other
 business the server's CPU time per query says more than the clock.
@@ -29,6 +29,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from rich.console import Console
 from rich.table import Table
 from store import hardware
 
+import strop
 from strop.http import Client
 from strop.tools.search.dense import Dense
 from strop.tools.search.index import Index, build
@@ -45,7 +47,6 @@ ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data" / "qa"
 RESULTS = ROOT / "benchmarks" / "results" / "search.json"
 CLIENTS = (1, 8, 32)
-DENSE_PASSAGES = 128
 
 
 def say(text: str) -> None:
@@ -150,8 +151,7 @@ def by_words(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 def by_meaning(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     part, place = folder / "part.jsonl", folder / "meaning"
     with arguments.corpus.open() as lines, part.open("w") as file:
-        for _, line in zip(range(DENSE_PASSAGES), lines, strict=False):
-            file.write(line)
+        file.writelines(islice(lines, arguments.passages))
     began = time.perf_counter()
     about = build(part, place, by=Dense(), progress=quiet)
     seconds = time.perf_counter() - began
@@ -159,9 +159,16 @@ def by_meaning(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "passages": about.passages,
         "model": Dense().model,
+        "device": gpu(),
         "build_seconds": seconds,
-        "serve": loads(place, asked, 50 if arguments.quick else 100),
+        "serve": loads(place, asked, 50 if arguments.quick else 2000 if gpu() else 100),
     }
+
+
+def gpu() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def show(out: Console, part: dict[str, Any], title: str) -> None:
@@ -186,6 +193,7 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, default=DATA / "wiki_corpus.jsonl", metavar="JSONL")
     parser.add_argument("--questions", type=Path, default=DATA / "multihop_with_paragraphs.jsonl", metavar="JSONL")
     parser.add_argument("--queries", type=Path, default=DATA / "hotpotqa_dev7405_qa_only.jsonl", metavar="JSONL")
+    parser.add_argument("--passages", type=int, default=128, help="how many a dense index is built of (default: 128)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="default: benchmarks/results/search.json")
     arguments = parser.parse_args()
     results = arguments.json or (None if arguments.quick else RESULTS)
@@ -195,7 +203,7 @@ def main() -> None:
     out = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     for name in names:
         about = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "hardware": hardware()}
-        versions = {name: version(name) for name in ("strop", "bm25s", "faiss-cpu", "torch")}
+        versions = {"strop": strop.__version__} | {name: version(name) for name in ("bm25s", "faiss-cpu", "torch")}
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             measured = parts_of[name](Path(folder), arguments)
         versions["python"] = platform.python_version()

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import subprocess
 import sys
@@ -250,3 +251,11 @@ def test_what_is_heavy_is_imported_when_it_is_needed(module: str) -> None:
     heavy = "{'torch', 'transformers', 'bm25s', 'faiss'}"
     code = f"import sys, {module}; found = {heavy} & set(sys.modules); assert not found, found"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_jax_is_left_alone(tmp_path: Path) -> None:
+    """bm25s would import it and have it take a GPU's memory."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("raise SystemExit('jax was imported')")
+    code = "from strop.tools.search.bm25 import library; library().BM25"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=True)

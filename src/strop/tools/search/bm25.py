@@ -9,6 +9,7 @@ Left out: stemming.
 from __future__ import annotations
 
 import re
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -54,6 +55,21 @@ def asked(query: str) -> list[str]:
     return [word for word in found if word not in STOPWORDS] or found
 
 
+def library() -> Any:
+    """bm25s, imported as if there were no jax: it would use that where it is installed, and the first touch of jax
+    takes most of a GPU's memory for itself."""
+    if "bm25s" in sys.modules:
+        return needed("bm25s")
+    before = sys.modules.get("jax")
+    sys.modules["jax"] = None  # pyright: ignore[reportArgumentType] (Python's own way to say that it cannot be had)
+    try:
+        return needed("bm25s")
+    finally:
+        del sys.modules["jax"]
+        if before is not None:
+            sys.modules["jax"] = before
+
+
 class _Numbered(Struct):
     """What bm25s takes: the words of each passage as numbers, and which number each word has."""
 
@@ -85,7 +101,7 @@ class Builder:
     """Takes passages one by one; `close` makes the index of them."""
 
     def __init__(self, folder: Path) -> None:
-        self._bm25s = needed("bm25s")
+        self._bm25s = library()
         self._folder, self._words = folder, folder / "words.part"
         self._file = self._words.open("wb")
         self._lengths, self._vocabulary = array("q"), dict[str, int]()
@@ -114,7 +130,7 @@ class Bm25:
     """An index as `Builder` made it, memory-mapped. Any number of threads may ask at once."""
 
     def __init__(self, folder: Path) -> None:
-        self._index: Any = needed("bm25s").BM25.load(folder / "bm25", mmap=True)
+        self._index: Any = library().BM25.load(folder / "bm25", mmap=True)
         # Plain views of the same mapped memory: slices of numpy's memmap class cost more than what is done with them.
         scores = self._index.scores
         scores.update({name: np.asarray(scores[name]) for name in ("data", "indices", "indptr")})
