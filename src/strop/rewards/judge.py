@@ -30,7 +30,6 @@ Does it say the same as the golden answer? Reply with yes or no, and nothing els
 
 REMINDER = "That cannot be read. Reply with nothing but what was asked for: yes or no, or a number."
 
-_THOUGHTS = re.compile(r"<think>.*?</think>", re.DOTALL)
 _LABEL = re.compile(r"(?:final\s+)?(?:score|verdict|answer|rating|grade|judge?ment|reward)\s*[:=]\s*", re.IGNORECASE)
 
 
@@ -96,6 +95,6 @@ def last_word(said: str) -> str:
     >>> last_word("<think>A? B?</think>\\nWinner... \\n**Answer: B**")
     'b'
     """
-    lines = _THOUGHTS.sub("", said).strip().splitlines() or [""]
+    lines = said.rpartition("</think>")[2].strip().splitlines() or [""]
     bare = lines[-1].strip(" \t*_`\"'.")
     return _LABEL.sub("", bare, count=1).strip(" \t*_`\"'.").lower()
