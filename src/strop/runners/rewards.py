@@ -195,6 +195,8 @@ def _outcome(value: Any, who: str) -> Outcome:
 
 
 def _failed(error: BaseException) -> Outcome:
+    if isinstance(error, BadReward):
+        return Outcome(cause="bad_reward", detail=str(error))
     return Outcome(cause="agent_error", detail=f"the reward function failed: {last_lines(error)}")
 
 

@@ -23,13 +23,13 @@ from strop.types import TERMINAL, Cause, Rollout, Turn
 ON_FAILURE: Mapping[Cause, Literal["exclude", "zero"]] = {
     "agent_error": "zero",
     "timeout": "zero",
-    "bad_reward": "zero",
+    "bad_reward": "exclude",
     "lost_runner": "exclude",
     "engine_error": "exclude",
     "cancelled": "exclude",
     "late": "exclude",
 }
-"""What the agent did wrong counts as reward 0; what happened to it does not count at all."""
+"""What the agent did wrong counts as reward 0; what happened to it does not count, nor what has no known worth."""
 
 
 def assemble(

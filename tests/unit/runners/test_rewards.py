@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from strop.errors import AgentError, BadReward
+from strop.rewards import Verdict
 from strop.runners.base import Job, Outcome
 from strop.runners.llm import LLM
 from strop.runners.rewards import Judge, is_rewards, judge_now, judged, load_judge, rewards_of
@@ -234,6 +235,19 @@ async def test_a_bad_reward_names_the_reward_function(judges: Path) -> None:
     assert outcome.cause == "bad_reward"
     assert outcome.detail is not None
     assert outcome.detail.startswith("the reward function returned str 'good'")
+
+
+async def test_no_verdict_is_nobodys_fault() -> None:
+    """It fails the rollout in a way that is left out of training, wherever it is made a number of."""
+
+    def unsure(task: Task, answer: Any, llm: Any) -> Any:
+        verdict = Verdict(None, "the judge is down")
+        return verdict if answer == "as it is" else {"reward": float(verdict)}
+
+    for answer in ("as it is", "by hand"):
+        outcome = await both(answer, unsure)
+        assert outcome.cause == "bad_reward"
+        assert str(outcome.detail).endswith("there is no verdict: the judge is down")
 
 
 async def test_a_slow_reward_function_does_not_stop_the_loop_and_can_be_left(judges: Path) -> None:

@@ -79,7 +79,7 @@ def test_turns_that_may_not_train_are_kept_and_counted(change, reason):
     assert batch.entries.exact.tolist()[2:] == [reason == "abandoned"] * 3
 
 
-@pytest.mark.parametrize("cause", ["lost_runner", "engine_error", "cancelled"])
+@pytest.mark.parametrize("cause", ["lost_runner", "engine_error", "bad_reward", "cancelled"])
 def test_what_happened_to_an_agent_is_excluded(cause):
     batch = make(sample(status="failed", cause=cause))
     assert not batch.counted[0]
@@ -87,7 +87,7 @@ def test_what_happened_to_an_agent_is_excluded(cause):
     assert batch.dropped == {"g1.0": f"failed:{cause}"}
 
 
-@pytest.mark.parametrize("cause", ["agent_error", "timeout", "bad_reward"])
+@pytest.mark.parametrize("cause", ["agent_error", "timeout"])
 def test_what_an_agent_did_counts_as_zero_and_trains(cause):
     batch = make(sample(status="failed", cause=cause))
     assert batch.counted[0]
