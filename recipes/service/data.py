@@ -17,6 +17,7 @@ from strop.tasks.load import load
 from strop.types import Task
 
 Row = dict[str, Any]
+SPLITS = ("train", "test")
 MARKED = re.compile(r"<<([^<>]*)=([^<>=]*)>>")
 """A calculation and its result, as solutions have them."""
 
@@ -28,8 +29,8 @@ def tasks(
     test.jsonl, or "made". With `steps` and `letters`, only problems of at most so many calculations that are at most so
     long; with `stated`, only those that state all that is calculated with (see `is_stated`)."""
     found: list[Task] = []
-    for split in ("train", "test"):
-        for number, row in enumerate(rows(data, split)):
+    for split, several in rows(data).items():
+        for number, row in enumerate(several):
             try:
                 task = Task(id=f"{split}-{number}", split=split, data=problem(row))
             except (KeyError, AttributeError):
@@ -84,9 +85,10 @@ def plain(number: str) -> str:
     return number.replace(",", "").strip()
 
 
-def rows(data: str, split: str) -> Iterable[Row]:
+def rows(data: str) -> dict[str, list[Row]]:
+    """The rows of both splits."""
     if data == "made":
-        return made(split)
+        return {split: list(made(split)) for split in SPLITS}
     try:
         found = load(data, **({"name": "main"} if data == "openai/gsm8k" else {}))
     except TaskError as error:
@@ -94,7 +96,7 @@ def rows(data: str, split: str) -> Iterable[Row]:
             f"{error}; give --data PATH, a folder with GSM8K's train.jsonl and test.jsonl, or --data made for problems "
             "that need no download"
         ) from None
-    return [task.data for task in found if task.split == split]
+    return {split: [task.data for task in found if task.split == split] for split in SPLITS}
 
 
 def made(split: str) -> Iterable[Row]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
@@ -14,11 +13,6 @@ from tests import runs
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "tools.md"
 TEXT = PAGE.read_text()
-QUESTIONS = [
-    {"id": "a", "data": {"question": "Use the calculator: 12 + 30.", "answer": 42}},
-    {"id": "b", "data": {"question": "Use the calculator: 64 - 17.", "answer": 47}},
-    {"id": "c", "split": "test", "data": {"question": "Use the calculator: 14 + 22.", "answer": 36}},
-]
 
 
 def blocks(language: str) -> list[str]:
@@ -50,7 +44,9 @@ def _run(program: str, folder: Path) -> str:
 
 def test_the_agent_trains_as_written(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(blocks("python")[0])
-    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, QUESTIONS)))
+    tasks = re.search(r'^```\n(\{"id".*?)```', TEXT, re.DOTALL | re.MULTILINE)
+    assert tasks
+    (tmp_path / "tasks.jsonl").write_text(tasks[1])
     command = re.search(r"^strop (train agent\.py:agent (?:.*\\\n)*.*)$", TEXT, re.MULTILINE)
     assert command
     words = shlex.split(command[1].replace("\\\n", " "))

@@ -58,7 +58,7 @@ def test_its_words_are_true() -> None:
 
 
 def test_made_problems_have_the_shape_of_real_ones() -> None:
-    rows = list(data.rows("made", "test"))
+    rows = data.rows("made")["test"]
     assert rows[0].keys() == {"question", "answer"}
     tasks = data.tasks("made")
     assert {task.split for task in tasks} == {"train", "test"}
@@ -89,7 +89,7 @@ def test_easy_problems_only(tmp_path: Path) -> None:
         ('{"question": "?"}', "train: row 0 has no question and answer that are text"),
         ('{"question": "?", "answer": 7}', "row 0 has no question and answer"),
         ('{"question": ', "train.jsonl, line 1"),
-        ("", "no tasks|none of the problems|empty"),
+        ("", "no tasks there"),
     ],
 )
 def test_broken_rows_are_named(tmp_path: Path, text: str, says: str) -> None:

@@ -50,8 +50,8 @@ def math_equal(answer: str | float | None, golden: str | float, *, seconds: floa
         return _close(one, other)
     if _WORD.fullmatch(said) and _WORD.fullmatch(wanted):
         return said.lower() == wanted.lower()  # and not letters multiplied: east is not seat
-    before, equals, after = said.partition("=")
-    if equals and number(before) is not None and number(before) != number(after):
+    first, last = (number(side) for side in (said.partition("=")[0], said.rpartition("=")[2]))
+    if first is not None and last is not None and not _close(first, last):
         return False  # 5 = 7 says neither
     texts = [_unwrapped(str(text)) for text in (answer, golden)]
     if not all(texts) or max(map(len, texts)) > LONGEST:

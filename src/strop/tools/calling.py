@@ -26,7 +26,7 @@ from strop.runners.rewards import is_async
 
 Calling = Callable[..., Awaitable[Any]]
 """Takes a function and what it is called with; gives what it returns, whether it is `async` or not."""
-Job = tuple[Future[Any], Callable[[], Any]]
+Work = tuple[Future[Any], Callable[[], Any]]
 
 
 @contextmanager
@@ -34,8 +34,10 @@ def calling(llm: LLM) -> Generator[Calling]:
     if not llm.shares_loop:
         yield finished
         return
-    jobs: SimpleQueue[Job | None] = SimpleQueue()
-    thread = Thread(target=_work, args=(jobs,), name="strop-calling", daemon=True)  # one that hangs holds up no exit
+    work: SimpleQueue[Work | None] = SimpleQueue()
+    thread = Thread(
+        target=_worked_off, args=(work,), name="strop-calling", daemon=True
+    )  # one that hangs holds up no exit
 
     async def aside(function: Callable[..., Any], *given: Any) -> Any:
         if is_async(function):
@@ -43,7 +45,7 @@ def calling(llm: LLM) -> Generator[Calling]:
         if thread.ident is None:
             thread.start()
         done: Future[Any] = Future()
-        jobs.put((done, partial(copy_context().run, function, *given)))
+        work.put((done, partial(copy_context().run, function, *given)))
         # Shielded: it is called even if nobody waits for it any more, as `close` must be.
         value = await asyncio.shield(asyncio.wrap_future(done))
         return await value if inspect.isawaitable(value) else value
@@ -51,7 +53,7 @@ def calling(llm: LLM) -> Generator[Calling]:
     try:
         yield aside
     finally:
-        jobs.put(None)
+        work.put(None)
 
 
 async def finished(function: Callable[..., Any], *given: Any) -> Any:
@@ -60,10 +62,10 @@ async def finished(function: Callable[..., Any], *given: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-def _work(jobs: SimpleQueue[Job | None]) -> None:
-    """Do one job after the other, until there is a None."""
-    while job := jobs.get():
-        done, ready = job
+def _worked_off(work: SimpleQueue[Work | None]) -> None:
+    """One after the other, until there is a None."""
+    while one := work.get():
+        done, ready = one
         try:
             done.set_result(ready())
         except StopIteration:  # which no future can hold

@@ -3,17 +3,18 @@
 import asyncio
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from strop import demo
 from strop.chat import Called, Calls, Chat, Said
-from strop.chat.agent import new_messages, text_field
+from strop.chat.agent import Agent, new_messages, text_field
 from strop.engines.scripted import Breaks, Hangs
 from strop.errors import ConfigError, ContextOverflow, EngineError
 from strop.tools.tool import Tool
 from strop.tools.toolbox import Tools
-from strop.types import Turn
+from strop.types import Task, Turn
 from tests.unit.chat.room import call, scripted
 
 TOOLS = Tools([Tool(demo.calculator)])
@@ -94,6 +95,15 @@ def test_where_the_text_of_a_task_goes():
     for unclear in ({"left": "a", "right": "b"}, {"numbers": [1, 2], "answer": "3"}):
         with pytest.raises(ConfigError, match="no field that is clearly it"):
             text_field(unclear)
+
+
+def test_what_is_typed_takes_the_place_of_the_last_message():
+    before = [{"role": "system", "content": "Be brief."}]
+    example = Task(id="t", data={"messages": [*before, {"role": "user", "content": "3 * 4?"}], "answer": "12"})
+    assert Agent(cast("Any", None), example)._data("5 * 6?") == {
+        "messages": [*before, {"role": "user", "content": "5 * 6?"}],
+        "answer": "12",
+    }
 
 
 def test_messages_are_shown_once():

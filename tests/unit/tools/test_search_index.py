@@ -138,6 +138,7 @@ def test_a_mapped_index_gives_what_one_in_memory_gives(tmp_path: Path) -> None:
         (b'{"id": 1, "contents": "\xff\xfe"}', "line 2: not UTF-8"),
         (b'{"id": 1, "contents": "a", "other": "\xff"}', "line 2: not UTF-8"),
         (b'{"contents": "a"}', "line 2: Object missing required field `id`"),
+        (b'{"id": "", "contents": "a"}', "line 2: its id is empty"),
         (b'{"id": 1, "title": "a"}', "line 2: it has neither contents nor text"),
         (b'{"id": 1, "text": 3}', "line 2: Expected `str | null`, got `int`"),
         (b'{"id": 1, "contents": " \\n"}', "line 2: the passage is empty"),
