@@ -41,6 +41,12 @@ def test_the_core_imports_without_torch(module: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_every_folder_of_tests_is_a_package() -> None:
+    """Otherwise any two conftest.py, or two tests of one name, cannot be collected together."""
+    folders = {file.parent for pattern in ("test_*.py", "conftest.py") for file in (ROOT / "tests").rglob(pattern)}
+    assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
+
+
 def test_settings_survive_a_file_and_a_command_line(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('seed = 3\n[loop]\nsteps = 7\neval_splits = ["dev"]\n')
     made = config.load(toml=tmp_path / "run.toml", sets=["loop.steps=9", "learner.optim.lr=1e-4"], agent="a.py:f")
