@@ -58,6 +58,8 @@ class Renderer:
         self._hidden = frozenset(i for i, token in added.items() if token.special and token.content not in kept)
         self._traits = traits_of(self._template, self._added.values(), kept)
         self.generation_prompt = self._traits.generation_prompt
+        self.writes_tools = self._traits.tools
+        """Whether the template shows the model the tools it is given; some drop them without a word."""
         said, called = self._traits.said, self._traits.called
         self._ends = list(dict.fromkeys([*said.ends, *called.ends]))
         stops_at = [*self._ends, *said.next, *called.next]

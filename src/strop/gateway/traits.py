@@ -42,12 +42,14 @@ class Closing(Struct, frozen=True):
 
 
 class Traits(Struct, frozen=True):
-    """A template's ways. `said` and `called` are how it closes words and calls."""
+    """A template's ways. `said` and `called` are how it closes words and calls; `tools` is whether a tool that it is
+    given shows up in what it writes."""
 
     shape: Shape
     generation_prompt: str
     said: Closing
     called: Closing
+    tools: bool
 
 
 def traits_of(template: Template, added: Iterable[str], kept: frozenset[str]) -> Traits:
@@ -57,7 +59,7 @@ def traits_of(template: Template, added: Iterable[str], kept: frozenset[str]) ->
     said = probe.closing(answer(MARK), {"role": "user", "content": MARK + "2"})
     tool: Json = {"role": "tool", "content": MARK + "2", "name": "f", "tool_call_id": "call00001"}
     called = probe.closing(answer("", MARK), tool, said.ends)
-    return Traits(shape, probe.generation_prompt(), said, called)
+    return Traits(shape, probe.generation_prompt(), said, called, probe.tools())
 
 
 def shaped(message: Json, shape: Shape) -> Json:
@@ -110,6 +112,21 @@ class Probe:
             return self._probe([USER], True).removeprefix(self._probe([USER], False))
         except BadTemplate:
             return ""
+
+    def tools(self) -> bool:
+        """Whether the template writes a tool's name or what it does, with a system's message or without."""
+        about = TOOL["function"] | {
+            "name": MARK,
+            "description": MARK,
+            "parameters": {"type": "object", "properties": {}},
+        }
+        for head in ([], [{"role": "system", "content": "s"}]):
+            try:
+                if MARK in self._template.render([*head, USER], [TOOL | {"function": about}], generate=True):
+                    return True
+            except BadTemplate:
+                continue
+        return False
 
     def closing(self, answered: Json, following: Json, known: Sequence[str] = ()) -> Closing:
         """How the template closes an assistant's message that ends with the mark: compared are the end of a

@@ -186,3 +186,14 @@ def test_templates_that_demand_tools(renderer: Renderer) -> None:
     assert found.generation_prompt == renderer.generation_prompt
     for served in (3, 5):
         assert found.after(CHAT, TOOLS, served) == renderer.after(CHAT, TOOLS, served)
+
+
+def test_templates_that_drop_tools_are_known(renderer: Renderer) -> None:
+    """Also where tools are demanded, and where they are written into the system's message only."""
+    deaf = TEMPLATE.replace("{%- if tools %}", "{%- if false %}")
+    within = deaf.replace(
+        "{{ messages[0].content }}<|im_end|>", "{{ messages[0].content }}{{ tools | tojson }}<|im_end|>"
+    )
+    demanded = "{% if not tools %}{{ raise_exception('no tools') }}{% endif %}" + TEMPLATE
+    found = [Renderer(renderer.tokenizer, source).writes_tools for source in (TEMPLATE, deaf, within, demanded)]
+    assert found == [True, False, True, True]
