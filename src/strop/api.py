@@ -27,6 +27,7 @@ from strop import config as configs
 from strop.config import AlgorithmConfig, Config
 from strop.errors import ConfigError
 from strop.folder import RunFolder
+from strop.private import private_folder
 from strop.runners.processes import IN_AGENT
 from strop.types import Task
 
@@ -185,7 +186,7 @@ def _global(thing: object) -> tuple[str | None, str]:
 def _written(thing: Callable[..., Any], folder: Path, what: str) -> str:
     import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
 
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     file = folder.absolute() / f"{what}_given.py"
     try:
         data: bytes = cloudpickle.dumps(thing)  # pyright: ignore[reportUnknownMemberType]
@@ -208,7 +209,7 @@ def _listed(tasks: Tasks, folder: Path) -> str:
         return tasks
     if callable(tasks):
         return _named(tasks, folder, "tasks")
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     file = folder.absolute() / "tasks.jsonl"
     file.write_bytes(b"".join(msgspec.json.encode(task) + b"\n" for task in tasks))
     return str(file)

@@ -30,6 +30,7 @@ from strop.errors import ConfigError, PlaceError, TaskError
 from strop.folder import RunFolder, write_whole
 from strop.monitor.evaluations import Evaluation, Report, Way, report
 from strop.monitor.view import Silent, View
+from strop.private import private_folder
 from strop.rooms import Run, engine_name, open_rooms, settled, tasks_of
 from strop.run import at_work, ended_of, stop_if_all_failed
 from strop.tasks.sampling import evaluation
@@ -76,6 +77,7 @@ async def evaluate(
         for way in (ways if config.policy.history == "sampled" else ways[:1])
     ]
     tasks = tasks_of(config)
+    private_folder(folder)
     with TemporaryDirectory(prefix="strop-eval-") as spare:
         places = [await asyncio.to_thread(weights_of, name, Path(spare) / str(n)) for n, name in enumerate(found)]
         for one in done:

@@ -1,4 +1,4 @@
-"""A run's folder: where everything of it lies, held by one process at a time.
+"""A run's folder: where everything of it lies, open to its owner only and held by one process at a time.
 
 runs/demo/
   config.json     the full configuration it ran with
@@ -28,6 +28,7 @@ from typing import IO
 from strop import config as configs
 from strop.config import Config
 from strop.errors import ConfigError, PlaceError
+from strop.private import private, private_folder
 
 BEST = "best"
 
@@ -86,8 +87,9 @@ class RunFolder:
     @classmethod
     def _locked(cls, path: Path) -> RunFolder:
         try:
-            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-            lock = (path / "lock").open("wb")
+            private_folder(path)
+            (path / "checkpoints").mkdir(exist_ok=True)
+            lock = open(path / "lock", "wb", opener=private)  # noqa: SIM115 - held until `close`
         except OSError as error:
             raise PlaceError(
                 f"cannot write to {path} ({error.strerror}): make it writable, or choose another place with --folder"
@@ -198,10 +200,10 @@ def _still_there(path: Path, held: int) -> bool:
         return False
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that a reader finds all of it or what was there before."""
+def write_whole(path: Path, data: bytes, *, shared: bool = False) -> None:
+    """Write a file so that a reader finds all of it or what was there before. Others may read it if it is `shared`."""
     part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
+    with open(part, "wb", opener=None if shared else private) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -26,6 +26,7 @@ from strop.address import Addressed
 from strop.config import Config
 from strop.errors import ConfigError, PlaceError, StropError
 from strop.folder import until_gone
+from strop.private import private, private_folder
 from strop.server import Server, serve
 from strop.store.base import Store
 from strop.store.http.keys import run_key
@@ -229,8 +230,8 @@ def held(folder: Path, *, alone: bool) -> Generator[None]:
     """Make the folder. A SQLite store in it has one owner at a time, whether that serves it or trains with it; the
     kernel lets go of the lock when the process dies."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the store holds keys
-        lock = (folder / "lock").open("wb")
+        private_folder(folder)
+        lock = open(folder / "lock", "wb", opener=private)  # noqa: SIM115 - closed below
     except OSError as error:
         raise PlaceError(
             f"cannot write to {folder} ({error.strerror}): make it writable, or choose another place with --folder"

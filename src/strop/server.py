@@ -13,6 +13,7 @@ import logging
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import cast
 
@@ -21,6 +22,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from strop.errors import PlaceError
+from strop.private import private
 
 Settings = tuple[str, str]
 """What an address's host and port are called where people set them."""
@@ -122,13 +124,20 @@ def bind(host: str, port: int, settings: Settings) -> socket.socket:
 
 def _log_to(path: Path) -> None:
     """One file for what the server says and for what requests ran into."""
-    handler = logging.FileHandler(path, delay=True)
+    handler = _Log(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     for name in ("uvicorn", "strop"):
         logger = logging.getLogger(name)
         for before in logger.handlers:
             before.close()
         logger.handlers, logger.propagate = [handler], False
+
+
+class _Log(logging.FileHandler):
+    """Its owner's only: requests name rollouts and what is in them."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding="utf-8", opener=private)
 
 
 class _Quiet(uvicorn.Server):

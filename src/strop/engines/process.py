@@ -24,6 +24,7 @@ from typing import Protocol
 
 from strop.errors import EngineError
 from strop.http import Client
+from strop.private import private
 from strop.runners.tree import Trees
 
 POLL = 0.25
@@ -134,7 +135,7 @@ class Process:
         self._trees = self._trees or Trees()
         self._log.parent.mkdir(parents=True, exist_ok=True)
         cookie = secrets.token_hex(16)
-        with self._log.open("ab") as log:
+        with open(self._log, "ab", opener=private) as log:
             log.write(f"$ {shlex.join(arguments)}\n".encode())
             log.flush()
             self._from = log.tell()

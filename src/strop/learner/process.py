@@ -32,6 +32,7 @@ from strop.engines.embedded.engine import Arrival
 from strop.engines.embedded.outbox import Outbox
 from strop.errors import LearnerError, StropError
 from strop.imports import one_line
+from strop.private import private
 from strop.trajectory import Batch, Entries
 from strop.types import Sampling
 
@@ -188,7 +189,7 @@ class LearnerProcess:
 
 def _spawn(log: Path) -> tuple[subprocess.Popen[bytes], Connection]:
     ours, theirs = socket.socketpair()
-    with log.open("ab") as out, theirs:
+    with open(log, "ab", opener=private) as out, theirs:
         process = subprocess.Popen(
             [sys.executable, "-c", f"from strop.learner.process import serve; serve({theirs.fileno()})"],
             pass_fds=[theirs.fileno()],

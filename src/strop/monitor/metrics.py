@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from strop.monitor.writers import Writers
+from strop.private import private
 from strop.types import Step
 
 Scores = dict[tuple[int, str], dict[str, float]]
@@ -80,7 +81,8 @@ class MetricsFile:
         lines = [(step.number, 0, step.metrics) for step in steps]
         lines += [(step, 1, flat(split, means, samples)) for (step, split), means in scores.items()]
         points = [(step, metrics) for step, _, metrics in sorted(lines, key=lambda at: at[:2])]
-        path.write_bytes(b"".join(_line(step, metrics) for step, metrics in points))
+        with open(path, "wb", opener=private) as file:
+            file.writelines(_line(step, metrics) for step, metrics in points)
         if writers is not None:
             writers.past(points)
 

@@ -27,6 +27,7 @@ import msgspec
 import strop
 from strop.config import RunnerConfig
 from strop.errors import AgentError, PlaceError
+from strop.private import private
 from strop.runners import output, wire
 from strop.runners.base import Agent, Job, Outcome, Say
 from strop.runners.llm import bypass_proxy
@@ -71,7 +72,7 @@ class Processes(Agent):
     async def start(self) -> None:
         """Start the workers, the first one alone: if it cannot load the agent, none could, and nothing has begun."""
         try:
-            self._log.open("ab").close()
+            open(self._log, "ab", opener=private).close()  # noqa: ASYNC230 - before anything runs
         except OSError as error:
             raise PlaceError(
                 f"cannot write the runners' log {self._log}: {error.strerror}; choose another place"

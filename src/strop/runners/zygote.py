@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from strop.errors import AgentError
+from strop.private import private
 
 
 class Child(NamedTuple):
@@ -103,7 +104,7 @@ class Zygote:
     def _popen(self, control: int) -> subprocess.Popen[bytes]:
         path = f"sys.path[:0] = {ours()!r}" if self._python else f"sys.path[:] = {sys.path!r}"
         code = f"import sys; {path}; from strop.runners.zygote import main; main(*sys.argv[1:])"
-        with self._log.open("ab") as log:
+        with open(self._log, "ab", opener=private) as log:
             return subprocess.Popen(
                 [self._python or sys.executable, "-c", code, str(control), self._folder],
                 stdin=subprocess.DEVNULL,

@@ -10,11 +10,13 @@ other processes reach the store over HTTP.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from strop.errors import PlaceError, StoreError
+from strop.private import private
 from strop.store import schema
 from strop.store.sql import Operation, SqlStore
 from strop.store.threads import BUSY, SqliteThread, Writer, explain
@@ -72,10 +74,12 @@ class SqliteStore(SqlStore):
 def _open(path: str, synchronous: str) -> tuple[SqliteDb, SqliteDb]:
     folder = Path(path).absolute().parent
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise PlaceError(f"cannot make the folder {folder}: {error.strerror}; choose another one") from None
     try:
+        with contextlib.suppress(OSError):  # SQLite says it better
+            open(path, "ab", opener=private).close()  # it holds keys; SQLite's files beside it get the same mode
         write = _connect(path, "rwc")
         try:
             write.execute("PRAGMA journal_mode = WAL")

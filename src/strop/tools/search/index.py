@@ -117,7 +117,7 @@ def build(source: str | Path, place: str | Path, *, by: Dense | None = None, pro
         if by is not None and encoder is not None:
             dense.build(folder, Documents(folder), by, encoder, progress)
         about = About(format=FORMAT, passages=len(writer), dense=by)
-        write_whole(folder / "index.json", msgspec.json.encode(about) + b"\n")
+        write_whole(folder / "index.json", msgspec.json.encode(about) + b"\n", shared=True)
     return about
 
 
