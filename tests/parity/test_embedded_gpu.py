@@ -105,3 +105,20 @@ def test_a_model_that_cannot_be_recorded_is_served_all_the_same(caplog: pytest.L
     answers = [answer(*asked[id], chunks) for id, chunks in play(core, asked).items()]
     assert_agreement(whole, answers, noise(half, whole))
     assert "cannot be recorded" in caplog.text
+    torch.randn(1, device="cuda")  # refused for good, had the recording's end been left open
+    assert grown_by_two_streams(size := 32 * 2**20) < 3 * size
+
+
+def grown_by_two_streams(size: int, times: int = 20) -> int:
+    """Bytes reserved for one tensor that two streams use, made again and again."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before, beside = torch.cuda.memory_reserved(), torch.cuda.Stream()
+    for _ in range(times):
+        tensor = torch.empty(size, dtype=torch.uint8, device="cuda")
+        with torch.cuda.stream(beside):
+            tensor.add_(1)
+        tensor.record_stream(beside)
+        del tensor
+        torch.cuda.synchronize()
+    return torch.cuda.memory_reserved() - before

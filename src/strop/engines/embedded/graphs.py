@@ -7,7 +7,8 @@ addresses, so it is thrown away when weights or cache move; weights changed in p
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,7 @@ class Graphs:
         self._others: list[int] = []
         self._recorded: dict[Hashable, Recording] = {}
         self._refused = False
+        self._pool = torch.cuda.graph_pool_handle()
         self.refresh()
 
     def refresh(self) -> None:
@@ -77,10 +79,30 @@ class Graphs:
             self._forward(size, *given)
         here.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        pool = next((other.graph.pool() for other in self._recorded.values()), None)  # one after the other, in one room
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # a learner may be at work
+        # One memory pool for all: they are played one after the other. thread_local: a learner may be at work.
+        with _unwinding(self._pool), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = self._forward(size, *given)
         return Recording(graph, tuple(given), logits)
+
+
+@contextmanager
+def _unwinding(pool: Any) -> Iterator[None]:
+    """A recording that fails leaves the device's random numbers and its allocator as they were.
+
+    torch 2.11 unwinds neither: no random number can be drawn in this process any more, and memory that two streams
+    have used is never given out again.
+    """
+    device = torch.cuda.current_device()
+    random = torch.cuda.default_generators[device]
+    before = random.clone_state()
+    try:
+        yield
+    except RuntimeError:
+        random.graphsafe_set_state(before)
+        with suppress(RuntimeError):  # a torch that unwinds by itself has ended it, and gives the pool back too
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
+        raise
 
 
 def _addresses(tensors: Sequence[Tensor]) -> list[int]:
