@@ -21,22 +21,22 @@ from strop.gateway.render import Messages, Tools
 class Asked(Struct, frozen=True, kw_only=True):
     """`edges` has one edge per message, `keys` one key per leading message.
 
-    `lead` is the beginning of the answer where that is given: by the agent (`prefilled`), or to make the model call a
-    tool. A raw prompt is a conversation of one message whose role is "prompt".
+    `lead` is the beginning of the answer where that is given: by the agent (its own words are `prefill`), or to make
+    the model call a tool. A raw prompt is a conversation of one message whose role is "prompt".
     """
 
     messages: Messages
     tools: Tools
     lead: str
-    prefilled: bool
+    prefill: str
     edges: list[bytes]
     keys: list[bytes]
 
     @classmethod
-    def of(cls, messages: Messages, tools: Tools, *, lead: str = "", prefilled: bool = False) -> Asked:
+    def of(cls, messages: Messages, tools: Tools, *, lead: str = "", prefill: str = "") -> Asked:
         edges = edges_of(messages)
         keys = _keys(msgspec.json.encode(tools or [], order="sorted"), edges)
-        return cls(messages=messages, tools=tools, lead=lead, prefilled=prefilled, edges=edges, keys=keys)
+        return cls(messages=messages, tools=tools, lead=lead, prefill=prefill, edges=edges, keys=keys)
 
     @classmethod
     def raw(cls, prompt: str | list[int]) -> Asked:

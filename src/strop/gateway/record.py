@@ -100,8 +100,7 @@ def _turn(call: Call, choice: Choice, finish: Finish, ended: float) -> Turn:
 
 def _answer(choice: Choice) -> dict[str, Any]:
     """The assistant's message as delivered, in the plain form of `Request.messages`."""
-    lead = choice.asked.lead if choice.asked.prefilled else ""
-    answer: dict[str, Any] = {"role": "assistant", "content": lead + choice.text}
+    answer: dict[str, Any] = {"role": "assistant", "content": choice.asked.prefill + choice.text}
     if choice.reasoning:
         answer["reasoning_content"] = choice.reasoning
     if choice.calls:

@@ -58,6 +58,7 @@ class Renderer:
         self._hidden = frozenset(i for i, token in added.items() if token.special and token.content not in kept)
         self._traits = traits_of(self._template, self._added.values(), kept)
         self.generation_prompt = self._traits.generation_prompt
+        self._openings = {self.generation_prompt} - {""}
         self.writes_tools = self._traits.tools
         """Whether the template shows the model the tools it is given; some drop them without a word."""
         said, called = self._traits.said, self._traits.called
@@ -127,6 +128,24 @@ class Renderer:
             raise BadTemplate("the model's chat template writes nothing for these messages")
         # The members of a group begin alike; what is long is not worth keeping.
         return list(self._kept(text)) if len(text) <= _KEPT else self.encode(text)
+
+    def opening(self, messages: Messages, tools: Tools, ids: Sequence[int] = (), lead: str = "") -> str:
+        """What the template writes behind the last message, where the answer begins: who speaks, and a thought that is
+        open or closed already. It may depend on anything in the conversation. `ids` are the prompt with `lead` at its
+        end: one that ends as others before it need not be rendered for this."""
+        end = self.decode(ids[-2 * _WINDOW :]).removesuffix(lead) if ids else ""
+        if known := [opening for opening in self._openings if end.endswith(opening)]:
+            return max(known, key=len)
+        whole = self.text(messages, tools, generate=True)
+        try:
+            at = _num_common(whole, self.text(messages, tools, generate=False))
+        except BadTemplate:
+            return self.generation_prompt
+        if whole.rfind("<", 0, at) > whole.rfind(">", 0, at):  # within a mark, which begins as another one does
+            at = whole.rfind("<", 0, at)
+        if (opening := whole[at:]) and len(self._openings) < 64:
+            self._openings.add(opening)
+        return opening
 
     def after(self, messages: Messages, tools: Tools, served: int) -> str | None:
         """What the template writes behind the assistant's message `messages[served - 1]`, from the end of that turn to

@@ -93,20 +93,23 @@ def conversations(request: Request, route: PolicyRoute) -> list[Asked]:
     """What is asked: one conversation, or raw prompts. A call that must be made is begun for the model."""
     if request.prompts:
         return [_raw(prompt, route.renderer.num_ids) for prompt in request.prompts]
-    lead = request.prefill
+    messages, tools, renderer, begun = request.messages, request.tools, route.renderer, request.prefill
     if request.tool_choice == "required":
         only = request.tools[0]["function"]["name"] if len(request.tools or ()) == 1 else None
-        forced = route.renderer.format.forced(request.tool or only)
-        if forced is None or lead:
+        forced = renderer.format.forced(request.tool or only)
+        if forced is None or begun:
             raise Refused(
                 "a tool call cannot be demanded of this model: use tool_choice 'auto'",
                 param="tool_choice",
                 code="unsupported_value",
             )
-        # Where the model is made to think first, it has done so.
-        thinking = route.renderer.generation_prompt.rstrip().endswith("<think>")
-        lead = f"</think>\n\n{forced}" if thinking else forced
-    return [Asked.of(request.messages, request.tools, lead=lead, prefilled=bool(request.prefill))]
+        begun = forced
+    if not begun:
+        return [Asked.of(messages, tools)]
+    # Where the prompt makes the model think first, it has done so; unless the agent says itself what was thought.
+    thought = renderer.format.unclosed(renderer.opening(messages, tools))
+    lead = f"{thought}\n\n{begun}" if thought and thought not in begun else begun
+    return [Asked.of(messages, tools, lead=lead, prefill=request.prefill)]
 
 
 def _raw(prompt: str | list[int], num_ids: int) -> Asked:
@@ -142,8 +145,9 @@ class Choice:
         renderer = call.route.renderer
         self._detokenizer = Detokenizer(renderer.spoken)
         self._stops = StopStrings(sampling.stop)
-        lead = "" if call.request.prompts else renderer.generation_prompt + asked.lead
-        format = PLAIN if call.request.prompts else renderer.format  # a raw prompt's answer is raw too
+        raw = bool(call.request.prompts)  # then its answer is raw too
+        lead = "" if raw else renderer.opening(asked.messages, asked.tools, prompt.ids, asked.lead) + asked.lead
+        format = PLAIN if raw else renderer.format
         self._parser = format.parser(call.request.tools, calls=call.request.parse_tools, lead=lead)
         self._one_by_one = bool(sampling.stop) or call.request.one_call  # an answer may end at any token
 

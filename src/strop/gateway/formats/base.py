@@ -68,3 +68,7 @@ class Format(Protocol):
         """The beginning of an answer that calls a tool, this one if it is named: given to the model where an agent
         demands a call. None if the family has no such beginning."""
         ...
+
+    def unclosed(self, lead: str) -> str:
+        """The mark that ends the thought which a lead leaves open; empty if it leaves none."""
+        ...

@@ -97,6 +97,9 @@ class Grammar(Struct, frozen=True, kw_only=True):
             return (before + tool + behind).rstrip(" ")
         return before[: before.rfind("{")] if before.rfind("{") > 0 else before or None
 
+    def unclosed(self, lead: str) -> str:
+        return next((close for open, close in self.thoughts if lead.rfind(open) > lead.rfind(close)), "")
+
 
 _TOKEN = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 
