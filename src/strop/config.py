@@ -62,11 +62,14 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     )
 
 
+Weight = Annotated[float, Meta(ge=-1e6, le=1e6)]
+
+
 class AlgorithmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How rewards become a loss. Each algorithm declares its own settings in its own file, as a Struct `Settings`."""
 
     name: Annotated[str, _doc("which algorithm: a file of strop/algorithms")] = "grpo"
-    rewards: Annotated[dict[str, float], _doc("weight of each named reward in a rollout's total")] = field(
+    rewards: Annotated[dict[str, Weight], _doc("weight of each named reward in a rollout's total")] = field(
         default_factory=lambda: {"reward": 1.0}
     )
     settings: Annotated[dict[str, Any], _doc("the algorithm's own settings")] = {}

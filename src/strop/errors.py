@@ -47,7 +47,7 @@ class PlaceError(StropError):
 
 
 class BadReward(StropError):
-    """A reward that is not a finite number."""
+    """A reward that is no finite number, or too large a one."""
 
 
 class StoreError(StropError):

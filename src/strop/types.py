@@ -91,11 +91,16 @@ class Sampling(Struct, frozen=True, kw_only=True):
         return self.temperature > 0.0 and not self.truncated and not self.penalised
 
 
+MAX_REWARD = 1e9
+"""Rewards lie between minus this and this. The learner squares what they come to in float32, which ends at 3e38: a
+thousand rewards of a rollout, squared and summed over a million tokens, are 1e30."""
+
+
 class Reward(Struct, frozen=True, kw_only=True):
     """A number with a name, for the whole rollout, for one agent in it, or for one turn (never both).
 
     The same name and target given twice: the last one wins. What is `wrong` is refused where it enters
-    (`strop.errors.BadReward`): NaN, infinity, names that cannot be shown.
+    (`strop.errors.BadReward`): NaN, infinity, more than `MAX_REWARD`, names that cannot be shown.
 
     >>> Reward(name="reward", value=1.0).target
     ('reward', None, None)
@@ -117,10 +122,16 @@ class Reward(Struct, frozen=True, kw_only=True):
         return self.name, self.turn, self.agent
 
     @property
+    def huge(self) -> bool:
+        return abs(self.value) > MAX_REWARD
+
+    @property
     def wrong(self) -> str | None:
         """What is wrong with it, as a sentence."""
         if not math.isfinite(self.value):
             return f"reward {self.name!r} is {self.value}: give a finite number"
+        if self.huge:
+            return f"reward {self.name!r} is {self.value:g}: give a number between {-MAX_REWARD:g} and {MAX_REWARD:g}"
         if not self.name or not self.name.isprintable():  # surrogates are not printable either
             return f"a reward is called {self.name!r}: give it a name of printable characters"
         target = self.turn or self.agent or ""

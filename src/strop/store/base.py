@@ -78,8 +78,8 @@ class Store(ABC):
 
     @abstractmethod
     async def add_events(self, events: Sequence[Event]) -> None:
-        """Record events of running attempts, each id once; rewards that are not finite numbers are refused
-        (`BadReward`)."""
+        """Record events of running attempts, each id once; rewards that are no finite numbers, or too large ones, are
+        refused (`BadReward`)."""
 
     @abstractmethod
     async def add_rewards(self, rewards: Mapping[str, Sequence[Reward]]) -> None:

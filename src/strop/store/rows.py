@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
+from msgspec.structs import replace
 
 from strop.errors import BadReward, StoreError
 from strop.types import Attempt, Event, Policy, Reward, Rollout, Step, Turn
@@ -117,7 +118,12 @@ def decode(record: type[R], row: Row) -> R:
 
 
 def rollout(row: Row) -> Rollout:
-    return decode(Rollout, row)
+    """A reward too large to train on, recorded before such were refused, is read as what it would come to now."""
+    found = decode(Rollout, row)
+    huge = next((reward for reward in found.rewards if reward.huge), None)
+    if huge is None:
+        return found
+    return replace(found, status="failed", cause="bad_reward", detail=huge.wrong, rewards=())
 
 
 def attempt(row: Row) -> Attempt:

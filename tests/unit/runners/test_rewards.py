@@ -75,6 +75,9 @@ def test_what_may_be_returned(value: object, rewards: list[Reward]) -> None:
     [
         (math.nan, "reward 'reward' is nan: give a finite number"),
         (-math.inf, "reward 'reward' is -inf"),
+        (1.7e308, r"reward 'reward' is 1\.7e\+308: give a number between -1e\+09 and 1e\+09"),
+        ({"a": 1, "b": -1e39}, r"reward 'b' is -1e\+39"),
+        ([{"value": 10**12}], "give a number between"),
         ("1.0", "returned str '1.0' as 'reward': return a number"),
         ("x" * 10_000, r"returned str 'x+\.\.\.x+' as 'reward'"),
         ({"a": 1, "b": math.nan}, "reward 'b' is nan"),

@@ -182,6 +182,7 @@ async def test_events_of_an_attempt(stand: Stand) -> None:
     for bad, code in (
         ({"kind": "reward", "data": {"value": "much"}}, "bad_reward"),
         ({"kind": "reward", "data": {"value": None}}, "bad_reward"),
+        ({"kind": "reward", "data": {"value": 1e39}}, "bad_reward"),
         ({"kind": "secret", "data": {}}, "malformed"),
         ({"kind": "message", "rollout": "b"}, "malformed"),
         (b"{", "malformed"),

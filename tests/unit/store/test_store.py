@@ -78,6 +78,8 @@ async def test_rewards_of_a_group_come_afterwards_and_stay(store: Store):
         await store.add_rewards({"g1.1": [Reward(name="win", value=0.5)]})
     with pytest.raises(BadReward):
         await store.add_rewards({"g1.1": [Reward(name="new", value=math.nan)]})
+    with pytest.raises(BadReward, match="between -1e\\+09 and 1e\\+09"):
+        await store.add_rewards({"g1.1": [Reward(name="new", value=1e39)]})
     with pytest.raises(UnknownId):
         await store.add_rewards({"g1.1": [Reward(name="new", value=1.0)], "nobody": []})
     assert (await store.get("g1.1")).reward("new") is None
@@ -277,12 +279,12 @@ async def test_a_rollout_tried_again_comes_before_newer_ones(store: Store):
     assert lease.rollout.id == "g1.0"
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-async def test_rewards_that_are_not_finite_are_refused(store: Store, value: float):
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1.7e308, -1e39, 1.1e9])
+async def test_rewards_that_cannot_be_trained_on_are_refused(store: Store, value: float):
     lease = await leased(store)
-    with pytest.raises(BadReward, match=r"'reward'.*finite"):
+    with pytest.raises(BadReward, match=r"'reward'.*give a"):
         await store.finish("g1.0", 1, rewards=[Reward(value=value)])
-    with pytest.raises(BadReward, match="finite"):
+    with pytest.raises(BadReward, match="give a"):
         await store.add_events([reward_event(lease, name="reward", value=value)])
     for wrong in ({"name": "reward"}, {"value": "1"}, {"value": 1, "turn": "a", "agent": "b"}):
         with pytest.raises(BadReward):

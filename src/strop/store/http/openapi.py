@@ -16,7 +16,7 @@ from strop.types import Rollout
 Json = dict[str, Any]
 
 REFUSALS = {
-    400: "The request is malformed, or a reward is not a finite number.",
+    400: "The request is malformed, or a reward is no finite number or too large.",
     401: "No key, or a wrong one.",
     403: "An attempt's key, which opens that attempt only.",
     404: "There is no such rollout, attempt, step or policy.",
