@@ -202,7 +202,12 @@ async def compared(run: Run, samples: list[Sample]) -> list[Sample]:
 
 
 def assembled(config: Config, samples: Sequence[Sample]) -> Batch:
-    return assemble(samples, agents=config.policy.agents, budget=config.learner.token_budget)
+    return assemble(
+        samples,
+        agents=config.policy.agents,
+        budget=config.learner.token_budget,
+        failures=config.algorithm.failures.by_cause(),
+    )
 
 
 async def publish(run: Run, step: Step) -> None:
@@ -301,15 +306,19 @@ def show_scores(run: Run, step: int, split: str, ended: Sequence[Rollout]) -> No
 
 
 def check_rewards(run: Run, ended: Sequence[Rollout]) -> None:
-    """Before anything is trained: the rewards that count must be among those the agent gives."""
+    """Before anything is trained: one of the rewards that count must be among those the agent gives. Others may be
+    rare; a name that nobody gave counts as 0, which somebody who misspelt it should hear."""
     given = {reward.name for rollout in ended for reward in rollout.rewards}
     wanted = set(run.config.algorithm.rewards)
-    if missing := sorted(wanted - given):
-        said = f"gave only {', '.join(sorted(given))}" if given else "gave no reward"
+    said = f"gave only {', '.join(sorted(given))}" if given else "gave no reward"
+    if not wanted & given:
         raise ConfigError(
-            f"algorithm.rewards counts {', '.join(missing)}, but the agent {said}: return it, or begin a run with "
-            f"--set algorithm.rewards.{sorted(given)[0] if given else 'NAME'}=1"
+            f"algorithm.rewards counts {', '.join(sorted(wanted))}, but the agent {said}: return it, or begin a run "
+            f"with --set algorithm.rewards.{sorted(given)[0] if given else 'NAME'}=1"
         )
+    if missing := sorted(wanted - given):
+        names = ", ".join(missing)
+        run.view.note(f"algorithm.rewards counts {names}, and so far the agent {said}: what is not given counts as 0")
 
 
 async def ended_of(

@@ -28,6 +28,9 @@ Cause = Literal[
 ]
 """Why an attempt or a rollout did not succeed. `interrupted` is nobody's fault (a runner was told to stop, a run was
 killed and opened again) and always leads back to the queue; `cancelled` and `late` are the loop's own decisions."""
+Failure = Literal["exclude", "zero", "lowest"] | Annotated[float, Meta(ge=-1e9, le=1e9)]
+"""What a failed rollout counts as beside the others of its group: not at all; as 0, or as their lowest total where that
+is below 0; as their lowest total; or as a number."""
 EventKind = Literal["reward", "message", "span", "error"]
 
 TERMINAL: frozenset[Status] = frozenset({"succeeded", "failed", "cancelled"})
@@ -157,6 +160,19 @@ class Retry(Struct, frozen=True, kw_only=True):
 
 RETRIES: dict[Cause, Retry] = {"lost_runner": Retry(limit=2), "engine_error": Retry(limit=2, wait=1.0)}
 """What is tried again unless a rollout says otherwise: what was not the agent's doing."""
+
+
+FAILURES: dict[Cause, Failure] = {
+    "agent_error": "zero",
+    "timeout": "zero",
+    "bad_reward": "exclude",
+    "lost_runner": "exclude",
+    "engine_error": "exclude",
+    "cancelled": "exclude",
+    "late": "exclude",
+}
+"""What failed rollouts count as unless a run says otherwise: what an agent did wrong is never better than what others
+of its group did; what happened to it does not count, nor what has no known worth."""
 
 
 class Rollout(Struct, frozen=True, kw_only=True):

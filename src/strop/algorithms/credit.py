@@ -3,7 +3,6 @@
 Everything here happens before anything is dropped and counts each rollout once, however many turns it has.
 
     Rewards.of    what was given: to rollouts, agents, turns
-    lines         time: along one agent of one rollout, turns by request start
     to_go         what a turn and those after it got
     scores        the numbers that are compared, and which of them are alike
     compare       a number minus the mean of the like
@@ -14,15 +13,17 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from strop.algorithms.lines import lines
 from strop.trajectory import Batch
-from strop.trajectory.entries import Floats, Ints
-from strop.types import Reward, Rollout, Turn
+from strop.trajectory.assemble import cause_of
+from strop.trajectory.entries import Bools, Floats, Ints
+from strop.types import Reward, Rollout
 
 EPSILON = 1e-6
 """Added to a standard deviation before dividing by it, as verl does."""
@@ -49,7 +50,8 @@ class Rewards:
         own    by turn id         {"g1.0/1/1": 0.5}, also for turns that no entry belongs to
 
     `tokens` [entries] is for penalties on single tokens; it begins at 0. The choices of one n > 1 request hold 1/n of
-    theirs, so that what a rollout got for its tokens is their sum.
+    theirs, so that what a rollout got for its tokens is their sum. A rollout that failed has the total it counts as
+    (`Batch.stand_in`), and nothing for its turns and agents, whatever they got before.
     """
 
     totals: Floats
@@ -65,8 +67,8 @@ class Rewards:
         by_agent: dict[tuple[int, int], list[float]] = defaultdict(list)
         for s, sample in enumerate(batch.samples):
             turns = {turn.id for turn in sample.turns}
-            for reward in _last(sample.rollout):
-                value = 0.0 if batch.zeroed[s] else weights.get(reward.name, 0.0) * reward.value
+            for reward in _last(sample.rollout) if batch.stand_in[s] is None else ():
+                value = weights.get(reward.name, 0.0) * reward.value
                 if reward.turn in turns:
                     by_turn[str(reward.turn)].append(value)
                 elif reward.agent in batch.agents:
@@ -87,6 +89,14 @@ class Rewards:
         """What each sample got as a whole: its total and what its tokens got."""
         return self.totals + np.bincount(batch.entries.rollout, self.tokens, minlength=len(batch.samples))
 
+    def at_the_end(self, batch: Batch) -> Floats:
+        """What lands at the end of each sample's time. One that failed gets no more than any other of its group could
+        have come to, of whose turns and agents some may have lost what the total does not show."""
+        losses = np.minimum(self.agents, 0.0).sum(axis=1)
+        for s, sample in enumerate(batch.samples):
+            losses[s] += math.fsum(min(self.own.get(t.id, 0.0), 0.0) / t.choices for t in sample.turns)
+        return never_above(self.totals, self.totals + losses, batch.group, failed(batch))
+
     def by_turn(self, batch: Batch) -> dict[str, float]:
         """What each turn got: of its own, and for its tokens."""
         sums = np.bincount(batch.entries.turn, self.tokens / shares(batch), minlength=len(batch.turns))
@@ -94,35 +104,68 @@ class Rewards:
 
 
 def total(rollout: Rollout, weights: Mapping[str, float]) -> float | None:
-    """The configured weighted sum of a rollout's rewards, or None where a configured name was never given.
+    """The configured weighted sum of a rollout's rewards, or None where none of the configured names was given.
 
-    A name given only for turns or agents is not missing: it reaches those turns and adds nothing to the total.
+    A name that is missing beside one that was given counts as 0. One given only for turns or agents is not missing: it
+    reaches those turns and adds nothing to the total.
 
     >>> from strop.types import Task
     >>> r = Rollout(id="g1.0", group="g1", member=0, task=Task(id="t"), created=0.0, rewards=(
     ...     Reward(value=1.0), Reward(name="format", value=0.5), Reward(name="latency", value=9.0)))
-    >>> total(r, {"reward": 1.0, "format": 0.1}), total(r, {"exact": 1.0})
-    (1.05, None)
+    >>> total(r, {"reward": 1.0, "format": 0.1}), total(r, {"reward": 1.0, "exact": 1.0}), total(r, {"exact": 1.0})
+    (1.05, 1.0, None)
     """
-    given = {reward.name for reward in rollout.rewards}
-    if not given.issuperset(weights):
+    if not any(reward.name in weights for reward in rollout.rewards):
         return None
     own = [reward for reward in _last(rollout) if reward.name in weights and not (reward.turn or reward.agent)]
     return math.fsum(weights[reward.name] * reward.value for reward in own)
 
 
 def totals(batch: Batch, weights: Mapping[str, float]) -> Floats:
-    """A total per sample; NaN where it is not in the baseline. Drops what has no reward as `no_reward`."""
+    """A total per sample; NaN where it is not in the baseline. Drops what has no reward as `no_reward`, and what would
+    count as its group's lowest total where nobody in it has one."""
     result = np.full(len(batch.samples), np.nan)
-    for s, sample in enumerate(batch.samples):
-        if not batch.counted[s]:
-            continue
-        value = 0.0 if batch.zeroed[s] else total(sample.rollout, weights)
+
+    def leave_out(s: int, reason: str) -> None:
+        batch.counted[s] = False
+        batch.drop(s, reason)
+
+    for s in map(int, np.flatnonzero(batch.counted)):
+        stand_in = batch.stand_in[s]
+        value = total(batch.samples[s].rollout, weights) if stand_in is None else stand_in
         if value is None:
-            batch.counted[s] = False
-            batch.drop(s, "no_reward")
-        else:
+            leave_out(s, "no_reward")
+        elif not isinstance(value, str):
             result[s] = value
+    known = result.copy()
+    for s in map(int, np.flatnonzero(batch.counted & np.isnan(known))):
+        others = known[(batch.group == batch.group[s]) & ~np.isnan(known)]
+        if batch.stand_in[s] == "zero":
+            result[s] = min([0.0, *others])
+        elif len(others):
+            result[s] = others.min()
+        else:
+            leave_out(s, f"failed:{cause_of(batch.samples[s].rollout)}")
+    return result
+
+
+def failed(batch: Batch) -> Bools:
+    """The samples that failed and yet count, but never for more than the others of their group: as 0 or the lowest."""
+    return batch.counted & np.array([isinstance(one, str) for one in batch.stand_in], bool)
+
+
+def never_above(value: Floats, others: Floats, key: Ints, low: Bools) -> Floats:
+    """`value` with those that are `low` cut down to the least among `others` that are not, of the same key.
+
+    >>> value, low = np.array([0.0, -1.0, 2.0]), np.array([True, False, False])
+    >>> never_above(value, value, np.array([7, 7, 8]), low).tolist()
+    [-1.0, -1.0, 2.0]
+    """
+    result = value.copy()
+    for k in np.unique(key[low]):
+        like = others[(key == k) & ~low & ~np.isnan(others)]
+        if len(like):
+            result[(key == k) & low] = np.minimum(value[(key == k) & low], like.min())
     return result
 
 
@@ -146,43 +189,6 @@ def unused(batch: Batch, weights: Mapping[str, float]) -> dict[str, float]:
             elif (reward.turn and reward.turn not in told) or (reward.agent and (s, reward.agent) not in spoke):
                 counts["filter_rewards/no_entries"] += 1.0
     return dict(sorted(counts.items()))
-
-
-# -- time --------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Line:
-    """What one trained agent was told in one rollout, in time. Turns that overlap share a place, as do the choices of
-    one request: none of them came after another. Abandoned turns never reached the agent and are not part of time."""
-
-    sample: int
-    agent: int
-    places: list[list[Turn]]
-
-
-def lines(batch: Batch) -> list[Line]:
-    """Every line of the samples that are in the baseline, also of those that have no entries."""
-    found: list[Line] = []
-    for s in np.flatnonzero(batch.counted):
-        spoken: dict[str, list[Turn]] = defaultdict(list)
-        for turn in batch.samples[s].turns:
-            if turn.response_ids and not turn.abandoned:
-                spoken[turn.agent].append(turn)
-        found += [Line(int(s), a, _places(spoken[name])) for a, name in enumerate(batch.agents) if name in spoken]
-    return found
-
-
-def _places(turns: Iterable[Turn]) -> list[list[Turn]]:
-    places: list[list[Turn]] = []
-    until = -math.inf
-    for turn in sorted(turns, key=lambda t: (t.started, t.choice, t.id)):
-        if places and (turn.started < until or turn.started == places[-1][-1].started):
-            places[-1].append(turn)
-        else:
-            places.append([turn])
-        until = max(until, turn.ended)
-    return places
 
 
 def to_go(batch: Batch, rewards: Rewards, discount: float, terminal_share: float) -> dict[str, float]:
@@ -221,7 +227,8 @@ class Scores:
 def scores(
     batch: Batch, rewards: Rewards, credit: Credit, baseline: Baseline, discount: float, terminal_share: float
 ) -> Scores:
-    """What is compared. A sample that is in the baseline counts even if it has no entries."""
+    """What is compared. A sample that is in the baseline counts even if it has no entries. One that failed is nowhere
+    above the others."""
     rows: list[tuple[float, int, Hashable, float]] = []
     index: dict[Hashable, int] = {}
 
@@ -250,10 +257,12 @@ def scores(
     names: list[Hashable] = [turn.id for turn in batch.turns]
     if credit == "outcome":
         names = [int(s) if baseline == "group" else (int(s), t.agent) for s, t in zip(owner, batch.turns, strict=True)]
+    value, key = np.array([row[0] for row in rows], np.float64), numbered([row[2] for row in rows])
+    sample = np.array([row[1] for row in rows], np.int64)
     return Scores(
-        value=np.array([row[0] for row in rows], np.float64),
-        sample=np.array([row[1] for row in rows], np.int64),
-        key=numbered([row[2] for row in rows]),
+        value=never_above(value, value, key, failed(batch)[sample]),
+        sample=sample,
+        key=key,
         share=np.array([row[3] for row in rows], np.float64),
         turn=np.array([index.get(name, -1) for name in names], np.int64),
     )
@@ -292,32 +301,35 @@ def targeted(batch: Batch, weights: Mapping[str, float], *, agents: bool = True)
     """For each turn of the batch, what its own rewards and its agent's add: reward minus the group's mean of the like.
 
     Alike are rewards of the same name, given to turns (or to the whole part) of the same agent in the same group. The
-    mean is over rollouts, each counted once with the mean of its own, so that many turns do not outweigh few. The
-    difference is not divided by a standard deviation: a turn's reward keeps the scale it was given in. Without
-    `agents` only rewards of turns are looked at.
+    mean is over rollouts, each counted once with the mean of its own, so that many turns do not outweigh few; one that
+    got no such reward counts as 0. The difference is not divided by a standard deviation: a turn's reward keeps the
+    scale it was given in. Of a rollout that failed, all turns get what the lowest of the others got, or 0 where it is
+    to count as that and the lowest is above. Without `agents` only rewards of turns are looked at.
     """
     by_turn: dict[str, list[float]] = defaultdict(list)
     by_agent: dict[tuple[int, str], list[float]] = defaultdict(list)
-    found: dict[tuple[int, str, str, bool], list[tuple[int, Reward]]] = defaultdict(list)
-    for s, sample in enumerate(batch.samples):
-        speaker = {turn.id: turn.agent for turn in sample.turns}
-        for reward in _last(sample.rollout):
+    found: dict[tuple[int, str, str, bool], dict[int, list[Reward]]] = defaultdict(lambda: defaultdict(list))
+    members: dict[int, list[int]] = defaultdict(list)
+    for s in map(int, np.flatnonzero(batch.counted)):
+        members[int(batch.group[s])].append(s)
+        speaker = {turn.id: turn.agent for turn in batch.samples[s].turns}
+        for reward in _last(batch.samples[s].rollout) if batch.stand_in[s] is None else ():
             agent = (reward.agent if agents else None) if reward.turn is None else speaker.get(reward.turn)
-            if batch.counted[s] and agent is not None and reward.name in weights:
-                found[int(batch.group[s]), reward.name, agent, reward.turn is None].append((s, reward))
-    for rewards in found.values():
-        each: dict[int, list[float]] = defaultdict(list)
-        for s, reward in rewards:
-            each[s].append(0.0 if batch.zeroed[s] else reward.value)
-        given = [value for values in each.values() for value in values]
+            if agent is not None and reward.name in weights:
+                found[int(batch.group[s]), reward.name, agent, reward.turn is None][s].append(reward)
+    for (group, name, agent, _), given in found.items():
+        means = {s: _mean([weights[name] * r.value for r in given.get(s, ())]) for s in members[group]}
+        lowest = min(means[s] for s in members[group] if batch.stand_in[s] is None)
+        for s in (s for s in members[group] if batch.stand_in[s] is not None):
+            means[s] = lowest if batch.stand_in[s] == "lowest" else min(0.0, lowest)
         # Of equal ones the mean is that one, which sums and quotients miss by a rounding.
-        mean = given[0] if min(given) == max(given) else _mean([_mean(values) for values in each.values()])
-        for s, reward in rewards:
-            difference = weights[reward.name] * ((0.0 if batch.zeroed[s] else reward.value) - mean)
-            if reward.turn is not None:
-                by_turn[reward.turn].append(difference)
-            elif reward.agent is not None:
-                by_agent[s, reward.agent].append(difference)
+        mean = lowest if len(set(means.values())) == 1 else _mean(list(means.values()))
+        for s, rewards in given.items():
+            for reward in rewards:
+                to = by_agent[s, agent] if reward.turn is None else by_turn[reward.turn]
+                to.append(weights[name] * reward.value - mean)
+        for s in (s for s in members[group] if batch.stand_in[s] is not None):
+            by_agent[s, agent].append(means[s] - mean)
     owner = owners(batch)
     return np.array(
         [math.fsum(by_turn[t.id] + by_agent[int(owner[k]), t.agent]) for k, t in enumerate(batch.turns)],
@@ -385,8 +397,8 @@ def spread(name: str, values: Floats) -> dict[str, float]:
 
 
 def _mean(values: list[float]) -> float:
-    """Exact, so that the order in which events arrived cannot show."""
-    return math.fsum(values) / len(values)
+    """Exact, so that the order in which events arrived cannot show; 0 of none."""
+    return math.fsum(values) / max(len(values), 1)
 
 
 def _last(rollout: Rollout) -> list[Reward]:

@@ -1,6 +1,6 @@
 """Generalised advantage estimation over sampled tokens (Schulman et al. 2015, https://arxiv.org/abs/1506.02438).
 
-Time runs along one agent of one rollout (`credit.lines`): from token to token within a turn, and from a turn's last
+Time runs along one agent of one rollout (`lines.py`): from token to token within a turn, and from a turn's last
 token to the first one of the next turn, whatever its branch. What the environment wrote in between takes no time. Turns
 that share a place, since they overlap or are choices of one request, all go on to the turn that starts next after they
 all ended; where that has several choices, to the mean of them.
@@ -16,7 +16,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from strop.algorithms.credit import Rewards, lines, shares
+from strop.algorithms.credit import Rewards, shares
+from strop.algorithms.lines import lines
 from strop.trajectory import Batch
 from strop.trajectory.entries import Bools, Floats
 from strop.types import Turn
@@ -32,10 +33,11 @@ def placed(batch: Batch, rewards: Rewards) -> Floats:
     last = batch.starts[1:] - 1
     result[last] += rewards.turns
     where = {turn.id: t for t, turn in enumerate(batch.turns)}
+    ends = rewards.at_the_end(batch)
     for line in lines(batch):
         for turn in line.places[-1]:
             if turn.id in where:
-                outcome = rewards.totals[line.sample] + rewards.agents[line.sample, line.agent]
+                outcome = ends[line.sample] + rewards.agents[line.sample, line.agent]
                 result[last[where[turn.id]]] += outcome
     return result
 

@@ -20,8 +20,9 @@ import numpy as np
 from msgspec import Meta
 
 from strop.algorithms import grpo
-from strop.algorithms.credit import Line, Rewards, Scores, compare, lines, numbered, to_go
+from strop.algorithms.credit import Rewards, Scores, compare, failed, never_above, numbered, to_go
 from strop.algorithms.grpo import GRPO
+from strop.algorithms.lines import Line, lines
 from strop.algorithms.policy_gradient import Share
 from strop.config import LearnerConfig
 from strop.trajectory import Batch
@@ -57,10 +58,12 @@ class GiGPO(GRPO):
         seen = [(line, turn, state) for line in lines(batch) for turn, state in _states(line, self._anchor, paths)]
         index = {turn.id: k for k, (_, turn, _) in enumerate(seen)}
         keys: list[Hashable] = [(int(batch.group[line.sample]), line.agent, state) for line, _, state in seen]
+        value, key = np.array([returns[turn.id] for _, turn, _ in seen], np.float64), numbered(keys)
+        sample = np.array([line.sample for line, _, _ in seen], np.int64)
         steps = Scores(
-            value=np.array([returns[turn.id] for _, turn, _ in seen], np.float64),
-            sample=np.array([line.sample for line, _, _ in seen], np.int64),
-            key=numbered(keys),
+            value=never_above(value, value, key, failed(batch)[sample]),
+            sample=sample,
+            key=key,
             share=np.array([1.0 / turn.choices for _, turn, _ in seen], np.float64),
             turn=np.array([index.get(turn.id, -1) for turn in batch.turns], np.int64),
         )

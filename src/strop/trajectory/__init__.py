@@ -6,9 +6,9 @@
 Left out for now: several policies in one batch (call `assemble` once per policy, with that policy's agents).
 """
 
-from strop.trajectory.assemble import ON_FAILURE, assemble
+from strop.trajectory.assemble import assemble
 from strop.trajectory.entries import Batch, Entries, Sample, explain
 from strop.trajectory.report import exactness
 from strop.trajectory.tree import Piece, check, pack
 
-__all__ = ["ON_FAILURE", "Batch", "Entries", "Piece", "Sample", "assemble", "check", "exactness", "explain", "pack"]
+__all__ = ["Batch", "Entries", "Piece", "Sample", "assemble", "check", "exactness", "explain", "pack"]

@@ -1,7 +1,7 @@
 """Rollouts with their turns become a Batch. Nothing is truncated, and what is left out is counted under its reason.
 
-A bad rollout is data: it is dropped or zeroed by the cause of its failure. A bad token is a crash: a turn without one
-finite logprob per sampled id is our own bug and must not train.
+A bad rollout is data: by the cause of its failure it is dropped, or counts as something else than its rewards. A bad
+token is a crash: a turn without one finite logprob per sampled id is our own bug and must not train.
 
 Reasons a rollout is dropped here: `failed:<cause>` (excluded, also from the baseline), `outside` (answered by outside
 models only, whose turns have no tokens), `empty` (no sampled token at all), `untrained` (none by a trained agent),
@@ -13,23 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
-from typing import Literal
 
 import numpy as np
 
 from strop.trajectory.entries import Batch, Entries, Ints, Sample
-from strop.types import TERMINAL, Cause, Rollout, Turn
-
-ON_FAILURE: Mapping[Cause, Literal["exclude", "zero"]] = {
-    "agent_error": "zero",
-    "timeout": "zero",
-    "bad_reward": "exclude",
-    "lost_runner": "exclude",
-    "engine_error": "exclude",
-    "cancelled": "exclude",
-    "late": "exclude",
-}
-"""What the agent did wrong counts as reward 0; what happened to it does not count, nor what has no known worth."""
+from strop.types import FAILURES, TERMINAL, Cause, Failure, Rollout, Turn
 
 
 def assemble(
@@ -37,9 +25,10 @@ def assemble(
     *,
     agents: Collection[str],
     budget: int,
-    on_failure: Mapping[Cause, Literal["exclude", "zero"]] = ON_FAILURE,
+    failures: Mapping[Cause, Failure] = FAILURES,
 ) -> Batch:
-    """Make a batch of complete groups. `agents` are trained; `budget` is the most tokens of a micro-batch.
+    """Make a batch of complete groups. `agents` are trained; `budget` is the most tokens of a micro-batch;
+    `failures` says what failed rollouts count as.
 
     Samples are put in sampling order (group, then member), so the order in which rollouts ended changes nothing.
     """
@@ -47,16 +36,16 @@ def assemble(
     groups = sorted({s.rollout.group for s in samples})
     names = sorted(agents)
     counted = np.ones(len(samples), bool)
-    zeroed = np.zeros(len(samples), bool)
+    stand_in: list[Failure | None] = [None] * len(samples)
     dropped: dict[str, str] = {}
     turns: list[Turn] = []
     owner: list[int] = []
     skipped: list[str | None] = []
     for s, sample in enumerate(samples):
-        failed = _failure(sample.rollout)
-        excluded = f"failed:{failed}" if failed and on_failure[failed] == "exclude" else None
+        failed = cause_of(sample.rollout)
+        stand_in[s] = failures.get(failed, "exclude") if failed else None
+        excluded = f"failed:{failed}" if stand_in[s] == "exclude" else None
         counted[s] = excluded is None
-        zeroed[s] = failed is not None and excluded is None
         trained, reason = _trained(sample, names, budget)
         reasons = [excluded or _skip(turn) for turn in trained]
         if excluded or reason or all(reasons):
@@ -74,7 +63,7 @@ def assemble(
         agents=names,
         group=group,
         counted=counted,
-        zeroed=zeroed,
+        stand_in=stand_in,
         turns=turns,
         paths=paths,
         starts=starts,
@@ -84,7 +73,8 @@ def assemble(
     )
 
 
-def _failure(rollout: Rollout) -> Cause | None:
+def cause_of(rollout: Rollout) -> Cause | None:
+    """Why it failed, if it did."""
     assert rollout.status in TERMINAL, f"rollout {rollout.id} is {rollout.status}: its group is not complete"
     if rollout.status == "succeeded":
         return None

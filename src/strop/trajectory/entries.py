@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from strop.types import Rollout, Turn
+from strop.types import Failure, Rollout, Turn
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -99,9 +99,9 @@ class Batch:
     """The complete groups of one step.
 
     `samples` are all rollouts, dropped ones too, in sampling order (group, member). `counted[s]` says whether sample s
-    takes part in its group's baseline, `zeroed[s]` that it failed in a way that makes its total 0. `paths[t]` are the
-    ids of turn t, prompt and response; its entries begin at row `starts[t]`. `skipped[t]` is the reason turn t may not
-    carry loss, or None. `dropped` maps the rollouts that carry no loss at all to the reason.
+    takes part in its group's baseline, `stand_in[s]` what it counts as instead of its rewards where it failed.
+    `paths[t]` are the ids of turn t, prompt and response; its entries begin at row `starts[t]`. `skipped[t]` is the
+    reason turn t may not carry loss, or None. `dropped` maps the rollouts that carry no loss at all to the reason.
     """
 
     samples: list[Sample]
@@ -109,7 +109,7 @@ class Batch:
     agents: list[str]
     group: Ints
     counted: Bools
-    zeroed: Bools
+    stand_in: list[Failure | None]
     turns: list[Turn]
     paths: list[Ints]
     starts: Ints

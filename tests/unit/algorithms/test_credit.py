@@ -3,7 +3,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.algorithms.credit import Rewards, Scores, compare, lines, to_go, unused, whiten
+from strop.algorithms import make
+from strop.algorithms.credit import Rewards, Scores, compare, to_go, unused, whiten
+from strop.algorithms.lines import lines
+from strop.config import AlgorithmConfig, LearnerConfig
 from strop.types import Reward
 from tests.unit.algorithms.rollouts import batch_of, by_turn, credited, sample, turn
 
@@ -321,3 +324,43 @@ def test_a_rollout_that_counts_as_0_counts_as_0_for_its_turns_too():
     batch, _ = credited("grpo", failed, *others)
     advantage = {m: batch.entries.advantage[batch.entries.rollout == m].mean() for m in range(3)}
     assert advantage[0] < advantage[1] == advantage[2]
+
+
+# -- what was not given
+
+
+@pytest.mark.parametrize("baseline", ["group", "agent", "role"])
+def test_a_reward_that_one_turn_got_and_no_other_rollout_teaches(baseline):
+    batch, _ = credited(
+        "grpo", sample(0, 0.0, turn(), turn(), rewards=[(1.0, 0)]), sample(1, 0.0, turn()), sample(2, 0.0, turn()),
+        baseline=baseline,
+    )  # fmt: skip
+    assert by_turn(batch) == pytest.approx({"g1.0/0": 2 / 3, "g1.0/1": 0.0, "g1.1/0": 0.0, "g1.2/0": 0.0})
+    assert batch.dropped == {}
+
+
+def test_a_reward_that_one_agent_got_and_no_other_rollout_teaches():
+    samples = [sample(m, 0.0, turn(agent="a"), turn(agent="b"), rewards=[(3.0, "a")] * (m == 0)) for m in range(3)]
+    batch, _ = credited("grpo", *samples, agents=["a", "b"])
+    assert by_turn(batch)["g1.0/0"] == 2.0
+    assert not any(value for turn, value in by_turn(batch).items() if turn != "g1.0/0")
+
+
+def test_a_name_that_a_rollout_did_not_get_counts_as_0():
+    def got(member, **named):
+        return sample(member, None, turn(), rewards=[Reward(name=name, value=value) for name, value in named.items()])
+
+    config = AlgorithmConfig(rewards={"reward": 1.0, "bonus": 0.5}, settings={"normalize_std": False})
+    batch = batch_of(got(0, reward=1.0), got(1, reward=1.0, bonus=2.0), got(2, bonus=2.0), got(3, seen=9.0), got(4))
+    make(config, LearnerConfig()).credit(batch)
+    assert by_turn(batch) == pytest.approx(
+        {"g1.0/0": -1 / 3, "g1.1/0": 2 / 3, "g1.2/0": -1 / 3, "g1.3/0": 0.0, "g1.4/0": 0.0}
+    )
+    assert batch.dropped == {"g1.3": "no_reward", "g1.4": "no_reward"}
+
+
+def test_a_bad_reward_is_left_out_whatever_else_was_given():
+    bad = sample(2, 1.0, turn(), status="failed", cause="bad_reward")
+    batch, _ = credited("grpo", sample(0, 1.0, turn()), sample(1, 0.0, turn()), bad, normalize_std=False)
+    assert by_turn(batch) == {"g1.0/0": 0.5, "g1.1/0": -0.5, "g1.2/0": 0.0}
+    assert batch.dropped == {"g1.2": "failed:bad_reward"}

@@ -121,7 +121,8 @@ def test_total_is_the_weighted_sum_and_the_last_reward_wins():
     rewards = [Reward(name="format", value=9.0), Reward(name="format", value=2.0), Reward(name="seen", value=7.0)]
     rollout = sample(0, 1.0, rewards=rewards).rollout
     assert total(rollout, {"reward": 1.0, "format": 0.5}) == 2.0
-    assert total(rollout, {"reward": 1.0, "absent": 0.5}) is None
+    assert total(rollout, {"reward": 1.0, "absent": 0.5}) == 1.0
+    assert total(rollout, {"absent": 0.5}) is None
 
 
 def test_rewards_in_no_total_are_counted():

@@ -32,7 +32,7 @@ def test_what_teaches_nothing_is_filtered():
 
 def test_the_rewards_of_turns_are_told_apart():
     batch, _ = credited("rloo", sample(0, 1.0, turn(), turn(), rewards=[(1.0, 0), (0.0, 1)]), sample(1, 1.0, turn()))
-    assert by_turn(batch) == {"g1.0/0": 0.5, "g1.0/1": -0.5, "g1.1/0": 0.0}
+    assert by_turn(batch) == {"g1.0/0": 0.75, "g1.0/1": -0.25, "g1.1/0": 0.0}
 
 
 def test_dr_grpo_divides_neither_by_deviation_nor_by_length():

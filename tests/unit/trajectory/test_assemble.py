@@ -91,7 +91,7 @@ def test_what_happened_to_an_agent_is_excluded(cause):
 def test_what_an_agent_did_counts_as_zero_and_trains(cause):
     batch = make(sample(status="failed", cause=cause))
     assert batch.counted[0]
-    assert batch.zeroed[0]
+    assert batch.stand_in[0] == "zero"
     assert batch.entries.trainable.all()
     assert batch.dropped == {}
 
