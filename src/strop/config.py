@@ -48,6 +48,10 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         str, _doc("strop/nano, smollm2-135m, a folder, a .gguf file, or ORG/MODEL on the Hugging Face hub")
     ] = "strop/nano"
     template: Annotated[str, _doc("a file with a Jinja chat template instead of the model's own")] = ""
+    chat_template_kwargs: Annotated[
+        dict[str, Any],
+        _doc("variables of the chat template, such as enable_thinking = false; what a request gives goes before"),
+    ] = {}
     agents: Annotated[tuple[str, ...], _doc("names of the agents whose turns are trained")] = ("main",)
     context: Annotated[
         Annotated[int, Meta(ge=2)] | None, _doc("longest prompt + answer in tokens; default: what the model allows")

@@ -193,7 +193,7 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
             "temperature above 0 and leave the rest as it is by default, or set loop.steps=0"
         )
     model = await asyncio.to_thread(folder_of, config.policy)
-    renderer = Renderer.from_folder(model)
+    renderer = Renderer.from_folder(model, variables=config.policy.chat_template_kwargs)
     tasks = tasks_of(config)
     relative = load_relative(config.group_reward)
     async with AsyncExitStack() as rooms:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from strop.cli import foreseeing
 from strop.cli.printing import console, json_line
-from strop.config import Config
+from strop.config import Config, PolicyConfig
 from strop.engines.models import folder_of
 from strop.errors import ConfigError
 from strop.gateway.doctor import SAMPLES, Conversation, Report, examine, read_transcripts
@@ -42,7 +42,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.tokenizer) if arguments.tokenizer else folder_of(config.policy)
     if arguments.template and not arguments.tokenizer:
         raise ConfigError("a template needs its tokenizer: add --tokenizer DIR, the folder with its tokenizer.json")
-    renderer = _renderer(folder, arguments.template)
+    renderer = _renderer(folder, arguments.template, config.policy)
     conversations = read_transcripts(Path(arguments.transcripts)) if arguments.transcripts else SAMPLES
     found = _examine(renderer, conversations, quiet=arguments.json)
     if not any(report.turns or report.error for report, _ in found):
@@ -60,11 +60,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return _exit_code([sampled for sampled, _ in found])
 
 
-def _renderer(folder: Path, template: str | None) -> Renderer:
+def _renderer(folder: Path, template: str | None, policy: PolicyConfig) -> Renderer:
+    variables = policy.chat_template_kwargs
     if template is None:
-        return Renderer.from_folder(folder)
+        return Renderer.from_folder(folder, variables=variables)
     try:
-        return Renderer.from_parts(folder, Path(template).read_text("utf-8"))
+        return Renderer.from_parts(folder, Path(template).read_text("utf-8"), variables=variables)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {template}: {error}") from None
 

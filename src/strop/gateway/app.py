@@ -257,7 +257,7 @@ class Gateway:
                 if (outside := self.routes.outside(agent, body)) is not None:
                     return await self._pass(outside, dialect, address, body, session, scope, receive, send)
                 request = await self._read(dialect, session, body)
-                route = self.routes.find(agent, request.requested.get("model"))
+                route = self.routes.find(agent, request.requested.get("model")).asked_by(request)
                 (asked,) = conversations(request, route)
                 check_length(asked, route)
                 contexts = session.contexts(agent, route.policy)

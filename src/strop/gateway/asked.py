@@ -22,21 +22,28 @@ class Asked(Struct, frozen=True, kw_only=True):
     """`edges` has one edge per message, `keys` one key per leading message.
 
     `lead` is the beginning of the answer where that is given: by the agent (its own words are `prefill`), or to make
-    the model call a tool. A raw prompt is a conversation of one message whose role is "prompt".
+    the model call a tool. `variables` are what the chat template is given besides: with others it is another context.
+    A raw prompt is a conversation of one message whose role is "prompt".
     """
 
     messages: Messages
     tools: Tools
+    variables: Json
     lead: str
     prefill: str
     edges: list[bytes]
     keys: list[bytes]
 
     @classmethod
-    def of(cls, messages: Messages, tools: Tools, *, lead: str = "", prefill: str = "") -> Asked:
-        edges = edges_of(messages)
-        keys = _keys(msgspec.json.encode(tools or [], order="sorted"), edges)
-        return cls(messages=messages, tools=tools, lead=lead, prefill=prefill, edges=edges, keys=keys)
+    def of(
+        cls, messages: Messages, tools: Tools, *, variables: Json | None = None, lead: str = "", prefill: str = ""
+    ) -> Asked:
+        edges, variables = edges_of(messages), variables or {}
+        start = msgspec.json.encode([tools or [], variables] if variables else tools or [], order="sorted")
+        keys = _keys(start, edges)
+        return cls(
+            messages=messages, tools=tools, variables=variables, lead=lead, prefill=prefill, edges=edges, keys=keys
+        )
 
     @classmethod
     def raw(cls, prompt: str | list[int]) -> Asked:

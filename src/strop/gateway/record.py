@@ -71,6 +71,8 @@ def _turn(call: Call, choice: Choice, finish: Finish, ended: float) -> Turn:
     prompt, requested = choice.prompt, call.request.requested
     if call.request.tools and not extends(prompt):
         requested = requested | {"tools": call.request.tools}
+    if choice.asked.variables:
+        requested = requested | {"chat_template_kwargs": choice.asked.variables}
     if choice.asked.lead:
         requested = requested | {"lead": choice.asked.lead}
     return Turn(

@@ -12,17 +12,19 @@ import gzip
 import json
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 from tokenizers import Tokenizer
 
-from strop.errors import ModelError
+from strop.errors import ConfigError, ModelError
 from strop.gateway.dialects.base import Json
 from strop.gateway.formats import find
-from strop.gateway.templates import BadTemplate, Template
+from strop.gateway.templates import EFFORT, THINKING, BadTemplate, Template
 from strop.gateway.traits import TOOL, USER, answer, shaped, traits_of
 
 Messages = Sequence[Json]
@@ -32,6 +34,8 @@ _HERE = "strop" + secrets.token_hex(8)
 """Marks a place in somebody's conversation, where no text may happen to be the same."""
 _KEPT = 16_384
 """Characters of prompts whose tokens are kept."""
+_VARIANTS = 64
+"""Settings of a template's variables that are remembered."""
 _WINDOW = 64
 """How many tokens before new text are looked at to see how that is split into tokens in its place."""
 
@@ -45,17 +49,36 @@ class Renderer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, template: str, *, specials: dict[str, str] | None = None, stops: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        template: str,
+        *,
+        specials: dict[str, str] | None = None,
+        stops: Sequence[int] = (),
+        variables: Json | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._kept = lru_cache(maxsize=128)(self.encode)
-        self._specials = specials or {}
-        self._template = Template(template, self._specials)
+        self._specials, self._stops = specials or {}, stops
+        self._template = Template(template, self._specials, variables)
+        if variables and (why := self.unread(variables)):
+            raise ConfigError(f"policy.chat_template_kwargs: {why}")
         self.format = find(template)
         added = tokenizer.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
         kept = self.format.marks
         self._hidden = frozenset(i for i, token in added.items() if token.special and token.content not in kept)
+        self._tokens: dict[int, tuple[str, list[int] | None]] = {}
+        vocabulary = tokenizer.get_vocab()
+        self.num_ids = max(vocabulary.values()) + 1
+        self.longest = max(map(len, vocabulary))
+        """The most characters one token may stand for."""
+        self._others: dict[bytes, Renderer] = {}
+        self._learn()
+
+    def _learn(self) -> None:
+        """What follows from how the template writes with its variables as they are."""
+        tokenizer, kept = self.tokenizer, self.format.marks
         self._traits = traits_of(self._template, self._added.values(), kept)
         self.generation_prompt = self._traits.generation_prompt
         self._openings = {self.generation_prompt} - {""}
@@ -70,7 +93,7 @@ class Renderer:
         self._tried: set[tuple[Any, ...]] = set()  # kinds of short conversations for which that was seen to be so
         eos = tokenizer.token_to_id(self._specials.get("eos_token", ""))
         tokens = [id for text in stops_at if (id := tokenizer.token_to_id(text)) is not None]
-        found = [*tokens, *([] if eos is None else [eos]), *stops]
+        found = [*tokens, *([] if eos is None else [eos]), *self._stops]
         if not found:
             raise ModelError(
                 "neither the chat template nor tokenizer_config.json says which token ends an assistant's turn: "
@@ -79,16 +102,11 @@ class Renderer:
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(found))
         self.stop_texts: tuple[str, ...] = tuple(text for text in stops_at if tokenizer.token_to_id(text) is None)
         self.end_of_turn: int = self.stop_ids[0]
-        self._tokens: dict[int, tuple[str, list[int] | None]] = {}
-        vocabulary = tokenizer.get_vocab()
-        self.num_ids = max(vocabulary.values()) + 1
-        self.longest = max(map(len, vocabulary))
-        """The most characters one token may stand for."""
 
     @classmethod
-    def from_folder(cls, folder: str | Path) -> Renderer:
+    def from_folder(cls, folder: str | Path, *, variables: Json | None = None) -> Renderer:
         """Read tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json from a folder in
-        Hugging Face format; only the first and a template are required."""
+        Hugging Face format; only the first and a template are required. `variables` are the template's."""
         folder = Path(folder)
         config = _read_json(folder / "tokenizer_config.json")
         beside = folder / "chat_template.jinja"
@@ -98,10 +116,10 @@ class Renderer:
             raise ModelError(f"cannot read {beside}: {error}") from None
         if not isinstance(template, str):
             raise ModelError(f"{folder} has no chat template: put one there as chat_template.jinja")
-        return cls.from_parts(folder, template)
+        return cls.from_parts(folder, template, variables=variables)
 
     @classmethod
-    def from_parts(cls, folder: Path, template: str) -> Renderer:
+    def from_parts(cls, folder: Path, template: str, *, variables: Json | None = None) -> Renderer:
         """The tokenizer of a folder with a template from elsewhere. tokenizer.json may be compressed, as .json.gz."""
         config = _read_json(folder / "tokenizer_config.json")
         stops: int | list[int] = _read_json(folder / "generation_config.json").get("eos_token_id") or []
@@ -110,7 +128,47 @@ class Renderer:
             template,
             specials={name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name)))},
             stops=[stops] if isinstance(stops, int) else stops,
+            variables=variables,
         )
+
+    # -- the template's variables ------------------------------------------------------------------------------------
+
+    @property
+    def variables(self) -> Json:
+        """What the template is given besides the conversation: enable_thinking, reasoning_effort and the like."""
+        return self._template.variables
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The names of variables that the template reads."""
+        return self._template.reads
+
+    def unread(self, names: Iterable[str]) -> str:
+        """Why variables cannot be given: the template would not notice. Empty if it reads them all."""
+        unknown = sorted(set(names) - self.reads)
+        if not unknown:
+            return ""
+        switches = sorted(self.reads & {*THINKING, *EFFORT})
+        known = f"of those that switch thinking it reads {', '.join(switches)}" if switches else "it cannot be switched"
+        return f"the model's chat template does not read {', '.join(unknown)}: leave it out ({known})"
+
+    def given(self, variables: Json) -> Renderer:
+        """The same with these variables besides its own: another way to write, with traits of its own."""
+        wanted = self.variables | variables
+        if wanted == self.variables:
+            return self
+        key = msgspec.json.encode(wanted, order="sorted")
+        if (other := self._others.get(key)) is None:
+            if len(self._others) >= _VARIANTS:
+                self._others.clear()
+            other = copy(self)
+            other._template = self._template.given(wanted)
+            try:
+                other._learn()
+            except ModelError as error:
+                raise BadTemplate(str(error)) from None
+            self._others[key] = other
+        return other
 
     # -- messages to text ------------------------------------------------------------------------------------------
 

@@ -13,11 +13,12 @@ from strop.config import OutsideConfig
 from strop.engines.base import Engine
 from strop.errors import ConfigError
 from strop.gateway.budget import recall
-from strop.gateway.dialects.base import Refused
+from strop.gateway.dialects.base import Json, Refused, Request
 from strop.gateway.outside import OutsideRoute
 from strop.gateway.render import Renderer
 from strop.gateway.replicas import Replicas
 from strop.gateway.session import History
+from strop.gateway.templates import EFFORT, THINKING
 from strop.store.base import Store
 from strop.types import Rollout, Sampling
 
@@ -42,6 +43,20 @@ class PolicyRoute(Struct, frozen=True, kw_only=True):
     def of(self, rollout: Rollout) -> PolicyRoute:
         """The same for one rollout, where several engines serve the policy."""
         return replace(self, engine=self.engine.of(rollout.id)) if isinstance(self.engine, Replicas) else self
+
+    def asked_by(self, request: Request) -> PolicyRoute:
+        """The same with the chat template's variables as a request wants them: the request goes before the policy, and
+        what it says by name before what follows from how much it wants the model to think. Raises `Refused`."""
+        reads, given = self.renderer.reads, request.variables
+        if why := self.renderer.unread(given):
+            raise Refused(f"chat_template_kwargs: {why}", param="chat_template_kwargs", code="unsupported_value")
+        thinking = request.thinking
+        if thinking is None and request.effort is not None:
+            thinking = request.effort != "none"
+        switched: Json = {} if thinking is None else dict.fromkeys(reads & {*THINKING}, thinking)
+        if request.effort is not None:
+            switched |= dict.fromkeys(reads & {*EFFORT}, request.effort)
+        return replace(self, renderer=self.renderer.given(switched | given))
 
 
 Route = PolicyRoute | OutsideRoute

@@ -37,6 +37,7 @@ class Call:
     `ContextOverflow` if they leave no room for an answer."""
 
     def __init__(self, session: Session, agent: str, route: PolicyRoute, request: Request) -> None:
+        route = route.asked_by(request)
         self.session, self.agent, self.route, self.request = session, agent, route, request
         self.started = time.time()
         prompts: list[tuple[Asked, Prompt, Sampling]] = []
@@ -105,11 +106,11 @@ def conversations(request: Request, route: PolicyRoute) -> list[Asked]:
             )
         begun = forced
     if not begun:
-        return [Asked.of(messages, tools)]
+        return [Asked.of(messages, tools, variables=renderer.variables)]
     # Where the prompt makes the model think first, it has done so; unless the agent says itself what was thought.
     thought = renderer.format.unclosed(renderer.opening(messages, tools))
     lead = f"{thought}\n\n{begun}" if thought and thought not in begun else begun
-    return [Asked.of(messages, tools, lead=lead, prefill=request.prefill)]
+    return [Asked.of(messages, tools, variables=renderer.variables, lead=lead, prefill=request.prefill)]
 
 
 def _raw(prompt: str | list[int], num_ids: int) -> Asked:

@@ -29,6 +29,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from strop.gateway.asked import Asked, edge_of, step
+from strop.gateway.dialects.base import Json
 from strop.gateway.render import Renderer, Tools
 from strop.types import Attempt, Rollout, Turn
 
@@ -38,6 +39,7 @@ Branch = Literal[
     "truncated",
     "changed_system",
     "changed_tools",
+    "changed_kwargs",
     "template_rewrote",
     "new_conversation",
 ]
@@ -66,6 +68,7 @@ class Served(Struct, frozen=True, kw_only=True):
     response_ids: list[int]
     hashed: blake2b
     edges: list[bytes]
+    variables: Json = {}
     text: str | None = None
     said: int = 0
 
@@ -141,6 +144,7 @@ class Contexts:
             response_ids=turn.response_ids,
             hashed=cast(blake2b, seen.hashed),
             edges=[*asked.edges, answer],
+            variables=asked.variables,
             text=prompt + said if isinstance(prompt, str) and said and not turn.abandoned else None,
             said=len(prompt or ""),
         )
@@ -232,10 +236,11 @@ class Contexts:
             return None
         if _longest(asked.keys, self._served):
             return "template_rewrote"
-        if any(asked.edges[: len(turn.edges)] == turn.edges for turn in self._served.values()):
-            return "changed_tools"
-        if any(asked.edges == turn.edges[:-1] for turn in self._turns):  # the same words, and they were no answer's
-            return "changed_tools"
+        same = [turn for turn in self._served.values() if asked.edges[: len(turn.edges)] == turn.edges]
+        # Or the same words, and they were no answer's.
+        same = same or [turn for turn in self._turns if asked.edges == turn.edges[:-1]]
+        if same:
+            return "changed_tools" if any(turn.variables == asked.variables for turn in same) else "changed_kwargs"
         return self._why(asked)
 
     def _why(self, asked: Asked) -> Branch:
@@ -298,7 +303,8 @@ class Session:
             if turn.outside:
                 continue
             tools[turn.id] = tools[turn.parent] if extends(turn) else turn.requested.get("tools", [])
-            self.add(turn, Asked.of(turn.messages, tools[turn.id], lead=turn.requested.get("lead", "")))
+            variables, lead = turn.requested.get("chat_template_kwargs"), turn.requested.get("lead", "")
+            self.add(turn, Asked.of(turn.messages, tools[turn.id], variables=variables, lead=lead))
             hashed = self.contexts(turn.agent, turn.policy).hashed(turn.id)
             self._asked[turn.agent, hashed.digest()] += 1
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import copy
 from datetime import datetime
 from typing import Any, cast
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.runtime import LoopContext
@@ -27,22 +29,43 @@ class BadTemplate(Exception):
     """The chat template refused these messages."""
 
 
-class Template:
-    """A compiled chat template. `specials` are the tokenizer's, by name: bos_token and the like."""
+GIVEN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+"""Variables of a template that the conversation itself decides."""
+THINKING = ("enable_thinking", "thinking")
+"""What templates call the variable that switches thinking on and off."""
+EFFORT = ("reasoning_effort", "thinking_effort")
+"""What they call the one that says how much to think."""
 
-    def __init__(self, source: str, specials: Mapping[str, str]) -> None:
+
+class Template:
+    """A compiled chat template. `specials` are the tokenizer's, by name: bos_token and the like.
+
+    `variables` are the values of others that it reads, enable_thinking for one; `reads` are the names of those. Names
+    that it sets itself in some place may be among them.
+    """
+
+    def __init__(self, source: str, specials: Mapping[str, str], variables: Mapping[str, Any] | None = None) -> None:
+        environment = _environment()
+        known: dict[str, Any] = environment.globals
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            unset = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
             raise ModelError(f"the chat template cannot be read: {error}") from None
+        self.reads = frozenset(unset - known.keys() - specials.keys() - GIVEN)
         self._template.globals = dict(self._template.globals)  # they are copied for every prompt: plain ones faster
-        self._specials = specials
+        self._specials, self.variables = specials, dict(variables or {})
+
+    def given(self, variables: Mapping[str, Any]) -> Template:
+        """The same with other values for its variables."""
+        other = copy(self)
+        other.variables = dict(variables)
+        return other
 
     def render(self, messages: Sequence[Json], tools: Sequence[Json] | None, *, generate: bool) -> str:
         try:
-            return self._template.render(
-                messages=messages, tools=tools or None, documents=None, add_generation_prompt=generate, **self._specials
-            )
+            given: Json = {"messages": messages, "tools": tools or None, "add_generation_prompt": generate}
+            return self._template.render({"documents": None, **self._specials, **self.variables, **given})
         except (
             jinja2.TemplateError,
             ArithmeticError,

@@ -1,10 +1,14 @@
-"""Where thinking begins and ends is told by the end of the very prompt that is answered, never by another one."""
+"""Where thinking begins and ends is told by the end of the very prompt that is answered, and it can be switched."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from strop.errors import ConfigError
+from strop.gateway.dialects import messages, responses
+from strop.gateway.dialects.base import Refused
 from strop.gateway.render import Renderer
 from tests.chatml import TEMPLATE
 from tests.unit.gateway.test_session import TOOLS, Desk, said, user
@@ -100,20 +104,124 @@ def test_other_families_thinking_is_ended_by_their_own_mark(renderer: Renderer) 
 
 def test_an_answer_that_is_begun_is_no_thought(renderer: Renderer) -> None:
     hybrid = desk(renderer, HYBRID)
-    for messages in ([user("hi")], [{"role": "system", "content": "/no_think"}, user("hi")]):
-        begun = [*messages, {"role": "assistant", "content": "The answer is"}]
+    for chat in ([user("hi")], [{"role": "system", "content": "/no_think"}, user("hi")]):
+        begun = [*chat, {"role": "assistant", "content": "The answer is"}]
         turn = hybrid.ask(begun, " 12.", continue_final_message=True)
         assert answered(turn) == ("", "The answer is 12.", [])
         assert hybrid.renderer.decode(turn.prompt_ids).endswith("</think>\n\nThe answer is")
-        then = hybrid.ask([*messages, said(turn), user("sure?")], "yes")
+        then = hybrid.ask([*chat, said(turn), user("sure?")], "yes")
         assert (then.parent, then.branch) == (turn.id, None)
     thought = [user("hi"), {"role": "assistant", "content": "I see.\n</think>\n\nThe answer is"}]
     turn = hybrid.ask(thought, " 12.", continue_final_message=True)
     assert hybrid.renderer.decode(turn.prompt_ids).count("</think>") == 1, "the agent has ended it itself"
 
 
+def restored(place: Desk) -> Desk:
+    """The same attempt at a gateway that was started anew."""
+    other = Desk(place.renderer)
+    other.session.restore(place.store.turns)
+    return other
+
+
+OFF, ON = {"enable_thinking": False}, {"enable_thinking": True}
+
+
+def test_thinking_is_switched_by_a_request(renderer: Renderer) -> None:
+    hybrid = desk(renderer, HYBRID)
+    off = hybrid.ask([user("hi")], "Hello!", chat_template_kwargs=OFF)
+    assert hybrid.renderer.decode(off.prompt_ids).endswith("<think>\n\n</think>\n\n")
+    assert answered(off) == ("", "Hello!", [])
+    assert off.requested["chat_template_kwargs"] == OFF
+    on = hybrid.ask([user("hi")], "I see.\n</think>\n\nHello!")
+    assert answered(on) == ("I see.", "Hello!", [])
+    assert on.branch == "changed_kwargs"
+    for place in (hybrid, restored(hybrid)):
+        chat = [user("hi"), said(off), user("sure?")]
+        then = place.ask(chat, "yes", chat_template_kwargs=OFF)
+        assert (then.parent, then.shared, then.branch) == (off.id, len(off.ids), None)
+        other = place.ask(chat, "Well.\n</think>\n\nyes", chat_template_kwargs=ON)
+        assert other.branch == "changed_kwargs", "what was served without thinking is another context"
+        assert other.parent is not None
+        assert answered(other) == ("Well.", "yes", [])
+
+
+def test_the_policy_has_the_default_and_the_request_goes_before_it(renderer: Renderer) -> None:
+    specials = {"eos_token": "<|im_end|>"}
+    place = Desk(Renderer(renderer.tokenizer, HYBRID, specials=specials, variables=OFF))
+    silent = place.ask([user("hi")], "Hello!")
+    assert answered(silent) == ("", "Hello!", [])
+    assert silent.requested["chat_template_kwargs"] == OFF, "what was in force is on the turn"
+    same = place.ask([user("hi")], "Hello!", chat_template_kwargs=OFF)
+    assert same.prompt_ids == silent.prompt_ids
+    assert same.branch is None
+    asked = place.ask([user("ho")], "I see.\n</think>\n\nHello!", chat_template_kwargs=ON)
+    assert answered(asked) == ("I see.", "Hello!", [])
+    then = restored(place).ask([user("ho"), said(asked), user("sure?")], "yes", chat_template_kwargs=ON)
+    assert (then.parent, then.branch) == (asked.id, None)
+
+
+def test_variables_that_no_template_reads_are_refused(renderer: Renderer) -> None:
+    hybrid = desk(renderer, HYBRID)
+    for unknown in ({"enable_thinkin": True}, {"messages": []}, {"add_generation_prompt": False}):
+        with pytest.raises(
+            Refused, match=f"does not read {min(unknown)}: leave it out.* reads enable_thinking"
+        ) as told:
+            hybrid.ask([user("hi")], "Hello!", chat_template_kwargs=unknown)
+        assert told.value.param == "chat_template_kwargs"
+    with pytest.raises(Refused, match="cannot be switched"):
+        desk(renderer, TEMPLATE).ask([user("hi")], "Hello!", chat_template_kwargs=OFF)
+    with pytest.raises(ConfigError, match=r"policy\.chat_template_kwargs: .* does not read thinking"):
+        Renderer(renderer.tokenizer, HYBRID, specials={"eos_token": "<|im_end|>"}, variables={"thinking": True})
+
+
+EFFORT = HYBRID.replace("{%- if tools %}", "Effort: {{ reasoning_effort | default('some') }}\n{%- if tools %}", 1)
+
+
+def test_effort_reaches_a_template_that_knows_it(renderer: Renderer) -> None:
+    place = desk(renderer, EFFORT)
+    high = place.ask([user("hi")], "I see.\n</think>\n\nHello!", reasoning_effort="high")
+    assert place.renderer.decode(high.prompt_ids).startswith("Effort: high")
+    assert answered(high) == ("I see.", "Hello!", [])
+    none = place.ask([user("hi")], "Hello!", reasoning_effort="none")
+    assert answered(none) == ("", "Hello!", []), "no effort is no thinking"
+    named = place.ask([user("hi")], "Well.\n</think>\n\nHello!", reasoning_effort="none", chat_template_kwargs=ON)
+    assert answered(named) == ("Well.", "Hello!", []), "what is named goes before what follows from something else"
+    plain = desk(renderer, TEMPLATE)
+    turn = plain.ask([user("hi")], "Hello!", reasoning_effort="high")
+    assert turn.requested == {"reasoning_effort": "high"}, "accepted and recorded where nothing can be done about it"
+
+
+def switched(place: Desk, dialect: Any, body: dict[str, Any]) -> Any:
+    return place.route.asked_by(dialect.read(json.dumps(body).encode())).renderer.variables
+
+
+def test_every_api_has_its_own_word_for_it(renderer: Renderer) -> None:
+    place = desk(renderer, EFFORT)
+    claude: dict[str, Any] = {"max_tokens": 9, "messages": [user("hi")]}
+    assert switched(place, messages, claude) == {}
+    assert switched(place, messages, claude | {"thinking": {"type": "disabled"}}) == OFF
+    assert switched(place, messages, claude | {"thinking": {"type": "enabled", "budget_tokens": 1024}}) == ON
+    assert switched(place, messages, claude | {"chat_template_kwargs": OFF}) == OFF
+    much = switched(place, messages, claude | {"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}})
+    assert much == OFF | {"reasoning_effort": "low"}
+    assert switched(place, responses, {"input": "hi", "reasoning": {"effort": "none"}}) == OFF | {
+        "reasoning_effort": "none"
+    }
+    assert switched(place, responses, {"input": "hi", "reasoning": {"summary": "auto"}}) == {}
+    assert switched(place, responses, {"input": "hi", "chat_template_kwargs": ON}) == ON
+    assert switched(desk(renderer, TEMPLATE), messages, claude | {"thinking": {"type": "disabled"}}) == {}
+
+
 TEMPLATES = [
     ("qwen3", "llama.cpp/Qwen-QwQ-32B.jinja", {}, False),
+    ("qwen3", "llama.cpp/Qwen-QwQ-32B.jinja", {"chat_template_kwargs": ON}, True),
+    ("qwen3", "llama.cpp/Qwen-Qwen3-0.6B.jinja", {}, False),
+    ("qwen3", "llama.cpp/Qwen-Qwen3-0.6B.jinja", {"chat_template_kwargs": OFF}, False),
+    ("qwen3", "llama.cpp/Qwen-Qwen3-0.6B.jinja", {"reasoning_effort": "none"}, False),
+    ("qwen3", "llama.cpp/GLM-4.6.jinja", {"chat_template_kwargs": OFF}, False),
+    ("deepseek_v3", "llama.cpp/deepseek-ai-DeepSeek-R1-Distill-Qwen-32B.jinja", {"chat_template_kwargs": ON}, True),
+    ("deepseek_v3", "llama.cpp/deepseek-ai-DeepSeek-V3.1.jinja", {"chat_template_kwargs": {"thinking": True}}, True),
+    ("deepseek_v3", "llama.cpp/deepseek-ai-DeepSeek-V3.1.jinja", {"reasoning_effort": "low"}, True),
     ("qwen3", "llama.cpp/NVIDIA-Nemotron-Nano-v2.jinja", {}, True),
     ("qwen3", "llama.cpp/NVIDIA-Nemotron-Nano-v2.jinja", {"system": "/no_think"}, False),
     ("deepseek_v3", "llama.cpp/deepseek-ai-DeepSeek-R1-Distill-Qwen-32B.jinja", {}, False),
@@ -127,6 +235,6 @@ def test_templates_of_every_kind(folder: str, name: str, how: dict[str, Any], th
         pytest.skip(f"{path} is not here")
     renderer = Renderer.from_parts(DATA / "tokenizers" / folder, path.read_text("utf-8"))
     place = Desk(renderer)
-    chat = [{"role": "system", "content": how["system"]}, user("hi")] if "system" in how else [user("hi")]
-    turn = place.ask(chat, "Hello!", tools=TOOLS)
+    system = [{"role": "system", "content": how["system"]}] if "system" in how else []
+    turn = place.ask([*system, user("hi")], "Hello!", tools=TOOLS, **{k: v for k, v in how.items() if k != "system"})
     assert answered(turn) == (("Hello!", "", []) if thinks else ("", "Hello!", []))

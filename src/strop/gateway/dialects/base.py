@@ -25,8 +25,10 @@ class Request(Struct, frozen=True, kw_only=True):
 
     `tool` is the one that must be called, where `tool_choice` is "required" for a certain one. `prefill` is the
     beginning of the answer, which the model goes on from. `previous` is the turn whose conversation `messages` go on
-    from, for APIs that keep it for the agent. `requested` is kept on the turn: what was asked for, granted or not (how
-    tokens are drawn is the policy's affair). `options` are the dialect's own, for writing its answer.
+    from, for APIs that keep it for the agent. `variables` are for the chat template; `thinking` and `effort` say
+    whether and how much the model should think, which matters where the template has a variable for it. `requested` is
+    kept on the turn: what was asked for, granted or not (how tokens are drawn is the policy's affair). `options` are
+    the dialect's own, for writing its answer.
 
     >>> Request(messages=[{"role": "user", "content": "hi"}]).n
     1
@@ -40,6 +42,9 @@ class Request(Struct, frozen=True, kw_only=True):
     one_call: bool = False
     prefill: str = ""
     previous: str | None = None
+    variables: Json = {}
+    thinking: bool | None = None
+    effort: str | None = None
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
     n: int = 1

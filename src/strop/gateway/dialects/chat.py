@@ -1,9 +1,10 @@
 """OpenAI's chat completions.
 
-A parameter is either honoured, recorded and overruled by the policy's settings (temperature, top_p, seed, and how much
-a model thinks and says: reasoning_effort, verbosity), accepted because it changes nothing (service_tier, store: all is
-recorded), or refused by name. None is dropped in silence. Beside OpenAI's own there are those that servers of open
-models have in common: top_k, min_p, continue_final_message.
+A parameter is either honoured, recorded and overruled by the policy's settings (temperature, top_p, seed, verbosity),
+accepted because it changes nothing (service_tier, store: all is recorded), or refused by name. None is dropped in
+silence. Beside OpenAI's own there are those that servers of open models have in common: top_k, min_p,
+continue_final_message, chat_template_kwargs. reasoning_effort switches thinking where the chat template has a variable
+for it (`PolicyRoute.asked_by`); where it has none, it is recorded.
 
 Messages may carry keys of their makers' own (`refusal`, `annotations`, ids of a framework): they are not part of what a
 model is told, and are ignored. `developer` is a system message. Logprobs have one entry per sampled token, the one that
@@ -62,6 +63,7 @@ FIELDS: Json = {
     "response_format": dict[str, Any],
     "continue_final_message": bool,
     "add_generation_prompt": bool,
+    "chat_template_kwargs": dict[str, Any],
 }
 
 HARMLESS: dict[str, Any] = {
@@ -82,6 +84,7 @@ RECORDED = (
     "parallel_tool_calls",
     "reasoning_effort",
     "verbosity",
+    "chat_template_kwargs",
 )
 
 _BODY = Fields(FIELDS, HARMLESS, raw=["messages"])
@@ -114,6 +117,8 @@ def read(body: bytes) -> Request:
         tool_choice=choice,
         tool=tool,
         one_call=not fields.get("parallel_tool_calls", True),
+        variables=fields.get("chat_template_kwargs", {}),
+        effort=fields.get("reasoning_effort"),
         stop=read_stop(fields.get("stop", ())),
         max_tokens=min(limits, default=None),
         n=fields.get("n", 1),

@@ -5,9 +5,10 @@ because it changes nothing (metadata, service_tier, cache_control wherever it st
 
 What has no counterpart in a chat template, and what is done about it:
 
-- `thinking`, `output_config.effort` and the clearing of old thinking are accepted and recorded: whether a model thinks
-  is decided by its template, and what it sees of its older thinking by the policy's `history`. Thinking is always shown
-  whole; its signature is the turn's id, and is not looked at when it comes back. Redacted thinking is ignored.
+- `thinking` and `output_config.effort` switch thinking where the chat template has a variable for it, and are accepted
+  and recorded where it has none; so is the clearing of old thinking, since what a model sees of that is decided by the
+  policy's `history`. `chat_template_kwargs` is taken besides, as other servers of open models do. Thinking is always
+  shown whole; its signature is the turn's id, and is not looked at when it comes back. Redacted thinking is ignored.
 - Several blocks of text are joined: the assistant's as they are, all others by a line break.
 - The text of a `tool_result` with `is_error` begins with "Error: ", unless the tool said so itself.
 - Consecutive messages of one role are one turn. Of a user's turn the tool results come first, each a message of its
@@ -50,6 +51,10 @@ class _Thinking(Struct, forbid_unknown_fields=True):
     display: Literal["summarized", "omitted"] | None = None
 
 
+THINKING = {"enabled": True, "adaptive": True, "disabled": False}
+"""What `thinking` says about whether to think at all."""
+
+
 class _OutputConfig(Struct, forbid_unknown_fields=True):
     effort: str | None = None
     format: Json | None = None
@@ -77,6 +82,7 @@ FIELDS: Json = {
     "metadata": Json,
     "service_tier": str,
     "cache_control": Json,
+    "chat_template_kwargs": Json,
 }
 HARMLESS: Json = {"speed": "standard", "mcp_servers": []}
 """Accepted with the one value that changes nothing."""
@@ -93,7 +99,7 @@ TOOL_HARMLESS: Json = {"strict": False, "defer_loading": False, "allowed_callers
 
 RECORDED = ("temperature", "top_p", "top_k", "model",
             "max_tokens", "stop_sequences", "tool_choice", "thinking", "output_config", "service_tier",
-            "context_management")  # fmt: skip
+            "context_management", "chat_template_kwargs")  # fmt: skip
 
 # -- request -----------------------------------------------------------------------------------------------------------
 
@@ -126,6 +132,9 @@ def _read(body: bytes) -> Request:
         tool_choice=_tool_choice(choice, tools),
         tool=choice.name if choice.type == "tool" else None,
         one_call=bool(choice.disable_parallel_tool_use),
+        variables=fields.get("chat_template_kwargs", {}),
+        thinking=THINKING.get(fields["thinking"].type) if "thinking" in fields else None,
+        effort=fields.get("output_config", _OutputConfig()).effort,
         stop=tuple(fields.get("stop_sequences", ())),
         max_tokens=fields.get("max_tokens"),
         stream=fields.get("stream", False),

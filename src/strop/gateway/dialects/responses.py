@@ -45,6 +45,7 @@ FIELDS: Json = {
     "service_tier": str,
     "prompt_cache_key": str,
     "safety_identifier": str,
+    "chat_template_kwargs": dict[str, Any],
 }
 
 HARMLESS: dict[str, Any] = {
@@ -56,7 +57,7 @@ HARMLESS: dict[str, Any] = {
 """Accepted with the one value that changes nothing, which some clients always send."""
 
 REASONING = frozenset({"effort", "summary", "generate_summary"})
-"""Recorded and overruled: how long a model thinks is its own affair, and its reasoning is given out as it is."""
+"""`effort` is treated as chat's reasoning_effort; reasoning is given out as it is, whatever summary is asked for."""
 
 INCLUDE = {"message.output_text.logprobs": True, "reasoning.encrypted_content": False}
 """What can be included, and whether it asks for logprobs. Reasoning is not encrypted, so nothing is missing."""
@@ -70,6 +71,7 @@ RECORDED = (
     "parallel_tool_calls",
     "reasoning",
     "text",
+    "chat_template_kwargs",
 )
 ECHOED = (
     "instructions",
@@ -117,6 +119,8 @@ def read(body: bytes) -> Request:
         tool=tool,
         one_call=not fields.get("parallel_tool_calls", True),
         previous=previous,
+        variables=fields.get("chat_template_kwargs", {}),
+        effort=fields.get("reasoning", {}).get("effort"),
         max_tokens=fields.get("max_output_tokens"),
         logprobs=any(INCLUDE[name] for name in fields.get("include", [])),
         stream=fields.get("stream", False),
