@@ -3,7 +3,7 @@
 These names are the public ones; everything else may change. Nothing here needs torch.
 """
 
-from strop.api import GRPO, PPO, RLOO, DrGRPO, GiGPO, ReinforcePP, evaluate, train
+from strop.api import GRPO, PPO, RLOO, DrGRPO, GiGPO, ReinforcePP, evaluate, export, resume, train
 from strop.config import Config
 from strop.engines.scripted import Scripted
 from strop.errors import StropError
@@ -43,7 +43,9 @@ __all__ = [
     "Turn",
     "__version__",
     "evaluate",
+    "export",
     "open_store",
+    "resume",
     "tool",
     "train",
 ]

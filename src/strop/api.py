@@ -6,7 +6,7 @@ A run has processes of its own, which find a function by its file; one that has 
 made inside another function) is written into the run's folder. Everything happens in a thread with an event loop of its
 own, so it works in a script, a notebook and a test. Ctrl-C ends a run behind the step at hand, twice at once.
 
-Left out: going on with a run that was stopped; `strop train --resume` does.
+`strop.resume` goes on with a run, `strop.export` writes its model as a plain folder.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import threading
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
 from strop import config as configs
 from strop.config import AlgorithmConfig, Config
 from strop.errors import ConfigError
-from strop.folder import RunFolder
+from strop.folder import RunFolder, free
 from strop.private import private_folder
 from strop.runners.processes import IN_AGENT
 from strop.types import Task
@@ -51,6 +51,8 @@ def train(
     folder: str | Path | None = None,
     seed: int | None = None,
     config: str | Path | Config | None = None,
+    from_run: str | Path = "",
+    overwrite: bool = False,
     quiet: bool = False,
     **sections: Any,
 ) -> Summary:
@@ -58,20 +60,72 @@ def train(
 
     `config` is a TOML file or a Config to begin with; `sections` are its tables, as dicts: loop={"steps": 20}, and what
     stands beside them: group_reward=compare. Where neither says otherwise, a setting has the default that `strop
-    config` shows; so has `folder`.
+    config` shows; so has `folder`. A run that is there already stays: this one's folder gets a number behind its name
+    then (the summary's `folder` says which), or with `overwrite` takes its place. `from_run`, a run's folder or
+    "FOLDER:STEP", gives the weights to begin with and every setting that is not given, agent and tasks included.
     """
+    from strop import continuing
     from strop.monitor import view as views
     from strop.rooms import settled
     from strop.run import train as run
 
     with _once():
-        given = _config(agent, tasks, reward, model, algorithm, folder, seed, config, sections)
-        for name in ("agent", "tasks"):
-            if not getattr(given, name):
+        before, checkpoint = continuing.source(str(from_run)) if from_run else (None, None)
+        if before and model:
+            raise ConfigError(f"from_run={from_run!s} brings its model: leave out model={model!r}")
+        base = config if isinstance(config, Config) else configs.load(
+            toml=config, base=RunFolder.config(before) if before else None
+        )  # fmt: skip
+        wanted = Path(base.folder if folder is None else folder)
+        for name, given in (("agent", agent or base.agent), ("tasks", tasks or base.tasks)):
+            if not given:
                 raise ConfigError(f"which {name}? strop.train(agent, tasks): a function, or what `strop train` takes")
+        configs.load(base=base, seed=seed, **{k: v for k, v in sections.items() if k != "group_reward"})  # or refuse
+        place = continuing.placed(wanted, overwrite=overwrite, beside=before)
+        made = settled(_config(agent, tasks, reward, model, algorithm, place, seed, base, sections))
         stop = asyncio.Event()
         with views.choose(json=quiet, out=sys.stdout) as view:
-            return _in_a_thread(run(settled(given), view, stop=stop), stop)
+            if place != wanted:
+                view.note(f"{wanted} holds a run: this one is kept in {place}")
+            if checkpoint is not None:
+                made = continuing.begun_from(checkpoint, made)
+            return _in_a_thread(run(made, view, stop=stop), stop)
+
+
+def resume(folder: str | Path, *, quiet: bool = False, **sections: Any) -> Summary:
+    """Go on with the run in `folder`, from its last checkpoint, to its end. What may change of its settings is given as
+    to `train`, and kept in the folder: loop={"steps": 200}, learner={"optim": {"lr": 1e-5}}, evaluation, runner,
+    monitor; the rest is refused."""
+    from strop import continuing
+    from strop.monitor import view as views
+    from strop.run import train as run
+
+    with _once():
+        config, changes = continuing.resumed(Path(folder), **sections)
+        stop = asyncio.Event()
+        with views.choose(json=quiet, out=sys.stdout) as view:
+            if changes and (warning := continuing.rate_ends(config)):
+                view.note(warning)
+            return _in_a_thread(run(config, view, resume=True, changes=changes, stop=stop), stop)
+
+
+def export(
+    source: str | Path,
+    to: str | Path,
+    *,
+    best: bool = False,
+    adapter: bool = False,
+    dtype: Literal["float32", "bfloat16"] | None = None,
+) -> Path:
+    """Write a trained model into the new folder `to`, in Hugging Face format. `source` is a run, for its last
+    checkpoint or its `best`, "RUN:STEP", or a checkpoint's folder; with `adapter` a LoRA adapter is written by itself,
+    in PEFT's format. Returns the checkpoint it was made of."""
+    from strop.continuing import checkpoint_of
+    from strop.learner.export import export as exported
+
+    checkpoint = checkpoint_of(str(source), best=best)
+    exported(checkpoint, to, merge=not adapter, dtype=dtype)
+    return checkpoint
 
 
 def evaluate(
@@ -83,23 +137,25 @@ def evaluate(
     samples: int = 1,
     splits: Sequence[str] = (),
     greedy: bool = False,
-    folder: str | Path = "runs/eval",
+    folder: str | Path | None = None,
     seed: int | None = None,
     config: str | Path | Config | None = None,
     quiet: bool = False,
     **sections: Any,
 ) -> Report:
     """How well `agent` does with a model, or with several on the same tasks and seeds: each is compared with the first.
-    A model is a name, a folder, or a run's folder for its newest checkpoint."""
+    A model is a name, a folder, or a run's folder for its newest checkpoint. `folder` is where it is kept: runs/eval by
+    default, or with a number behind it where that is there already."""
     from strop.evaluation import evaluate as evaluated
     from strop.evaluation import refuse_taken
     from strop.monitor import view as views
 
     models = [model] if isinstance(model, str) else list(model or ())
     first = models[0] if models else None
-    beside = Path(folder).with_name(f"{Path(folder).name}-given")  # the folder itself must not be there yet
+    folder = Path(folder) if folder is not None else free(Path("runs/eval"))
+    beside = folder.with_name(f"{folder.name}-given")  # the folder itself must not be there yet
     with _once():
-        refuse_taken(Path(folder))
+        refuse_taken(folder)
         given = _config(agent, tasks, reward, first, None, beside, seed, config, sections)
         with views.choose(json=quiet, out=sys.stdout) as view:
             return _in_a_thread(
@@ -142,10 +198,10 @@ def _config(
     config: str | Path | Config | None,
     sections: dict[str, Any],
 ) -> Config:
-    """Writes what must be in a file into `folder`, unless that holds a run already."""
+    """Writes what must be in a file into `folder`, which holds no run."""
     base = config if isinstance(config, Config) else configs.load(toml=config)
     folder = Path(base.folder if folder is None else folder)
-    RunFolder.refuse_taken(folder)
+    assert not RunFolder.taken(folder), f"{folder} holds a run"
     fields: dict[str, Any] = dict(sections)
     fields |= {"agent": _named(agent, folder, "agent"), "reward": _named(reward, folder, "reward")}
     fields["tasks"] = _listed(tasks, folder)

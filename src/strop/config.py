@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 import types as pytypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -420,6 +420,14 @@ def load(
     _merge(raw, chosen, REPLACED if "tasks" in chosen else [name for name in REPLACED if name != "tasks_args"])
     if data is not None:
         raw["tasks_args"] = {**raw["tasks_args"], "data": str(Path(data).absolute()) if Path(data).exists() else data}
+    return from_builtins(raw)
+
+
+def changed(config: Config, values: Mapping[str, Any]) -> Config:
+    """The configuration with other values for settings, by their whole names: {"loop.steps": 40}."""
+    raw: dict[str, Any] = msgspec.to_builtins(config)
+    for key, value in values.items():
+        _merge(raw, _nest(key.split("."), value))
     return from_builtins(raw)
 
 

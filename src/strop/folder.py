@@ -1,7 +1,9 @@
 """A run's folder: where everything of it lies, open to its owner only and held by one process at a time.
 
 runs/demo/
-  config.json     the full configuration it ran with
+  config.json     the full configuration it began with
+  changes.jsonl   what was changed when it was resumed, one line each
+  start/          the weights it began with, where they are another run's
   store.sqlite    every rollout, turn, event and step
   metrics.jsonl   one line per step and evaluation
   checkpoints/    step-000010-1/ ...: each a Hugging Face folder (of a LoRA adapter: PEFT's), the optimizer's state
@@ -17,20 +19,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import os
 import re
 import shutil
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+import msgspec
 
 from strop import config as configs
 from strop.config import Config
 from strop.errors import ConfigError, PlaceError
 from strop.private import private, private_folder
 
-BEST = "best"
+BEST, CHANGES = "best", "changes.jsonl"
+_STEP = re.compile(r"step-(\d+)-(\d+)")
+_LEFT = (
+    *("config.json.part", CHANGES, "store.sqlite*", "metrics.jsonl", "address.json", "summary.json", "monitor.json"),
+    *("learner.log", "agents.log", "gateway.log", "vllm.log", "sglang.log", "curve.png", "transcripts.md"),
+    *("tensorboard", "wandb", "mlruns", "weights", "start", "start.json"),
+)
+"""What a run leaves in its folder, beside its lock, its configuration and its checkpoints. (Tasks may be a user's.)"""
 
 
 class RunFolder:
@@ -42,17 +54,43 @@ class RunFolder:
     def create(cls, path: str | Path) -> RunFolder:
         """Make the folder of a new run. It holds a run once `keep` has been called."""
         path = Path(path)
-        cls.refuse_taken(path)
-        return cls._locked(path)
-
-    @staticmethod
-    def refuse_taken(path: Path) -> None:
-        """Raises `PlaceError` if `path` holds a run already."""
         if os.path.exists(path / "config.json"):
             raise PlaceError(
                 f"{path} already holds a run: go on with it by `strop train --resume {path}`, "
                 "or choose another place with --folder"
             )
+        return cls._locked(path)
+
+    @classmethod
+    def taken(cls, path: Path) -> bool:
+        """Whether a new run must leave `path` alone: it holds one, or one is about to begin there."""
+        return os.path.exists(path / "config.json") or cls.held(path)
+
+    @classmethod
+    def erase(cls, path: Path) -> None:
+        """Delete the run in `path`, so that another may take its place. What a run does not leave there stays. Raises
+        `PlaceError`, with everything as it was, if that is no run, or not one's to delete."""
+        if not path.exists():
+            return
+        if not (path / "checkpoints").is_dir() or not (path / "config.json").is_file():
+            raise PlaceError(
+                f"{path} is there and holds no run: --overwrite deletes runs only, choose another --folder"
+            )
+        if cls.config(path).store.url:
+            raise PlaceError(
+                f"the run in {path} has its store in a database, which --overwrite does not delete: choose another "
+                "--folder, and a schema of its own"
+            )
+        run = cls._locked(path)
+        try:
+            (path / "config.json").unlink()  # first: half of a run is none
+            run.prune(())
+            for place in (p for name in _LEFT for p in path.glob(name)):
+                shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
+        except OSError as error:
+            raise PlaceError(f"cannot delete the run in {path} ({error}): choose another --folder") from None
+        finally:
+            run.close()
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -73,16 +111,24 @@ class RunFolder:
         """Whether `name`, which may be anything else as well, is the folder of a run."""
         return os.path.isdir(os.path.join(os.path.expanduser(name), "checkpoints"))
 
+    def change(self, changed: Mapping[str, tuple[Any, Any]], *, step: int) -> None:
+        """Write down settings, each before and after, that hold from behind this step on."""
+        line = msgspec.json.encode({"after_step": step, "time": round(time.time(), 1), "changed": changed})
+        write_whole(self.path / CHANGES, b"".join([*_lines(self.path / CHANGES), line + b"\n"]))
+
     @staticmethod
-    def config(path: Path) -> Config:
-        """The configuration of the run in `path`, wherever the folder lies now."""
+    def config(path: Path, step: int | None = None) -> Config:
+        """The configuration of the run in `path`, wherever the folder lies now, as it is or as it was for a step."""
         try:
-            stored = configs.from_json((path / "config.json").read_bytes())
+            config = configs.from_json((path / "config.json").read_bytes())
+            for line in map(msgspec.json.decode, _lines(path / CHANGES)):
+                if step is None or line["after_step"] < step:
+                    config = configs.changed(config, {key: after for key, (_, after) in line["changed"].items()})
         except OSError:
             raise PlaceError(f"{path} holds no run (no config.json in it): check the path, or start one") from None
-        except (ValueError, ConfigError) as error:
-            raise PlaceError(f"{path}/config.json cannot be read: {error}; was it written by another strop?") from None
-        return configs.load(base=stored, folder=str(path))
+        except (ValueError, TypeError, KeyError, ConfigError) as error:
+            raise PlaceError(f"the settings in {path} cannot be read: {error}; were they another strop's?") from None
+        return configs.load(base=config, folder=str(path))
 
     @classmethod
     def _locked(cls, path: Path) -> RunFolder:
@@ -137,9 +183,7 @@ class RunFolder:
     @staticmethod
     def last_checkpoint(path: Path) -> Path:
         """The newest lineage's, of its highest step."""
-        names = [
-            found for p in (path / "checkpoints").iterdir() if (found := re.fullmatch(r"step-(\d+)-(\d+)", p.name))
-        ]
+        names = [found for p in (path / "checkpoints").iterdir() if (found := _STEP.fullmatch(p.name))]
         if not names:
             raise PlaceError(f"{path} has no checkpoint yet: let it run until loop.checkpoint_every steps are done")
         newest = max(names, key=lambda name: (int(name[2]), int(name[1])))
@@ -151,6 +195,18 @@ class RunFolder:
         if not best.exists():
             raise PlaceError(f"{path} has no checkpoint yet: let it run until loop.checkpoint_every steps are done")
         return best.resolve()
+
+    @classmethod
+    def checkpoint_at(cls, path: Path, step: str) -> Path:
+        """That of a step, by its number, of the newest lineage that has it; or the `best`."""
+        if step == BEST:
+            return cls.best_checkpoint(path)
+        found = [name for p in (path / "checkpoints").iterdir() if (name := _STEP.fullmatch(p.name))]
+        wanted = [name for name in found if int(name[1]) == int(step)]
+        if not wanted:
+            there = ", ".join(map(str, sorted({int(name[1]) for name in found}))) or "none"
+            raise PlaceError(f"{path} has no checkpoint of step {step}: it keeps those of steps {there}, and `best`")
+        return path / "checkpoints" / max(wanted, key=lambda name: int(name[2]))[0]
 
     @classmethod
     def chosen_checkpoint(cls, path: Path, *, best: bool) -> Path:
@@ -178,6 +234,16 @@ class RunFolder:
         for folder in (self.path / "checkpoints").iterdir():
             if folder.name not in keep and re.fullmatch(r"\.?step-\d+-\d+(\.new)?", folder.name):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def free(folder: Path, taken: Callable[[Path], bool] = Path.exists) -> Path:
+    """The folder, or the first with a number behind its name that is not taken: runs/demo, runs/demo-2, ..."""
+    numbered = (folder.with_name(f"{folder.name}-{n}") for n in itertools.count(2))
+    return next(name for name in itertools.chain([folder], numbered) if not taken(name))
+
+
+def _lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True) if path.exists() else []
 
 
 async def until_gone(path: Path) -> None:

@@ -22,8 +22,8 @@ from strop.algorithms import Algorithm, make
 from strop.algorithms.credit import Rewards
 from strop.config import Config, MonitorConfig
 from strop.errors import AgentError
+from strop.lineage import sample
 from strop.monitor.view import View
-from strop.resume import sample
 from strop.rooms import open_rooms, refuse_contradictions, settled
 from strop.run import all_failed, assembled, at_work, check_rewards, compared, ended_of
 from strop.trajectory import Batch, explain

@@ -1,6 +1,6 @@
 """A run with every room open, and the rollouts that belong to it.
 
-Together with run.py, the loop, and resume.py, the way back, this is what knows every room; the rooms know none of it.
+Together with run.py, the loop, and lineage.py, the way back, this is what knows every room; the rooms know none of it.
 """
 
 from __future__ import annotations

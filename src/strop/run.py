@@ -6,7 +6,7 @@ With loop.staleness 0 a step is collected once the one before it has been publis
 works. Above it, rollouts of the steps that follow are queued meanwhile: agents, engines and learner all work at once,
 every turn says which version sampled it, and a step waits only for rollouts that are not done yet.
 
-rooms.py opens the rooms used here. A run lives in a folder and may be killed at any moment; resume.py finds the way
+rooms.py opens the rooms used here. A run lives in a folder and may be killed at any moment; lineage.py finds the way
 back. Group n of a run is always the same task with the same seeds, and steps take groups in that order, so nothing
 needs remembering but what the last step took.
 """
@@ -17,7 +17,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,12 +29,12 @@ from strop.config import Config
 from strop.errors import AgentError, ConfigError
 from strop.folder import until_gone
 from strop.learner.process import LearnerProcess
+from strop.lineage import clear_queue, finished_evaluations, go_back, has_checkpoint, sample, stored, superseded
 from strop.monitor import transcripts
 from strop.monitor.metrics import MetricsFile, counted, flat
 from strop.monitor.summary import Summary, failures, summarize
 from strop.monitor.view import View
 from strop.relative import give
-from strop.resume import clear_queue, finished_evaluations, go_back, has_checkpoint, sample, superseded
 from strop.rooms import POLICY, Collected, Run, open_rooms
 from strop.store.reclaim import reclaiming
 from strop.trajectory import Batch, Sample, assemble, exactness, explain
@@ -44,14 +44,26 @@ T = TypeVar("T")
 CALLED = "an agent reaches it at llm.base_url, which is also $OPENAI_BASE_URL"
 
 
-async def train(config: Config, view: View, *, resume: bool = False, stop: asyncio.Event | None = None) -> Summary:
-    """Train as configured, or go on with the run in `config.folder`. Once `stop` is set the step at hand is finished
-    and has a checkpoint, and nothing more is begun."""
+async def train(
+    config: Config,
+    view: View,
+    *,
+    resume: bool = False,
+    changes: Mapping[str, tuple[Any, Any]] | None = None,
+    stop: asyncio.Event | None = None,
+) -> Summary:
+    """Train as configured, or go on with the run in `config.folder`, with `changes` of its settings, before and after,
+    written down there. Once `stop` is set the step at hand is finished and has a checkpoint, and nothing more is
+    begun."""
     view.title(f"{config.folder} · {config.policy.model} · {config.algorithm.name}", config.loop.steps)
     async with open_rooms(config, view, resume=resume) as run:
         run.stop = stop or run.stop
         if resume:
-            for collected in await go_back(run):
+            left = await go_back(run)
+            if changes:
+                run.folder.change(changes, step=run.step)
+                view.note("; ".join(f"{key}: {old} → {new}" for key, (old, new) in changes.items()))
+            for collected in left:
                 await advance(run, collected)
             await clear_queue(run)
         return await at_work(run, loop(run))  # not before: what is queued only the restored weights may sample
@@ -328,8 +340,7 @@ async def ended_of(
     loop.group_deadline, the rest is cancelled as late. Returned in the order they were wanted; `then` is told of each
     as it ends."""
     await run.store.enqueue(wanted)
-    ids, sizes = [rollout.id for rollout in wanted], Counter(rollout.group for rollout in wanted)
-    now = {rollout.id: rollout for group, n in sizes.items() for rollout in await run.store.list(group=group, limit=n)}
+    ids, now = [rollout.id for rollout in wanted], await stored(run, wanted)
     for id in ids:
         if now[id].status in TERMINAL:
             then(now[id])

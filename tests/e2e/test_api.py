@@ -99,13 +99,15 @@ def test_what_is_wrong_is_said_before_anything_starts(tmp_path: Path, call, said
 
 
 def test_a_folder_with_a_run_keeps_its_files(tmp_path: Path) -> None:
-    """The tasks and the agent of the first run are still needed to resume it."""
+    """The tasks and the agent of the first run are still needed to resume it: the second has its own folder."""
     made = {"config.json": "{}", "tasks.jsonl": "of the first run", "agent_given.pkl": "the first agent"}
+    (tmp_path / "run").mkdir()
     for name, text in made.items():
-        (tmp_path / name).write_text(text)
-    with pytest.raises(PlaceError, match="already holds a run"):
-        strop.train(lambda task, llm: 1.0, QUESTIONS, folder=tmp_path)
-    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == made
+        (tmp_path / "run" / name).write_text(text)
+    summary = strop.train(lambda task, llm: 1.0, QUESTIONS, folder=tmp_path / "run", **{**SMALL, "loop": {"steps": 0}})
+    assert {file.name: file.read_text() for file in (tmp_path / "run").iterdir()} == made
+    assert summary.folder == str(tmp_path / "run-2")
+    assert (tmp_path / "run-2" / "agent_given.pkl").exists()
 
 
 def test_an_evaluation_that_is_there_keeps_its_files(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from strop.errors import PlaceError
-from strop.folder import RunFolder
+from strop.folder import RunFolder, free
 
 
 def test_whoever_looks_for_a_moment_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
@@ -38,12 +38,10 @@ def test_a_held_folder_is_refused_and_seen_as_held(tmp_path: Path) -> None:
     assert not RunFolder.held(tmp_path)
 
 
-def test_an_earlier_demo_makes_room_even_if_another_version_wrote_it(tmp_path: Path) -> None:
-    from strop.cli.training import _move_aside
-
+def test_a_run_of_another_version_is_left_alone_too(tmp_path: Path) -> None:
     demo = tmp_path / "demo"
     demo.mkdir()
     (demo / "config.json").write_text('{"a setting": "of long ago"}')
-    _move_aside(demo)
-    assert (tmp_path / "demo-1" / "config.json").exists()
-    assert not demo.exists()
+    assert free(demo, RunFolder.taken) == tmp_path / "demo-2"
+    with pytest.raises(PlaceError, match="another strop"):
+        RunFolder.config(demo)

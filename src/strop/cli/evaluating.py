@@ -19,7 +19,7 @@ from strop.cli.printing import console, json_line, me
 from strop.cli.training import until_told
 from strop.config import Config
 from strop.errors import ConfigError, PlaceError
-from strop.folder import RunFolder
+from strop.folder import RunFolder, free
 from strop.monitor import view as views
 from strop.monitor.scores import Difference, Score
 
@@ -57,7 +57,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument("--seed", type=int, help="fixes what is sampled, where it can be (default: 0, or the run's)")
     command.add_argument("--config", metavar="TOML", help="settings from a file")
     command.add_argument("--set", action="append", default=[], metavar="a.b=c", help="any setting; see `strop config`")
-    command.add_argument("--folder", help=f"where it is kept (default: {FOLDER}, or {FOLDER}-1 ...)")
+    command.add_argument("--folder", help=f"where it is kept (default: {FOLDER}, or {FOLDER}-2 ...)")
     command.add_argument("--json", action="store_true", help="print the report as JSON and nothing else")
     command.set_defaults(command=_eval)
 
@@ -71,7 +71,7 @@ def _eval(arguments: argparse.Namespace) -> int:
         wanted = evaluate(
             config,
             models,
-            folder=arguments.folder or _free(Path(FOLDER)),
+            folder=arguments.folder or free(Path(FOLDER)),
             view=view,
             splits=arguments.split,
             samples=arguments.k,
@@ -116,12 +116,6 @@ def _asked(arguments: argparse.Namespace) -> tuple[Config, list[str]]:
     if arguments.best and not any(map(RunFolder.is_run, models)):
         raise PlaceError(f"--best chooses among the checkpoints of a run, and {models[0]} is none: leave it out")
     return config, models
-
-
-def _free(folder: Path) -> Path:
-    """The folder, or the first with a number behind its name that is not there yet."""
-    names = [folder, *(folder.with_name(f"{folder.name}-{n}") for n in range(1, 10_000))]
-    return next(name for name in names if not name.exists())
 
 
 # -- what came of it ---------------------------------------------------------------------------------------------------

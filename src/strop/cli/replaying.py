@@ -82,7 +82,7 @@ async def _rescore(arguments: argparse.Namespace) -> int:
 async def _retrain(arguments: argparse.Namespace) -> int:
     from strop.replay import retrain
 
-    config = RunFolder.config(Path(arguments.run))
+    config = RunFolder.config(Path(arguments.run), arguments.step)
     store = await open_run(arguments.run)
     try:
         made = await retrain(store, config, arguments.step, lambda text: print(text, file=sys.stderr, flush=True))

@@ -6,19 +6,22 @@ import argparse
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import uvloop
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from strop import algorithms
 from strop import config as configs
+from strop.api import export
 from strop.cli.printing import json_line, me
 from strop.config import Config
-from strop.errors import ConfigError, PlaceError
+from strop.errors import ConfigError
 from strop.folder import RunFolder
 from strop.monitor import view as views
 from strop.monitor.summary import Summary
@@ -41,12 +44,19 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     train.add_argument("--model", help="strop/nano, or a folder in Hugging Face format")
     train.add_argument("--config", metavar="TOML", help="settings from a file")
     train.add_argument("--seed", type=int, help="fixes the order of tasks (default: 0)")
-    train.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
+    train.add_argument(
+        "--from", dest="source", metavar="RUN[:STEP]", help="a new run from the weights of this one, with its settings"
+    )
+    train.add_argument(
+        "--resume", metavar="RUN", help="go on with the run in this folder; --set changes its steps, rate, evaluation"
+    )
     _common(train, folder=None)
     train.set_defaults(command=_train)
 
     export = commands.add_parser("export", help="write a trained model as a plain Hugging Face folder")
-    export.add_argument("source", metavar="RUN", help="a run, for its last checkpoint, or a checkpoint's folder")
+    export.add_argument(
+        "source", metavar="RUN", help="a run, for its last checkpoint, RUN:STEP, or a checkpoint's folder"
+    )
     export.add_argument("to", metavar="FOLDER", help="where the model is written; it must not be there yet")
     export.add_argument("--best", action="store_true", help="of a run: the checkpoint with the best score instead")
     export.add_argument("--adapter", action="store_true", help="a LoRA adapter by itself, in PEFT's format")
@@ -56,49 +66,46 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _common(command: argparse.ArgumentParser, *, folder: str | None) -> None:
-    command.add_argument("--folder", default=folder, help=f"where the run is kept (default: {folder or 'runs/run'})")
+    where = f"where the run is kept (default: {folder or 'runs/run'}), with a number behind it if a run is there"
+    command.add_argument("--folder", default=folder, help=where)
+    command.add_argument("--overwrite", action="store_true", help="delete the run that is there instead")
     command.add_argument("--set", action="append", default=[], metavar="a.b=c", help="any setting; see `strop config`")
     command.add_argument("--json", action="store_true", help="print the summary as JSON and nothing else")
 
 
 def _demo(arguments: argparse.Namespace) -> int:
     from strop import demo
+    from strop.rooms import settled
 
-    folder = Path(arguments.folder)
-    _move_aside(folder)
-    config = configs.load(base=demo.config(arguments.task), folder=str(folder), seed=arguments.seed, sets=arguments.set)
+    config = configs.load(
+        base=demo.config(arguments.task), folder=arguments.folder, seed=arguments.seed, sets=arguments.set
+    )
+    config = _placed(config, arguments)
     if not arguments.json:
         Console().print(demo.INTRODUCTION, highlight=False)
-    summary = _run(config, arguments)
-    return _tell(summary, folder, arguments)
+    summary = _run(settled(config), arguments)
+    return _tell(summary, Path(config.folder), arguments)
 
 
-def _move_aside(folder: Path) -> None:
-    """An earlier demo makes room for the next one; nothing of it is lost."""
-    if (folder / "config.json").exists():
-        if RunFolder.held(folder):
-            raise PlaceError(f"another process is at work in {folder}: wait for it, or choose another --folder")
-        n = next(n for n in range(1, 10_000) if not folder.with_name(f"{folder.name}-{n}").exists())
-        try:
-            folder.rename(folder.with_name(f"{folder.name}-{n}"))
-        except OSError as error:
-            raise PlaceError(f"cannot move {folder} aside ({error.strerror}): choose another --folder") from None
+def _placed(config: Config, arguments: argparse.Namespace, beside: Path | None = None) -> Config:
+    """In a folder where no run is, and says which if it is not the one that was asked for."""
+    from strop.continuing import placed
+
+    folder = placed(Path(config.folder), overwrite=arguments.overwrite, beside=beside)
+    if str(folder) != config.folder and folder != Path(config.folder):
+        print(f"strop: {config.folder} holds a run: this one is kept in {folder}", file=sys.stderr)
+    return replace(config, folder=str(folder))
 
 
 def _train(arguments: argparse.Namespace) -> int:
+    from strop import continuing
+    from strop.rooms import settled
+
     if arguments.resume:
-        given = [
-            name
-            for name in ("agent", "tasks", "data", "reward", "model", "config", "folder", "seed")
-            if getattr(arguments, name) is not None
-        ]
-        if given or arguments.set:
-            raise ConfigError(
-                f"a resumed run keeps the settings it began with: leave out {', '.join(given or ['--set'])}"
-            )
-        folder = Path(arguments.resume)
-        return _tell(_run(RunFolder.config(folder), arguments, resume=True), folder, arguments)
+        return _resume(arguments)
+    before, checkpoint = continuing.source(arguments.source) if arguments.source else (None, None)
     config = configs.load(
+        base=RunFolder.config(before) if before else None,
         toml=arguments.config,
         sets=arguments.set,
         agent=arguments.agent,
@@ -109,22 +116,39 @@ def _train(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         policy={"model": arguments.model} if arguments.model else None,
     )
+    if before and arguments.model:
+        raise ConfigError(f"--from {arguments.source} brings its model: leave out --model")
     if not config.agent:
         raise ConfigError("which agent? strop train FILE.py:function --tasks tasks.jsonl (or --resume RUN)")
     if not config.tasks:
         raise ConfigError("which tasks? --tasks tasks.jsonl, or --tasks FILE.py:function")
+    algorithms.settings(config.algorithm)  # what is wrong is said before anything is deleted
+    config = settled(_placed(config, arguments, before))
+    if checkpoint is not None:
+        config = continuing.begun_from(checkpoint, config)
     return _tell(_run(config, arguments), Path(config.folder), arguments)
 
 
-def _export(arguments: argparse.Namespace) -> int:
-    from strop.learner.export import export
+def _resume(arguments: argparse.Namespace) -> int:
+    from strop import continuing
 
-    checkpoint = source = Path(arguments.source).expanduser()
-    if RunFolder.is_run(arguments.source):
-        checkpoint = RunFolder.chosen_checkpoint(source, best=arguments.best)
-    elif arguments.best:
-        raise PlaceError(f"--best chooses among the checkpoints of a run, and {source} is none: leave it out")
-    export(checkpoint, arguments.to, merge=not arguments.adapter, dtype=arguments.dtype)
+    names = ("agent", "tasks", "data", "reward", "model", "config", "folder", "seed", "source", "overwrite")
+    if given := [name for name in names if getattr(arguments, name) not in (None, False)]:
+        given = [{"agent": "AGENT", "source": "--from"}.get(name, f"--{name}") for name in given]
+        raise ConfigError(
+            f"a resumed run keeps what it began with: leave out {', '.join(given)}; --set changes what may change, and "
+            f"`strop train --from {arguments.resume}` begins a new run from its weights"
+        )
+    config, changes = continuing.resumed(Path(arguments.resume), sets=arguments.set)
+    if changes and (warning := continuing.rate_ends(config)):
+        print(f"strop: {warning}", file=sys.stderr)
+    return _tell(_run(config, arguments, resume=True, changes=changes), Path(arguments.resume), arguments)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    checkpoint = export(
+        arguments.source, arguments.to, best=arguments.best, adapter=arguments.adapter, dtype=arguments.dtype
+    )
     if arguments.json:
         json_line({"checkpoint": str(checkpoint), "folder": arguments.to})
     else:
@@ -134,8 +158,13 @@ def _export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _run(config: Config, arguments: argparse.Namespace, *, resume: bool = False) -> Summary:
-    from strop.rooms import settled
+def _run(
+    config: Config,
+    arguments: argparse.Namespace,
+    *,
+    resume: bool = False,
+    changes: Mapping[str, tuple[Any, Any]] | None = None,
+) -> Summary:
     from strop.run import train
 
     stop = asyncio.Event()
@@ -148,7 +177,7 @@ def _run(config: Config, arguments: argparse.Namespace, *, resume: bool = False)
 
     with views.choose(json=arguments.json, out=sys.stdout) as view:
         try:
-            run = train(config if resume else settled(config), view, resume=resume, stop=stop)
+            run = train(config, view, resume=resume, changes=changes, stop=stop)
             summary = uvloop.run(until_told(run, interrupted))
             if summary.done:
                 return summary

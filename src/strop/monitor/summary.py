@@ -26,7 +26,7 @@ class Summary(Struct, kw_only=True):
     before and after training, sampled; `_greedy` the same, greedily. `before` and `after` have every split and every
     named reward, `scores` the evaluations between. `done` says whether all steps and the last evaluation were made.
     `failed` counts rollouts of training by the cause of their failure. `max_logprob_diff` is the largest gap between
-    engine and learner over every token of the run (`tokens_checked`).
+    engine and learner over every token of the run (`tokens_checked`). `folder` is where everything of it lies.
     """
 
     start: float | None
@@ -47,6 +47,7 @@ class Summary(Struct, kw_only=True):
     before: dict[str, dict[str, float]]
     after: dict[str, dict[str, float]]
     scores: dict[str, dict[str, Points]]
+    folder: str = ""
 
 
 def summarize(
@@ -63,6 +64,7 @@ def summarize(
     reward_curve(folder / "curve.png", rewards, evaluated, f"{config.policy.model}, {config.algorithm.name}")
     points = curves(scores)
     summary = Summary(
+        folder=str(folder),
         start=start,
         end=end,
         start_greedy=start_greedy,

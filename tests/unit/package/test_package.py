@@ -17,7 +17,7 @@ from tests import runs
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
 PUBLIC = """
-GRPO DrGRPO GiGPO PPO RLOO ReinforcePP evaluate train
+GRPO DrGRPO GiGPO PPO RLOO ReinforcePP evaluate export resume train
 Config Event LLM Policy Retry Reward Rollout Sampling Scripted StropError Task Turn __version__ open_store
 Environment EnvironmentAgent Episode ToolAgent Transition tool
 """
@@ -31,7 +31,7 @@ def test_public_names_are_pinned() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        *("strop", "strop.cli", "strop.run", "strop.rooms", "strop.evaluation", "strop.api"),
+        *("strop", "strop.cli", "strop.run", "strop.rooms", "strop.evaluation", "strop.api", "strop.continuing"),
         *("strop.gateway.app", "strop.serve", "strop.runners.pool"),
     ],
 )

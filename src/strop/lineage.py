@@ -17,6 +17,8 @@ from strop.rooms import POLICY, Collected, Run
 from strop.trajectory import Sample
 from strop.types import TERMINAL, Rollout, Step, version
 
+PAGE = 1000
+
 
 async def go_back(run: Run) -> list[Collected]:
     """Put the run back to its last checkpoint, in a new lineage. Returns what the steps after it were made from, to be
@@ -72,10 +74,22 @@ async def finished_evaluations(run: Run) -> list[tuple[int, str, list[Rollout]]]
     versions = {0: version(1, 0)} | {step.number: run.names_of(step)[0] for step in run.steps}
     for number, name in versions.items():
         for split, wanted in run.evaluations(number, name).items():
-            stored = await run.store.list(group=wanted[0].group, limit=len(wanted))
-            if len(stored) == len(wanted) and all(rollout.status in TERMINAL for rollout in stored):
-                found.append((number, split, stored))
+            there = list((await stored(run, wanted)).values())
+            if len(there) == len(wanted) and all(rollout.status in TERMINAL for rollout in there):
+                found.append((number, split, there))
     return found
+
+
+async def stored(run: Run, wanted: Sequence[Rollout]) -> dict[str, Rollout]:
+    """What the store has of these rollouts, by id. A group may have others too, where loop.eval_samples was changed."""
+    ids, found = [rollout.id for rollout in wanted], dict[str, Rollout]()
+    for group in dict.fromkeys(rollout.group for rollout in wanted):
+        page = await run.store.list(group=group, limit=PAGE)
+        found |= {rollout.id: rollout for rollout in page}
+        while len(page) == PAGE:
+            page = await run.store.list(group=group, after=page[-1].id, limit=PAGE)
+            found |= {rollout.id: rollout for rollout in page}
+    return {id: found[id] for id in ids if id in found}
 
 
 async def superseded(run: Run, wanted: Sequence[Rollout]) -> dict[str, str]:

@@ -1,0 +1,105 @@
+"""Going on from an earlier run: the same one with some settings changed, or a new one from its weights.
+
+    strop train --resume runs/a --set loop.steps=200     the same run, its numbers and its data; few settings may change
+    strop train --from runs/a:100 --set loop.groups=32   a new run, from the weights after step 100; anything may change
+
+Changes of a resumed run hold from its last checkpoint on, from where steps are made again, and for every later resume.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from strop import config as configs
+from strop.config import Config
+from strop.errors import ConfigError, PlaceError
+from strop.folder import RunFolder, free
+from strop.monitor.runs import differences
+from strop.private import private_folder
+from strop.rooms import absolute
+
+MAY_CHANGE = (
+    *("loop.steps", "loop.eval_*", "loop.checkpoint_every", "loop.keep_checkpoints", "loop.group_deadline"),
+    *(f"learner.{optim}.{name}" for optim in ("optim", "critic") for name in ("lr", "warmup", "schedule", "decay")),
+    *("policy.eval.*", "runner.*", "monitor.*"),
+)
+"""Settings that a resumed run may change: none of them says what its rollouts, so far, mean."""
+START = "start"
+
+
+def resumed(folder: Path, *, sets: Sequence[str] = (), **sections: Any) -> tuple[Config, dict[str, tuple[Any, Any]]]:
+    """The configuration of the run in `folder` with what is given on top, and what that changes, before and after.
+    Raises `ConfigError` where it may not."""
+    before = RunFolder.config(folder)
+    after = configs.load(base=before, sets=sets, **sections)
+    after = replace(after, runner=replace(after.runner, python=absolute(after.runner.python)))
+    changes = {key: (old, new) for key, (old, new) in differences([before, after]).items()}
+    changes |= {"folder": (before.folder, after.folder)} if after.folder != before.folder else {}
+    if kept := [key for key in changes if not any(fnmatchcase(key, may) for may in MAY_CHANGE)]:
+        raise ConfigError(
+            f"a resumed run keeps its {', '.join(kept)}: leave that out, or begin a new run from its weights with "
+            f"`strop train --from {folder}`. What may change: {', '.join(MAY_CHANGE)}"
+        )
+    return after, changes
+
+
+def rate_ends(config: Config) -> str:
+    """A warning, where the learning rate is 0 before the steps are over."""
+    optim = config.learner.optim
+    done = optim.decay and optim.schedule != "constant" and config.loop.steps * config.learner.updates > optim.decay
+    return f"the learning rate is 0 from optimizer step {optim.decay} on: raise learner.optim.decay too" * bool(done)
+
+
+def source(name: str) -> tuple[Path, Path]:
+    """The run and the checkpoint that RUN, RUN:STEP or RUN:best names."""
+    place, _, step = name.rpartition(":")
+    if RunFolder.is_run(name) or not re.fullmatch(r"\d+|best", step):
+        place, step = name, ""
+    run = Path(place).expanduser()
+    if not RunFolder.is_run(place):
+        raise PlaceError(f"{place} holds no run to begin from: give its folder, or FOLDER:STEP")
+    return run, RunFolder.checkpoint_at(run, step) if step else RunFolder.last_checkpoint(run)
+
+
+def checkpoint_of(name: str, *, best: bool) -> Path:
+    """The checkpoint that RUN (its newest, or its `best`), RUN:STEP or a checkpoint's own folder names."""
+    place = Path(name).expanduser()
+    if best:
+        if not RunFolder.is_run(name):
+            raise PlaceError(f"--best chooses among the checkpoints of a run, and {name} is none: leave it out")
+        return RunFolder.best_checkpoint(place)
+    return place if place.is_dir() and not RunFolder.is_run(name) else source(name)[1]
+
+
+def placed(folder: Path, *, overwrite: bool, beside: Path | None = None) -> Path:
+    """Where a new run is kept: in `folder`, or where that is taken, under its name with a number; with `overwrite`, in
+    the place of the run that was there. The run in `beside` is needed, and stays."""
+    if not overwrite:
+        return free(folder, RunFolder.taken)
+    if beside is not None and beside.resolve() == folder.resolve():
+        raise PlaceError(f"--overwrite would delete {folder}, which the new run begins from: leave it out")
+    RunFolder.erase(folder)
+    return folder
+
+
+def begun_from(checkpoint: Path, config: Config) -> Config:
+    """The configuration of a new run whose model is the one in a checkpoint. Its weights are copied into the run's
+    folder, an adapter merged into its model: the earlier run may delete the checkpoint one day."""
+    from strop.learner.export import export
+
+    place = Path(config.folder).absolute() / START
+    shutil.rmtree(place, ignore_errors=True)  # of a run that never began
+    private_folder(place.parent)
+    export(checkpoint, place)
+    source = msgspec.json.encode({"checkpoint": os.path.abspath(checkpoint)})
+    place.with_suffix(".json").write_bytes(source + b"\n")
+    return replace(config, policy=replace(config.policy, model=str(place)))

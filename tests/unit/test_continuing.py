@@ -1,0 +1,158 @@
+"""Going on from an earlier run: a new one's folder, what --overwrite may delete, what a resumed run may change."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from strop import continuing
+from strop.config import Config, StoreConfig
+from strop.errors import ConfigError, PlaceError
+from strop.folder import RunFolder, free
+
+
+def begun(path: Path, config: Config | None = None) -> Path:
+    """A run's folder, as one leaves it."""
+    run = RunFolder.create(path)
+    run.keep(config or Config(agent="a.py:agent", tasks="t.jsonl"))
+    for name in ("store.sqlite", "store.sqlite-wal", "metrics.jsonl", "summary.json", "learner.log"):
+        (path / name).write_text("of the run")
+    (path / "checkpoints" / "step-000002-1").mkdir()
+    (path / "weights" / "1.2").mkdir(parents=True)
+    run.name_best("step-000002-1")
+    run.close()
+    return path
+
+
+def everything(path: Path) -> dict[str, str]:
+    return {str(p.relative_to(path)): p.read_text() for p in path.rglob("*") if p.is_file()}
+
+
+def test_a_new_run_never_touches_one_that_is_there(tmp_path: Path) -> None:
+    demo = begun(tmp_path / "demo")
+    before = everything(demo)
+    assert continuing.placed(demo, overwrite=False) == tmp_path / "demo-2"
+    begun(tmp_path / "demo-2")
+    assert free(demo, RunFolder.taken) == tmp_path / "demo-3"
+    assert everything(demo) == before
+    assert continuing.placed(tmp_path / "new", overwrite=False) == tmp_path / "new"
+
+
+def test_a_folder_where_a_run_is_about_to_begin_is_taken(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "demo")  # it has no configuration yet
+    assert continuing.placed(tmp_path / "demo", overwrite=False) == tmp_path / "demo-2"
+    run.close()
+    assert continuing.placed(tmp_path / "demo", overwrite=False) == tmp_path / "demo"
+
+
+def test_overwrite_deletes_a_run_and_nothing_of_the_users(tmp_path: Path) -> None:
+    demo = begun(tmp_path / "demo")
+    (demo / "notes.md").write_text("mine")
+    (demo / "tasks.jsonl").write_text("mine")
+    (demo / "checkpoints" / "kept").mkdir()
+    (demo / "checkpoints" / "kept" / "model").write_text("mine")
+    assert continuing.placed(demo, overwrite=True) == demo
+    assert everything(demo) == {"notes.md": "mine", "tasks.jsonl": "mine", "checkpoints/kept/model": "mine", "lock": ""}
+    RunFolder.create(demo).close()  # another one can begin there
+
+
+def test_overwrite_follows_no_link_out_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "precious").write_text("mine")
+    demo = begun(tmp_path / "demo")
+    (demo / "tensorboard").symlink_to(tmp_path / "elsewhere")
+    continuing.placed(demo, overwrite=True)
+    assert (tmp_path / "elsewhere" / "precious").read_text() == "mine"
+
+
+@pytest.mark.parametrize("what", ["a model", "a project", "a live run", "a database", "the source"])
+def test_overwrite_refuses_what_is_not_its_to_delete(tmp_path: Path, what: str) -> None:
+    place = tmp_path / "place"
+    if what in ("a model", "a project"):
+        (place / ("checkpoints" if what == "a project" else "model")).mkdir(parents=True)
+        (place / "config.json").write_text('{"model_type": "llama"}')
+        (place / "learner.log").write_text("mine")
+    else:
+        begun(place, Config(store=StoreConfig(url="postgresql://me@here/db")) if what == "a database" else None)
+    held = RunFolder.open(place) if what == "a live run" else None
+    before = everything(place)
+    with pytest.raises(PlaceError):
+        continuing.placed(place, overwrite=True, beside=place if what == "the source" else None)
+    assert everything(place) == before
+    if held:
+        held.close()
+
+
+# -- resume ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("loop.steps=40", "learner.optim.lr=1e-5", "learner.optim.decay=90", "loop.eval_every=5"),
+        "loop.eval_samples=4",
+        *("loop.checkpoint_every=3", "policy.eval.temperature=0.5", "monitor.writers=['tensorboard']"),
+        *("runner.workers=2", "runner.timeout=5", "runner.retries.timeout.limit=1"),
+    ],
+)
+def test_what_a_resumed_run_may_change(tmp_path: Path, setting: str) -> None:
+    folder = begun(tmp_path / "run")
+    config, changes = continuing.resumed(folder, sets=[setting])
+    assert list(changes) == [setting.partition("=")[0]]
+    run = RunFolder.open(folder)
+    run.change(changes, step=2)
+    run.close()
+    assert RunFolder.config(folder) == config  # the next resume has it
+    assert continuing.resumed(folder, sets=[setting]) == (config, {})  # said again it changes nothing
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("loop.groups=3", "loop.members=2", "loop.staleness=1", "seed=4", "agent=b.py:agent", "tasks=u.jsonl"),
+        *("policy.model=smollm2-135m", "policy.train.temperature=0.5", "algorithm.name=rloo", "folder=elsewhere"),
+        *("algorithm.settings.clip=0.1", "learner.lora.rank=8", "learner.optim.betas=[0.1, 0.2]", "store.url=x"),
+    ],
+)
+def test_what_a_resumed_run_keeps(tmp_path: Path, setting: str) -> None:
+    folder = begun(tmp_path / "run")
+    with pytest.raises(ConfigError) as refused:
+        continuing.resumed(folder, sets=[setting, "loop.steps=3"])
+    assert f"keeps its {setting.partition('=')[0]}" in str(refused.value)
+    assert f"--from {folder}" in str(refused.value)
+
+
+def test_what_was_changed_when_can_be_read(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run")
+    run = RunFolder.open(folder)
+    run.change({"learner.optim.lr": (1e-6, 1e-5)}, step=2)
+    run.change({"learner.optim.lr": (1e-5, 1e-4), "loop.steps": (100, 9)}, step=6)
+    run.close()
+    rates = [RunFolder.config(folder, step=n).learner.optim.lr for n in (1, 2, 3, 6, 7)]
+    assert rates == [1e-6, 1e-6, 1e-5, 1e-5, 1e-4]
+    assert RunFolder.config(folder).loop.steps == 9
+    first = msgspec.json.decode((folder / "changes.jsonl").read_bytes().splitlines()[0])
+    assert (first["after_step"], first["changed"]) == (2, {"learner.optim.lr": [1e-6, 1e-5]})
+
+
+def test_more_steps_than_the_rate_lasts_for_are_warned_of(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run")
+    assert not continuing.rate_ends(continuing.resumed(folder, sets=["loop.steps=500"])[0])
+    config, _ = continuing.resumed(folder, sets=["loop.steps=500", "learner.optim.decay=400"])
+    assert "learner.optim.decay" in continuing.rate_ends(config)
+
+
+# -- checkpoints by name -----------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_by_step(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "a:2")  # a name may hold what looks like a step
+    (folder / "checkpoints" / "step-000010-1").mkdir()
+    (folder / "checkpoints" / "step-000010-2").mkdir()
+    for name, found in (("", "10-2"), (":2", "02-1"), (":10", "10-2"), (":best", "02-1")):
+        run, checkpoint = continuing.source(f"{folder}{name}")
+        assert (run, checkpoint.name) == (folder, f"step-0000{found}")
+    with pytest.raises(PlaceError, match="steps 2, 10"):
+        continuing.source(f"{folder}:3")
+    with pytest.raises(PlaceError, match="holds no run"):
+        continuing.source(str(tmp_path / "nowhere:3"))
