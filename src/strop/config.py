@@ -296,6 +296,11 @@ class LoopConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     eval_greedy: Annotated[bool, _doc("evaluate greedily as well as sampled, one sample per task")] = True
     checkpoint_every: Annotated[int, _doc("steps between checkpoints; the last step always has one"), Meta(ge=1)] = 10
     keep_checkpoints: Annotated[int, _doc("newest checkpoints kept; the best stays too"), Meta(ge=1)] = 2
+    collapse_patience: Annotated[
+        int,
+        _doc("steps without anything learnt after which a run that has lost its reward is stopped; 0: never"),
+        Meta(ge=0),
+    ] = 5
     group_deadline: Annotated[
         float, _doc("seconds without any rollout's end after which groups are closed with what they have"), Meta(gt=0)
     ] = 1800.0

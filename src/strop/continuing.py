@@ -28,7 +28,8 @@ from strop.private import private_folder
 from strop.rooms import absolute
 
 MAY_CHANGE = (
-    *("loop.steps", "loop.eval_*", "loop.checkpoint_every", "loop.keep_checkpoints", "loop.group_deadline"),
+    *("loop.steps", "loop.eval_*", "loop.checkpoint_every", "loop.keep_checkpoints", "loop.collapse_patience"),
+    "loop.group_deadline",
     *(f"learner.{optim}.{name}" for optim in ("optim", "critic") for name in ("lr", "warmup", "schedule", "decay")),
     *("policy.eval.*", "runner.*", "monitor.*"),
 )

@@ -18,7 +18,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -26,8 +26,9 @@ from strop.algorithms import Algorithm
 from strop.algorithms.credit import spread
 from strop.algorithms.filters import too_stale
 from strop.config import Config
-from strop.errors import AgentError, ConfigError
+from strop.errors import AgentError, ConfigError, LearnerError
 from strop.folder import until_gone
+from strop.health import Collapse, collapse
 from strop.learner.process import LearnerProcess
 from strop.lineage import clear_queue, finished_evaluations, go_back, has_checkpoint, sample, stored, superseded
 from strop.monitor import transcripts
@@ -88,13 +89,18 @@ async def loop(run: Run) -> Summary:
     run.metrics = MetricsFile(run.folder.metrics, run.steps, run.scores, run.writers, run.config.loop.eval_samples)
     await evaluate_if_due(run)
     keep_checkpoints(run)
-    while not finished(run) and not run.stop.is_set():
+    fallen = collapse(run.steps, config.loop.collapse_patience)  # a run that was resumed may have been stopped for it
+    while fallen is None and not finished(run) and not run.stop.is_set():
         await advance(run, await collect(run))
         stop_if_hopeless(run)
-        await evaluate_if_due(run)
-        keep_checkpoints(run)
+        fallen = collapse(run.steps, config.loop.collapse_patience)
+        if fallen is None:
+            await evaluate_if_due(run)
+            keep_checkpoints(run)
     seconds = before + time.monotonic() - began
     await transcripts.leave(run.folder.path, run.store, run.steps, config)
+    if fallen is not None:
+        stop_collapsed(run, fallen, seconds)
     done = finished(run) and all((run.step, split) in run.scores for split in run.evaluations(run.step, run.names[0]))
     return summarize(config, run.folder.path, run.steps, run.scores, seconds=seconds, done=done)
 
@@ -271,6 +277,27 @@ def stop_if_hopeless(run: Run, patience: int = 3) -> None:
         )
 
 
+def stop_collapsed(run: Run, fallen: Collapse, seconds: float) -> NoReturn:
+    """The run's result is the best checkpoint from before, if there is one. `best` leads to it from now on."""
+    place, config = run.folder.path, run.config
+    # Step n is sampled by the weights behind step n - 1, or behind one as far back as staleness allows.
+    good = ranked(run, [s for s in checkpoints(run) if s.number < fallen.since - 1 - config.loop.staleness])
+    result = str(good[-1].checkpoint) if good else None
+    if result is not None:
+        run.folder.name_best(result)
+        kept = f"The result is {run.folder.checkpoint(result)}, the best checkpoint before that"
+        again = f"strop train --from {place}:best"
+    else:
+        kept = "No checkpoint is left from before that (loop.checkpoint_every)"
+        again = "a new run"
+    why = (
+        f"collapsed: {fallen.why}. {kept}. Fix: if agent and rewards are sound, lower learner.optim.lr (it was "
+        f"{config.learner.optim.lr:g}) and begin again: {again}; with loop.collapse_patience=0 no run is stopped"
+    )
+    summarize(config, place, run.steps, run.scores, seconds=seconds, done=False, collapsed=why, result=result)
+    raise LearnerError(why)
+
+
 def finished(run: Run) -> bool:
     return run.step >= run.config.loop.steps
 
@@ -404,26 +431,41 @@ async def checkpoint(run: Run, number: int) -> str | None:
 
 
 def keep_checkpoints(run: Run) -> None:
-    """The newest ones, and the best. That is told by evaluations of the first split where every checkpoint has one,
-    otherwise by what rollouts got in training: the next step's, which this one's weights sampled. The newest step has
-    no next one yet; its own stands for it, and the best of the others stays as well."""
+    """The newest ones, and the best. How good the very newest are is a guess where only training tells: the best of the
+    others stays as well."""
+    if there := checkpoints(run):
+        order = ranked(run, there)
+        run.folder.name_best(str(order[-1].checkpoint))
+        seen = len(run.steps) - run.config.loop.staleness
+        known = order if evaluated(run.config) else [step for step in order if step.number < seen]
+        kept = [order[-1], *known[-1:], *there[-run.config.loop.keep_checkpoints :]]
+        run.folder.prune([str(step.checkpoint) for step in kept])
+
+
+def checkpoints(run: Run) -> list[Step]:
+    return [step for step in run.steps if has_checkpoint(run, step)]
+
+
+def ranked(run: Run, there: Sequence[Step]) -> list[Step]:
+    """Steps from worst to best. That is told by evaluations of the first split where every checkpoint has one,
+    otherwise by what rollouts got in training: the worst of the steps which this one's weights may have sampled. The
+    newest step has no next one yet; its own stands for it."""
     loop, weights = run.config.loop, run.config.algorithm.rewards
-    evaluated = loop.eval_splits and loop.eval_every and loop.checkpoint_every % loop.eval_every == 0
-    there = [step for step in run.steps if has_checkpoint(run, step)]
 
     def score(step: Step) -> float:
-        if evaluated:
+        if evaluated(run.config):
             total = counted(run.scores.get((step.number, loop.eval_splits[0]), {}), weights)
             return -math.inf if total is None else total  # None: it was stopped before it was evaluated
-        sampled = run.steps[min(step.number, len(run.steps) - 1)]
-        return sampled.metrics.get("critic/rewards/mean", -math.inf)
+        sampled = run.steps[step.number : step.number + 1 + loop.staleness] or [step]
+        return min(one.metrics.get("critic/rewards/mean", -math.inf) for one in sampled)
 
-    if there:
-        order = sorted(there, key=lambda step: (score(step), step.number))
-        run.folder.name_best(str(order[-1].checkpoint))
-        known = order if evaluated else [step for step in order if step.number < len(run.steps)]
-        kept = [order[-1], *known[-1:], *there[-loop.keep_checkpoints :]]
-        run.folder.prune([str(step.checkpoint) for step in kept])
+    return sorted(there, key=lambda step: (score(step), step.number))
+
+
+def evaluated(config: Config) -> bool:
+    """Whether every checkpoint is evaluated."""
+    loop = config.loop
+    return bool(loop.eval_splits and loop.eval_every and loop.checkpoint_every % loop.eval_every == 0)
 
 
 def describe(batch: Batch) -> dict[str, float]:

@@ -103,7 +103,7 @@ def _list(found: Sequence[PastRun], arguments: argparse.Namespace) -> None:
 
 
 def _cells(record: Record) -> list[Text]:
-    style = {"running": "green", "stopped": "yellow"}.get(record.state, "")
+    style = {"running": "green", "stopped": "yellow", "collapsed": "red"}.get(record.state, "")
     return [
         Text(record.name, style="bold"),
         Text(Path(record.model).name if Path(record.model).is_absolute() else record.model),

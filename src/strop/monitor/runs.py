@@ -20,7 +20,7 @@ from strop.folder import RunFolder
 from strop.monitor.metrics import counted, flat
 from strop.monitor.summary import Points
 
-State = Literal["running", "stopped", "done"]
+State = Literal["running", "stopped", "collapsed", "done"]
 
 TRAINED = "critic/rewards/mean"
 DEPTH = 3
@@ -151,7 +151,10 @@ def _evaluated(lines: Sequence[tuple[int, dict[str, float]]], split: str, config
 def _state(folder: Path, *, finished: bool) -> State:
     if RunFolder.held(folder):
         return "running"
-    return "done" if finished and _summary(folder).get("done") else "stopped"
+    summary = _summary(folder)
+    if summary.get("collapsed"):
+        return "collapsed"
+    return "done" if finished and summary.get("done") else "stopped"
 
 
 def _summary(folder: Path) -> dict[str, Any]:

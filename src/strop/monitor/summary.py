@@ -25,6 +25,7 @@ class Summary(Struct, kw_only=True):
     `start` and `end` are the mean total, of the rewards that count (algorithm.rewards), on the first evaluated split
     before and after training, sampled; `_greedy` the same, greedily. `before` and `after` have every split and every
     named reward, `scores` the evaluations between. `done` says whether all steps and the last evaluation were made.
+    `collapsed` says why a run was stopped that had lost what it learnt; `checkpoint` is the best from before, then.
     `failed` counts rollouts of training by the cause of their failure. `max_logprob_diff` is the largest gap between
     engine and learner over every token of the run (`tokens_checked`). `folder` is where everything of it lies.
     """
@@ -36,6 +37,7 @@ class Summary(Struct, kw_only=True):
     seconds: float
     steps: int
     done: bool
+    collapsed: str | None
     seeds: list[int]
     model: str
     version: str
@@ -51,9 +53,18 @@ class Summary(Struct, kw_only=True):
 
 
 def summarize(
-    config: Config, folder: Path, steps: Sequence[Step], scores: Scores, *, seconds: float, done: bool
+    config: Config,
+    folder: Path,
+    steps: Sequence[Step],
+    scores: Scores,
+    *,
+    seconds: float,
+    done: bool,
+    collapsed: str | None = None,
+    result: str | None = None,
 ) -> Summary:
-    """Make the summary, write it as summary.json and draw curve.png into `folder`."""
+    """Make the summary, write it as summary.json and draw curve.png into `folder`. `result` is the checkpoint that is
+    left of a run that `collapsed`."""
     first = config.loop.eval_splits[0] if config.loop.eval_splits else ""
     evaluated = totals(scores, config.algorithm.rewards)
     start, end = ends(evaluated.get(first, []))
@@ -72,11 +83,12 @@ def summarize(
         seconds=round(seconds, 2),
         steps=len(steps),
         done=done,
+        collapsed=collapsed,
         seeds=[config.seed],
         model=config.policy.model,
         version=last.version if last else "1.0",
         digest=last.digest if last else None,
-        checkpoint=last.checkpoint if last else None,
+        checkpoint=result if collapsed else last.checkpoint if last else None,
         failed=dict(sum((failures(step.metrics) for step in steps), Counter[str]())),
         max_logprob_diff=max((s.metrics.get("training/rollout_logprobs_diff_max", 0.0) for s in steps), default=0.0),
         tokens_checked=int(sum(s.metrics.get("training/rollout_logprobs_checked", 0.0) for s in steps)),
