@@ -240,7 +240,8 @@ class Gateway:
             )
         # Instructions are for one response: the old ones go, the new ones stand before everything.
         old, new = "instructions" in turn.requested, "instructions" in request.requested
-        joined = [*request.messages[:new], *turn.messages[old:], turn.answer, *request.messages[new:]]
+        said = turn.answer | {"turn": turn.id}
+        joined = [*request.messages[:new], *turn.messages[old:], said, *request.messages[new:]]
         responses.check_results(joined)
         return replace(request, messages=joined)
 

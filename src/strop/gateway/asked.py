@@ -19,7 +19,8 @@ from strop.gateway.render import Messages, Tools
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """`edges` has one edge per message, `keys` one key per leading message.
+    """`edges` has one edge per message, `keys` one key per leading message. `context` is the key of the whole with what
+    the request says besides of the answers in it: whose they are, which thoughts led to them, the ids of their calls.
 
     `lead` is the beginning of the answer where that is given: by the agent (its own words are `prefill`), or to make
     the model call a tool. `variables` are what the chat template is given besides: with others it is another context.
@@ -33,6 +34,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     prefill: str
     edges: list[bytes]
     keys: list[bytes]
+    context: bytes
 
     @classmethod
     def of(
@@ -40,9 +42,16 @@ class Asked(Struct, frozen=True, kw_only=True):
     ) -> Asked:
         edges, variables = edges_of(messages), variables or {}
         start = msgspec.json.encode([tools or [], variables] if variables else tools or [], order="sorted")
-        keys = _keys(start, edges)
+        keys, told = _keys(start, edges), _told(messages)
         return cls(
-            messages=messages, tools=tools, variables=variables, lead=lead, prefill=prefill, edges=edges, keys=keys
+            messages=messages,
+            tools=tools,
+            variables=variables,
+            lead=lead,
+            prefill=prefill,
+            edges=edges,
+            keys=keys,
+            context=step(keys[-1], told) if told else keys[-1],
         )
 
     @classmethod
@@ -51,28 +60,46 @@ class Asked(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> bytes:
-        return step(self.keys[-1], self.lead.encode()) if self.lead else self.keys[-1]
+        return step(self.context, self.lead.encode()) if self.lead else self.context
+
+
+def _told(messages: Messages) -> bytes:
+    told = [
+        (i, message.get("turn"), message.get("reasoning_content"), call_ids(message))
+        for i, message in enumerate(messages)
+        if message["role"] == "assistant"
+    ]
+    return msgspec.json.encode(told) if any(any(parts[1:]) for parts in told) else b""
+
+
+def call_ids(message: Json) -> tuple[str, ...]:
+    return tuple(call["id"] for call in message.get("tool_calls") or ())
 
 
 def edges_of(messages: Messages) -> list[bytes]:
-    """The edges of a conversation. A tool's message names the call it answers by the call's place, for agents may give
-    calls new ids with every request."""
-    places: dict[str, int] = {}
+    """The edges of a conversation. A tool's message names the call it answers by where that stands, as seen from the
+    result: agents may give calls new ids with every request, or forget what came before. Of several calls with one id
+    it is the last."""
+    places: dict[str, tuple[int, int]] = {}
     edges: list[bytes] = []
-    num_calls = 0
+    num_calling = 0
     for message in messages:
-        for call in message.get("tool_calls") or ():
-            places[call.get("id", "")] = num_calls
-            num_calls += 1
-        edges.append(edge_of(message, places.get(message.get("tool_call_id") or "")))
+        if calls := message.get("tool_calls"):
+            num_calling += 1
+            places |= {call.get("id", ""): (num_calling, i) for i, call in enumerate(calls)}
+        asked = places.get(message.get("tool_call_id") or "")
+        edges.append(edge_of(message, asked and (num_calling - asked[0], asked[1])))
     return edges
 
 
-_known: dict[tuple[int, int | None], tuple[Json, bytes]] = {}
+Place = tuple[int, int]
+"""How many messages with calls back from the last one a call stands, and which of that message's calls it is."""
+
+_known: dict[tuple[int, Place | None], tuple[Json, bytes]] = {}
 """Edges of messages that were seen: dialects give out the same object for the same bytes."""
 
 
-def edge_of(message: Json, place: int | None = None) -> bytes:
+def edge_of(message: Json, place: Place | None = None) -> bytes:
     """The first letter of the role, and a hash. `place` is that of the call which a tool's message answers."""
     found = _known.get((id(message), place))
     if found is not None and found[0] is message:

@@ -24,8 +24,9 @@ from strop.gateway.formats.base import Call as ModelCall
 from strop.gateway.formats.base import Piece, Thought
 from strop.gateway.parse import Detokenizer, StopStrings
 from strop.gateway.route import PolicyRoute
+from strop.gateway.served import call_id
 from strop.gateway.session import Prompt, Session
-from strop.types import Finish, Sampling, stable_hash
+from strop.types import Finish, Sampling
 
 Emit = Callable[[Delta], Awaitable[None]]
 
@@ -217,7 +218,7 @@ class Choice:
         for piece in pieces:
             if isinstance(piece, ModelCall):
                 position = len(self.calls) + len(calls)
-                calls.append(ToolCall(position, self._call_id(position), piece.name, piece.arguments))
+                calls.append(ToolCall(position, call_id(self.sampling.seed, position), piece.name, piece.arguments))
         tokens = self._sampled(first) if self._request.logprobs else []
         if reasoning and not text:
             self.reasoning_tokens = len(self.ids)
@@ -228,10 +229,6 @@ class Choice:
         if not (text or reasoning or calls or tokens):
             return None
         return Delta(choice=self.index, reasoning=reasoning, text=text, calls=tuple(calls), tokens=tuple(tokens))
-
-    def _call_id(self, position: int) -> str:
-        """Nine letters and digits, which is what the strictest chat templates want of it."""
-        return f"{stable_hash(self.sampling.seed or 0, 'call', position):016x}"[-9:]
 
     def _sampled(self, first: int) -> list[SampledToken]:
         token = self._route.renderer.token

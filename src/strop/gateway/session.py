@@ -9,7 +9,8 @@ tokens of the new messages:
     prompt      [the same ids ............................................]   +   \\n<|im_start|>user\\nAnd 5 * 6? ...
 
 Otherwise the conversation is rendered whole, and the prompt says why it could not be extended. Contexts form a trie
-whose edges are messages, as `Asked` has them.
+whose edges are messages, as `Asked` has them. Turns may have said the same words after different thoughts: those of
+them that the request says otherwise about (see served.py) are not gone on from.
 
 That is `history = "sampled"`. With `history = "template"` the model sees what a stock server would show it when it is
 deployed: where the template writes what was said otherwise (thinking that is stripped, say), a branch begins that
@@ -29,20 +30,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from strop.gateway.asked import Asked, edge_of, step
-from strop.gateway.dialects.base import Json
+from strop.gateway.branch import Branch, difference
 from strop.gateway.render import Renderer, Tools
+from strop.gateway.served import Said, Served, agreement, made_ids, spoken
 from strop.types import Attempt, Rollout, Turn
 
-Branch = Literal[
-    "edited_history",
-    "dropped_tool_result",
-    "truncated",
-    "changed_system",
-    "changed_tools",
-    "changed_kwargs",
-    "template_rewrote",
-    "new_conversation",
-]
 History = Literal["sampled", "template"]
 
 
@@ -56,34 +48,15 @@ class Prompt(Struct, frozen=True, kw_only=True):
     hashed: blake2b | None = None
 
 
-class Served(Struct, frozen=True, kw_only=True):
-    """What is kept of a turn: its tokens and the hashes of its messages, of which long conversations have many copies.
-    `number` is the last part of its id, `request` that of its request's first choice. `text` is a raw prompt's, with
-    the answer, which begins at `said`."""
-
-    id: str
-    number: int
-    request: int
-    prompt_ids: list[int]
-    response_ids: list[int]
-    hashed: blake2b
-    edges: list[bytes]
-    variables: Json = {}
-    text: str | None = None
-    said: int = 0
-
-    @property
-    def ids(self) -> list[int]:
-        return self.prompt_ids + self.response_ids
-
-
 class Contexts:
     """Every context served to one agent of a session by one policy. In which order turns are added does not matter:
     requests overlap, and end in another order than they began."""
 
-    def __init__(self, start: bytes) -> None:
+    def __init__(self, start: bytes, made: dict[str, str] | None = None) -> None:
+        """`made` has the turns by the call ids that the gateway made for them, those of other contexts too."""
         self._start = blake2b(start, digest_size=8)
-        self._served: dict[bytes, Served] = {}  # a context's key -> the turn that ended it
+        self._made: dict[str, str] = {} if made is None else made
+        self._served: dict[bytes, list[Served]] = {}  # a context's key -> the turns that ended it
         self._gone_on: dict[str, set[bytes]] = {}  # a turn -> the hashes of messages that followed it
         self._prompts: dict[bytes, Prompt] = {}  # a request's key -> the prompt it got, for when it comes again
         self._turns: list[Served] = []  # by number
@@ -96,7 +69,7 @@ class Contexts:
         it was only asked about. Raises `BadTemplate`."""
         if (again := self._prompts.get(asked.key)) is not None:
             return again
-        if (begun := self._prompts.get(asked.keys[-1])) is not None:  # asked before, without this lead
+        if (begun := self._prompts.get(asked.context)) is not None:  # asked before, without this lead
             prompt = begun
         elif asked.messages[0]["role"] == "prompt":
             prompt = self._raw(renderer, asked.messages[0]["content"])
@@ -136,6 +109,9 @@ class Contexts:
             seen = Prompt(ids=turn.prompt_ids, parent=turn.parent, shared=turn.shared, branch=_branch(turn))
             seen = self._prompts[asked.key] = replace(seen, hashed=self._hashed(seen))
         number = _number(turn.id)
+        edges, parent = [*asked.edges, answer], self._by_id.get(turn.parent or "")
+        before = parent if parent and self._goes_on(parent, turn, asked, edges) else None
+        self._made |= dict.fromkeys(made_ids(turn), turn.id)
         served = Served(
             id=turn.id,
             number=number,
@@ -143,30 +119,46 @@ class Contexts:
             prompt_ids=turn.prompt_ids,
             response_ids=turn.response_ids,
             hashed=cast(blake2b, seen.hashed),
-            edges=[*asked.edges, answer],
+            edges=edges,
             variables=asked.variables,
+            before=before.id if before else None,
+            heard=spoken(asked.messages, len(before.edges) if before else 0) | {len(edges) - 1: Said.by(turn)},
             text=prompt + said if isinstance(prompt, str) and said and not turn.abandoned else None,
             said=len(prompt or ""),
         )
         insort(self._turns, served, key=lambda turn: turn.number)
-        if (parent := self._by_id.get(turn.parent or "")) and served.edges[: len(parent.edges)] == parent.edges:
-            self._gone_on.setdefault(parent.id, set()).update(served.edges[len(parent.edges) : -1][:1])
+        if before:
+            self._gone_on.setdefault(before.id, set()).update(edges[len(before.edges) : -1][:1])
         self._by_id[turn.id] = served
-        if turn.abandoned or raw:
-            return
-        key = step(asked.keys[-1], answer)
-        # Of several turns with the same words an agent most likely goes on from the latest; among the choices of one
-        # request, from the first.
-        known = self._served.get(key)
-        if known is None or (known.request, -known.number) < (served.request, -served.number):
-            self._served[key] = served
+        if not turn.abandoned and not raw:
+            self._served.setdefault(step(asked.keys[-1], answer), []).append(served)
+
+    def _goes_on(self, parent: Served, turn: Turn, asked: Asked, edges: list[bytes]) -> bool:
+        """Whether a turn's context is its parent's, and more."""
+        whole = turn.shared >= len(parent.prompt_ids) + len(parent.response_ids)
+        return whole and edges[: len(parent.edges)] == parent.edges and self._agreement(parent, asked) is not None
+
+    def _agreement(self, turn: Served, asked: Asked) -> int | None:
+        return agreement(turn, self._by_id, asked.messages, self._made)
+
+    def _find(self, asked: Asked) -> tuple[Served, int] | None:
+        """The turn that ended the longest conversation which this one begins with, and how many messages that has.
+
+        Where nothing the request says of them tells several apart, an agent most likely goes on from the latest; among
+        the choices of one request, from the first."""
+        for n in range(len(asked.keys), 0, -1):
+            known = [(self._agreement(turn, asked), turn) for turn in self._served.get(asked.keys[n - 1], ())]
+            agreeing = [(agreed, turn.request, -turn.number, turn) for agreed, turn in known if agreed is not None]
+            if agreeing:
+                return max(agreeing, key=lambda found: found[:3])[3], n
+        return None
 
     def _extended(self, renderer: Renderer, asked: Asked) -> Prompt | None:
         """What the model said stays as it said it, whatever the template makes of it now."""
-        served = _longest(asked.keys, self._served)
-        if not served:
+        found = self._find(asked)
+        if found is None:
             return None
-        turn = self._served[asked.keys[served - 1]]
+        turn, served = found
         path = turn.ids
         new = renderer.continuation(asked.messages, asked.tools, served, path)
         if new is None:
@@ -187,9 +179,8 @@ class Contexts:
     def _rendered(self, renderer: Renderer, asked: Asked) -> Prompt:
         """What a stock server would show the model: recorded ids as long as the template writes their very text."""
         text = renderer.text(asked.messages, asked.tools, generate=True)
-        served = _longest(asked.keys, self._served)
-        if served:
-            turn = self._served[asked.keys[served - 1]]
+        if (found := self._find(asked)) is not None:
+            turn, served = found
             shown, said = text, renderer.decode(turn.ids)
             if not shown.startswith(said):
                 shown = renderer.decode(renderer.encode(text))  # some tokenizers normalise what they are given
@@ -215,15 +206,17 @@ class Contexts:
         return Prompt(ids=ids, parent=parent, shared=shared, branch=branch)
 
     def _raw(self, renderer: Renderer, prompt: str | list[int]) -> Prompt:
-        """A raw prompt extends the one whose text, with its answer, it begins with."""
+        """A raw prompt extends the one whose text or ids, with its answer, it begins with."""
         if not isinstance(prompt, str):
-            found = self._branch(prompt, "new_conversation" if self._turns else None)
-            turn = self._by_id.get(found.parent or "")
-            goes_on = turn is not None and found.shared >= len(turn.prompt_ids) + len(_spoken(renderer, turn))
-            return replace(found, branch=None) if goes_on else found
+            paths = ((turn, turn.prompt_ids + _spoken(renderer, turn)) for turn in self._turns)
+            begun = [(len(path), turn) for turn, path in paths if prompt[: len(path)] == path]
+            if begun:
+                _, turn = max(begun, key=lambda found: (found[0], found[1].request, -found[1].number))
+                return Prompt(ids=prompt, parent=turn.id, shared=common_prefix(turn.ids, prompt))
+            return self._branch(prompt, "new_conversation" if self._turns else None)
         texts = [turn for turn in self._turns if turn.text and prompt.startswith(turn.text)]
         if texts:
-            turn = max(texts, key=lambda turn: len(turn.text or ""))
+            turn = max(texts, key=lambda turn: (len(turn.text or ""), turn.request, -turn.number))
             said, text = _spoken(renderer, turn), prompt[turn.said :]
             while not text.startswith(renderer.spoken(said)):  # a stop string, which the agent was not shown
                 said = said[:-1]
@@ -234,29 +227,21 @@ class Contexts:
     def _reason(self, asked: Asked) -> Branch | None:
         if not self._turns:
             return None
-        if _longest(asked.keys, self._served):
+        if self._find(asked):
             return "template_rewrote"
-        same = [turn for turn in self._served.values() if asked.edges[: len(turn.edges)] == turn.edges]
-        # Or the same words, and they were no answer's.
-        same = same or [turn for turn in self._turns if asked.edges == turn.edges[:-1]]
-        if same:
-            return "changed_tools" if any(turn.variables == asked.variables for turn in same) else "changed_kwargs"
+        if not any(key in self._served for key in asked.keys):  # those that were have been said otherwise
+            answered = (turn for turns in self._served.values() for turn in turns)
+            same = [turn for turn in answered if asked.edges[: len(turn.edges)] == turn.edges]
+            # Or the same words, and they were no answer's.
+            same = same or [turn for turn in self._turns if asked.edges == turn.edges[:-1]]
+            if same:
+                return "changed_tools" if any(turn.variables == asked.variables for turn in same) else "changed_kwargs"
         return self._why(asked)
 
     def _why(self, asked: Asked) -> Branch:
         """How a conversation differs from the one served before that is most like it."""
         now = set(asked.edges)
-        before = max(self._turns, key=lambda turn: len(now.intersection(turn.edges))).edges
-        (old_system, old), (new_system, new) = _parts(before), _parts(asked.edges)
-        kept = [edge for edge in old if edge in new]
-        if not kept:
-            return "new_conversation"
-        if old_system != new_system:
-            return "changed_system"
-        if new[: len(kept)] != kept or old[: len(kept)] == kept:  # it stands elsewhere, or something else in its place
-            return "edited_history"
-        gone = [edge for edge in old[: old.index(kept[-1])] if edge not in kept]
-        return "dropped_tool_result" if all(edge.startswith(b"t") for edge in gone) else "truncated"
+        return difference(max(self._turns, key=lambda turn: len(now.intersection(turn.edges))).edges, asked.edges)
 
 
 class Session:
@@ -267,6 +252,7 @@ class Session:
         self.attempt = attempt
         self.in_flight = 0
         self._contexts: dict[tuple[str, str], Contexts] = {}
+        self._made: dict[str, str] = {}
         self._num_turns = 0
         self._asked: Counter[tuple[str, bytes]] = Counter()
 
@@ -274,7 +260,7 @@ class Session:
         """One agent may speak to several policies, whose tokens are not each other's."""
         key = (agent, policy)
         if key not in self._contexts:
-            self._contexts[key] = Contexts(b"[%d,%b,[" % (self.rollout.seed, msgspec.json.encode(agent)))
+            self._contexts[key] = Contexts(b"[%d,%b,[" % (self.rollout.seed, msgspec.json.encode(agent)), self._made)
         return self._contexts[key]
 
     def next_turn(self) -> str:
@@ -328,17 +314,6 @@ def common_prefix(a: list[int], b: list[int]) -> int:
         else:
             high = middle - 1
     return low
-
-
-def _longest(keys: list[bytes], known: dict[bytes, Served]) -> int:
-    """How many messages the longest known prefix has; 0 if none is known."""
-    return next((n for n in range(len(keys), 0, -1) if keys[n - 1] in known), 0)
-
-
-def _parts(edges: list[bytes]) -> tuple[list[bytes], list[bytes]]:
-    """The system's messages at the beginning, and the conversation."""
-    first = next((i for i, edge in enumerate(edges) if not edge.startswith(b"s")), len(edges))
-    return edges[:first], edges[first:]
 
 
 def _number(turn: str) -> int:

@@ -64,6 +64,8 @@ def traits_of(template: Template, added: Iterable[str], kept: frozenset[str]) ->
 
 def shaped(message: Json, shape: Shape) -> Json:
     """A plain message (see `Request`) as this template wants it."""
+    if "turn" in message:  # which turn it was is between the agent and the gateway
+        message = {key: value for key, value in message.items() if key != "turn"}
     if message["role"] == "tool":
         id = message.get("tool_call_id")
         return message | {"tool_call_id": _short(id)} if shape.short_ids and id else message

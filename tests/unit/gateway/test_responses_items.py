@@ -93,6 +93,7 @@ def test_an_answer_comes_back_as_the_one_message_it_was() -> None:
     message = {
         "role": "assistant",
         "content": "So.",
+        "turn": "r1/1/4",
         "reasoning_content": "Let me.",
         "tool_calls": [
             {"id": "c1", "type": "function", "function": {"name": "calculator", "arguments": {"expression": "é"}}},
@@ -112,6 +113,6 @@ def test_two_answers_in_a_row_stay_two() -> None:
     after = Answer(id="r1/1/5", model="tiny", created=8, prompt_tokens=5)
     second = json.loads(responses.whole(after, [said], Request()))
     assert responses.read_input(first["output"] + second["output"]) == [
-        {"role": "assistant", "content": "", "reasoning_content": "Let me."},
-        {"role": "assistant", "content": "So."},
+        {"role": "assistant", "content": "", "turn": "r1/1/4", "reasoning_content": "Let me."},
+        {"role": "assistant", "content": "So.", "turn": "r1/1/5"},
     ]

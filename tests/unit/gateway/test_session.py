@@ -56,11 +56,11 @@ class Desk:
             sampling_for=lambda rollout: Sampling(max_tokens=500),
         )
 
-    def ask(self, messages: list[dict[str, Any]], answer: Any, **fields: Any) -> Turn:
+    def ask(self, messages: list[dict[str, Any]], answer: Any, *, agent: str = "main", **fields: Any) -> Turn:
         self.next = answer
         body = {"messages": messages, **fields}
         request = chat.read(json.dumps(body).encode())
-        call = Call(self.session, "main", self.route, request)
+        call = Call(self.session, agent, self.route, request)
 
         async def work() -> None:
             await call.run(quiet)
@@ -187,6 +187,9 @@ T1, T2 = ("t", "p"), ("t", "q")
         ([U1, A1, U2, A2], [U2, A2, U3], "truncated"),
         ([S1, U1, A1, U2, A2], [S1, U2, A2, U3], "truncated"),
         ([U1, A1, T1, A2], [U1, A2, U2], "truncated"),
+        ([U1, A1, T1, A1, T1, A2], [U1, A1, T1, A2, U2], "truncated"),
+        ([U1, A1, T1, A1, T2, A1], [U1, A1, T2, A1, T1], "truncated"),
+        ([U1, A1, U2, A2], [U2, A2, A3, U3], "edited_history"),
         ([U1, A1, T1, A2], [U1, A1, A2, U2], "dropped_tool_result"),
         ([U1, A1, T1, A2, T2, A3], [U1, A1, A2, T2, A3, U2], "dropped_tool_result"),
         ([U1, A1, T1, A2, T2, A3], [U1, A1, A2, A3, U2], "dropped_tool_result"),
@@ -208,7 +211,9 @@ def test_why(renderer: Renderer, served: list[tuple[str, str]], now: list[tuple[
             asked = Asked.of(plain(served[:n]), None)
             prompt = contexts.prompt(renderer, asked)
             assert prompt.branch is None
-            contexts.add(turn_of(n, asked, prompt.ids, plain(served[n : n + 1])[0], prompt.parent), asked)
+            answer = plain(served[n : n + 1])[0]
+            turn = turn_of(n, asked, prompt.ids, answer, prompt.parent, shared=prompt.shared)
+            contexts.add(turn, asked)
     assert contexts.prompt(renderer, Asked.of(plain(now), None)).branch == why
 
 
@@ -291,6 +296,20 @@ def test_calls_may_get_new_ids_with_every_request(desk: Desk) -> None:
         assert (now.parent, now.branch) == (parent.id, None)
         parent, rest = now, [*rest, said(now), user("more")]
     assert desk.ask(sent(3, (1, 0)), "ok", tools=TOOLS).branch == "edited_history", "results answer other calls"
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_an_agent_that_forgets_its_oldest_rounds(desk: Desk, same: bool) -> None:
+    """Windows over rounds of tools: the rest is as it was, whatever ids and places its calls have."""
+    rounds: list[list[dict[str, Any]]] = []
+    for n in range(4):
+        kept = [message for round in rounds[-2:] for message in round]
+        call = f'<tool_call>\n{{"name": "add", "arguments": {{"a": {0 if same else n}}}}}\n</tool_call>'
+        turn = desk.ask([user("go"), *kept], f"{call}\n{call}", tools=TOOLS)
+        assert turn.branch == (None if n < 3 else "truncated")
+        ids = [call["id"] for call in turn.answer["tool_calls"]]
+        results = [{"role": "tool", "tool_call_id": id, "content": f"{n}"} for id in ids]
+        rounds.append([said(turn), *results])
 
 
 def test_rewriting_templates_branch(renderer: Renderer) -> None:

@@ -6,6 +6,7 @@ one adds a file here and a line to the routes; nothing behind this seam knows wh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
@@ -20,8 +21,9 @@ class Request(Struct, frozen=True, kw_only=True):
     """A model call, whatever API it came through.
 
     `messages` are plain: content is always text, tool calls are {"id", "type", "function": {"name", "arguments"}} with
-    the arguments as parsed JSON, the way chat templates want them. An API without messages gives `prompts` instead, as
-    text or as token ids, each answered `n` times. `tools` are in the chat API's shape.
+    the arguments as parsed JSON, the way chat templates want them. Those of the assistant may have the thoughts before
+    it as `reasoning_content` and, where the agent names it, the `turn` that said it. An API without messages gives
+    `prompts` instead, as text or as token ids, each answered `n` times. `tools` are in the chat API's shape.
 
     `tool` is the one that must be called, where `tool_choice` is "required" for a certain one. `prefill` is the
     beginning of the answer, which the model goes on from. `previous` is the turn whose conversation `messages` go on
@@ -57,6 +59,18 @@ class Request(Struct, frozen=True, kw_only=True):
     def parse_tools(self) -> bool:
         """Whether calls are taken out of what the model says."""
         return bool(self.tools) and self.tool_choice != "none"
+
+
+def turn_named(id: str | None) -> str | None:
+    """What an agent sends back as an id, if it is a turn's: others have ids too.
+
+    >>> turn_named("g1.0/1/4"), turn_named("EqQBCgIYAhIM1/d=="), turn_named(None)
+    ('g1.0/1/4', None, None)
+    """
+    return id if id is not None and _TURN.fullmatch(id) else None
+
+
+_TURN = re.compile(r".+/[0-9]+/[0-9]+")
 
 
 class SampledToken(Struct, frozen=True):

@@ -8,7 +8,7 @@ What has no counterpart in a chat template, and what is done about it:
 - `thinking` and `output_config.effort` switch thinking where the chat template has a variable for it, and are accepted
   and recorded where it has none; so is the clearing of old thinking, since what a model sees of that is decided by the
   policy's `history`. `chat_template_kwargs` is taken besides, as other servers of open models do. Thinking is always
-  shown whole; its signature is the turn's id, and is not looked at when it comes back. Redacted thinking is ignored.
+  shown whole; its signature is the turn's id, and names the turn that is gone on from. Redacted thinking is ignored.
 - Several blocks of text are joined: the assistant's as they are, all others by a line break.
 - The text of a `tool_result` with `is_error` begins with "Error: ", unless the tool said so itself.
 - Consecutive messages of one role are one turn. Of a user's turn the tool results come first, each a message of its
@@ -25,7 +25,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from strop.gateway.dialects.base import Answer, ChoiceDone, Json, Refused, Request
+from strop.gateway.dialects.base import Answer, ChoiceDone, Json, Refused, Request, turn_named
 from strop.gateway.dialects.fields import check_schema, read_fields, read_object, unsupported
 from strop.gateway.dialects.messages_stream import Events, content, error_body, stop, usage
 
@@ -200,6 +200,7 @@ class _ToolResult(Struct, tag="tool_result"):
 
 class _Thought(Struct, tag="thinking"):
     thinking: str
+    signature: str | None = None
 
 
 class _Redacted(Struct, tag="redacted_thinking"):
@@ -293,8 +294,10 @@ def _plain(role: Role, blocks: Sequence[_Block]) -> list[Json]:
 
 def _assistant(text: str, blocks: Sequence[_Block]) -> Json:
     plain: Json = {"role": "assistant", "content": text}
-    if thoughts := [block.thinking for block in blocks if isinstance(block, _Thought)]:
-        plain["reasoning_content"] = "".join(thoughts)
+    if thoughts := [block for block in blocks if isinstance(block, _Thought)]:
+        plain["reasoning_content"] = "".join(block.thinking for block in thoughts)
+        if (turn := next(filter(None, (turn_named(block.signature) for block in thoughts)), None)) is not None:
+            plain["turn"] = turn
     if calls := [block for block in blocks if isinstance(block, _ToolUse)]:
         plain["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input}}

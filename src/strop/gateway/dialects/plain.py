@@ -41,6 +41,7 @@ class _Message(Struct):
     tool_calls: list[_Call] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: Any = None
     function_call: Any = None
     audio: Any = None
 
@@ -102,8 +103,9 @@ def _assistant(message: _Message) -> Json:
     if message.function_call is not None or message.audio is not None:
         raise _Wrong(" has a function_call or audio: only text and tool_calls are served")
     plain: Json = {}
-    if message.reasoning_content is not None:
-        plain["reasoning_content"] = message.reasoning_content
+    thought = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    if isinstance(thought, str):  # under its other name a framework may keep something else
+        plain["reasoning_content"] = thought
     if message.tool_calls:
         plain["tool_calls"] = [_call(call, f".tool_calls[{i}]") for i, call in enumerate(message.tool_calls)]
     return plain

@@ -6,8 +6,8 @@ own. A tool's `strict` is for a server that constrains what its model writes; th
 shown it.
 
 An answer comes in several items (reasoning, message, function calls), but was sampled as one: items that come back are
-put together again. Theirs are the ids of `responses_stream`, which name the turn; items without such an id belong
-together as long as they come in that order.
+put together again. Theirs are the ids of `responses_stream`, which name the turn that is gone on from; items without
+such an id belong together as long as they come in that order.
 """
 
 from __future__ import annotations
@@ -279,7 +279,8 @@ class _Said:
         return not self.answered and (now > self._last or (isinstance(item, _Call) and now == self._last))
 
     def add(self, item: _Message | _Reasoning | _Call, where: str) -> None:
-        self._turn = self._turn or turn_of(item.id)
+        if self._turn is None and (turn := turn_of(item.id)) is not None:
+            self._turn = self.message["turn"] = turn
         self._last = _ORDER.index(type(item))
         if isinstance(item, _Message):
             self.message["content"] += _text(item.content, f"{where}.content")

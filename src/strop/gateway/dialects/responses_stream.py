@@ -22,7 +22,17 @@ from typing import Any
 
 import msgspec
 
-from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Json, Refused, Request, SampledToken, ToolCall
+from strop.gateway.dialects.base import (
+    Answer,
+    ChoiceDone,
+    Delta,
+    Json,
+    Refused,
+    Request,
+    SampledToken,
+    ToolCall,
+    turn_named,
+)
 from strop.gateway.dialects.fields import error_body
 
 
@@ -32,8 +42,7 @@ def turn_of(item: str | None) -> str | None:
     >>> turn_of("fc1_g1.0/1/4"), turn_of("msg_689a0b"), turn_of(None)
     ('g1.0/1/4', None, None)
     """
-    turn = (item or "").partition("_")[2]
-    return turn if "/" in turn else None
+    return turn_named((item or "").partition("_")[2])
 
 
 # -- the object --------------------------------------------------------------------------------------------------------
