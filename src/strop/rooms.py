@@ -45,6 +45,7 @@ from strop.relative import Relative
 from strop.relative import load as load_relative
 from strop.runners.agents import is_python, near_miss
 from strop.runners.pool import Pool
+from strop.secret import hide_keys
 from strop.server import serve
 from strop.store.base import Store
 from strop.store.opening import open_store
@@ -184,6 +185,7 @@ class Run:
 @asynccontextmanager
 async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenerator[Run]:
     """Start every room in the order data walks through them; whatever happens, close them in reverse."""
+    hide_keys(config)
     algorithm = algorithms.make(config.algorithm, config.learner)
     refuse_contradictions(config, algorithm)
     check(config.monitor.writers)

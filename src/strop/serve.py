@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
-import secrets
 import signal
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -27,6 +26,7 @@ from strop.config import Config
 from strop.errors import ConfigError, PlaceError, StropError
 from strop.folder import until_gone
 from strop.private import private, private_folder
+from strop.secret import hide_keys, new_key
 from strop.server import Server, serve
 from strop.store.base import Store
 from strop.store.http.keys import run_key
@@ -121,7 +121,7 @@ async def _forget(store: Store, gateway: Gateway) -> None:
 @asynccontextmanager
 async def served(store: Store, key: str | None = None) -> AsyncGenerator[StoreServer]:
     """For tests and notebooks: a store served on a free port of this machine as long as the block lasts."""
-    server = await serve_store(store, key=key or secrets.token_urlsafe(24))
+    server = await serve_store(store, key=key or new_key())
     try:
         yield server
     finally:
@@ -187,6 +187,7 @@ async def load_model(
     from strop.learner.process import LearnerProcess
     from strop.rooms import POLICY, engine_name, engine_of, gateway_of
 
+    hide_keys(config)
     place = weights or await asyncio.to_thread(folder_of, config.policy)
     served = Policy(name=POLICY, version=version(1, 0), model=config.policy.model)
     there = next((policy for policy in await store.policies() if policy.name == POLICY), served)

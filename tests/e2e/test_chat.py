@@ -244,7 +244,7 @@ def test_an_export_is_served_with_exact_sessions(tmp_path: Path, run: Path) -> N
         said = json.loads(server.stdout.readline())
         (tmp_path / "tasks.jsonl").write_text('{"id": "a", "question": "What is 12 + 30?"}\n')
         (tmp_path / "agent.py").write_text(AGENT)
-        keys = ["--url", said["url"], "--key", said["key"]]
+        keys = ["--url", said["url"], "--key-file", tmp_path / "served" / "key"]
         enqueue = runs.strop("enqueue", "--tasks", tmp_path / "tasks.jsonl", "--name", "q", "--mode", "train", *keys)
         runner = runs.strop("runner", "--agent", f"{tmp_path}/agent.py:agent", "--until-empty", "--json", *keys)
         runs.finish(enqueue)

@@ -45,6 +45,7 @@ class Place:
         self.folder = folder
         (folder / "agents.py").write_text(AGENTS)
         (folder / "tasks.jsonl").write_text("".join(f'{{"id": "t{n}", "n": {n}}}\n' for n in range(6)))
+        (folder / "wrong-key").write_text("wrong\n")
         self.server = self.popen("serve", "--folder", "served", "--port", 0, "--json")
         assert self.server.stdout is not None
         self.said = json.loads(self.server.stdout.readline())
@@ -174,7 +175,7 @@ def test_following_shows_what_changes(place: Place):
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["runner", "--agent", "agents.py:agent", "--key", "wrong"], 1, "key"),
+        (["runner", "--agent", "agents.py:agent", "--key-file", "wrong-key"], 1, "the key does not open the store"),
         (["runner", "--agent", "agents.py:nobody"], 2, "agents.py has no 'nobody'"),
         (["runner", "--agent", "no-such-program --x"], 2, "no-such-program"),
         (["runner"], 2, "which agent?"),

@@ -27,8 +27,9 @@ class Served:
         self.folder, self.port, self.said = folder, 0, b""
 
     def start(self) -> None:
-        command = runs.strop("serve", "--folder", self.folder, "--port", self.port, "--key", "k", "--json")
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        command = runs.strop("serve", "--folder", self.folder, "--port", self.port, "--json")
+        keyed = os.environ | {"STROP_KEY": "k"}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=keyed)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.process.communicate()[1]

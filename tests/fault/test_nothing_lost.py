@@ -50,6 +50,7 @@ class Stage:
             "STROP_TEST_ACKS": str(self.acks),
             "STROP_TEST_URL": self.url,
             "STROP_TEST_KEY": KEY,
+            "STROP_KEY": KEY,
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
         }
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -65,14 +66,12 @@ class Stage:
                 self.folder / "served",
                 "--port",
                 self.port,
-                "--key",
-                KEY,
                 "--grace",
                 1,
                 *store,
             ],
         }.get(name) or [
-            *("runner", "--url", self.url, "--key", KEY, "--agent", agent, "--workers", 4),
+            *("runner", "--url", self.url, "--agent", agent, "--workers", 4),
             *("--set", "runner.lease=2", "--set", "runner.timeout=60", "--log", self.folder / f"{name}.log"),
         ]
         self.processes[name] = subprocess.Popen(

@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 import strop
 from strop.cli import chatting, comparing, doctoring, evaluating, looking, replaying, searching, serving, training
 from strop.errors import StropError
+from strop.secret import hide
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 done, 1 it failed, 2 it was asked wrongly, 130 it was stopped. Errors
     meant for people are one sentence on stderr."""
+    hide("STROP_KEY")
     arguments = parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from strop import algorithms
 from strop import config as configs
+from strop.cli import keys
 from strop.cli.printing import console, json_line, status, without_password
 from strop.config import Config
 from strop.errors import StropError
@@ -31,7 +32,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     place = "a run's folder, postgresql://..., or the address of `strop serve` (default: $STROP_URL, or runs/demo)"
     rollouts.add_argument("run", nargs="?", default=os.environ.get("STROP_URL", "runs/demo"), help=place)
     rollouts.add_argument("id", nargs="?", help="the rollout to show")
-    rollouts.add_argument("--key", default=os.environ.get("STROP_KEY"), help="opens an address (default: $STROP_KEY)")
+    keys.add(rollouts)
     statuses = ["queued", "running", "succeeded", "failed", "cancelled"]
     rollouts.add_argument("--status", choices=statuses, help="only those with this status")
     rollouts.add_argument("--mode", choices=["train", "eval", "greedy"], help="only those that sampled this way")
@@ -66,7 +67,7 @@ def _rollouts(arguments: argparse.Namespace) -> int:
 
 
 async def _look(arguments: argparse.Namespace) -> int:
-    store = await open_run(arguments.run, arguments.key)
+    store = await open_run(arguments.run, keys.key_of(arguments))
     try:
         if arguments.id:
             show = _follow_one if arguments.follow else _show_one

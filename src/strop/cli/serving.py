@@ -18,10 +18,12 @@ from rich.live import Live
 from rich.text import Text
 
 from strop import config as configs
+from strop.cli import keys
 from strop.cli.printing import console, json_line, me, without_password
 from strop.config import Config
 from strop.errors import ConfigError, StropError
 from strop.runners.pool import Pool
+from strop.secret import hide_keys
 from strop.store.base import Store
 from strop.store.opening import open_store
 from strop.tasks.load import load
@@ -42,7 +44,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     serve.add_argument("--set", action="append", default=[], metavar="a.b=c", help="any setting; see `strop config`")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     serve.add_argument("--port", type=int, default=PORT, help=f"port to listen on (default: {PORT}; 0: a free one)")
-    serve.add_argument("--key", default=os.environ.get("STROP_KEY"), help="the run key (default: $STROP_KEY, or made)")
+    keys.add(serve, default="$STROP_KEY, or the folder's, made if it has none")
     serve.add_argument("--synchronous", choices=["NORMAL", "FULL"], default="NORMAL", help="FULL survives power loss")
     serve.add_argument(
         "--grace", type=float, default=10.0, metavar="S", help="seconds for runners to be heard of after a start (10)"
@@ -82,7 +84,7 @@ def _address(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--url", default=os.environ.get("STROP_URL"), help="where `strop serve` is (default: $STROP_URL)"
     )
-    command.add_argument("--key", default=os.environ.get("STROP_KEY"), help="the run key (default: $STROP_KEY)")
+    keys.add(command)
 
 
 async def _open(arguments: argparse.Namespace, patience: float = 0.0) -> Store:
@@ -93,7 +95,7 @@ async def _open(arguments: argparse.Namespace, patience: float = 0.0) -> Store:
     if not arguments.url.startswith(("http://", "https://")):
         raise ConfigError("--url is the address of `strop serve`, http://...: serve the folder or database there first")
     return await open_store(
-        arguments.url, key=arguments.key, patience=patience, on_wait=_waiting(arguments.url, arguments.json)
+        arguments.url, key=keys.key_of(arguments), patience=patience, on_wait=_waiting(arguments.url, arguments.json)
     )
 
 
@@ -145,7 +147,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             model=model,
             host=arguments.host,
             port=arguments.port,
-            key=arguments.key,
+            key=keys.key_of(arguments),
             synchronous=arguments.synchronous,
             grace=arguments.grace,
             on_ready=ready,
@@ -243,8 +245,7 @@ def _runner(arguments: argparse.Namespace) -> int:
         reward=arguments.reward,
         runner={"workers": arguments.workers} if arguments.workers is not None else None,
     )
-    for name in ("STROP_KEY", "STROP_URL"):  # agents inherit the environment, and the run's key is not for them
-        os.environ.pop(name, None)
+    hide_keys(config)  # before agents inherit the environment
     if not config.agent and not config.agents:
         raise ConfigError("which agent? --agent FILE.py:function, a command, or the URL of a service")
     return uvloop.run(_run_agents(config, arguments))

@@ -33,6 +33,7 @@ from strop.engines.embedded.outbox import Outbox
 from strop.errors import LearnerError, StropError
 from strop.imports import one_line
 from strop.private import private
+from strop.secret import visible
 from strop.trajectory import Batch, Entries
 from strop.types import Sampling
 
@@ -196,7 +197,7 @@ def _spawn(log: Path) -> tuple[subprocess.Popen[bytes], Connection]:
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            env={"TOKENIZERS_PARALLELISM": "false", **WAIT_SHORTLY, **KEEP_MEMORY, **os.environ},
+            env={"TOKENIZERS_PARALLELISM": "false", **WAIT_SHORTLY, **KEEP_MEMORY, **visible()},
             start_new_session=True,  # Ctrl-C in the terminal is the run's to handle
         )
     return process, Connection(ours.detach())

@@ -171,7 +171,10 @@ class Asking:
 
                 key = os.environ.get(self._key_env, "") if self._key_env else "-"
                 if not key:
-                    raise StropError(f"the judge's key is missing: set ${self._key_env}, or give another key_env")
+                    raise StropError(
+                        f"the judge's key is missing: set ${self._key_env}, or give another key_env (one that "
+                        "gateway.outside names is kept from agents, and from judges beside them)"
+                    )
                 client = openai.OpenAI(base_url=self._base_url, api_key=key, max_retries=0)
                 self._made = {os.getpid(): client}
             return client

@@ -43,6 +43,7 @@ from strop.runners.llm import bypass_proxy
 from strop.runners.output import KEPT, PIECE
 from strop.runners.rewards import Judge, is_rewards, judged, load_judge
 from strop.runners.tree import Trees
+from strop.secret import visible
 
 T = TypeVar("T")
 
@@ -149,7 +150,7 @@ def _check(program: str) -> None:
 def _environment(job: Job) -> dict[str, str]:
     # Python's own hashing must not make one run of an agent differ from the next, and what it printed before it was
     # killed must not be lost.
-    environment = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", **os.environ}
+    environment = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", **visible()}
     bypass_proxy(urlsplit(job.llm.base_url).hostname or "", environment)
     return environment | job.llm.environment(job.task_file)
 

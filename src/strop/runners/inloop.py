@@ -25,6 +25,7 @@ from strop.runners.base import Agent, Job, Outcome, Say
 from strop.runners.llm import LLM, bypass_proxy
 from strop.runners.rewards import is_async, judged, load_judge
 from strop.runners.worker import call, failed, load_agent
+from strop.secret import without
 from strop.types import EventKind
 
 if TYPE_CHECKING:
@@ -46,10 +47,12 @@ class InLoop(Agent):
         self._config = config
         self._judge_spec = judge
         self._host = host
+        self._hiding = contextlib.ExitStack()
         self.stuck: set[object] = set()
 
     async def start(self) -> None:
         bypass_proxy(self._host, os.environ)
+        self._hiding.enter_context(without())
         self._function = load_agent(self._spec)
         self._judge = load_judge(self._judge_spec)
         if self._config.agents_in == "loop" and not is_async(self._function):
@@ -68,6 +71,7 @@ class InLoop(Agent):
         return await self._in_thread(job)
 
     async def close(self) -> None:
+        self._hiding.close()
         for task in self.stuck:
             if isinstance(task, asyncio.Task):
                 task.cancel()

@@ -34,6 +34,7 @@ from strop.runners.llm import bypass_proxy
 from strop.runners.output import KEPT
 from strop.runners.tree import PATIENCE, Trees, leftovers
 from strop.runners.zygote import Child, Zygote, ours
+from strop.secret import visible
 
 GONE = (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError)
 """The worker is gone, or makes no sense any more."""
@@ -61,7 +62,7 @@ class Processes(Agent):
         self._folder = folder
         self._log = Path(os.devnull) if log is None else log
         # Python's own hashing must not make one run of an agent differ from the next.
-        environment = {"PYTHONHASHSEED": "0", **os.environ, IN_AGENT: "1"}
+        environment = {"PYTHONHASHSEED": "0", **visible(), IN_AGENT: "1"}
         bypass_proxy(host, environment)
         self._python = config.python
         self._zygote = Zygote(self._log, folder, environment, self._python)
@@ -225,7 +226,9 @@ def _try_out(python: str) -> None:
     """Whether another environment's Python can run agents at all: what it says when it cannot is told in time."""
     code = f"import sys; sys.path[:0] = {ours()!r}; import strop.runners.worker; print(strop.__version__)"
     try:
-        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=START_LIMIT, check=False)
+        done = subprocess.run(
+            [python, "-c", code], capture_output=True, text=True, timeout=START_LIMIT, check=False, env=visible()
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise AgentError(f"runner.python: {python} cannot be run ({error}): name an environment's python") from None
     if done.returncode:

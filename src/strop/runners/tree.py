@@ -84,6 +84,8 @@ class Trees:
         self._ending: dict[Tree, asyncio.Future[int]] = {}
         self._work: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "strop-tree")
+        from strop.secret import visible
+
         # By path and isolated (-I): nothing of strop is imported, so that it starts at once and stays small.
         self._watcher = subprocess.Popen(
             [sys.executable, "-I", __file__],
@@ -92,6 +94,7 @@ class Trees:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            env=visible(),
         )
         assert self._watcher.stdin is not None
         self._pipe = self._watcher.stdin

@@ -4,7 +4,6 @@ what a step consumes. Each runs inside a verb's transaction.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 from msgspec import structs, to_builtins
 
 from strop.errors import Fenced, IllegalTransition, StoreError, UnknownId
+from strop.secret import new_key
 from strop.store import rows
 from strop.store.base import Ref
 from strop.types import TRANSITIONS, Attempt, Cause, Event, Lease, Reward, Rollout, Status, Step
@@ -115,7 +115,7 @@ def open_attempt(db: Db, rollout: Rollout, runner: str, now: float, seconds: flo
         rollout=rollout.id,
         number=rollout.attempts + 1,
         runner=runner,
-        key=secrets.token_urlsafe(24),
+        key=new_key(),
         started=now,
         lease_until=now + seconds,
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 import sys
 from collections.abc import AsyncGenerator, Sequence
@@ -23,6 +22,7 @@ from strop.engines.served import Model, Served
 from strop.engines.sglang.protocol import Api
 from strop.errors import EngineError
 from strop.http import Client
+from strop.secret import visible
 from strop.types import Sampling
 
 LIMIT = 0.1
@@ -53,7 +53,7 @@ class Sglang(Served[Api, SglangConfig]):
         version: str = "1.0",
     ) -> None:
         # This variable would have it give logprobs without the temperature.
-        env = {name: value for name, value in os.environ.items() if name != "SGLANG_RETURN_ORIGINAL_LOGPROB"}
+        env = {name: value for name, value in visible().items() if name != "SGLANG_RETURN_ORIGINAL_LOGPROB"}
         self._weights = weights
         self._aborts: set[asyncio.Task[None]] = set()
         super().__init__(

@@ -4,7 +4,6 @@ weights."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from strop.engines.served import Model, Served
 from strop.engines.vllm.protocol import MODEL, Api
 from strop.errors import ConfigError
 from strop.http import Client
+from strop.secret import visible
 from strop.types import Sampling
 
 ENTRY = "vllm.entrypoints.openai.api_server"
@@ -157,4 +157,4 @@ def environment(settings: VllmConfig) -> dict[str, str]:
         ours["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     if settings.lora_rank:
         ours["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
-    return {**os.environ, **ours, **settings.env}
+    return {**visible(), **ours, **settings.env}

@@ -65,7 +65,7 @@ class HttpStore(Store):
 
     def __init__(self, url: str, key: str, *, patience: float = 60.0) -> None:
         if not key:
-            how = "give the run's key (--key or STROP_KEY), `strop serve` keeps it in its folder's file `key`"
+            how = "give the run's key (--key-file or STROP_KEY), `strop serve` keeps it in its folder's file `key`"
             raise ConfigError(f"no key given: {how}")
         self.url, self._key = url.rstrip("/"), wire.checked_key(key)
         self._client = self._connections()
@@ -309,7 +309,9 @@ class HttpStore(Store):
         if problem.type in wire.ERRORS:
             return wire.ERRORS[problem.type](problem.message)
         if answer.status == 401:
-            return StoreError(f"the key does not open the store at {self.url}: give the run's key (--key or STROP_KEY)")
+            return StoreError(
+                f"the key does not open the store at {self.url}: give the run's key (--key-file or STROP_KEY)"
+            )
         return StoreError(problem.message)
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hmac
 import os
-import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
 from strop.errors import ConfigError, PlaceError, UnknownId
+from strop.secret import new_key
 from strop.store.base import Store
 from strop.store.http.asgi import Header, Refusal
 from strop.store.http.wire import checked_key
@@ -33,7 +33,7 @@ def run_key(folder: Path, given: str | None = None) -> str:
         pass
     except OSError as error:
         raise PlaceError(f"cannot read {path} ({error.strerror}): make it readable, or give a key") from None
-    made = secrets.token_urlsafe(24)
+    made = new_key()
     part = path.with_name(f"key.{os.getpid()}")
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
