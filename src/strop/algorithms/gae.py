@@ -2,8 +2,16 @@
 
 Time runs along one agent of one rollout (`lines.py`): from token to token within a turn, and from a turn's last
 token to the first one of the next turn, whatever its branch. What the environment wrote in between takes no time. Turns
-that share a place, since they overlap or are choices of one request, all go on to the turn that starts next after they
-all ended; where that has several choices, to the mean of them.
+that share a place, since they overlap or are choices of one request, all go on to what starts next after they all
+ended. Choices count by their mean. Of several requests in one place time runs along the one that started first; the
+others add what is their own, which is what they come to without what follows them all, so that nothing given to one is
+lost to the turns before, and what follows counts once:
+
+    value of a place      v(first) + sum over the others of v - discount^length x value of the next place
+    advantage of a place  the same of advantages, with (discount x lam)^length
+
+At the end of the line nothing follows but the outcome, which no critic is asked about: there the outcome itself is what
+the others leave out.
 
     tokens    a b c   (environment)   d e
     value     . . .                   . .       read where a token's logits are
@@ -48,15 +56,17 @@ def in_time(batch: Batch) -> Bools:
     return np.array([turn.id in told for turn in batch.turns], bool)[batch.entries.turn]
 
 
-def advantages(batch: Batch, reward: Floats, value: Floats, discount: float, lam: float) -> Floats:
+def advantages(batch: Batch, rewards: Rewards, value: Floats, discount: float, lam: float) -> Floats:
     """One advantage per entry, 0 outside time. Advantage plus value is the return that a critic learns."""
+    reward, ends = placed(batch, rewards), rewards.at_the_end(batch)
     advantage = np.zeros(len(batch.entries))
     where = {turn.id: t for t, turn in enumerate(batch.turns)}
     decay = discount * lam
     for line in lines(batch):
-        value_next = advantage_next = 0.0
         if line.places[0][0].id not in where:  # no entries: the rollout is over budget
             continue
+        outcome = float(ends[line.sample] + rewards.agents[line.sample, line.agent])
+        value_next = advantage_next = 0.0
         for place in reversed(line.places):
             for turn in place:
                 rows = batch.rows(where[turn.id])
@@ -66,12 +76,24 @@ def advantages(batch: Batch, reward: Floats, value: Floats, discount: float, lam
                     surprise[::-1].tolist(), lambda later, now: now + decay * later, initial=advantage_next
                 )
                 advantage[rows] = list(back)[:0:-1]
-            firsts = np.array([batch.starts[where[turn.id]] for turn in _first_request(place)])
-            value_next, advantage_next = float(value[firsts].mean()), float(advantage[firsts].mean())
+            values = advantages_here = 0.0
+            for k, request in enumerate(_requests(place)):
+                firsts = [int(batch.starts[where[turn.id]]) for turn in request]
+                lengths = np.array([len(turn.response_ids) for turn in request])
+                values += float(value[firsts].mean())
+                advantages_here += float(advantage[firsts].mean())
+                if k and place is line.places[-1]:
+                    values -= outcome * float((discount ** (lengths - 1.0)).mean())
+                elif k:
+                    values -= value_next * float((discount**lengths).mean())
+                    advantages_here -= advantage_next * float((decay**lengths).mean())
+            value_next, advantage_next = values, advantages_here
     return advantage
 
 
-def _first_request(place: list[Turn]) -> list[Turn]:
-    """The choices of the request that started first. They are numbered one after the other, with one start."""
-    begins = [(turn.started, int(turn.id.rpartition("/")[2]) - turn.choice) for turn in place]
-    return [turn for turn, begin in zip(place, begins, strict=True) if begin == begins[0]]
+def _requests(place: list[Turn]) -> list[list[Turn]]:
+    """The turns of a place by request. Choices are numbered one after the other, with one start."""
+    found: dict[tuple[float, int], list[Turn]] = {}
+    for turn in place:
+        found.setdefault((turn.started, int(turn.id.rpartition("/")[2]) - turn.choice), []).append(turn)
+    return list(found.values())

@@ -16,7 +16,7 @@ from msgspec import Meta
 from strop.algorithms import policy_gradient
 from strop.algorithms.base import Tensor, View
 from strop.algorithms.credit import Rewards, shares, spread, whiten
-from strop.algorithms.gae import advantages, in_time, placed
+from strop.algorithms.gae import advantages, in_time
 from strop.algorithms.policy_gradient import PolicyGradient, Positive, Share
 from strop.config import LearnerConfig
 from strop.trajectory import Batch
@@ -42,7 +42,7 @@ class PPO(PolicyGradient[Settings]):
         s, entries = self.settings, batch.entries
         rows = in_time(batch)
         assert not np.isnan(entries.value[rows]).any(), "an entry has no value: score the batch before its credit"
-        estimated = advantages(batch, placed(batch, rewards), entries.value, s.discount, s.lam)
+        estimated = advantages(batch, rewards, entries.value, s.discount, s.lam)
         entries.advantage[:] = estimated
         entries.ret[rows] = (estimated + entries.value)[rows]
         trainable = rows & entries.trainable

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from strop.algorithms import grpo, policy_gradient
 from strop.algorithms.credit import Rewards, compare, scores, shares, whiten
-from strop.algorithms.gae import advantages, in_time, placed
+from strop.algorithms.gae import advantages, in_time
 from strop.algorithms.grpo import GRPO
 from strop.algorithms.policy_gradient import PolicyGradient
 from strop.config import LearnerConfig
@@ -43,7 +43,7 @@ class ReinforcePP(PolicyGradient[Settings]):
             self._grouped.advantages(batch, rewards)
         else:
             nothing = np.zeros(len(batch.entries))
-            batch.entries.advantage[:] = advantages(batch, placed(batch, rewards), nothing, discount=1.0, lam=1.0)
+            batch.entries.advantage[:] = advantages(batch, rewards, nothing, discount=1.0, lam=1.0)
         self._whiten(batch, without)
         return {}
 

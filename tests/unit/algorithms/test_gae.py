@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from strop.algorithms.credit import Rewards
 from strop.algorithms.gae import advantages, in_time, placed
-from tests.unit.algorithms.rollouts import batch_of, sample, turn
+from tests.unit.algorithms.rollouts import batch_of, credited, sample, turn
 
 AGENTS = ("a", "b")
 SMALL = st.integers(-3, 3).map(float)
@@ -52,7 +52,7 @@ def build(rollouts):
     return samples, requests
 
 
-def oracle(sample, agent, requests, reward, value, discount, lam):
+def oracle(sample, agent, requests, reward, value, outcome, discount, lam):
     """By turn id a list of advantages: one token after the other, as the words of the design have it."""
     turns = [t for t in sample.turns if t.agent == agent and t.finish != "abandoned"]
 
@@ -68,22 +68,42 @@ def oracle(sample, agent, requests, reward, value, discount, lam):
 
     @cache
     def next_turns(id):
+        """What starts next after all that share a place with it, and what shares its place, the earliest first."""
         together = place(next(t for t in turns if t.id == id))
         ended = max(t.ended for t in together)
         later = [t for t in turns if t.started >= ended and t not in together]
         if not later:
-            return []
+            return ()
         first = min(later, key=lambda t: (t.started, t.choice, t.id))
-        return [t.id for t in later if requests[t.id] == requests[first.id]]
+        return tuple(t.id for t in sorted(place(first), key=lambda t: (t.started, t.choice, t.id)))
+
+    @cache
+    def stands(ids):
+        """Value and advantage of the turns of one place."""
+        if not ids:
+            return 0.0, 0.0
+        told = {}
+        value_after, advantage_after = stands(next_turns(ids[0]))
+        for id in ids:
+            told.setdefault(requests[id], []).append(id)
+        worth, surprise = 0.0, 0.0
+        for k, choices in enumerate(told.values()):
+            for id in choices:
+                one, other, length = value[id][0], advantage(id, 0), len(value[id])
+                if k and next_turns(id):
+                    one -= discount**length * value_after
+                    other -= (discount * lam) ** length * advantage_after
+                elif k:
+                    one -= discount ** (length - 1) * outcome
+                worth, surprise = worth + one / len(choices), surprise + other / len(choices)
+        return worth, surprise
 
     @cache
     def advantage(id, k):
         if k + 1 < len(value[id]):
             value_next, advantage_next = value[id][k + 1], advantage(id, k + 1)
         else:
-            following = next_turns(id)
-            value_next = sum(value[f][0] for f in following) / max(len(following), 1)
-            advantage_next = sum(advantage(f, 0) for f in following) / max(len(following), 1)
+            value_next, advantage_next = stands(next_turns(id))
         return reward[id][k] + discount * value_next - value[id][k] + discount * lam * advantage_next
 
     last = {t.id for t in turns if not next_turns(t.id)}
@@ -112,7 +132,7 @@ def test_same_as_one_token_after_the_other(rollouts, seed, discount, lam):
         rewards.tokens[batch.rows(t)] = np.array(penalty[one.id]) / one.choices
 
     reward = placed(batch, rewards)
-    estimated = per_turn(batch, advantages(batch, reward, value, discount, lam))
+    estimated = per_turn(batch, advantages(batch, rewards, value, discount, lam))
     timed = in_time(batch)
     values, landed = per_turn(batch, value), per_turn(batch, reward)
     expected_rewards = {id: list(tokens) for id, tokens in penalty.items()}
@@ -123,9 +143,10 @@ def test_same_as_one_token_after_the_other(rollouts, seed, discount, lam):
     seen = set()
     for one, rollout in zip(samples, rollouts, strict=True):
         for agent in AGENTS:
-            expected, last = oracle(one, agent, requests, landed, values, discount, lam)
+            outcome = rollout["total"] + rollout["agents"].get(agent, 0.0)
+            expected, last = oracle(one, agent, requests, landed, values, outcome, discount, lam)
             for id in last:
-                expected_rewards[id][-1] += rollout["total"] + rollout["agents"].get(agent, 0.0)
+                expected_rewards[id][-1] += outcome
             for id, column in expected.items():
                 assert estimated[id] == pytest.approx(column, abs=1e-9)
             seen |= expected.keys()
@@ -137,12 +158,79 @@ def test_same_as_one_token_after_the_other(rollouts, seed, discount, lam):
         assert one.id in seen or not any(estimated[one.id])
 
 
+def still_to_come(sample, agent, requests, own, outcome, discount):
+    """By turn id what its tokens still got: everything given later on the line, once. Told by summing rewards over
+    time, without values. Within a place time runs along the request that started first."""
+    turns = [t for t in sample.turns if t.agent == agent and t.finish != "abandoned"]
+    places = []
+    for t in sorted(turns, key=lambda t: (t.started, t.choice, t.id)):
+        beside = places and (t.started < max(o.ended for o in places[-1]) or t.started == places[-1][-1].started)
+        places[-1].append(t) if beside else places.append([t])
+
+    def rewards(t, last):
+        return [r + outcome * (last and k == len(own[t.id]) - 1) for k, r in enumerate(own[t.id])]
+
+    def summed(numbers):
+        return sum(discount**k * r for k, r in enumerate(numbers))
+
+    found, later = {}, 0.0
+    for number, place in reversed(list(enumerate(places))):
+        last = number == len(places) - 1
+        first = requests[place[0].id]
+        came = 0.0
+        for t in place:
+            given = rewards(t, last)
+            found[t.id] = [summed(given[k:]) + discount ** (len(given) - k) * later for k in range(len(given))]
+            came += (found[t.id][0] if requests[t.id] == first else summed(own[t.id])) / t.choices
+        later = came
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(ROLLOUT, min_size=1, max_size=2), st.integers(0, 2**20), st.sampled_from([1.0, 0.9]))
+def test_what_went_in_comes_out(rollouts, seed, discount):
+    """Where only what really came counts, a token's return is all that was given after it, whatever the critic says
+    and however turns overlap."""
+    samples, requests = build(rollouts)
+    says = np.random.default_rng(seed).normal(size=len(batch_of(*samples, agents=AGENTS).entries))
+    batch, _ = credited("ppo", *samples, agents=AGENTS, value=says, discount=discount, lam=1.0, whiten=False)
+    came = per_turn(batch, batch.entries.ret)
+    for one, rollout in zip(samples, rollouts, strict=True):
+        own = {t.id: [0.0] * len(t.response_ids) for t in one.turns}
+        for given_ in one.rollout.rewards:
+            if given_.turn is not None:
+                own[given_.turn][-1] += given_.value
+        for agent in AGENTS:
+            outcome = rollout["total"] + rollout["agents"].get(agent, 0.0)
+            for id, expected in still_to_come(one, agent, requests, own, outcome, discount).items():
+                assert came[id] == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_reward_of_either_of_two_turns_side_by_side_reaches_the_turn_before_them():
+    for which in (1, 2):
+        turns = turn(1, (0, 1)), turn(1, (2, 4)), turn(1, (3, 4)), turn(1, (5, 6))
+        batch, _ = credited("ppo", sample(0, 1.0, *turns, rewards=[(10.0, which)]), value=0.0, whiten=False)
+        assert batch.entries.ret.tolist() == [11.0, 11.0 if which == 1 else 1.0, 11.0 if which == 2 else 1.0, 1.0]
+    batch, _ = credited("ppo", sample(0, 1.0, *turns[:3], rewards=[(10.0, 2)]), value=0.0, whiten=False)
+    assert batch.entries.ret.tolist() == [11.0, 1.0, 11.0]  # the outcome, which both lead to, once
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
+def test_a_critic_that_knows_is_not_surprised_by_turns_side_by_side(lam):
+    turns = turn(1, (0, 1)), turn(1, (2, 4)), turn(1, (3, 4)), turn(1, (5, 6))
+    given_ = sample(0, 1.0, *turns, rewards=[(4.0, 1), (10.0, 2)])
+    batch, _ = credited("ppo", given_, value=[15.0, 5.0, 11.0, 1.0], lam=lam, whiten=False)
+    assert batch.entries.advantage.tolist() == [0.0] * 4
+    at_the_end = sample(0, 1.0, *turns[:3], rewards=[(4.0, 1), (10.0, 2)])
+    batch, _ = credited("ppo", at_the_end, value=[15.0, 5.0, 11.0], lam=lam, whiten=False)
+    assert batch.entries.advantage.tolist() == [0.0] * 3
+
+
 def returns(*turns, total=1.0, agents=("main",), discount=1.0, lam=1.0, value=None, rewards=()):
     """Advantages by turn where the critic says nothing: what is still to come."""
     batch = batch_of(sample(0, total, *turns, rewards=rewards), agents=agents)
-    given_ = placed(batch, Rewards.of(batch, {"reward": 1.0}))
     says = np.zeros(len(batch.entries)) if value is None else np.array(value)
-    found = per_turn(batch, advantages(batch, given_, says, discount, lam))
+    found = per_turn(batch, advantages(batch, Rewards.of(batch, {"reward": 1.0}), says, discount, lam))
     return {int(id[-1]): column for id, column in found.items()}
 
 
