@@ -107,10 +107,11 @@ class OptimConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     lr: Annotated[float, _doc("learning rate after warm-up"), Meta(gt=0)] = 1e-6
     warmup: Annotated[int, _doc("optimizer steps over which the rate rises from 0"), Meta(ge=0)] = 0
     schedule: Annotated[
-        Literal["constant", "linear", "cosine"], _doc("how the rate falls to 0 over `decay`; constant: not at all")
-    ] = "linear"
+        Literal["constant", "linear", "cosine"] | None,
+        _doc("how the rate falls to 0: constant (not at all), linear, cosine; default: linear if `decay` is set"),
+    ] = None
     decay: Annotated[
-        Annotated[int, Meta(ge=1)] | None, _doc("optimizer steps over which the rate falls to 0; default: never")
+        Annotated[int, Meta(ge=1)] | None, _doc("optimizer steps over which it falls; default: the whole run")
     ] = None
     betas: Annotated[tuple[Rate, Rate], _doc("AdamW's decay rates")] = (0.9, 0.999)
     weight_decay: Annotated[float, _doc("AdamW's decoupled weight decay"), Meta(ge=0)] = 0.0

@@ -13,7 +13,8 @@ from strop.learner.masters import Masters
 
 
 class Optim:
-    """`steps` counts optimizer steps; warm-up and decay are measured in them.
+    """`steps` counts optimizer steps; warm-up and decay are measured in them, of which a run has `whole`: a schedule
+    without a `decay` of its own falls over those.
 
     `masters` are trained in the place of the parameters that have them. With `offload` whatever only a step needs is in
     the CPU's memory otherwise.
@@ -26,8 +27,12 @@ class Optim:
         masters: dict[nn.Parameter, Tensor] | None = None,
         *,
         offload: bool = False,
+        whole: int = 0,
     ) -> None:
         self.config = config
+        self.schedule = config.schedule or ("constant" if config.decay is None else "linear")
+        self.decay = config.decay or whole
+        assert self.decay or self.schedule == "constant", f"{self.schedule} over how many steps?"
         self.steps = 0
         self.module = module
         parameters = [p for p in module.parameters() if p.requires_grad]
@@ -55,10 +60,10 @@ class Optim:
     def lr(self) -> float:
         """The rate of the next optimizer step."""
         warm = min(1.0, (self.steps + 1) / max(1, self.config.warmup))
-        if self.config.decay is None or self.config.schedule == "constant":
+        if self.schedule == "constant":
             return self.config.lr * warm
-        left = max(0.0, 1.0 - self.steps / self.config.decay)
-        if self.config.schedule == "cosine":
+        left = max(0.0, 1.0 - self.steps / self.decay)
+        if self.schedule == "cosine":
             left = 0.5 - 0.5 * math.cos(math.pi * left)
         return self.config.lr * warm * left
 

@@ -292,7 +292,8 @@ class Child:
         torch.set_num_threads(config.engine.threads or os.cpu_count() or 1)
         torch.use_deterministic_algorithms(config.engine.deterministic)
         if train:
-            self._learner = Learner(folder, config.learner, make(config.algorithm, config.learner), seed=config.seed)
+            algorithm, steps = make(config.algorithm, config.learner), max(config.loop.steps, 1)
+            self._learner = Learner(folder, config.learner, algorithm, seed=config.seed, steps=steps)
             model, plain = self._learner.model, self._learner.plain
         else:
             model = plain = frozen(folder, config.learner)

@@ -47,10 +47,10 @@ T = TypeVar("T")
 class Learner:
     """Holds the trained weights. `model`'s parameters stay in place for life: an embedded engine may share them.
 
-    It computes where and in what the configuration says, or in the `dtype` given. An algorithm that asks for `value`
-    gets a critic (`critic.py`, or the module given: called as critic(piece), it gives a value per entry). The same loss
-    trains it, with an optimizer of its own. One that asks for `ref` gets a copy of the model as it begins or, where an
-    adapter is trained, the model without it.
+    It computes where and in what the configuration says, or in the `dtype` given. `steps` is how many a whole run has.
+    An algorithm that asks for `value` gets a critic (`critic.py`, or the module given: called as critic(piece), it
+    gives a value per entry). The same loss trains it, with an optimizer of its own. One that asks for `ref` gets a copy
+    of the model as it begins or, where an adapter is trained, the model without it.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Learner:
         algorithm: Algorithm,
         *,
         seed: int = 0,
+        steps: int = 0,
         dtype: torch.dtype | None = None,
         critic: nn.Module | None = None,
     ) -> None:
@@ -84,11 +85,12 @@ class Learner:
         masters = lower(self.model, dtype)
         own_copy = "ref" in algorithm.needs and not config.lora.rank
         self.ref = copy.deepcopy(self.model).requires_grad_(False) if own_copy else None
-        self.optim = Optim(self.model, config.optim, masters, offload=config.offload)
+        whole = steps * config.updates
+        self.optim = Optim(self.model, config.optim, masters, offload=config.offload, whole=whole)
         self.critic_optim = None
         if self.critic is not None:
             masters = lower(self.critic.trunk, dtype) if isinstance(self.critic, Critic) else None
-            self.critic_optim = Optim(self.critic, config.critic, masters, offload=config.offload)
+            self.critic_optim = Optim(self.critic, config.critic, masters, offload=config.offload, whole=whole)
 
     def _foresee(self, available: int) -> None:
         reference, critic = "ref" in self.algorithm.needs, "value" in self.algorithm.needs

@@ -4,15 +4,18 @@ import pytest
 import torch
 from torch import nn
 
-from strop.config import LearnerConfig, OptimConfig
+from strop.algorithms import make
+from strop.config import LearnerConfig, OptimConfig, load
 from strop.errors import LearnerError
 from strop.learner.model import place, way_of
 from strop.learner.optim import Optim
+from strop.learner.process import LearnerProcess
+from strop.trajectory import assemble
 
 
-def rates(count, **config):
+def rates(count, *, whole=0, **config):
     layer = nn.Linear(2, 2)
-    optim = Optim(layer, OptimConfig(lr=1.0, **config))
+    optim = Optim(layer, OptimConfig(lr=1.0, **config), whole=whole)
     found = []
     for _ in range(count):
         found.append(optim.lr)
@@ -30,6 +33,14 @@ def test_schedules():
     cosine = [0.5 + 0.5 * math.cos(math.pi * k / 4) for k in range(5)]
     assert rates(6, decay=4, schedule="cosine") == pytest.approx([*cosine, 0.0], abs=1e-12)
     assert rates(2, decay=4, warmup=2, schedule="cosine") == pytest.approx([0.5, cosine[1]])
+
+
+def test_a_schedule_without_a_length_falls_over_the_whole_run():
+    """Chosen by name it must not be constant in silence."""
+    assert rates(5, schedule="linear", whole=4) == rates(5, schedule="linear", decay=4)
+    assert rates(5, schedule="cosine", whole=4) == rates(5, schedule="cosine", decay=4)
+    assert rates(3, schedule="cosine", whole=9, decay=2)[-1] == 0.0
+    assert rates(3, whole=4) == [1.0, 1.0, 1.0]  # none chosen
 
 
 def test_it_is_adamw_with_decay_for_matrices_only():
@@ -80,3 +91,24 @@ def test_where_and_in_what_it_computes():
     if not there:
         with pytest.raises(LearnerError, match="finds no GPU"):
             place(LearnerConfig(device="cuda"))
+
+
+async def test_the_learner_of_a_run_knows_how_many_steps_it_has(folder, episodes, tmp_path):
+    given = {
+        "device": "cpu",
+        "updates": 2,
+        "optim": {"lr": 1e-3, "schedule": "cosine"},
+        "critic": {"schedule": "linear"},
+    }
+    config = load(learner=given, loop={"steps": 3})
+    batch = assemble(episodes(), agents=["main"], budget=1000)
+    process = LearnerProcess(tmp_path / "learner.log")
+    try:
+        await process.start(config, folder, serve=False)
+        batch.entries, _ = await process.call("score", batch.bare())
+        make(config.algorithm, config.learner).credit(batch)
+        rates = [(await process.call("update", batch.bare()))["actor/lr"] for _ in range(4)]
+    finally:
+        await process.close()
+    last_of_each = [1e-3 * (0.5 + 0.5 * math.cos(math.pi * k / 6)) for k in (1, 3, 5)]
+    assert rates == pytest.approx([*last_of_each, 0.0])
