@@ -1,6 +1,6 @@
 """Every setting of a run, one line of explanation each. TOML, `--set a.b=c` and Python all make the same `Config`.
 
-    config = load(toml="run.toml", sets=["loop.steps=50", "algorithm.lr=1e-4"])
+    config = load(toml="run.toml", sets=["loop.steps=50", "learner.optim.lr=1e-4"])
 
 Unknown keys are refused with the nearest valid name. A run keeps the full configuration it ran with as config.json.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 import types as pytypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -519,9 +519,12 @@ def _refuse_unknown(raw: dict[str, Any], struct: type[Struct], path: str) -> Non
     hints = _hints(struct)
     for key, value in raw.items():
         if key not in hints:
-            near = [path + name for name in difflib.get_close_matches(key, hints, 1)] or _elsewhere(key)
-            hint = f"did you mean {near[0]!r}?" if near else f"valid names there: {', '.join(hints)}."
-            raise ConfigError(f"there is no setting {path + key!r}; {hint}")
+            tail = _first_leaf(key, value)
+            near = _nearest(tail, path, hints)
+            hint = (
+                f"did you mean {' or '.join(map(repr, near))}?" if near else f"valid names there: {', '.join(hints)}."
+            )
+            raise ConfigError(f"there is no setting {path + tail!r}; {hint}")
         inner = _struct_of(hints[key])
         if inner is not None:
             if not isinstance(value, dict):
@@ -529,9 +532,31 @@ def _refuse_unknown(raw: dict[str, Any], struct: type[Struct], path: str) -> Non
             _refuse_unknown(cast(dict[str, Any], value), inner, f"{path}{key}.")
 
 
-def _elsewhere(key: str) -> list[str]:
-    """A name that exists in another section, by its whole path."""
-    return [s.key for s in settings() if s.key.rpartition(".")[2] == key]
+def _first_leaf(key: str, value: Any) -> str:
+    """
+    >>> _first_leaf("optim", {"lr": 1e-4})
+    'optim.lr'
+    """
+    while isinstance(value, dict) and value:
+        name, value = next(iter(cast(dict[str, Any], value).items()))
+        key = f"{key}.{name}"
+    return key
+
+
+def _nearest(tail: str, path: str, hints: Iterable[str]) -> list[str]:
+    """What somebody may have meant by `tail`, which is no setting below `path`: the same last word wherever it stands,
+    those that end in all of `tail` first, then those below `path`; or the name most like it, there or anywhere."""
+    from strop.algorithms import own_settings  # they know the configuration, not the other way round
+
+    keys = [setting.key for setting in (*settings(), *own_settings())]
+    last = tail.rpartition(".")[2]
+    same = [key for key in dict.fromkeys(keys) if key.rpartition(".")[2] == last]
+    if same:
+        same.sort(key=lambda key: (not key.endswith(f".{tail}"), not key.startswith(path)))
+        whole = [key for key in same if key.endswith(f".{tail}") and key.startswith(path)]
+        return (whole or same)[:2]
+    words = {key.rpartition(".")[2]: key for key in reversed(keys)} | {name: path + name for name in hints}
+    return [words[word] for word in difflib.get_close_matches(last, words, 1)]
 
 
 REPLACED = ("rewards", "tasks_args", "agents", "tasks")

@@ -7,6 +7,6 @@ A new algorithm is a new file with a Struct `Settings` and a function `make`; no
 the configuration changes.
 """
 
-from strop.algorithms.base import Algorithm, View, every_setting, make, settings
+from strop.algorithms.base import Algorithm, View, every_setting, make, names, own_settings, settings
 
-__all__ = ["Algorithm", "View", "every_setting", "make", "settings"]
+__all__ = ["Algorithm", "View", "every_setting", "make", "names", "own_settings", "settings"]

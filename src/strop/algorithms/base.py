@@ -92,13 +92,26 @@ def every_setting(config: Config) -> Iterator[Setting]:
     yield from walk(settings(config.algorithm), "algorithm.settings.")
 
 
+def own_settings() -> Iterator[Setting]:
+    """The settings of every algorithm, with their defaults; those of one name come once for each that has it."""
+    for name in names():
+        yield from walk(settings(AlgorithmConfig(name=name)), "algorithm.settings.")
+
+
+def names() -> list[str]:
+    """Every algorithm there is."""
+    return [name for name in _files() if _is_algorithm(import_module(f"strop.algorithms.{name}"))]
+
+
 def _file(name: str) -> ModuleType:
     """The algorithm's module. The other files of this folder are parts that algorithms share."""
-    names = [found.name for found in iter_modules([str(Path(__file__).parent)])]
-    if name in names and _is_algorithm(file := import_module(f"strop.algorithms.{name}")):
+    if name in _files() and _is_algorithm(file := import_module(f"strop.algorithms.{name}")):
         return file
-    known = [n for n in names if _is_algorithm(import_module(f"strop.algorithms.{n}"))]
-    raise ConfigError(f"there is no algorithm {name!r}: algorithm.name is one of {', '.join(known)}")
+    raise ConfigError(f"there is no algorithm {name!r}: algorithm.name is one of {', '.join(names())}")
+
+
+def _files() -> list[str]:
+    return [found.name for found in iter_modules([str(Path(__file__).parent)])]
 
 
 def _is_algorithm(file: ModuleType) -> bool:

@@ -7,7 +7,18 @@ import sys
 from collections.abc import Callable, Sequence
 
 import strop
-from strop.cli import chatting, comparing, doctoring, evaluating, looking, replaying, searching, serving, training
+from strop.cli import (
+    chatting,
+    comparing,
+    configuring,
+    doctoring,
+    evaluating,
+    looking,
+    replaying,
+    searching,
+    serving,
+    training,
+)
 from strop.errors import StropError
 from strop.secret import hide
 
@@ -35,6 +46,17 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="strop", description="Train the model behind any agent.")
     top.add_argument("--version", action="version", version=f"strop {strop.__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    for part in (training, evaluating, chatting, serving, looking, comparing, replaying, doctoring, searching):
+    for part in (
+        training,
+        evaluating,
+        chatting,
+        serving,
+        looking,
+        configuring,
+        comparing,
+        replaying,
+        doctoring,
+        searching,
+    ):
         part.add(commands)
     return top

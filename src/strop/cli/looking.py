@@ -1,4 +1,4 @@
-"""`strop rollouts` and `strop config`."""
+"""`strop rollouts`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from strop import algorithms
-from strop import config as configs
 from strop.cli import keys
 from strop.cli.printing import console, json_line, status, without_password
-from strop.config import Config
 from strop.errors import StropError
 from strop.folder import RunFolder
 from strop.monitor import view as views
@@ -43,11 +40,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     rollouts.add_argument("--follow", action="store_true", help="go on as things happen, until interrupted")
     rollouts.add_argument("--json", action="store_true", help="one JSON object per line")
     rollouts.set_defaults(command=_rollouts)
-
-    config = commands.add_parser("config", help="every setting, its value and what it means")
-    config.add_argument("run", nargs="?", help="a run's folder; without it the defaults are shown")
-    config.add_argument("--json", action="store_true", help="as JSON")
-    config.set_defaults(command=_config)
 
 
 def _positive(text: str) -> int:
@@ -241,21 +233,3 @@ def show_message(out: Console, message: Message) -> None:
     for number, text in enumerate(said(message) or [""]):
         style = "magenta" if number or not message.get("content") else ""  # calls stand behind the text
         out.print(Text.assemble((f"{role_of(message) if number == 0 else '':>9}  ", "cyan"), (text, style)))
-
-
-# -- settings ----------------------------------------------------------------------------------------------------------
-
-
-def _config(arguments: argparse.Namespace) -> int:
-    config = RunFolder.config(Path(arguments.run)) if arguments.run else Config()
-    if arguments.json:
-        sys.stdout.write(configs.to_json(config).decode() + "\n")
-        return 0
-    table = Table(box=None, pad_edge=False)
-    table.add_column("setting", no_wrap=True)
-    for column in ("value", "what it is"):
-        table.add_column(column, overflow="fold")
-    for setting in algorithms.every_setting(config):
-        table.add_row(Text(setting.key, style="bold"), Text(str(setting.value), style="cyan"), setting.doc)
-    console().print(table)
-    return 0

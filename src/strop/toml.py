@@ -1,0 +1,56 @@
+"""Settings as TOML: a file with a line of explanation on each, which loads back to the same configuration."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from strop.config import Setting
+from strop.errors import ConfigError
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def dumps(settings: Iterable[Setting], unset: Iterable[str] = ()) -> str:
+    """The settings by section. Those in `unset` are only told of, and so are those that are None, which no file can
+    say: without a line they have their default."""
+    sections: dict[str, list[str]] = {"": []}
+    left = set(unset)
+    for setting in settings:
+        section, _, name = setting.key.rpartition(".")
+        said = "" if setting.value is None else literal(setting.value, setting.key)
+        line = f"{_key(name)} = {said}  # {setting.doc}"
+        sections.setdefault(section, []).append(f"# {line}" if setting.value is None or setting.key in left else line)
+    blocks = ["\n".join([f"[{section}]"] * bool(section) + lines) for section, lines in sections.items() if lines]
+    return "\n\n".join(blocks) + "\n"
+
+
+def literal(value: Any, what: str = "a setting") -> str:
+    """A value as TOML writes it.
+
+    >>> literal({"reward": 1.0, "a name": ["é", True]})
+    '{reward = 1.0, "a name" = ["é", true]}'
+    """
+    value = msgspec.to_builtins(value)
+    if isinstance(value, Mapping):
+        items = cast(Mapping[str, Any], value).items()
+        return "{" + ", ".join(f"{_key(name)} = {literal(item, what)}" for name, item in items) + "}"
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(literal(item, what) for item in cast(Sequence[Any], value)) + "]"
+    if value is None:
+        raise ConfigError(f"{what} holds null, which TOML cannot say: use --json")
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else _text(name)
