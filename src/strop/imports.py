@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -76,7 +77,22 @@ def _add_path(folder: str) -> None:
 
 
 def _broken(what: str, place: str, error: BaseException) -> StropError:
-    return _error(what, f"importing {place} failed: {one_line(error)}")
+    said = one_line(error)
+    return _error(what, f"importing {place} failed: {with_fix(said) if what == 'agent' else said}")
+
+
+def with_fix(said: str, python: str = "") -> str:
+    """What an agent's import said, and how to get what is missing. `python` is the one that said it; default: this.
+
+    >>> with_fix("No module named 'crewai.agent'", "env/bin/python")
+    "No module named 'crewai.agent'. Fix: env/bin/python -m pip install crewai, or set runner.python to one that has it"
+    >>> with_fix("ZeroDivisionError: division by zero")
+    'ZeroDivisionError: division by zero'
+    """
+    if (found := re.search(r"No module named '(\w+)", said)) is None:
+        return said
+    install = f"{python or sys.executable} -m pip install {found[1]}"
+    return f"{said}. Fix: {install}, or set runner.python to one that has it"
 
 
 def one_line(error: BaseException) -> str:

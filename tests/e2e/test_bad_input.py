@@ -228,6 +228,16 @@ def test_agent_that_is_not_there(place: Path) -> None:
     assert train(place, "fine").returncode == 0  # nothing stands in the way of the right one
 
 
+def test_agent_whose_framework_is_not_installed(place: Path) -> None:
+    (place / "agents.py").write_text("import no_such_framework\n" + AGENTS)
+    began = time.monotonic()
+    said = sentence(train(place), 2)
+    assert time.monotonic() - began < 60, "it waited for something that cannot come"
+    assert "No module named 'no_such_framework'" in said
+    assert "-m pip install no_such_framework, or set runner.python to one that has it" in said
+    assert "runner.workers" not in said
+
+
 def test_agent_that_is_mended(place: Path) -> None:
     """What failed before the first step is tried again on resume, also from another folder."""
     (place / "agents.py").write_text(AGENTS.replace("return 1.0", "raise OSError('the tool server is down')"))

@@ -58,6 +58,8 @@ MEANING = {
     None: "it did not end when it was killed",
     TRY_AGAIN: f"exit code {TRY_AGAIN} (it asks to be tried again)",
     KILLED: f"exit code {KILLED} (killed by SIGKILL)",
+    126: "exit code 126 (a program that it calls cannot be executed)",
+    127: "exit code 127 (a program that it calls was not found)",
 }
 SHORT_OF = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO}
 

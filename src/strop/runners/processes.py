@@ -224,7 +224,8 @@ class Worker:
 
 def _try_out(python: str) -> None:
     """Whether another environment's Python can run agents at all: what it says when it cannot is told in time."""
-    code = f"import sys; sys.path[:0] = {ours()!r}; import strop.runners.worker; print(strop.__version__)"
+    begin = "import strop; from strop.runners import zygote; zygote.prepare(); print(strop.__version__)"
+    code = f"import sys; sys.path[:0] = {ours()!r}; {begin}"
     try:
         done = subprocess.run(
             [python, "-c", code], capture_output=True, text=True, timeout=START_LIMIT, check=False, env=visible()
@@ -233,7 +234,8 @@ def _try_out(python: str) -> None:
         raise AgentError(f"runner.python: {python} cannot be run ({error}): name an environment's python") from None
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        raise AgentError(f"runner.python: {python} has no strop that works ({said}): {python} -m pip install strop")
+        strops = f"-e {Path(source[0]).parent}" if (source := ours()) else f"strop=={strop.__version__}"
+        raise AgentError(f"runner.python: {python} cannot run agents: {said}. Fix: {python} -m pip install {strops}")
     if (there := done.stdout.split()[-1]) != strop.__version__:
         raise AgentError(
             f"runner.python: {python} has strop {there}, and this is {strop.__version__}: install the same there"

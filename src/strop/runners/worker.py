@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from strop.errors import AgentError, BadReward, StropError
-from strop.imports import resolve
+from strop.imports import resolve, with_fix
 from strop.runners.base import Job, Outcome
 from strop.runners.rewards import Judge, awaited, judge_now, last_lines, load_judge
 from strop.runners.wire import Ready, Start, pack, receive_bytes
@@ -117,7 +117,8 @@ def failed(error: BaseException) -> Outcome:
     """What an agent that raised came to."""
     if isinstance(error, BadReward):
         return Outcome(cause="bad_reward", detail=str(error))
-    return Outcome(cause="agent_error", detail=last_lines(error))
+    said = last_lines(error)
+    return Outcome(cause="agent_error", detail=with_fix(said) if isinstance(error, ModuleNotFoundError) else said)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 shares that memory.
 
     processes ──one byte and a socket──▶ zygote ──fork──▶ worker (owns the socket)
-              ◀──"forked PID" / "ended PID CODE"──
+              ◀──"forked PID" / "ended PID CODE" / "failed WHY": it cannot import what it must──
 
 It ends when its connection to the runner closes, and takes all workers and their folder with it. `multiprocessing`'s
 forkserver is the same idea, but imports the program's main script into every worker, which runs it again where it is
@@ -26,7 +26,24 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from strop.errors import AgentError
+from strop.imports import with_fix
 from strop.private import private
+
+Serve = Callable[[socket.socket], None]
+BEGIN = """
+import signal
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)  # the runner decides when to end
+try:
+    from strop.runners import zygote
+    serve = zygote.prepare()
+except Exception as error:
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    os.write(int(sys.argv[1]), f"failed {said}\\n".encode(errors="replace"))
+    raise
+zygote.main(serve, *sys.argv[1:])
+"""
+"""What it runs: anything may be missing, strop's own packages too, and must be told."""
 
 
 class Child(NamedTuple):
@@ -49,6 +66,7 @@ class Zygote:
         self._closed = False
         self._forking = asyncio.Lock()
         self._forked: asyncio.Future[Child] | None = None
+        self._why = ""
 
     async def fork(self) -> tuple[Child, socket.socket]:
         """A new worker, and the socket to talk to it."""
@@ -61,7 +79,8 @@ class Zygote:
         except BaseException as error:
             ours.close()
             if isinstance(error, OSError):
-                raise AgentError(f"the process that starts agents died: look into {self._log}") from error
+                why = with_fix(self._why, self._python or sys.executable) if self._why else f"look into {self._log}"
+                raise AgentError(f"the process that starts agents died: {why}") from error
             raise
 
     async def _ask(self, theirs: socket.socket) -> Child:
@@ -103,7 +122,7 @@ class Zygote:
 
     def _popen(self, control: int) -> subprocess.Popen[bytes]:
         path = f"sys.path[:0] = {ours()!r}" if self._python else f"sys.path[:] = {sys.path!r}"
-        code = f"import sys; {path}; from strop.runners.zygote import main; main(*sys.argv[1:])"
+        code = f"import os, sys\n{path}\n{BEGIN}"
         with open(self._log, "ab", opener=private) as log:
             return subprocess.Popen(
                 [self._python or sys.executable, "-c", code, str(control), self._folder],
@@ -116,14 +135,18 @@ class Zygote:
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         ends: dict[int, asyncio.Future[int | None]] = {}  # of those that live
-        while line := await reader.readline():
-            what, pid, *code = line.split()
-            if what == b"forked":
-                ends[int(pid)] = end = asyncio.get_running_loop().create_future()
-                if self._forked is not None and not self._forked.done():
-                    self._forked.set_result(Child(int(pid), end))
-            else:
-                ends.pop(int(pid)).set_result(int(code[0]))
+        with contextlib.suppress(ConnectionError):  # it died with a question of ours unread
+            while line := await reader.readline():
+                what, rest = line.split(None, 1)
+                if what == b"failed":
+                    self._why = rest.decode(errors="replace").strip()
+                elif what == b"forked":
+                    ends[int(rest)] = end = asyncio.get_running_loop().create_future()
+                    if self._forked is not None and not self._forked.done():
+                        self._forked.set_result(Child(int(rest), end))
+                else:
+                    pid, code = map(int, rest.split())
+                    ends.pop(pid).set_result(code)
         for end in ends.values():
             end.set_result(None)
         self._no_answer()
@@ -140,13 +163,16 @@ def ours() -> list[str]:
     return [] if root.name in ("site-packages", "dist-packages") else [str(root)]
 
 
-def main(control_fd: str, folder: str) -> None:
-    """The zygote's own life. `folder` goes when it goes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner decides when to end
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def prepare() -> Serve:
+    """Import what all workers need. Returns what a worker does."""
     from strop.runners import llm, worker
 
     llm.preload()
+    return worker.serve
+
+
+def main(serve: Serve, control_fd: str, folder: str) -> None:
+    """The zygote's own life. `folder` goes when it goes."""
     gc.collect()
     gc.freeze()  # what is shared stays shared: the collector no longer writes to it
     control = socket.socket(fileno=int(control_fd))
@@ -181,7 +207,7 @@ def main(control_fd: str, folder: str) -> None:
         pid = os.fork()
         if pid == 0:
             control.close()
-            _become_worker(fd, worker.serve)
+            _become_worker(fd, serve)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # both sides do it, so that it is done whoever comes first
         workers.add(pid)
@@ -191,7 +217,7 @@ def main(control_fd: str, folder: str) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
 
 
-def _become_worker(fd: int, serve: Callable[[socket.socket], None]) -> NoReturn:
+def _become_worker(fd: int, serve: Serve) -> NoReturn:
     code = 1
     try:
         os.setpgid(0, 0)

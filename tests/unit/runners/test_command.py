@@ -207,6 +207,8 @@ async def test_a_reward_function_gets_the_answer(bench: Bench) -> None:
         ("echo 1; echo first >&2; echo oh no >&2; exit 3", "agent_error", "exit code 3: first\noh no"),
         ("echo only this; exit 1", "agent_error", "exit code 1: only this"),
         ("exit 2", "agent_error", "exit code 2"),
+        ("exit 127", "agent_error", "exit code 127 (a program that it calls was not found)"),
+        ("exit 126", "agent_error", "exit code 126 (a program that it calls cannot be executed)"),
         ("exit 75", "lost_runner", "exit code 75 (it asks to be tried again)"),
         ("exit 137", "lost_runner", "exit code 137 (killed by SIGKILL)"),
         ("kill -9 $$", "lost_runner", "killed by SIGKILL"),
