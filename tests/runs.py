@@ -156,10 +156,10 @@ class Story:
 
 
 def story(folder: Path) -> Story:
-    return asyncio.run(_story(folder))
+    return asyncio.run(told(folder))
 
 
-async def _story(folder: Path) -> Story:
+async def told(folder: Path) -> Story:
     store = await SqliteStore.open(folder / "store.sqlite")
     try:
         rollouts: list[Rollout] = []

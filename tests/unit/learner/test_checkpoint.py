@@ -1,5 +1,6 @@
 import io
 import json
+import os
 import random
 from types import SimpleNamespace
 
@@ -25,6 +26,30 @@ def test_random_numbers_go_on_where_they_were(folder, tmp_path):
     drawn = torch.rand(2).tolist(), np.random.randn(3).tolist(), random.random(), random.gauss(0, 1)
     learner(folder).restore(tmp_path / "c")
     assert (torch.rand(2).tolist(), np.random.randn(3).tolist(), random.random(), random.gauss(0, 1)) == drawn
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(folder, tmp_path, monkeypatch):
+    """Every file of it and their folder, then the name, then the folder of the name: else a step that was committed
+    may name weights that a power cut took."""
+    place, done, sync, rename = tmp_path / "c", [], os.fsync, os.rename
+
+    def seen_sync(handle):
+        done.append(("synced", os.fstat(handle).st_ino))
+        sync(handle)
+
+    def seen_rename(source, target, **kwargs):
+        done.append(("named", os.stat(source).st_ino))
+        rename(source, target, **kwargs)
+
+    monkeypatch.setattr(os, "fsync", seen_sync)
+    monkeypatch.setattr(os, "rename", seen_rename)
+    learner(folder).save(place, {"step": 1})
+    named = done.index(("named", place.stat().st_ino))
+    before, after = done[:named], done[named + 1 :]
+    files = list(place.iterdir())
+    assert {"model.safetensors", "optimizer.pt", "strop.json", "config.json"} <= {file.name for file in files}
+    assert {("synced", file.stat().st_ino) for file in [*files, place]} <= set(before)
+    assert ("synced", tmp_path.stat().st_ino) in after
 
 
 def test_an_exported_model_is_a_plain_folder_without_the_training(folder, episodes, tmp_path):
