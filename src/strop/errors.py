@@ -40,6 +40,10 @@ class ModelError(StropError):
     code = 2
 
 
+class DamagedCheckpoint(ModelError):
+    """A file of a checkpoint is missing, or not what was written."""
+
+
 class PlaceError(StropError):
     """A folder, port or file that cannot be used."""
 

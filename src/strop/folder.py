@@ -95,7 +95,13 @@ class RunFolder:
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
         """Open the folder of a run that was begun."""
-        cls.config(Path(path))
+        store = Path(path) / "store.sqlite"
+        if not cls.config(Path(path)).store.url and not (store.is_file() and store.stat().st_size):
+            raise PlaceError(  # opened, it would be made anew, and a log beside it that still has everything deleted
+                f"{store} is {'empty' if store.exists() else 'gone'}, which has all that the run recorded: put it back "
+                f"(with {store.name}-wal, if that is there), or begin a new run from the newest weights with "
+                f"`strop train --from {path}`"
+            )
         return cls._locked(Path(path))
 
     def close(self) -> None:
@@ -183,7 +189,7 @@ class RunFolder:
     @staticmethod
     def last_checkpoint(path: Path) -> Path:
         """The newest lineage's, of its highest step."""
-        names = [found for p in (path / "checkpoints").iterdir() if (found := _STEP.fullmatch(p.name))]
+        names = _checkpoints(path)
         if not names:
             raise PlaceError(f"{path} has no checkpoint yet: let it run until loop.checkpoint_every steps are done")
         newest = max(names, key=lambda name: (int(name[2]), int(name[1])))
@@ -201,7 +207,7 @@ class RunFolder:
         """That of a step, by its number, of the newest lineage that has it; or the `best`."""
         if step == BEST:
             return cls.best_checkpoint(path)
-        found = [name for p in (path / "checkpoints").iterdir() if (name := _STEP.fullmatch(p.name))]
+        found = _checkpoints(path)
         wanted = [name for name in found if int(name[1]) == int(step)]
         if not wanted:
             there = ", ".join(map(str, sorted({int(name[1]) for name in found}))) or "none"
@@ -228,6 +234,16 @@ class RunFolder:
     def checkpoint(self, name: str) -> Path:
         return self.path / "checkpoints" / name
 
+    def checkpoint_numbers(self) -> list[int]:
+        """The steps that have a checkpoint here, whatever their lineage."""
+        return [int(name[1]) for name in _checkpoints(self.path)]
+
+    def set_aside(self, name: str) -> Path:
+        """Rename a checkpoint that is damaged: it stays, and is none any more."""
+        aside = self.checkpoint(f"{name}.damaged")
+        shutil.rmtree(aside, ignore_errors=True)
+        return self.checkpoint(name).rename(aside)
+
     def prune(self, keep: Collection[str]) -> None:
         """Delete checkpoints not in `keep`: old ones, those of a step that was never committed, halves of them. What a
         user put beside them stays."""
@@ -244,6 +260,11 @@ def free(folder: Path, taken: Callable[[Path], bool] = Path.exists) -> Path:
 
 def _lines(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+
+
+def _checkpoints(path: Path) -> list[re.Match[str]]:
+    """The names of a run's checkpoints: step, lineage."""
+    return [found for p in (path / "checkpoints").iterdir() if (found := _STEP.fullmatch(p.name))]
 
 
 async def until_gone(path: Path) -> None:

@@ -7,12 +7,20 @@ Replayed steps train on the rollouts that the store recorded; nothing is sampled
 the very same weights, and what had been collected for step 6 is as good as before. Otherwise it was sampled from
 weights that are no more: step 6 is collected anew in groups named after lineage 2, the old ones count as superseded.
 Where rollouts may lag behind the learner anyway (loop.staleness), what had been collected is used as it is.
+
+A checkpoint that is damaged is set aside, and the one before it is the last one. A store that has fewer steps than were
+once acknowledged is refused: going on would give the newest weights up without a word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
+import msgspec
+
+from strop.errors import DamagedCheckpoint, StoreError
 from strop.rooms import POLICY, Collected, Run
 from strop.trajectory import Sample
 from strop.types import TERMINAL, Rollout, Step, version
@@ -23,21 +31,72 @@ PAGE = 1000
 async def go_back(run: Run) -> list[Collected]:
     """Put the run back to its last checkpoint, in a new lineage. Returns what the steps after it were made from, to be
     made again before anything else."""
+    await refuse_loss(run)
     await run.store.reclaim(everything=True)
     line = await unbroken_line(run)
-    kept = [step for step in line if not step.superseded and has_checkpoint(run, step)]
-    base = kept[-1].number if kept else 0
+    last = await restored(run, line)
+    base = last.number if last else 0
     run.steps, run.step = line[:base], base
     run.lineage = await run.store.open_lineage(POLICY, after=base)
     run.left_behind = [step for step in await run.store.steps(superseded=True) if step.superseded]
     run.folder.prune([step.checkpoint for step in run.steps if step.checkpoint])
-    if kept:
-        meta = await run.learner.call("restore", run.folder.checkpoint(str(kept[-1].checkpoint)))
-        assert meta["version"] == kept[-1].version, f"checkpoint {meta} is not that of step {kept[-1].version}"
-        run.algorithm.resume(kept[-1].metrics)
-        run.names = run.names_of(kept[-1])
-        await run.weights.publish(kept[-1].version)
+    if last:
+        run.algorithm.resume(last.metrics)
+        run.names = run.names_of(last)
+        await run.weights.publish(last.version)
     return [Collected([await sample(run, await run.store.get(id)) for id in step.rollouts]) for step in line[base:]]
+
+
+async def restored(run: Run, line: Sequence[Step]) -> Step | None:
+    """The last step of the present line whose checkpoint can be had; the learner has its weights. None: there is none,
+    and the learner has the model that the run began with."""
+    named = [step for step in line if not step.superseded and step.checkpoint]
+    broken: list[str] = []
+    for step in reversed(named):
+        place = run.folder.checkpoint(str(step.checkpoint))
+        try:
+            meta = await run.learner.call("restore", place) if place.is_dir() else None
+        except DamagedCheckpoint as error:
+            aside = run.folder.set_aside(place.name)
+            broken.append(f"{str(error).partition(':')[0]} (kept as {aside.name})")
+            continue
+        if meta is None:  # the newest is never deleted, older ones are
+            broken += [f"{place} is missing"] if step is named[-1] else []
+            continue
+        assert meta["version"] == step.version, f"checkpoint {meta} is not that of step {step.version}"
+        tell_of_damage(run, broken, step.number, len(line))
+        return step
+    tell_of_damage(run, broken, 0, len(line))
+    return None
+
+
+def tell_of_damage(run: Run, broken: Sequence[str], base: int, last: int) -> None:
+    """What is done about checkpoints that cannot be had, and what it costs."""
+    if broken:
+        begin = f"the checkpoint of step {base}" if base else "the model that the run began with"
+        steps = f"step {last} is" if last == base + 1 else f"steps {base + 1} to {last} are"
+        run.view.note(
+            f"{'; '.join(broken)}: going back to {begin}; {steps} trained again on the rollouts that the store "
+            "recorded, so that nothing is lost"
+        )
+
+
+async def refuse_loss(run: Run) -> None:
+    """Raises `StoreError` if steps are gone that were once committed. Who knows of them: metrics.jsonl, which is told
+    of a step once it is committed, and checkpoints, of which only the newest may be of a step that never was."""
+    stored = max((step.number for step in await run.store.steps(superseded=True)), default=0)
+    newest = max(run.folder.checkpoint_numbers(), default=0)
+    known = max(newest - 1, last_step(run.folder.metrics))
+    place, way = run.folder.path, f"begin a new run from its newest weights (strop train --from {run.folder.path})"
+    if known > stored:
+        missing = f"step {known} is" if known == stored + 1 else f"{known - stored} steps, {stored + 1} to {known}, are"
+        raise StoreError(
+            f"the store of {place} ends with step {stored}, but {missing} known to have been made: its file or its log "
+            f"(store.sqlite-wal) was damaged, lost or replaced by an older copy; put it back, or {way}, or go on "
+            f"without them: move metrics.jsonl and later checkpoints than step {stored}'s away, then resume"
+        )
+    if not await run.store.policies():
+        raise StoreError(f"the store of {place} is empty: put back what was there, or {way}")
 
 
 async def unbroken_line(run: Run) -> list[Step]:
@@ -47,6 +106,19 @@ async def unbroken_line(run: Run) -> list[Step]:
     while (following := newest.get(len(line) + 1)) is not None:
         line.append(following)
     return line
+
+
+def last_step(metrics: Path) -> int:
+    """The last step that metrics.jsonl has, 0 if there is none. Lines that were damaged tell nothing."""
+    found = 0
+    for line in metrics.read_bytes().splitlines() if metrics.is_file() else ():
+        with suppress(msgspec.MsgspecError):
+            found = max(found, msgspec.json.decode(line, type=_Line).step)
+    return found
+
+
+class _Line(msgspec.Struct):
+    step: int
 
 
 def has_checkpoint(run: Run, step: Step) -> bool:

@@ -21,6 +21,7 @@ from pathlib import Path
 from strop.config import PolicyConfig
 from strop.engines import cache, gguf, hub
 from strop.errors import ConfigError, ModelError
+from strop.learner.sums import TRAINING, verify
 
 SHIPPED = {"strop/nano": Path(__file__).parent.parent / "models" / "nano"}
 SMOLLM2 = "smollm2-135m"
@@ -35,6 +36,7 @@ def _tell(text: str) -> None:
 def folder_of(policy: PolicyConfig, say: Callable[[str], None] = _tell) -> Path:
     """The folder of a policy's model, with the policy's template in it."""
     folder = resolve(policy.model, say)
+    verify(folder, without=TRAINING)
     return with_template(folder, policy.template) if policy.template else folder
 
 

@@ -12,6 +12,7 @@ with what training needs to go on beside it:
 
 optimizer.pt                    optimizer states, the critic's weights where there is one, states of random numbers
 strop.json                      what the caller wants to know when it resumes: version, step
+SHA256SUMS                      what the files were when they were written, to tell one that was damaged since
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -32,8 +34,9 @@ from torch import Tensor
 
 from strop.errors import LearnerError, ModelError
 from strop.learner.lora import file_name
+from strop.learner.sums import SUMS, WEIGHTS, damaged, verify, write_sums
 
-MODEL, ADAPTER = "model.safetensors", "adapter_model.safetensors"
+MODEL, ADAPTER = WEIGHTS
 _WRITING = re.compile("inline_container|PytorchStreamWriter|os error", re.IGNORECASE)
 """What torch and safetensors say when a file takes no more."""
 _COPIED = (".json", ".jinja", ".txt", ".model")
@@ -55,6 +58,7 @@ def save(
             write(fresh, weights, adapter, source)
             torch.save(state, fresh / "optimizer.pt")
             (fresh / "strop.json").write_text(json.dumps(meta, indent=2))
+            write_sums(fresh)
     except (OSError, SafetensorError, RuntimeError) as error:
         raise LearnerError(
             f"the checkpoint {folder} cannot be written: {why_not_written(error)}; make room there, then resume: "
@@ -65,15 +69,31 @@ def save(
 def restore(
     folder: str | Path, *, weights: Mapping[str, Tensor], adapter: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Copy the weights in place and return (state, meta) as they were saved."""
+    """Copy the weights in place and return (state, meta) as they were saved. Raises `DamagedCheckpoint`, with nothing
+    copied, where a file is missing or not what was written."""
     folder = Path(folder)
-    try:
-        meta = json.loads((folder / "strop.json").read_text())
-        state = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
-        read(folder, weights, adapter=adapter)
-    except FileNotFoundError as error:
-        raise ModelError(f"{folder} is not a checkpoint: {error.filename or error} is missing") from None
+    verify(folder)
+    with telling(folder / "strop.json") as file:
+        meta = json.loads(file.read_text())
+    with telling(folder / "optimizer.pt") as file:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    read(folder, weights, adapter=adapter)
     return state, meta
+
+
+@contextmanager
+def telling(file: Path) -> Iterator[Path]:
+    """What cannot be read is damaged, whatever the library that reads it has to say about that; unless its checksum
+    was found to be right."""
+    try:
+        yield file
+    except FileNotFoundError:
+        raise damaged(file, "it is missing") from None
+    except (OSError, EOFError, ValueError, RuntimeError, KeyError, UnpicklingError, SafetensorError) as error:
+        if (file.parent / SUMS).exists():
+            raise
+        why = "it is empty" if file.is_file() and not file.stat().st_size else "it cannot be read"
+        raise damaged(file, why) from error
 
 
 def write(folder: Path, weights: Mapping[str, Tensor], adapter: dict[str, Any] | None, source: Path) -> None:
@@ -101,7 +121,7 @@ def read(folder: Path, weights: Mapping[str, Tensor], *, adapter: bool) -> None:
         found, wanted = ("the whole model", "an adapter") if adapter else ("an adapter", "the whole model")
         raise ModelError(f"{folder} is a checkpoint of {found}, and {wanted} is trained: check learner.lora.rank")
     names = {name: file_name(name) if adapter else name for name in weights}
-    with safe_open(folder / (ADAPTER if adapter else MODEL), "pt") as file:
+    with telling(folder / (ADAPTER if adapter else MODEL)) as path, safe_open(path, "pt") as file:
         there = set(file.keys())
         for name, saved in names.items():
             if saved not in there or file.get_slice(saved).get_shape() != list(weights[name].shape):

@@ -16,10 +16,9 @@ from safetensors.torch import load_file
 
 from strop.errors import ConfigError, ModelError, PlaceError
 from strop.learner import lora
-from strop.learner.checkpoint import ADAPTER, MODEL, read, whole, why_not_written, write
+from strop.learner.checkpoint import ADAPTER, MODEL, read, telling, whole, why_not_written, write
 from strop.learner.model import load
-
-_TRAINING = ("optimizer.pt", "strop.json")
+from strop.learner.sums import SUMS, TRAINING, verify
 
 
 def export(
@@ -39,6 +38,7 @@ def export(
         raise PlaceError(f"{to} is there already: choose another place")
     if not merge and dtype:
         raise ConfigError("an adapter by itself is written as it was trained: leave out --dtype, or --adapter")
+    verify(checkpoint, without=TRAINING)
     wanted = getattr(torch, dtype) if dtype else None
     if (checkpoint / ADAPTER).exists():
         if not merge:
@@ -58,7 +58,8 @@ def export(
     elif (checkpoint / MODEL).exists():
         if not merge:
             raise ModelError(f"{checkpoint} is a whole model, without an adapter: leave out --adapter")
-        weights, source = load_file(checkpoint / MODEL), checkpoint
+        with telling(checkpoint / MODEL) as file:
+            weights, source = load_file(file), checkpoint
     else:
         raise ModelError(f"{checkpoint} is not a checkpoint: it holds neither {MODEL} nor {ADAPTER}")
     with _made(to) as fresh:
@@ -78,7 +79,7 @@ def _made(to: Path) -> Iterator[Path]:
 def _copy(checkpoint: Path, to: Path) -> None:
     with _made(to) as fresh:
         for file in checkpoint.iterdir():
-            if file.name not in _TRAINING:
+            if file.name not in (*TRAINING, SUMS):
                 shutil.copyfile(file, fresh / file.name)
 
 

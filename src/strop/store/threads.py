@@ -304,8 +304,13 @@ def explain(error: sqlite3.Error, path: str) -> StropError:
         return Unavailable(f"another process holds {path} locked: end it, then try again")
     if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_CANTOPEN")):
         return PlaceError(f"cannot write {path}: check the permissions of the file and its folder, or choose another")
-    if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+    if name.startswith("SQLITE_NOTADB"):
         return StoreError(f"{path} is not a Strop store, or is damaged: move it away or choose another folder")
+    if name.startswith("SQLITE_CORRUPT"):
+        return StoreError(
+            f"{path} is damaged ({error}): put a copy back, or save what can be with `sqlite3 {path} .recover`; the "
+            "newest weights of its run can begin a new one (strop train --from RUN)"
+        )
     if name.startswith("SQLITE_IOERR"):
         return Unavailable(f"reading or writing {path} failed ({name}): check the disk that holds it")
     return StoreError(f"the store {path} failed: {error}")

@@ -58,6 +58,30 @@ async def test_other_files_are_refused(tmp_path: Path):
         await SqliteStore.open(foreign)
 
 
+@pytest.mark.parametrize("page", ["first", "later"])
+async def test_a_damaged_file_is_called_so_with_a_way_out(tmp_path: Path, page: str):
+    """Whether it shows when the file is opened or when it is read."""
+    path, task = tmp_path / "store.sqlite", Task(id="t", data="words " * 100)
+    store = await SqliteStore.open(path)
+    await store.enqueue([Rollout(id=f"r{n}", group="g", member=n, task=task, created=0.0) for n in range(200)])
+    await store.close()
+    data = bytearray(path.read_bytes())
+    damaged = range(100, 4096) if page == "first" else range(4096, len(data))
+    for at in damaged:
+        data[at] ^= 0x5A
+    path.write_bytes(data)
+
+    async def use() -> None:
+        store = await SqliteStore.open(path)
+        try:
+            await store.list()
+        finally:
+            await store.close()
+
+    with pytest.raises(StoreError, match=r"e\.sqlite is damaged \(.*malformed.*\): put a copy back, or .*\.recover"):
+        await use()
+
+
 async def test_places_that_cannot_be_written_are_refused(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(PlaceError, match=r"cannot make the folder .*file/below"):
