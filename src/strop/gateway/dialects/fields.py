@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta, Struct
@@ -23,18 +23,36 @@ DRAWN: Json = {
 """How chat completions and completions ask for tokens to be drawn: recorded, and overruled by the policy's settings."""
 
 
+OWN = frozenset({"chat_template_kwargs"})
+"""Parameters in which null is a value."""
+
+
 def read_object(body: bytes) -> Json:
-    """A JSON object without the fields that are null."""
+    """A JSON object without the fields that are null, which is how many clients say nothing."""
     try:
         raw = msgspec.json.decode(body, type=Json)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise Refused(f"the body is not a JSON object: {error}") from None
-    return {name: value for name, value in raw.items() if value is not None}
+    return without_nulls(raw)
+
+
+def without_nulls(fields: Json) -> Json:
+    """Parameters without those that are null, within others too. What stands in a list is not looked at.
+
+    >>> without_nulls({"a": None, "b": {"c": None, "d": [None]}})
+    {'b': {'d': [None]}}
+    """
+    return {
+        name: without_nulls(cast(Json, value)) if isinstance(value, dict) and name not in OWN else value
+        for name, value in fields.items()
+        if value is not None
+    }
 
 
 class Fields:
     """The fields of a body that comes often, read at one go; `harmless` as in `read_fields`, `raw` are lists whose
-    items stay as they came. A body that does not fit is read again, field by field, to say what is wrong with it."""
+    items stay as they came. A body that does not fit is read again, field by field, to say what is wrong with it; if
+    that is only null for a field that nobody knows, nothing is."""
 
     def __init__(self, fields: Json, harmless: Json, raw: Sequence[str] = ()) -> None:
         self._fields, self._harmless = fields, harmless
@@ -50,9 +68,13 @@ class Fields:
                 body.decode()
             got = self._decode(body)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            read_fields(read_object(body), self._fields, self._harmless)
-            raise Refused("the body is not a JSON object that can be read") from None
-        found = {name: value for name in self._names if (value := getattr(got, name)) is not None}
+            raw = read_object(body)
+            read_fields(raw, self._fields, self._harmless)
+            try:
+                got = self._decode(msgspec.json.encode(raw))
+            except (msgspec.MsgspecError, RecursionError):
+                raise Refused("the body is not a JSON object that can be read") from None
+        found = without_nulls({name: getattr(got, name) for name in self._names})
         for name in self._harmless.keys() & found.keys():
             if found.pop(name) != self._harmless[name]:
                 raise unsupported(name, f"only {json.dumps(self._harmless[name])} is served")

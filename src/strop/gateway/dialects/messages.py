@@ -89,11 +89,11 @@ HARMLESS: Json = {"speed": "standard", "mcp_servers": []}
 
 TOOL_FIELDS: Json = {
     "name": Annotated[str, Meta(min_length=1)],
-    "description": str | None,
+    "description": str,
     "input_schema": Json,
-    "type": str | None,
-    "cache_control": Json | None,
-    "eager_input_streaming": bool | None,
+    "type": str,
+    "cache_control": Json,
+    "eager_input_streaming": bool,
 }
 TOOL_HARMLESS: Json = {"strict": False, "defer_loading": False, "allowed_callers": ["direct"], "input_examples": []}
 
@@ -152,7 +152,8 @@ def _tool(raw: Json, where: str) -> Json:
             code="unsupported_value",
         )
     try:
-        fields = read_fields(raw, TOOL_FIELDS, TOOL_HARMLESS)
+        given = {name: value for name, value in raw.items() if value is not None}
+        fields = read_fields(given, TOOL_FIELDS, TOOL_HARMLESS)
     except Refused as refused:
         raise Refused(f"{where}: {refused.message}", param=f"{where}.{refused.param}", code=refused.code) from None
     for name in ("name", "input_schema"):
@@ -160,7 +161,7 @@ def _tool(raw: Json, where: str) -> Json:
             raise Refused(f"{where}.{name} is required", param=f"{where}.{name}", code="missing_required_parameter")
     check_schema(fields["input_schema"], f"{where}.input_schema")
     function: Json = {"name": fields["name"], "parameters": fields["input_schema"]}
-    if fields.get("description") is not None:
+    if "description" in fields:
         function["description"] = fields["description"]
     return {"type": "function", "function": function}
 

@@ -157,7 +157,7 @@ def _tool(raw: Json, where: str) -> Json:
     if raw.get("type") != "function":
         raise unsupported(f"{where}.type", f"{raw.get('type')!r} is not served, only 'function' is")
     try:
-        tool = msgspec.convert(raw, _Tool)
+        tool = msgspec.convert({name: value for name, value in raw.items() if value is not None}, _Tool)
     except msgspec.ValidationError as error:
         raise Refused(
             f'{where}: {error}; a tool is {{"type": "function", "name": ..., "description": ..., "parameters": ...}}',
