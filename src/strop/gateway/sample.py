@@ -218,7 +218,10 @@ class Choice:
         for piece in pieces:
             if isinstance(piece, ModelCall):
                 position = len(self.calls) + len(calls)
-                calls.append(ToolCall(position, call_id(self.sampling.seed, position), piece.name, piece.arguments))
+                taken = {call.id for call in (*self.calls, *calls)}
+                own = piece.id if piece.id not in taken else None
+                id = own or call_id(self.sampling.seed, position)
+                calls.append(ToolCall(position, id, piece.name, piece.arguments))
         tokens = self._sampled(first) if self._request.logprobs else []
         if reasoning and not text:
             self.reasoning_tokens = len(self.ids)

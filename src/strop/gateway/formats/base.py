@@ -20,11 +20,13 @@ Tools = Sequence[dict[str, Any]]
 """Tools as chat completions have them: `{"type": "function", "function": {"name": ..., "parameters": schema}}`."""
 
 
-class Call(Struct, frozen=True):
-    """A tool call as the model wrote it: `Call("calculator", {"expression": "3 * 4"})`."""
+class Call(Struct, frozen=True, repr_omit_defaults=True):
+    """A tool call as the model wrote it: `Call("calculator", {"expression": "3 * 4"})`. `id` is the one that it gave
+    the call itself, in families whose templates write ids."""
 
     name: str
     arguments: dict[str, Any]
+    id: str | None = None
 
 
 class Thought(Struct, frozen=True):

@@ -29,7 +29,7 @@ def json_call(body: str, tools: Tools) -> Call | Literal["open"] | None:
 
 
 def headed(pattern: str) -> Body:
-    """A pattern with groups `name` and `json`, the arguments.
+    """A pattern with groups `name`, `json` (the arguments) and, where calls have one, `id`.
 
     >>> headed("(?P<name>.+?):(?P<json>.*)")('now:{"a": 1}', [])
     Call(name='now', arguments={'a': 1})
@@ -43,7 +43,7 @@ def headed(pattern: str) -> Body:
         except Unreadable:
             arguments = None
         if found and isinstance(arguments, dict):
-            return Call(found["name"], cast(dict[str, Any], arguments))
+            return Call(found["name"], cast(dict[str, Any], arguments), found.groupdict().get("id") or None)
         brace = body.find("{")
         return "open" if brace >= 0 and in_string(body[brace:]) else None
 

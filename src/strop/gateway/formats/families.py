@@ -86,7 +86,10 @@ _DEEPSEEK = Tagged(
     "<｜tool▁calls▁begin｜>",
     "<｜tool▁calls▁end｜>",
 )
-_KIMI_K2 = r"(?:functions\.)?(?P<name>[^\s<>:]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?P<json>\{.*\})"
+_KIMI_K2 = (
+    r"(?P<id>(?:functions\.)?(?P<name>[^\s<>:]+)(?::\d+)?)"
+    r"\s*<\|tool_call_argument_begin\|>\s*(?P<json>\{.*\})"
+)
 _KIMI_K3 = parameters(
     rf'(?P<name>{NAME})"[^<]*<\|sep\|>',
     r'<\|open\|>argument key="(?P<key>[^"]+)" type="(?P<kind>\w+)"<\|sep\|>(?P<value>.*?)<\|close\|>argument<\|sep\|>',
@@ -95,8 +98,13 @@ _MINICPM = parameters(
     rf'(?P<name>{NAME})">',
     r'<param name="(?P<key>[^"]+)">(?:<!\[CDATA\[(?P<raw>.*?)\]\]>|(?P<value>.*?))</param>',
 )
-_SOLAR = rf"[^<]*<\|tool_call:name\|>(?P<name>{NAME})<\|tool_call:args\|>(?P<json>\{{.*\}})"
-_MISTRAL = Json(("[TOOL_CALLS]",), header=re.compile(rf"({NAME})(?:\[CALL_ID\]\w+)?\[ARGS\]\s*"))
+_SOLAR = rf"(?P<id>[^<]*)<\|tool_call:name\|>(?P<name>{NAME})<\|tool_call:args\|>(?P<json>\{{.*\}})"
+_MISTRAL_ID = "[A-Za-z0-9]{9}"  # others its templates refuse
+_MISTRAL = Json(
+    ("[TOOL_CALLS]",),
+    keyed("name", "arguments", id=_MISTRAL_ID),
+    header=re.compile(rf"({NAME})(?:\[CALL_ID\](?:(?P<id>{_MISTRAL_ID})|\w+))?\[ARGS\]\s*"),
+)
 _ROOM = "]<]minimax[>["
 
 PLAIN = Grammar(name="plain")
@@ -287,7 +295,7 @@ FAMILIES = (
     Grammar(
         name="hunyuan",
         known_by=("<tool_calls>[",),
-        syntax=Json(("<tool_calls>",), closes=("</tool_calls>",)),
+        syntax=Json(("<tool_calls>",), keyed("name", "arguments", id=".+"), closes=("</tool_calls>",)),
         head=('<tool_calls>[{"name": "', '", "arguments": '),
     ),
     Grammar(

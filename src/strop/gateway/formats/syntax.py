@@ -73,8 +73,9 @@ class Tagged(Struct, frozen=True):
 Item = Callable[[Any], Call | None]
 
 
-def keyed(name: str, *arguments: str) -> Item:
-    """Calls as objects with these keys: the tool's name, and one of those for its arguments.
+def keyed(name: str, *arguments: str, id: str = "") -> Item:
+    """Calls as objects with these keys: the tool's name, and one of those for its arguments. `id` is a pattern of the
+    ids they may have, if this family's do.
 
     >>> keyed("name", "parameters", "arguments")({"name": "f", "parameters": {}})
     Call(name='f', arguments={})
@@ -87,7 +88,9 @@ def keyed(name: str, *arguments: str) -> Item:
         given = next((table[key] for key in arguments if key in table), None)
         if not isinstance(table.get(name), str) or not isinstance(given, dict):
             return None
-        return Call(table[name], cast(dict[str, Any], given))
+        named = table.get("id")
+        ours = isinstance(named, str) and re.fullmatch(id, named) if id else None
+        return Call(table[name], cast(dict[str, Any], given), cast(str, named) if ours else None)
 
     return read
 
@@ -110,7 +113,8 @@ class Json(Struct, frozen=True):
 
     `bare` has the brackets that may also begin a call without a mark. Such JSON is a call if it reads as one; otherwise
     it is an answer in JSON and no malformed call. A `header` matches what stands between the mark and an object of
-    arguments, with the tool's name as its group; `item` is None if there are no other calls than those.
+    arguments, with the tool's name as its first group and maybe a group `id`; `item` is None if there are no other
+    calls than those.
     """
 
     after: tuple[str, ...]
@@ -180,7 +184,7 @@ class Json(Struct, frozen=True):
             arguments = decode(text[brace:end])
         except Unreadable:
             return Bad(end)
-        return Found(end, Call(header[1], arguments), "objects")
+        return Found(end, Call(header[1], arguments, header.groupdict().get("id")), "objects")
 
     def _item(self, text: str, at: int, section: str, marked: bool, scan: Scan, final: bool) -> Step:
         if not marked:

@@ -19,7 +19,7 @@ def hear(
     format: Format, text: str, *, sizes: Sequence[int] = (), tools: Sequence[dict[str, Any]] = (), calls: bool = True,
     lead: str = "",
 ) -> Heard:  # fmt: skip
-    """Feed `text` in pieces of these sizes, over and over; in one piece if there are none."""
+    """Feed `text` in pieces of these sizes, over and over; in one piece if there are none. Calls are without ids."""
     parser = format.parser(tools, calls=calls, lead=lead)
     pieces: list[Piece] = []
     at = turn = 0
@@ -29,7 +29,7 @@ def hear(
         at, turn = at + size, turn + 1
     pieces += parser.close()
     assert all(piece.text if isinstance(piece, Thought) else piece for piece in pieces), "no empty pieces"
-    found = [piece for piece in pieces if isinstance(piece, Call)]
+    found = [Call(piece.name, piece.arguments) for piece in pieces if isinstance(piece, Call)]
     assert parser.calls == len(found)
     return Heard(
         "".join(piece for piece in pieces if isinstance(piece, str)),
@@ -37,3 +37,9 @@ def hear(
         found,
         parser.malformed,
     )
+
+
+def ids(format: Format, text: str, *, tools: Sequence[dict[str, Any]], lead: str) -> list[str | None]:
+    """The ids that the model gave its calls."""
+    parser = format.parser(tools, calls=True, lead=lead)
+    return [piece.id for piece in parser.feed(text) + parser.close() if isinstance(piece, Call)]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.gateway.formats.base import Call
-from tests.unit.gateway.formats.feeding import hear
+from tests.unit.gateway.formats.feeding import hear, ids
 from tests.unit.gateway.formats.templates import DATA, TEMPLATES, TOOLS, Template, needs_templates, tool
 
 pytestmark = needs_templates
@@ -125,6 +125,21 @@ def test_what_is_written_is_read(name: str, case: str) -> None:
     heard = hear(template_of(name).format, text, tools=TOOLS, lead=lead)
     same = (heard.words.strip(), heard.thoughts, heard.calls, heard.malformed) == (words, thought, calls, 0)
     assert same == (why is None), (why, heard, text)
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in WRITES_NO_CALLS])
+def test_ids_that_are_written_are_read(name: str) -> None:
+    """A model gives its calls ids where its template shows it some: the agent's are those."""
+    said = written(name, "two") or written(name, "small")
+    assert said is not None
+    lead, text, _, calls, _ = said
+    found = ids(template_of(name).format, text, tools=TOOLS, lead=lead)
+    if "call00000" in text:
+        assert found == [f"call0000{i}" for i in range(len(calls))]
+    elif template_of(name).format.name == "kimi-k2":
+        assert found == ["functions.get_weather:0", "functions.now:1"]
+    else:
+        assert found == [None] * len(found)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
