@@ -1,7 +1,6 @@
 """Serves an ASGI app inside the running event loop, on a socket that is bound before anything else starts.
 
-What a stranger can make it keep is bounded here, before any key is seen: the head of a request (its line and headers)
-in size and in time. How large a body may be is for the app to say.
+What a stranger can make it keep is bounded by `strop.bounds`.
 """
 
 from __future__ import annotations
@@ -19,21 +18,13 @@ from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from strop.bounds import Bounded
 from strop.errors import PlaceError
 from strop.private import private
 
 Settings = tuple[str, str]
 """What an address's host and port are called where people set them."""
-
-MAX_HEAD = 64 << 10
-"""Bytes a request's head may take (and one read of the socket more)."""
-HEAD_TIME = 30.0
-"""Seconds until a connection's first request, and a request that has begun, must have shown its whole head."""
-CLOSE_TIME = 30.0
-"""Seconds that a client gets to take what it was sent once its connection is being closed."""
-TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class Server:
@@ -71,7 +62,7 @@ async def serve(
     sock = bind(host, port, settings)
     config = uvicorn.Config(
         app,
-        http=_Bounded,
+        http=Bounded,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -154,7 +145,7 @@ class _Quiet(uvicorn.Server):
 
     async def main_loop(self) -> None:
         while not await self.on_tick(0):  # the time of day in its answers, once a second
-            for connection in cast("list[_Bounded]", list(self.server_state.connections)):
+            for connection in cast("list[Bounded]", list(self.server_state.connections)):
                 connection.check_time()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), 1.0)
@@ -166,43 +157,3 @@ class _Quiet(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
-
-
-class _Bounded(HttpToolsProtocol):
-    """A connection that is closed if it sends too much of what is not a body, or too slowly."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        super().connection_made(transport)
-        self._size = 0  # of what the parser holds until a head, a piece of a body or a trailer is complete
-        self._between = False
-        self._closing_since: float | None = None
-        self._since: float | None = self.loop.time()  # when a head was begun that is not complete
-
-    def data_received(self, data: bytes) -> None:
-        if self._between and self._since is None:
-            self._since = self.loop.time()
-        self._size += len(data)
-        super().data_received(data)
-        if self._size > MAX_HEAD and not self.transport.is_closing():
-            self.transport.write(TOO_LARGE)
-            self.transport.close()
-
-    def on_headers_complete(self) -> None:
-        self._size, self._between, self._since = 0, False, None
-        super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        self._size = 0
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        self._size, self._between = 0, True
-        super().on_message_complete()
-
-    def check_time(self) -> None:
-        if self.transport.is_closing():  # as soon as the client has taken what it was sent
-            self._closing_since = self._closing_since or self.loop.time()
-            if self.loop.time() - self._closing_since > CLOSE_TIME:
-                self.transport.abort()
-        if self._since is not None and self.loop.time() - self._since > HEAD_TIME:
-            self.transport.close()

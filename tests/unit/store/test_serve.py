@@ -124,7 +124,7 @@ async def test_an_endless_head_is_cut_off(tmp_path: Path, begin: bytes):
 
 
 async def test_who_never_shows_a_whole_head_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("strop.server.HEAD_TIME", 0.5)
+    monkeypatch.setattr("strop.bounds.HEAD_TIME", 0.5)
     async with running(tmp_path) as (url, key):
         store = await HttpStore.open(url, key)
         waiting = asyncio.create_task(store.wait(10**6, timeout=4.0))  # longer, but all of it was said
