@@ -52,6 +52,14 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         dict[str, Any],
         _doc("variables of the chat template, such as enable_thinking = false; what a request gives goes before"),
     ] = {}
+    tools: Annotated[
+        Literal["auto", "template", "system"],
+        _doc(
+            "who writes tools into prompts: the chat template, with a built-in way for what it leaves out (auto); the "
+            "template alone, and what it leaves out is refused (template); the built-in way, in the system prompt "
+            "(system)"
+        ),
+    ] = "auto"
     agents: Annotated[tuple[str, ...], _doc("names of the agents whose turns are trained")] = ("main",)
     context: Annotated[
         Annotated[int, Meta(ge=2)] | None, _doc("longest prompt + answer in tokens; default: what the model allows")

@@ -195,7 +195,10 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
             "temperature above 0 and leave the rest as it is by default, or set loop.steps=0"
         )
     model = await asyncio.to_thread(folder_of, config.policy)
-    renderer = Renderer.from_folder(model, variables=config.policy.chat_template_kwargs)
+    policy = config.policy
+    renderer = Renderer.from_folder(model, variables=policy.chat_template_kwargs, tools=policy.tools)
+    if renderer.tooling.note:
+        view.note(renderer.tooling.note)
     tasks = tasks_of(config)
     relative = load_relative(config.group_reward)
     async with AsyncExitStack() as rooms:

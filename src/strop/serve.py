@@ -196,7 +196,8 @@ async def load_model(
             f"the store's policy is {there.model} at version {there.version}, and --model {config.policy.model} is not "
             "that: serve it with another --folder or database"
         )
-    renderer = Renderer.from_folder(place, variables=config.policy.chat_template_kwargs)
+    policy = config.policy
+    renderer = Renderer.from_folder(place, variables=policy.chat_template_kwargs, tools=policy.tools)
     learner = LearnerProcess(folder / "learner.log") if engine_name(config.engine) == "embedded" else None
     if learner is not None:
         rooms.push_async_callback(learner.close)

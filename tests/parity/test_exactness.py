@@ -186,7 +186,8 @@ class Stage:
 
     def __init__(self, source: str, tokenizer: Tokenizer, specials: dict[str, str]) -> None:
         self.tokenizer, self.specials = tokenizer, specials
-        self.renderer = Renderer(tokenizer, source, specials=specials)
+        # The checker knows what the template writes, and nothing of what is written for it.
+        self.renderer = Renderer(tokenizer, source, specials=specials, tools="template")
         self.template = Template(source, specials)
         self.ends = [*map(self.renderer.decode, ([id] for id in self.renderer.stop_ids)), *self.renderer.stop_texts]
 

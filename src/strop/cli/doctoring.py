@@ -61,11 +61,11 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _renderer(folder: Path, template: str | None, policy: PolicyConfig) -> Renderer:
-    variables = policy.chat_template_kwargs
+    variables, tools = policy.chat_template_kwargs, policy.tools
     if template is None:
-        return Renderer.from_folder(folder, variables=variables)
+        return Renderer.from_folder(folder, variables=variables, tools=tools)
     try:
-        return Renderer.from_parts(folder, Path(template).read_text("utf-8"), variables=variables)
+        return Renderer.from_parts(folder, Path(template).read_text("utf-8"), variables=variables, tools=tools)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {template}: {error}") from None
 
@@ -108,6 +108,7 @@ def _as_json(
         "template": template,
         "tokenizer": str(folder),
         "format": renderer.format.name,
+        "tools": renderer.tooling.note or renderer.tooling.lost,
         "stop_ids": renderer.stop_ids,
         "stop_texts": renderer.stop_texts,
         "exit": _exit_code(sampled),
@@ -147,6 +148,8 @@ def _print(
     ends = [*map(repr, (renderer.decode([id]) for id in renderer.stop_ids)), *map(repr, renderer.stop_texts)]
     out.print(f"\n{exact} of {len(found)} conversations exact, {turns} turns")
     out.print(f"answers end with {', '.join(ends)}; calls are written as {renderer.format.name}")
+    if about := renderer.tooling.note or renderer.tooling.lost:
+        out.print(about, markup=False)
     if renderer.stop_texts:
         unknown = ", ".join(renderer.stop_texts)
         print(f"strop: the tokenizer in {folder} has no token {unknown}: is it this template's?", file=sys.stderr)

@@ -25,6 +25,7 @@ from strop.errors import ConfigError, ModelError
 from strop.gateway.dialects.base import Json
 from strop.gateway.formats import find
 from strop.gateway.templates import EFFORT, THINKING, BadTemplate, Template
+from strop.gateway.toolless import ToolsWay, tooling
 from strop.gateway.traits import TOOL, USER, answer, shaped, traits_of
 
 Messages = Sequence[Json]
@@ -56,6 +57,7 @@ class Renderer:
         specials: dict[str, str] | None = None,
         stops: Sequence[int] = (),
         variables: Json | None = None,
+        tools: ToolsWay = "auto",
     ) -> None:
         self.tokenizer = tokenizer
         self._kept = lru_cache(maxsize=128)(self.encode)
@@ -63,9 +65,15 @@ class Renderer:
         self._template = Template(template, self._specials, variables)
         if variables and (why := self.unread(variables)):
             raise ConfigError(f"policy.chat_template_kwargs: {why}")
-        self.format = find(template)
         added = tokenizer.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
+        self.format = find(template)
+        traits = traits_of(self._template, self._added.values(), self.format.marks)
+        self.writes_tools = traits.tools
+        """Whether the template itself shows the model the tools it is given; some drop them without a word."""
+        self.tooling = tooling(self._template, traits, self.format, tools)
+        if self.tooling.writer:
+            self._template, self.format = self._template.rewriting(self.tooling.writer), self.tooling.format
         kept = self.format.marks
         self._hidden = frozenset(i for i, token in added.items() if token.special and token.content not in kept)
         self._tokens: dict[int, tuple[str, list[int] | None]] = {}
@@ -82,8 +90,6 @@ class Renderer:
         self._traits = traits_of(self._template, self._added.values(), kept)
         self.generation_prompt = self._traits.generation_prompt
         self._openings = {self.generation_prompt} - {""}
-        self.writes_tools = self._traits.tools
-        """Whether the template shows the model the tools it is given; some drop them without a word."""
         said, called = self._traits.said, self._traits.called
         self._ends = list(dict.fromkeys([*said.ends, *called.ends]))
         stops_at = [*self._ends, *said.next, *called.next]
@@ -104,9 +110,10 @@ class Renderer:
         self.end_of_turn: int = self.stop_ids[0]
 
     @classmethod
-    def from_folder(cls, folder: str | Path, *, variables: Json | None = None) -> Renderer:
+    def from_folder(cls, folder: str | Path, *, variables: Json | None = None, tools: ToolsWay = "auto") -> Renderer:
         """Read tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json from a folder in
-        Hugging Face format; only the first and a template are required. `variables` are the template's."""
+        Hugging Face format; only the first and a template are required. `variables` are the template's, `tools` says
+        who writes tools."""
         folder = Path(folder)
         config = _read_json(folder / "tokenizer_config.json")
         beside = folder / "chat_template.jinja"
@@ -116,10 +123,12 @@ class Renderer:
             raise ModelError(f"cannot read {beside}: {error}") from None
         if not isinstance(template, str):
             raise ModelError(f"{folder} has no chat template: put one there as chat_template.jinja")
-        return cls.from_parts(folder, template, variables=variables)
+        return cls.from_parts(folder, template, variables=variables, tools=tools)
 
     @classmethod
-    def from_parts(cls, folder: Path, template: str, *, variables: Json | None = None) -> Renderer:
+    def from_parts(
+        cls, folder: Path, template: str, *, variables: Json | None = None, tools: ToolsWay = "auto"
+    ) -> Renderer:
         """The tokenizer of a folder with a template from elsewhere. tokenizer.json may be compressed, as .json.gz."""
         config = _read_json(folder / "tokenizer_config.json")
         stops: int | list[int] = _read_json(folder / "generation_config.json").get("eos_token_id") or []
@@ -129,6 +138,7 @@ class Renderer:
             specials={name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name)))},
             stops=[stops] if isinstance(stops, int) else stops,
             variables=variables,
+            tools=tools,
         )
 
     # -- the template's variables ------------------------------------------------------------------------------------

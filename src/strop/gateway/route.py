@@ -46,7 +46,11 @@ class PolicyRoute(Struct, frozen=True, kw_only=True):
 
     def asked_by(self, request: Request) -> PolicyRoute:
         """The same with the chat template's variables as a request wants them: the request goes before the policy, and
-        what it says by name before what follows from how much it wants the model to think. Raises `Refused`."""
+        what it says by name before what follows from how much it wants the model to think. Raises `Refused`, also for
+        tools that would reach nobody."""
+        lost = self.renderer.tooling.lost
+        if lost and (request.tools or any(m["role"] == "tool" or m.get("tool_calls") for m in request.messages)):
+            raise Refused(lost, param="tools", code="unsupported_parameter")
         reads, given = self.renderer.reads, request.variables
         if why := self.renderer.unread(given):
             raise Refused(f"chat_template_kwargs: {why}", param="chat_template_kwargs", code="unsupported_value")

@@ -8,7 +8,7 @@ anyway is decided by one look at the type.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from datetime import datetime
 from typing import Any, cast
@@ -29,6 +29,8 @@ class BadTemplate(Exception):
     """The chat template refused these messages."""
 
 
+Rewrite = Callable[[Sequence[Json], Sequence[Json] | None], tuple[Sequence[Json], Sequence[Json] | None]]
+
 GIVEN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 """Variables of a template that the conversation itself decides."""
 THINKING = ("enable_thinking", "thinking")
@@ -46,15 +48,16 @@ class Template:
 
     def __init__(self, source: str, specials: Mapping[str, str], variables: Mapping[str, Any] | None = None) -> None:
         environment = _environment()
-        known: dict[str, Any] = environment.globals
+        known = cast(Any, environment).globals
         try:
             self._template = environment.from_string(source)
             unset = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
             raise ModelError(f"the chat template cannot be read: {error}") from None
-        self.reads = frozenset(unset - known.keys() - specials.keys() - GIVEN)
+        self.reads = frozenset(unset - set(known) - specials.keys() - GIVEN)
         self._template.globals = dict(self._template.globals)  # they are copied for every prompt: plain ones faster
         self._specials, self.variables = specials, dict(variables or {})
+        self._rewrite: Rewrite | None = None
 
     def given(self, variables: Mapping[str, Any]) -> Template:
         """The same with other values for its variables."""
@@ -62,7 +65,15 @@ class Template:
         other.variables = dict(variables)
         return other
 
+    def rewriting(self, rewrite: Rewrite) -> Template:
+        """The same for messages and tools as `rewrite` makes them."""
+        other = copy(self)
+        other._rewrite = rewrite
+        return other
+
     def render(self, messages: Sequence[Json], tools: Sequence[Json] | None, *, generate: bool) -> str:
+        if self._rewrite:
+            messages, tools = self._rewrite(messages, tools)
         try:
             given: Json = {"messages": messages, "tools": tools or None, "add_generation_prompt": generate}
             return self._template.render({"documents": None, **self._specials, **self.variables, **given})

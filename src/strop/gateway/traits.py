@@ -42,14 +42,18 @@ class Closing(Struct, frozen=True):
 
 
 class Traits(Struct, frozen=True):
-    """A template's ways. `said` and `called` are how it closes words and calls; `tools` is whether a tool that it is
-    given shows up in what it writes."""
+    """A template's ways. `said` and `called` are how it closes words and calls. `tools`, `calls`, `results` and
+    `system` are whether tools that it is given, what was called, what came of it, and a system's message show up in
+    what it writes; None if it refuses them."""
 
     shape: Shape
     generation_prompt: str
     said: Closing
     called: Closing
     tools: bool
+    calls: bool | None = None
+    results: bool | None = None
+    system: bool = True
 
 
 def traits_of(template: Template, added: Iterable[str], kept: frozenset[str]) -> Traits:
@@ -59,7 +63,16 @@ def traits_of(template: Template, added: Iterable[str], kept: frozenset[str]) ->
     said = probe.closing(answer(MARK), {"role": "user", "content": MARK + "2"})
     tool: Json = {"role": "tool", "content": MARK + "2", "name": "f", "tool_call_id": "call00001"}
     called = probe.closing(answer("", MARK), tool, said.ends)
-    return Traits(shape, probe.generation_prompt(), said, called, probe.tools())
+    return Traits(
+        shape,
+        probe.generation_prompt(),
+        said,
+        called,
+        tools=probe.tools(),
+        calls=probe.shows([USER, answer("", MARK), tool | {"content": "b"}]),
+        results=probe.shows([USER, answer("", "a"), tool]),
+        system=bool(probe.shows([{"role": "system", "content": MARK}, USER])),
+    )
 
 
 def shaped(message: Json, shape: Shape) -> Json:
@@ -129,6 +142,17 @@ class Probe:
             except BadTemplate:
                 continue
         return False
+
+    def shows(self, messages: Sequence[Json]) -> bool | None:
+        """Whether the mark in these messages is in what the template writes; None if it refuses them."""
+        found = None
+        for tools in ([TOOL], None):
+            try:
+                text = self._template.render([shaped(m, self._shape) for m in messages], tools, generate=True)
+            except BadTemplate:
+                continue
+            found = found or MARK in text
+        return found
 
     def closing(self, answered: Json, following: Json, known: Sequence[str] = ()) -> Closing:
         """How the template closes an assistant's message that ends with the mark: compared are the end of a

@@ -60,6 +60,11 @@ class Format(Protocol):
     @property
     def marks(self) -> frozenset[str]: ...
 
+    @property
+    def thoughts(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of marks around reasoning."""
+        ...
+
     def parser(self, tools: Tools, *, calls: bool, lead: str) -> Parser:
         """`calls`: whether calls are taken out. `lead` is what the assistant's turn begins with before the model says
         anything: a generation prompt may open its reasoning, an agent may demand a call or begin the answer itself.

@@ -43,6 +43,11 @@ def find(template: str) -> Format:
     return found if found.thoughts else replace(found, thoughts=tuple(p for p in REASONING if p[1] in template))
 
 
+def hermes_like(format: Format) -> Format:
+    """Calls as Hermes has them, thoughts as another format does."""
+    return replace(HERMES, thoughts=format.thoughts)
+
+
 def _xml(begin: str, end: str) -> Tagged:
     """Qwen3-Coder's tags, which others wrap differently."""
     value = r"<parameter=(?P<key>[^>\n]+)>(?P<value>.*?)</parameter>(?=\s*(?:<parameter=|\Z))"
