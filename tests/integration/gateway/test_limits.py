@@ -14,7 +14,7 @@ import openai
 import pytest
 from msgspec.structs import replace
 
-from strop import server as servers
+from strop import bounds
 from strop.engines.scripted import Scripted
 from strop.errors import StoreError
 from strop.gateway.limits import Limits
@@ -99,7 +99,7 @@ async def test_a_deadline_ends_the_engines_work(renderer: Renderer, tmp_path: Pa
 async def test_a_client_that_reads_nothing_holds_little_and_blocks_nobody(
     renderer: Renderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servers, "CLOSE_TIME", 0.5)
+    monkeypatch.setattr(bounds, "CLOSE_TIME", 0.5)
     async with gateway(tmp_path / "g", renderer, Limits(deadline=2.0)) as stand:
         stand.engine = engine = Scripted(lambda asked: "word " * 50_000, renderer, chunk=1, context=10**6)
         route = stand.gateway.routes.find("main", None)
