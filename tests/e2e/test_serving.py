@@ -99,14 +99,14 @@ def test_queue_here_run_there_look_at_it(place: Place):
     assert "used for other tasks" in place.run("enqueue", "--tasks", "other.jsonl", "--name", "a", code=2).stderr
     done = place.run("runner", "--agent", "agents.py:agent", "--workers", 4, "--until-empty", "--json")
     assert json.loads(done.stdout) == {"leased": 12, "succeeded": 10, "agent_error": 2}
-    found = place.rollouts()
+    found = place.rollouts()[::-1]  # the newest come first
     assert [r["id"] for r in found] == [f"a-{n:06d}.{m}" for n in range(6) for m in range(2)]
     rewards = {r["name"]: r["value"] for r in found[2]["rewards"]}
     assert (rewards["style"], rewards["reward"]) == (0.5, 1.0)
     shown = place.run("rollouts", "a-000003.0").stdout  # $STROP_URL says where
     assert "working on t3" in shown  # what it printed
     assert "ValueError: three is too much" in shown  # and why it failed
-    assert [r["id"] for r in place.rollouts("--status", "failed")] == ["a-000003.0", "a-000003.1"]
+    assert [r["id"] for r in place.rollouts("--status", "failed")] == ["a-000003.1", "a-000003.0"]
 
 
 def test_a_command_and_a_reward_function(place: Place):
@@ -116,7 +116,7 @@ def test_a_command_and_a_reward_function(place: Place):
     place.run("enqueue", "--tasks", "tasks.jsonl", "--name", "b")
     program = "sh -c 'cat >&2; echo; echo $STROP_ROLLOUT; echo 0.25'"
     place.run("runner", "--agent", program, "--workers", 2, "--until-empty")
-    assert {r["rewards"][0]["value"] for r in place.rollouts("--after", "a-000005.0")} == {0.25}
+    assert {r["rewards"][0]["value"] for r in place.rollouts("--limit", 6)} == {0.25}
     shown = place.run("rollouts", place.said["url"], "b-000004.0").stdout
     assert "b-000004.0\n" in shown
     assert '"n":4' in shown

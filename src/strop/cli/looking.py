@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import sys
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from strop.cli import keys
-from strop.cli.printing import console, json_line, status, without_password
+from strop.cli import keys, listing
+from strop.cli.printing import console, json_line, last_line, status
 from strop.errors import StropError
 from strop.folder import RunFolder
 from strop.monitor import view as views
@@ -30,12 +28,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     rollouts.add_argument("run", nargs="?", default=os.environ.get("STROP_URL", "runs/demo"), help=place)
     rollouts.add_argument("id", nargs="?", help="the rollout to show")
     keys.add(rollouts)
-    statuses = ["queued", "running", "succeeded", "failed", "cancelled"]
-    rollouts.add_argument("--status", choices=statuses, help="only those with this status")
-    rollouts.add_argument("--mode", choices=["train", "eval", "greedy"], help="only those that sampled this way")
-    rollouts.add_argument("--group", help="only those of this group")
+    listing.add(rollouts)
     rollouts.add_argument("--limit", type=_positive, default=50, help="how many to list (default: 50)")
-    rollouts.add_argument("--after", metavar="ID", help="continue after this rollout")
     rollouts.add_argument("--attempt", type=_positive, help="of one rollout: this attempt (default: the last)")
     rollouts.add_argument("--follow", action="store_true", help="go on as things happen, until interrupted")
     rollouts.add_argument("--json", action="store_true", help="one JSON object per line")
@@ -64,7 +58,7 @@ async def _look(arguments: argparse.Namespace) -> int:
         if arguments.id:
             show = _follow_one if arguments.follow else _show_one
         else:
-            show = _follow_all if arguments.follow else _show_all
+            show = listing.follow if arguments.follow else listing.show
         await show(store, arguments)
     except asyncio.CancelledError:  # Ctrl-C: that is how following ends
         if not arguments.follow:
@@ -82,58 +76,6 @@ async def open_run(where: str, key: str | None = None) -> Store:
     if "://" not in where and not (folder / "store.sqlite").exists() and not where.endswith(".sqlite"):
         RunFolder.config(folder)  # a sentence, since there is no run
     return await open_store(where, key=key, create=False)
-
-
-async def _show_all(store: Store, arguments: argparse.Namespace) -> None:
-    found = await store.list(
-        group=arguments.group,
-        status=arguments.status,
-        mode=arguments.mode,
-        after=arguments.after,
-        limit=arguments.limit,
-    )
-    if arguments.json:
-        for rollout in found:
-            json_line(rollout)
-        return
-    table = Table(box=None, pad_edge=False)
-    for column in ("rollout", "task", "mode", "status", "attempts", "rewards", "why"):
-        table.add_column(column, overflow="fold", no_wrap=column == "rollout")
-    for rollout in found:
-        table.add_row(*_cells(rollout))
-    console().print(table if found else "no rollouts" + " like that" * _narrowed(arguments))
-    if len(found) == arguments.limit:
-        print(f"more: --after {found[-1].id} (or --limit)", file=sys.stderr)
-
-
-def _narrowed(arguments: argparse.Namespace) -> bool:
-    return any((arguments.group, arguments.status, arguments.mode, arguments.after))
-
-
-def _cells(r: Rollout) -> list[Text]:
-    rewards = "  ".join(f"{reward.name} {views.figure(reward.value)}" for reward in r.rewards)
-    why = f"{r.cause}: {_last_line(r.detail)}" if r.cause else ""
-    why = why if len(why) <= 100 else why[:99] + "…"
-    return [Text(r.id), Text(r.task.id), Text(r.mode), status(r), Text(str(r.attempts)), Text(rewards), Text(why)]
-
-
-async def _follow_all(store: Store, arguments: argparse.Namespace) -> None:
-    """A line per change of status, from now on."""
-    cursor, page = await store.wait(0, timeout=0)
-    while page:
-        cursor, page = await store.wait(cursor, timeout=0)
-    if not arguments.json:
-        print(f"following {without_password(arguments.run)}; Ctrl-C ends it", file=sys.stderr)
-    while True:
-        cursor, changed = await store.wait(cursor, timeout=1.0)
-        for rollout in changed:
-            wanted = {"group": arguments.group, "status": arguments.status, "mode": arguments.mode}
-            if any(value and getattr(rollout, name) != value for name, value in wanted.items()):
-                continue
-            if arguments.json:
-                json_line(rollout)
-            else:
-                console().print(Text("  ").join(_cells(rollout)))
 
 
 async def _show_one(store: Store, arguments: argparse.Namespace) -> None:
@@ -221,12 +163,8 @@ def _attempts(attempts: list[Attempt]) -> None:
     out = console()
     for attempt in attempts if len(attempts) > 1 else ():
         lasted = f"{attempt.ended - attempt.started:.1f} s" if attempt.ended else "running"
-        why = f" · {attempt.cause}: {_last_line(attempt.detail)}" if attempt.cause else ""
+        why = f" · {attempt.cause}: {last_line(attempt.detail)}" if attempt.cause else ""
         out.print(Text(f"attempt {attempt.number} · {attempt.runner} · {lasted}{why}", style="dim"))
-
-
-def _last_line(text: str | None) -> str:
-    return (text or "").strip().rpartition("\n")[2]
 
 
 def show_message(out: Console, message: Message) -> None:

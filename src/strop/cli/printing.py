@@ -37,6 +37,11 @@ def status(rollout: Rollout) -> Text:
     return Text(rollout.status, style=style)
 
 
+def last_line(text: str | None) -> str:
+    """What an error says, without the traceback above it."""
+    return (text or "").strip().rpartition("\n")[2]
+
+
 def without_password(url: str) -> str:
     """
     >>> without_password("postgresql://me:secret@host/db")

@@ -139,8 +139,11 @@ def _text(content: Any) -> str:
     """Text, or a list of parts of which some are text."""
     if not isinstance(content, list):
         return str(content)
-    parts = cast("list[dict[str, Any]]", content)
-    return "\n".join(str(part["text"]) if "text" in part else _json(part) for part in parts)
+    parts = cast("list[Any]", content)
+    if parts and all(isinstance(part, int) for part in parts):  # a prompt that was given as ids
+        return f"{len(parts)} token ids: {' '.join(map(str, parts))}"
+    tables = [cast("dict[str, Any]", part) if isinstance(part, dict) else {} for part in parts]
+    return "\n".join(str(t["text"]) if "text" in t else _json(part) for t, part in zip(tables, parts, strict=True))
 
 
 def _json(value: Any) -> str:

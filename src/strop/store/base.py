@@ -116,8 +116,10 @@ class Store(ABC):
         mode: Mode | None = None,
         after: str | None = None,
         limit: int = 1000,
+        newest: bool = False,
     ) -> list[Rollout]:
-        """Rollouts in the order they were enqueued; `after` is the id of the last one of the page before."""
+        """Rollouts in the order they were enqueued, or the `newest` first; `after` is the id of the last one of the
+        page before."""
 
     @abstractmethod
     async def wait(self, cursor: int, *, timeout: float) -> tuple[int, list[Rollout]]:

@@ -281,15 +281,16 @@ class SqlStore(Store):
         mode: Mode | None = None,
         after: str | None = None,
         limit: int = 1000,
+        newest: bool = False,
     ) -> builtins.list[Rollout]:
         def read(db: Db) -> builtins.list[rows.Row]:
             given = {"grp": group, "status": status, "mode": mode}
             where = {f"{column} = ?": value for column, value in given.items() if value is not None}
             if after is not None:
                 moves.find(db, after)
-                where["seq > (SELECT seq FROM rollouts WHERE id = ?)"] = after
+                where[f"seq {'<' if newest else '>'} (SELECT seq FROM rollouts WHERE id = ?)"] = after
             which = f"WHERE {' AND '.join(where)}" if where else ""
-            query = f"SELECT {rows.ROLLOUT} FROM rollouts {which} ORDER BY seq LIMIT ?"
+            query = f"SELECT {rows.ROLLOUT} FROM rollouts {which} ORDER BY seq {'DESC' if newest else ''} LIMIT ?"
             return db.execute(query, (*where.values(), limit)).fetchall()
 
         return [rows.rollout(row) for row in await self._read(read)]

@@ -540,6 +540,9 @@ async def test_list_filters_and_pages(store: Store):
     assert [r.id for r in await store.list(mode="eval")] == ["g2.0", "g2.1"]
     assert [r.id for r in await store.list(status="running")] == ["g0.0"]
     assert [r.id for r in await store.list(status="queued", mode="train", group="g0")] == ["g0.1"]
+    assert [r.id for r in await store.list(mode="eval", newest=True)] == ["g2.1", "g2.0"]
+    newest = await store.list(limit=4, newest=True)
+    assert [*newest, *await store.list(after=newest[-1].id, newest=True)] == (await store.list())[::-1]
     first = await store.list(limit=4)
     rest = await store.list(limit=4, after=first[-1].id)
     assert [r.id for r in first + rest] == ["g0.0", "g0.1", "g1.0", "g1.1", "g2.0", "g2.1"]

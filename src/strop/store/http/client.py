@@ -198,11 +198,14 @@ class HttpStore(Store):
         mode: Mode | None = None,
         after: str | None = None,
         limit: int = 1000,
+        newest: bool = False,
     ) -> builtins.list[Rollout]:
         found: builtins.list[Rollout] = []
         while len(found) < limit:
             size = min(limit - len(found), wire.MAX_COUNT)
-            query = _query(group=group, status=status, mode=mode, after=after, limit=size)
+            query = _query(
+                group=group, status=status, mode=mode, after=after, limit=size, newest="true" if newest else None
+            )
             page = await self._ask(_ROLLOUTS, "GET", f"/v1/rollouts{query}")
             found += page
             if len(page) < size:

@@ -225,6 +225,7 @@ class Which(Struct, kw_only=True, forbid_unknown_fields=True):
     mode: Annotated[Mode | UnsetType, Meta(description="only those of this mode")] = UNSET
     after: Annotated[str | UnsetType, Meta(description="the id of the last one of the page before")] = UNSET
     limit: Limit = MAX_COUNT
+    newest: Annotated[bool, Meta(description="the newest first, and `after` leads to older ones")] = False
 
 
 class OfAttempt(Struct, kw_only=True, forbid_unknown_fields=True):
