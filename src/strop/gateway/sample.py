@@ -205,7 +205,7 @@ class Choice:
 
     def _end(self, finish: Finish) -> list[Piece]:
         pieces = self._parser.feed(self._stops.feed(self._detokenizer.close()) + self._stops.close())
-        pieces += self._parser.close()
+        pieces += self._parser.close(cut=finish == "length")
         if finish == "stop" and self._parser.calls:
             finish = "tool_calls"
         self.finish = finish

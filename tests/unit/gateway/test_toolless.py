@@ -199,3 +199,20 @@ def test_a_call_can_be_demanded(renderer: Renderer) -> None:
         [user("hi")], ' {"a": 1}}\n</tool_call>', tools=TOOLS, tool_choice="required"
     )
     assert [call["function"]["arguments"] for call in turn.answer["tool_calls"]] == [{"a": 1}]
+
+
+@pytest.mark.parametrize("history", ["sampled", "template"])
+def test_a_call_without_its_closing_mark_goes_on_as_it_was_said(renderer: Renderer, history: History) -> None:
+    for template in (TEMPLATE, CHATML):
+        desk = Desk(made(renderer, template))
+        desk.route = replace(desk.route, history=history)
+        first = desk.ask([user("hi")], '<tool_call>\n{"name": "add", "arguments": {}}\n', tools=TOOLS)
+        assert first.finish == "tool_calls"
+        second = desk.ask([user("hi"), said(first), result(first, 0, "two")], "Two.", tools=TOOLS)
+        told = desk.renderer.decode(second.prompt_ids)
+        if history == "sampled":
+            assert (second.parent, second.branch) == (first.id, None)
+            assert '"arguments": {}}\n<|im_end|>\n' in told, "the end of the turn stands once, and nothing was added"
+        else:
+            assert second.branch == "template_rewrote"
+            assert told == desk.renderer.text(second.messages, TOOLS, generate=True)

@@ -46,8 +46,8 @@ class Parser(Protocol):
 
     def feed(self, text: str) -> list[Piece]: ...
 
-    def close(self) -> list[Piece]:
-        """The answer is over: what was held back is text after all."""
+    def close(self, *, cut: bool = False) -> list[Piece]:
+        """The answer is over: what was held back is text after all. `cut`: it had no room to end by itself."""
         ...
 
 

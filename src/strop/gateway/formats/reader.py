@@ -18,11 +18,13 @@ from strop.gateway.formats.values import Scan
 
 
 class Found(Struct, frozen=True):
-    """A call that ends at `end`. More may follow in the same section, whose kind is handed to the next step."""
+    """A call that ends at `end`. More may follow in the same section, whose kind is handed to the next step. One that
+    is not `whole` ends with the answer, and nothing in it says that no more was to come."""
 
     end: int
     call: Call
     section: str
+    whole: bool = True
 
 
 class Over(Struct, frozen=True):
@@ -124,6 +126,7 @@ class Reader:
         self._held = ""
         self._at = 0  # where the held text begins in the whole
         self._unsaid = len(lead)  # text before this place is the lead's, and never given out
+        self._cut = False  # the answer is over, and had no room to end by itself
         self._place: Literal["words", "thought", "calls"] = "words"
         self._close = _marks()  # what ends the thought
         self._space = 0  # how much of what is held is white space before an open call
@@ -141,8 +144,9 @@ class Reader:
         self._held += text
         return self._read(final=False)
 
-    def close(self) -> list[Piece]:
+    def close(self, *, cut: bool = False) -> list[Piece]:
         """The answer is over: what was held back is text after all, except white space behind calls or a mark."""
+        self._cut = cut
         pieces = self._read(final=True)
         if self._place == "thought":
             self._think(len(self._held), pieces)
@@ -210,6 +214,8 @@ class Reader:
         text = self._held[self._space :]
         step = self._syntax.step(text, section=self._section, scan=self._scan, final=final, tools=self._tools)
         self._scan.seen = len(text)
+        if self._cut and isinstance(step, Found) and not step.whole:
+            step = Bad(step.end)
         match step:
             case None:
                 assert not final, "at the end of an answer nothing is undecided"

@@ -63,7 +63,18 @@ class Tagged(Struct, frozen=True):
             if call is None:
                 return self._bad(text, start)
             at = text.find(self.close, at + len(self.close))
-        return self._bad(text, start) if final else None
+        return self._unclosed(text, start, tools) if final else None
+
+    def _unclosed(self, text: str, start: int, tools: Tools) -> Step:
+        """The end of an answer that lacks the closing tag, or the rest of it: a call is one all the same, as other
+        servers have it."""
+        begun = next((n for n in range(len(self.close) - 1, 0, -1) if text.endswith(self.close[:n])), 0)
+        body = text[start : len(text) - begun].rstrip()
+        call = self.body(body, tools)
+        if not isinstance(call, Call):
+            return self._bad(text, start)
+        whole = body.endswith(("}", "```"))
+        return Found(len(text), call, "section" if self.begin else "", whole)
 
     def _bad(self, text: str, start: int) -> Step:
         first = text.find(self.close, start)

@@ -17,9 +17,10 @@ class Heard(NamedTuple):
 
 def hear(
     format: Format, text: str, *, sizes: Sequence[int] = (), tools: Sequence[dict[str, Any]] = (), calls: bool = True,
-    lead: str = "",
+    lead: str = "", cut: bool = False,
 ) -> Heard:  # fmt: skip
-    """Feed `text` in pieces of these sizes, over and over; in one piece if there are none. Calls are without ids."""
+    """Feed `text` in pieces of these sizes, over and over; in one piece if there are none. Calls are without ids.
+    `cut`: the answer had no room to end."""
     parser = format.parser(tools, calls=calls, lead=lead)
     pieces: list[Piece] = []
     at = turn = 0
@@ -27,7 +28,7 @@ def hear(
         size = sizes[turn % len(sizes)] if sizes else len(text)
         pieces += parser.feed(text[at : at + size])
         at, turn = at + size, turn + 1
-    pieces += parser.close()
+    pieces += parser.close(cut=cut)
     assert all(piece.text if isinstance(piece, Thought) else piece for piece in pieces), "no empty pieces"
     found = [Call(piece.name, piece.arguments) for piece in pieces if isinstance(piece, Call)]
     assert parser.calls == len(found)

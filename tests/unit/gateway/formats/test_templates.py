@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.gateway.formats.base import Call
+from strop.gateway.formats.syntax import Tagged
 from tests.unit.gateway.formats.feeding import hear, ids
 from tests.unit.gateway.formats.templates import DATA, TEMPLATES, TOOLS, Template, needs_templates, tool
 
@@ -94,6 +95,11 @@ CANNOT: dict[str, tuple[list[str], list[str]]] = {
 
 template_of = cache(Template)
 
+SHOW_THEIR_END = {
+    "hermes", "deepseek-v3", "deepseek-v3.1", "kimi-k2", "solar", "gemma4", "functiongemma", "functionary-v3.1"
+}  # fmt: skip
+"""Families whose calls end with a brace, or the block around it."""
+
 
 def reason(name: str, case: str) -> str | None:
     if CASES[case][1] and name in WRITES_NO_CALLS:
@@ -125,6 +131,38 @@ def test_what_is_written_is_read(name: str, case: str) -> None:
     heard = hear(template_of(name).format, text, tools=TOOLS, lead=lead)
     same = (heard.words.strip(), heard.thoughts, heard.calls, heard.malformed) == (words, thought, calls, 0)
     assert same == (why is None), (why, heard, text)
+
+
+TAGGED = [name for name in TEMPLATES if isinstance(getattr(template_of(name).format, "syntax", None), Tagged)]
+TAGGED = [name for name in TAGGED if name not in WRITES_NO_CALLS]
+
+
+@pytest.mark.parametrize("sizes", [(), (1,)])
+@pytest.mark.parametrize("name", TAGGED)
+def test_a_last_call_without_its_closing_mark_is_a_call(name: str, sizes: tuple[int, ...]) -> None:
+    """As other servers read it. In an answer that was cut off, only where the call itself shows that it is whole."""
+    format: Any = template_of(name).format
+    said = written(name, "small" if reason(name, "two") else "two")
+    assert said is not None
+    lead, text, _, calls, _ = said
+    at = text.rfind(format.syntax.close)
+    whole = format.name in SHOW_THEIR_END
+    for left in ("", "\n", format.syntax.close[:3]):
+        heard = hear(format, text[:at] + left, tools=TOOLS, lead=lead, sizes=sizes)
+        assert (heard.words.strip(), heard.calls, heard.malformed) == ("", calls, 0)
+        heard = hear(format, text[:at] + left, tools=TOOLS, lead=lead, sizes=sizes, cut=True)
+        assert heard.calls == (calls if whole else calls[:-1])
+        assert heard.malformed == (not whole)
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_no_half_call_comes_of_an_answer_that_was_cut_off(name: str) -> None:
+    said = written(name, "small")
+    assert said is not None
+    lead, text, _, calls, _ = said
+    for length in range(len(text)):
+        heard = hear(template_of(name).format, text[:length], tools=TOOLS, lead=lead, cut=True)
+        assert heard.calls in ([], calls), text[:length]
 
 
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in WRITES_NO_CALLS])
