@@ -9,16 +9,27 @@ SIZE ?= laptop
 
 QUICK := not slow and not fault and not gpu and not postgres and not browser and not frameworks
 
-.PHONY: exactness install demo recipe recipes test test-all bench lint nano postgres sandbox frameworks engines oracles clean
+.PHONY: exactness install dev demo recipe recipes test test-all bench lint nano postgres sandbox frameworks engines oracles clean
 
+# What runs need, and with it what work on strop itself needs: tests, linters, PostgreSQL's driver.
 install: $(VENV)/.installed
+dev: $(VENV)/.dev
+
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
 # torch first and pinned: other builds bring gigabytes of CUDA to machines without a GPU.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import sys; sys.exit("strop needs Python 3.11 or newer: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,postgres,dev]"
+	@echo "Setting up $(VENV), 1 of 2: torch (the largest part, a few minutes)"
+	@$(PIP) "torch==2.13.0"
+	@echo "Setting up $(VENV), 2 of 2: strop and what it trains with"
+	@$(PIP) -c constraints.txt -e ".[train]"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	@echo "Setting up $(VENV) for tests and linters"
+	@$(PIP) -c constraints.txt -e ".[train,postgres,dev]"
 	@touch $@
 
 demo: install
@@ -37,14 +48,14 @@ recipes: install
 	for name in $$(cd recipes && ls -d */ | tr -d /); do \
 		test ! -e recipes/$$name/laptop.toml || $(BIN)/python recipes/prepare.py $$name || exit 1; done
 
-test: install
+test: dev
 	$(BIN)/python -m pytest -m "$(QUICK)"
 
-test-all: install lint postgres sandbox frameworks recipes engines oracles
+test-all: dev lint postgres sandbox frameworks recipes engines oracles
 	$(BIN)/python -m pytest -m "not gpu"
 
 # The store, the gateway and the embedded engine beside their peers, in virtual environments of their own; results go to benchmarks/results.
-bench: install engines
+bench: dev engines
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/gateway.py
 	$(BIN)/python benchmarks/engine.py
@@ -74,13 +85,13 @@ engines: install
 oracles: install
 	$(BIN)/python benchmarks/peers/verl_oracle.py
 
-lint: install
+lint: dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
 # Every recorded conversation through every chat template, with every tokenizer (an hour or two).
-exactness: install
+exactness: dev
 	STROP_TEST_EVERY=1 $(BIN)/python -m pytest -m slow tests/parity/test_exactness.py
 
 # Train the model in the box anew (about five minutes on two cores).
