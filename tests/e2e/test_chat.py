@@ -104,6 +104,22 @@ def test_a_runs_checkpoint_with_a_tool_that_raises(tmp_path: Path, run: Path) ->
             assert (turn.parent, turn.branch, turn.prompt_ids[: turn.shared]) == (before.id, None, before.ids)
 
 
+def test_the_demos_run_has_its_calculator(tmp_path: Path, run: Path) -> None:
+    said = "Use the calculator: 12 + 30.\n/reset\n" * 8
+    done = chat(tmp_path, said, run, "--seed", 1, "--folder", "said", "--json")
+    calls = [call for line in done.stdout.splitlines() for call in json.loads(line)["calls"]]
+    assert {"name": "calculator", "arguments": '{"expression":"12 + 30"}', "result": "42"} in calls
+    trained = next(turns for turns in runs.story(run).turns.values())[0]
+    tools = [
+        turn.prompt_ids[: trained.prompt_ids.index(2)]
+        for t in runs.story(tmp_path / "said").turns.values()
+        for turn in t
+    ]
+    assert all(ids == trained.prompt_ids[: trained.prompt_ids.index(2)] for ids in tools), "shown as in training"
+    done = chat(tmp_path, said, run, "--seed", 1, "--tools", "none", "--json")
+    assert not [call for line in done.stdout.splitlines() for call in json.loads(line)["calls"]]
+
+
 def test_a_runs_agent_and_its_turns(tmp_path: Path, run: Path) -> None:
     done = chat(tmp_path, "Use the calculator: 12 + 30.\n" * 3, run, "--agent", "--folder", "said")
     story = runs.story(tmp_path / "said")

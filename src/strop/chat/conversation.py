@@ -31,7 +31,7 @@ class Chat:
     ) -> None:
         self.system = system
         self.messages: list[dict[str, Any]] = []
-        self._room, self._tools, self._run, self._rounds = room, list(tools), run, rounds
+        self._room, self.tools, self._run, self._rounds = room, list(tools), run, rounds
         self._lease: Lease | None = None
         self._client: openai.AsyncOpenAI | None = None
 
@@ -87,7 +87,7 @@ class Chat:
         """One model call, shown as it is sampled; what was recorded of it."""
         assert self._client is not None
         assert self._lease is not None
-        more: dict[str, Any] = {"tools": self._tools} if self._tools else {}
+        more: dict[str, Any] = {"tools": self.tools} if self.tools else {}
         id = ""
         try:
             stream = await self._client.chat.completions.create(

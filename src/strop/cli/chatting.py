@@ -23,7 +23,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     chat.add_argument("--best", action="store_true", help="of a run: the checkpoint with the best score instead")
     chat.add_argument("--agent", action="store_true", help="of a run: its agent, with what you type as the task")
     chat.add_argument(
-        "--tools", action="append", default=[], metavar="FILE.py:NAME[,NAME]", help="functions the model may call"
+        "--tools",
+        action="append",
+        default=[],
+        metavar="FILE.py:NAME[,NAME]",
+        help="functions the model may call (default: none; of the demo, its calculator; --tools none leaves that out)",
     )
     chat.add_argument("--rounds", type=int, default=8, help="how often it may go on calling for an answer (default: 8)")
     chat.add_argument("--system", default="", metavar="TEXT", help="a system message")
@@ -45,6 +49,7 @@ def _chat(arguments: argparse.Namespace) -> int:
     if arguments.agent and (arguments.tools or arguments.system):
         raise ConfigError("an agent has its own tools and prompts: leave out --tools and --system, or --agent")
     config = config_of(arguments)
+    arguments.tools = _tools(arguments, config)
     from strop.cli.speaking import Json, Lines, Terminal
     from strop.cli.talking import talk
 
@@ -55,6 +60,14 @@ def _chat(arguments: argparse.Namespace) -> int:
     if not view.asked and not arguments.folder:
         shutil.rmtree(folder, ignore_errors=True)  # nothing was said
     return int(view.failed)
+
+
+def _tools(arguments: argparse.Namespace, config: Config) -> list[str]:
+    """Those that are asked for. The demo's model was trained with one, and is lost without it."""
+    if arguments.tools == ["none"]:
+        return []
+    demos = config.agent == "strop.demo:agent" and not arguments.agent
+    return arguments.tools or (["strop.demo:calculator"] if demos else [])
 
 
 def run_of(target: str) -> Path | None:
