@@ -113,7 +113,7 @@ def score(data: dict[str, Any], expressions: list[str], answer: str | None) -> d
 INTRODUCTION = (
     "A model of a million parameters has a calculator and mostly does not use it: it guesses. The agent is a plain "
     "OpenAI client loop (strop/demo.py); it earns 1 for using the tool and getting the right answer, 0 otherwise. "
-    "Watch it learn. ('test' are held-out tasks, 'long' have operands longer than any the model has ever seen.)\n"
+    "Watch it learn. ('test' are tasks that are held out of training; 'test-greedy' are the same at temperature 0.)\n"
 )
 
 
@@ -129,7 +129,7 @@ def config(kind: str = "calc") -> Config:
         learner=LearnerConfig(optim=OptimConfig(lr=3e-4, warmup=3, decay=steps + 4), token_budget=2048),
         engine=EngineConfig(rows=16, prefill_chunk=64, deterministic=True, threads=1),
         runner=RunnerConfig(workers=16, timeout=60.0),
-        loop=LoopConfig(steps=steps, eval_splits=("test", "long"), checkpoint_every=5),
+        loop=LoopConfig(steps=steps, checkpoint_every=5),
     )
 
 

@@ -336,7 +336,8 @@ def show_scores(run: Run, step: int, split: str, ended: Sequence[Rollout]) -> No
     if failed := Counter(rollout.cause for rollout in ended if rollout.cause):
         reasons = ", ".join(f"{cause} {count}" for cause, count in failed.items())
         run.view.note(f"evaluating {split} after step {step}: failed rollouts count as 0 ({reasons})")
-    names = sorted({r.name for rollout in ended for r in rollout.rewards if r.target == (r.name, None, None)})
+    names = {r.name for rollout in ended for r in rollout.rewards if r.target == (r.name, None, None)}
+    names = sorted(names, key=lambda name: (name not in run.config.algorithm.rewards, name))  # those that count first
     means = {name: sum(rollout.reward(name) or 0.0 for rollout in ended) / len(ended) for name in names}
     run.scores[step, split] = means
     run.view.evaluation(step, {f"{split} {name}": value for name, value in means.items()})

@@ -211,11 +211,12 @@ def _tell(summary: Summary, folder: Path, arguments: argparse.Namespace) -> int:
     for column in ("evaluated on", "reward", "before", "after"):
         table.add_column(column, justify="left" if column in ("evaluated on", "reward") else "right")
     for split, rewards in summary.scores.items():
-        for name, points in rewards.items():
-            before, after = points[0][1], points[-1][1]
+        ends = {name: (points[0][1], points[-1][1]) for name, points in rewards.items()}
+        for name, (before, after) in views.distinct(ends).items():
             style = "bold green" if after > before else "red" if after < before else ""
             table.add_row(Text(split), Text(name), views.figure(before), Text(views.figure(after), style=style))
-    console.print(table)
+    if summary.scores:
+        console.print(table)
     places = {
         f"{folder}/curve.png": "the curve",
         f"{folder}/summary.json": "these figures",

@@ -171,7 +171,9 @@ class Panelled(View):
             line.append(f" {curve(self._rewards)} ", style="green")
             line.append(figure(self._rewards[-1]), style="bold green")
             body.append(line)
-        for name, values in self._scores.items():
+        splits = dict.fromkeys(name.rpartition(" ")[0] for name in self._scores)
+        by_split = [{k: v for k, v in self._scores.items() if k.rpartition(" ")[0] == split} for split in splits]
+        for name, values in [row for scores in by_split for row in distinct(scores).items()]:
             line = Text(f"{name:<{width}}", style="dim")
             line.append(" → ".join(figure(value) for value in values[-6:]), style="cyan")
             body.append(line)
@@ -206,6 +208,18 @@ def facts(metrics: Mapping[str, float]) -> list[str]:
     shown = [f"{label}\u00a0{figure(metrics[name])}" for name, label in SHOWN.items() if name in metrics]
     failed = sum(value for name, value in metrics.items() if name.startswith("failed/"))
     return [*shown, f"failed\u00a0{failed:.0f}"] if failed else shown
+
+
+def distinct(scores: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
+    """Without rewards whose figures are those of one before them: they say nothing more.
+
+    >>> distinct({"reward": [0.25, 1.0], "right_call": [0.25, 1.0], "style": [0.5, 0.5]})
+    {'reward': [0.25, 1.0], 'style': [0.5, 0.5]}
+    """
+    shown: dict[tuple[str, ...], str] = {}
+    for name, values in scores.items():
+        shown.setdefault(tuple(map(figure, values)), name)
+    return {name: scores[name] for name in shown.values()}
 
 
 def curve(values: Sequence[float], width: int = 60) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from strop import demo
 from strop.monitor import metrics, view
 from strop.types import Step
 from tests import runs
@@ -48,6 +49,24 @@ def test_the_panel_names_what_is_waited_for() -> None:
     show(Console(file=out, force_terminal=True, width=80, height=30, color_system=None))
     assert "g000001.2 for 1:15" in out.getvalue()
     assert "g000001.3" not in out.getvalue()  # a second is nothing to speak of
+
+
+def test_a_reward_with_the_same_figures_as_one_before_it_is_not_shown() -> None:
+    out = io.StringIO()
+    panel = view.Panelled(Console(file=out, force_terminal=True, width=80, height=30, color_system=None))
+    with panel:
+        for step, right in ((0, 0.3), (5, 0.75)):
+            panel.evaluation(step, {"test reward": 0.25 + step / 10, "test right_call": right})
+            panel.evaluation(step, {"test-greedy reward": 0.5, "test-greedy right_call": 0.5})
+        panel._live.refresh()
+    text = out.getvalue()
+    assert "test right_call" in text  # at the end it is the same, but it was not at the beginning
+    assert "test-greedy reward" in text
+    assert "test-greedy right_call" not in text
+
+
+def test_the_demo_ends_on_what_can_be_learnt() -> None:
+    assert demo.config("calc").loop.eval_splits == demo.config("chain").loop.eval_splits == ("test",)
 
 
 def test_a_stopped_run_does_not_say_that_it_is_done() -> None:
