@@ -117,7 +117,7 @@ def steps_from(version: int | None, where: str) -> list[str]:
     if version > VERSION:
         raise NewerStore(
             f"{where} was written by a newer strop (store version {version}, this one reads {VERSION}):"
-            " update with `pip install -U strop`"
+            " update strop: git pull in its clone"
         )
     if missing := [n for n in range(version, VERSION) if n not in MIGRATIONS]:
         raise StoreError(f"{where} has store version {missing[0]}, which no strop ever wrote: choose another store")

@@ -1,0 +1,57 @@
+"""The recipe to copy: three real steps as it is, and the same under another name."""
+
+import importlib
+import shutil
+from pathlib import Path
+
+import pytest
+
+from strop import config
+from tests import runs
+from tests.recipes.trained import ROOT, train
+
+agent = importlib.import_module("recipes.template.agent")
+SHORT = ("loop.steps=3", "loop.groups=4", "loop.members=4", "loop.eval_splits=[]", "runner.workers=4")
+
+
+@pytest.mark.parametrize("size", ["laptop", "smollm2"])
+def test_configs_are_whole(size: str) -> None:
+    found = config.load(toml=ROOT / "recipes" / "template" / f"{size}.toml")
+    assert (ROOT / found.agent.partition(":")[0]).is_file()
+    assert found.tasks == "recipes/template/agent.py:tasks"
+
+
+def test_it_is_short_enough_to_copy() -> None:
+    code = [line for line in (ROOT / "recipes/template/agent.py").read_text().splitlines() if line.strip()]
+    assert len(code) < 40
+
+
+def test_tasks_and_their_example() -> None:
+    task, held_out = agent.tasks()[1], agent.tasks()[0]
+    assert (task.split, held_out.split) == ("train", "test")
+    assert [message["role"] for message in agent.tasks(examples=True)[1].data["messages"]] == [
+        *("user", "assistant", "tool", "assistant"),
+        "user",
+    ]
+    assert agent.calculator("12 + 30") == agent.EXAMPLE[2]["content"]
+
+
+def test_three_steps(tmp_path: Path) -> None:
+    trained = train("template", tmp_path, *SHORT)
+    assert len(trained.rollouts) == 48
+    assert {rollout.status for rollout in trained.rollouts} == {"succeeded"}
+    assert set(trained.check()) == {None}
+    called = [rollout for rollout in trained.rollouts if rollout.reward("call")]
+    assert called, "the model never used its tool"
+    assert any(rollout.reward() for rollout in called)
+
+
+@pytest.mark.slow
+def test_a_copy_trains_under_its_own_name(tmp_path: Path) -> None:
+    """As its README says."""
+    shutil.copytree(ROOT / "recipes" / "template", tmp_path / "recipes" / "mine")
+    toml = tmp_path / "recipes" / "mine" / "laptop.toml"
+    toml.write_text(toml.read_text().replace("template", "mine"))
+    sets = [f"--set={one}" for one in (*SHORT, "loop.steps=1")]
+    runs.finish(runs.strop("train", "--config", toml, "--folder", tmp_path / "run", *sets), cwd=tmp_path)
+    assert (tmp_path / "run" / "summary.json").is_file()
