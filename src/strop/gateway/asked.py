@@ -40,9 +40,9 @@ class Asked(Struct, frozen=True, kw_only=True):
     def of(
         cls, messages: Messages, tools: Tools, *, variables: Json | None = None, lead: str = "", prefill: str = ""
     ) -> Asked:
-        edges, variables = edges_of(messages), variables or {}
+        (edges, told), variables = _read(messages), variables or {}
         start = msgspec.json.encode([tools or [], variables] if variables else tools or [], order="sorted")
-        keys, told = _keys(start, edges), _told(messages)
+        keys = _keys(start, edges)
         return cls(
             messages=messages,
             tools=tools,
@@ -63,54 +63,61 @@ class Asked(Struct, frozen=True, kw_only=True):
         return step(self.context, self.lead.encode()) if self.lead else self.context
 
 
-def _told(messages: Messages) -> bytes:
-    told = [
-        (i, message.get("turn"), message.get("reasoning_content"), call_ids(message))
-        for i, message in enumerate(messages)
-        if message["role"] == "assistant"
-    ]
-    return msgspec.json.encode(told) if any(any(parts[1:]) for parts in told) else b""
-
-
 def call_ids(message: Json) -> tuple[str, ...]:
-    return tuple(call["id"] for call in message.get("tool_calls") or ())
+    return tuple([call["id"] for call in message.get("tool_calls") or ()])
 
 
-def edges_of(messages: Messages) -> list[bytes]:
-    """The edges of a conversation. A tool's message names the call it answers by where that stands, as seen from the
-    result: agents may give calls new ids with every request, or forget what came before. Of several calls with one id
-    it is the last."""
-    places: dict[str, tuple[int, int]] = {}
+def _read(messages: Messages) -> tuple[list[bytes], bytes]:
+    """The edges of a conversation, and what it tells of its answers.
+
+    A tool's message names the call it answers by where that stands, as seen from the result: agents may give calls new
+    ids with every request, or forget what came before. Of several calls with one id it is the last."""
+    places: dict[str, Place] = {}
     edges: list[bytes] = []
+    told: list[bytes] = []
     num_calling = 0
     for message in messages:
         if calls := message.get("tool_calls"):
             num_calling += 1
-            places |= {call.get("id", ""): (num_calling, i) for i, call in enumerate(calls)}
+            for i, call in enumerate(calls):
+                places[call["id"]] = num_calling, i
         asked = places.get(message.get("tool_call_id") or "")
-        edges.append(edge_of(message, asked and (num_calling - asked[0], asked[1])))
-    return edges
+        edge, tells = _known_of(message, asked and (num_calling - asked[0], asked[1]))
+        edges.append(edge)
+        told.append(tells or b"-")
+    return edges, b"".join(told) if any(tells != b"-" for tells in told) else b""
 
 
 Place = tuple[int, int]
 """How many messages with calls back from the last one a call stands, and which of that message's calls it is."""
 
-_known: dict[tuple[int, Place | None], tuple[Json, bytes]] = {}
-"""Edges of messages that were seen: dialects give out the same object for the same bytes."""
+_known: dict[tuple[int, Place | None], tuple[Json, bytes, bytes]] = {}
+"""Messages that were seen, with their edges and what they tell: dialects give out one object for the same bytes."""
 
 
-def edge_of(message: Json, place: Place | None = None) -> bytes:
-    """The first letter of the role, and a hash. `place` is that of the call which a tool's message answers."""
+def edge_of(message: Json) -> bytes:
+    """The first letter of the role, and a hash."""
+    return _known_of(message, None)[0]
+
+
+def _known_of(message: Json, place: Place | None) -> tuple[bytes, bytes]:
+    """A message's edge, and a hash of what it tells besides of an answer. `place` is that of the call which a tool's
+    message answers."""
     found = _known.get((id(message), place))
     if found is not None and found[0] is message:
-        return found[1]
+        return found[1], found[2]
     canon = canonical(message if place is None else message | {"tool_call_id": place})
-    edge = canon[2:3] + blake2b(canon, digest_size=16).digest()
-    if len(canon) <= LONGEST:
+    edge, tells, length = canon[2:3] + blake2b(canon, digest_size=16).digest(), b"", len(canon)
+    if message["role"] == "assistant":
+        parts = (message.get("turn"), message.get("reasoning_content"), call_ids(message))
+        if any(parts):
+            written = msgspec.json.encode(parts)
+            tells, length = blake2b(written, digest_size=16).digest(), length + len(written)
+    if length <= LONGEST:
         if len(_known) >= 2 * REMEMBERED:
             _known.clear()
-        _known[id(message), place] = message, edge
-    return edge
+        _known[id(message), place] = message, edge, tells
+    return edge, tells
 
 
 def canonical(message: dict[str, Any]) -> bytes:

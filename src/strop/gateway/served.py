@@ -14,6 +14,7 @@ write them again; they only speak for a context.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
@@ -35,7 +36,8 @@ class Said(Struct, frozen=True):
 
     @classmethod
     def of(cls, message: Json, turn: str | None = None) -> Said:
-        return cls(turn, (message.get("reasoning_content") or "").strip(), call_ids(message))
+        thought = sys.intern(message.get("reasoning_content") or "")  # it comes again with every request
+        return cls(turn, thought, call_ids(message))
 
     @classmethod
     def by(cls, turn: Turn) -> Said:
@@ -43,15 +45,18 @@ class Said(Struct, frozen=True):
 
     def agrees(self, message: Json, made: Mapping[str, str]) -> bool | None:
         """None if a message says that it is another's. Otherwise whether its calls have the very ids."""
-        thought = (message.get("reasoning_content") or "").strip()
-        if thought and thought != self.thought:
+        thought = message.get("reasoning_content")
+        if thought and thought != self.thought and thought.strip() not in ("", self.thought.strip()):
             return None
+        named = message.get("turn")
+        if named is not None and self.turn not in (None, named):
+            return None
+        if not message.get("tool_calls"):
+            return False
         ids = call_ids(message)
-        if self.turn is not None:
-            named = {message.get("turn"), *(made.get(id) for id in ids)}
-            if not named <= {self.turn, None}:
-                return None
-        return bool(ids) and ids == self.calls
+        if ids == self.calls:
+            return True
+        return None if self.turn and any(made.get(id, self.turn) != self.turn for id in ids) else False
 
 
 class Served(Struct, frozen=True, kw_only=True):

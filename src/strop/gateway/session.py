@@ -56,7 +56,7 @@ class Contexts:
         """`made` has the turns by the call ids that the gateway made for them, those of other contexts too."""
         self._start = blake2b(start, digest_size=8)
         self._made: dict[str, str] = {} if made is None else made
-        self._served: dict[bytes, list[Served]] = {}  # a context's key -> the turns that ended it
+        self._served: dict[bytes, list[Served]] = {}  # a context's key -> the turns that ended it, the likeliest last
         self._gone_on: dict[str, set[bytes]] = {}  # a turn -> the hashes of messages that followed it
         self._prompts: dict[bytes, Prompt] = {}  # a request's key -> the prompt it got, for when it comes again
         self._turns: list[Served] = []  # by number
@@ -131,12 +131,16 @@ class Contexts:
             self._gone_on.setdefault(before.id, set()).update(edges[len(before.edges) : -1][:1])
         self._by_id[turn.id] = served
         if not turn.abandoned and not raw:
-            self._served.setdefault(step(asked.keys[-1], answer), []).append(served)
+            alike = self._served.setdefault(step(asked.keys[-1], answer), [])
+            insort(alike, served, key=lambda turn: (turn.request, -turn.number))
 
     def _goes_on(self, parent: Served, turn: Turn, asked: Asked, edges: list[bytes]) -> bool:
         """Whether a turn's context is its parent's, and more."""
-        whole = turn.shared >= len(parent.prompt_ids) + len(parent.response_ids)
-        return whole and edges[: len(parent.edges)] == parent.edges and self._agreement(parent, asked) is not None
+        if edges[: len(parent.edges)] != parent.edges or turn.shared < len(parent.prompt_ids) + len(
+            parent.response_ids
+        ):
+            return False
+        return turn.branch is None or self._agreement(parent, asked) is not None
 
     def _agreement(self, turn: Served, asked: Asked) -> int | None:
         return agreement(turn, self._by_id, asked.messages, self._made)
@@ -147,10 +151,14 @@ class Contexts:
         Where nothing the request says of them tells several apart, an agent most likely goes on from the latest; among
         the choices of one request, from the first."""
         for n in range(len(asked.keys), 0, -1):
-            known = [(self._agreement(turn, asked), turn) for turn in self._served.get(asked.keys[n - 1], ())]
-            agreeing = [(agreed, turn.request, -turn.number, turn) for agreed, turn in known if agreed is not None]
-            if agreeing:
-                return max(agreeing, key=lambda found: found[:3])[3], n
+            best, most = None, -1
+            for turn in reversed(self._served.get(asked.keys[n - 1], ())):
+                if (agreed := self._agreement(turn, asked)) is not None and agreed > most:
+                    best, most = turn, agreed
+                    if most == sum("tool_calls" in message for message in asked.messages[:n]):
+                        break  # there may be thousands
+            if best is not None:
+                return best, n
         return None
 
     def _extended(self, renderer: Renderer, asked: Asked) -> Prompt | None:

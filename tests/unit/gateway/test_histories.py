@@ -191,6 +191,10 @@ def echoes(draw: st.DrawFn, turn: Turn) -> tuple[Message, list[Message]]:
     content = draw(st.sampled_from([text, parts, *([None, "", []] if not text else [])]))
     message: Message = {"role": "assistant", "content": content}
     message |= draw(st.sampled_from([{}, {"refusal": None, "annotations": []}, {"name": None}]))
+    if (thought := turn.answer.get("reasoning_content")) and draw(st.booleans()):
+        message[draw(st.sampled_from(["reasoning_content", "reasoning"]))] = draw(
+            st.sampled_from([thought, f"{thought}\n"])
+        )
     results: list[Message] = []
     rename = draw(st.sampled_from(["{}", "call_{}", "{}x"]))
     for call in turn.answer.get("tool_calls", ()):
@@ -255,6 +259,11 @@ def test_conversations_that_only_grow_never_branch(model: Renderer, data: st.Dat
                 parent = next(known for known in world.store.turns if known.id == turn.parent)
                 assert turn.branch is None, "a conversation that was only added to is one branch"
                 assert canonical(parent.answer) == canonical(last.answer)
+                sent = next(message for message in reversed(turn.messages) if message["role"] == "assistant")
+                if _ids(sent) == _ids(last.answer) != []:
+                    assert parent.id == last.id, "the ids of calls name it"
+                if "reasoning_content" in sent:
+                    assert parent.answer["reasoning_content"] == last.answer["reasoning_content"]
                 assert turn.prompt_ids[: len(parent.ids)] == parent.ids
         if data.draw(st.booleans()):  # a client that tries again
             again = world.ask(messages, said, **fields)
@@ -308,6 +317,10 @@ def test_whatever_is_done_to_a_history(model: Renderer, data: st.DataObject) -> 
             if turn.shared < len(turn.prompt_ids) and not _extends(world, turn):
                 assert turn.prompt_ids == model.prompt(turn.messages, fields.get("tools", TOOLS))
         paths += [([*past, *new], turn) for turn in turns]
+
+
+def _ids(message: Message) -> list[str]:
+    return [call["id"] for call in message.get("tool_calls", ())]
 
 
 def _extends(world: World, turn: Turn) -> bool:
