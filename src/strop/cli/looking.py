@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,13 +14,16 @@ from rich.text import Text
 
 from strop.cli import keys, listing
 from strop.cli.printing import console, json_line, last_line, status
+from strop.config import PolicyConfig
 from strop.errors import StropError
 from strop.folder import RunFolder
 from strop.monitor import view as views
-from strop.monitor.transcripts import Message, role_of, said, spoken
+from strop.monitor.transcripts import Message, role_of, said, spoken, tool_line, tools_of
 from strop.store.base import Store
 from strop.store.opening import open_store
 from strop.types import TERMINAL, Attempt, Event, Rollout, Turn
+
+Decode = Callable[[Sequence[int]], str]
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,6 +35,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     listing.add(rollouts)
     rollouts.add_argument("--limit", type=_positive, default=50, help="how many to list (default: 50)")
     rollouts.add_argument("--attempt", type=_positive, help="of one rollout: this attempt (default: the last)")
+    rollouts.add_argument(
+        "--prompt", action="store_true", help="of one rollout: each turn's prompt, as the model saw it"
+    )
     rollouts.add_argument("--follow", action="store_true", help="go on as things happen, until interrupted")
     rollouts.add_argument("--json", action="store_true", help="one JSON object per line")
     rollouts.set_defaults(command=_rollouts)
@@ -53,6 +60,8 @@ def _rollouts(arguments: argparse.Namespace) -> int:
 
 
 async def _look(arguments: argparse.Namespace) -> int:
+    if arguments.prompt and not arguments.id:
+        raise StropError("--prompt shows the prompts of one rollout: add its id behind the run")
     store = await open_run(arguments.run, keys.key_of(arguments))
     try:
         if arguments.id:
@@ -85,25 +94,48 @@ async def _show_one(store: Store, arguments: argparse.Namespace) -> None:
     if number is not None and number > len(attempts):
         raise StropError(f"rollout {rollout.id!r} has {len(attempts)} attempts: there is no attempt {number}")
     turns, events = await store.turns(rollout.id, attempt=number), await store.events(rollout.id, attempt=number)
+    decode = await _decoder(store, arguments)
     if arguments.json:
-        json_line({"rollout": rollout, "attempts": attempts, "turns": turns, "events": events})
+        about = {"rollout": rollout, "attempts": attempts, "turns": turns, "events": events}
+        json_line(about | ({"prompts": {turn.id: decode(turn.prompt_ids) for turn in turns}} if decode else {}))
     else:
-        _transcript(rollout, turns, events)
+        _transcript(rollout, turns, events, decode)
         _attempts(attempts)
+
+
+async def _decoder(store: Store, arguments: argparse.Namespace) -> Decode | None:
+    """What turns a prompt's ids into text, if prompts are to be shown: the tokenizer of the run's model."""
+    if not arguments.prompt:
+        return None
+    from strop.engines.models import folder_of
+    from strop.gateway.render import Renderer
+
+    folder = Path(arguments.run)
+    if "://" not in arguments.run and (folder / "config.json").exists():
+        policy = RunFolder.config(folder).policy
+    else:
+        policies = await store.policies()
+        if not policies:
+            raise StropError(
+                f"{arguments.run} does not say which model its rollouts are of: --prompt needs its tokenizer"
+            )
+        policy = PolicyConfig(model=policies[0].model)
+    renderer = await asyncio.to_thread(lambda: Renderer.from_folder(folder_of(policy)))
+    return renderer.decode
 
 
 async def _follow_one(store: Store, arguments: argparse.Namespace) -> None:
     """Its turns and events as they come, until it has ended."""
     turns: set[str] = set()
     events: set[tuple[int, str]] = set()
-    out = console()
+    out, decode = console(), await _decoder(store, arguments)
     while True:
         rollout = await store.get(arguments.id)
         number = arguments.attempt or max(rollout.attempts, 1)
         for turn in await store.turns(rollout.id, attempt=number):
             if turn.id not in turns:
                 turns.add(turn.id)
-                json_line(turn) if arguments.json else _turn(out, turn)
+                json_line(turn) if arguments.json else _turn(out, turn, decode)
         for event in await store.events(rollout.id, attempt=number):
             if (event.attempt, event.id) not in events:
                 events.add((event.attempt, event.id))
@@ -114,23 +146,26 @@ async def _follow_one(store: Store, arguments: argparse.Namespace) -> None:
         await asyncio.sleep(0.3)
 
 
-def _transcript(rollout: Rollout, turns: list[Turn], events: list[Event]) -> None:
+def _transcript(rollout: Rollout, turns: list[Turn], events: list[Event], decode: Decode | None) -> None:
     out = console()
     out.print(Text.assemble((rollout.id, "bold"), f"  task {rollout.task.id}  ", status(rollout)))
     for reward in rollout.rewards:
         target = f" (turn {reward.turn})" if reward.turn else f" (agent {reward.agent})" if reward.agent else ""
         out.print(f"  {reward.name} = {views.figure(reward.value)}{target}", markup=False)
+    offered = tools_of(turns)
     for new, turn in spoken(turns):
+        for number, tool in enumerate(offered.get(turn.id, ())):
+            out.print(Text.assemble((f"{'tools' if number == 0 else '':>9}  ", "cyan"), (tool_line(tool), "magenta")))
         for message in new:
             show_message(out, message)
-        _turn(out, turn)
+        _turn(out, turn, decode)
     for event in events:
         show_event(out, event)
     if rollout.detail:
         out.print(Text(rollout.detail, style="red"))
 
 
-def _turn(out: Console, turn: Turn) -> None:
+def _turn(out: Console, turn: Turn, decode: Decode | None) -> None:
     how = f"branch: {turn.branch}" if turn.branch else f"{turn.shared} of {len(turn.prompt_ids)} prompt tokens shared"
     out.print(
         Text(
@@ -139,7 +174,21 @@ def _turn(out: Console, turn: Turn) -> None:
             style="dim",
         )
     )
+    if decode:
+        _prompt(out, turn, decode)
     show_message(out, turn.answer)
+
+
+def _prompt(out: Console, turn: Turn, decode: Decode) -> None:
+    """The prompt as the engine was given it; without what is the parent turn's, word for word."""
+    if not turn.prompt_ids:
+        return out.print(Text(f"{'prompt':>9}  an outside model's, whose tokens are not known", style="dim"))
+    known = turn.shared if turn.parent else 0
+    if known:
+        told = f"{known} tokens of turn {turn.parent}, then:"
+        out.print(Text.assemble((f"{'prompt':>9}  ", "cyan"), (told, "dim")))
+    for number, line in enumerate(decode(turn.prompt_ids[known:]).split("\n")):
+        out.print(Text.assemble((f"{'prompt' if number == 0 and not known else '':>9}  ", "cyan"), line))
 
 
 def show_event(out: Console, event: Event) -> None:

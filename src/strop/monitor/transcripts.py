@@ -78,7 +78,7 @@ def _few(rollouts: Iterable[Rollout], few: int) -> list[Rollout]:
 def page(
     rollout: Rollout, turns: Sequence[Turn], given: float | None, agents: Collection[str], dropped: str | None
 ) -> str:
-    """One rollout as Markdown: the task, every message, tool call and result, the rewards, why it ended."""
+    """One rollout as Markdown: the task, the tools, every message, call and result, the rewards, why it ended."""
     named = ", ".join(f"{reward.name} {figure(reward.value)}" for reward in rollout.rewards) or "none"
     ended = f"{rollout.status} ({rollout.cause})" if rollout.cause else rollout.status
     parts = [
@@ -86,7 +86,10 @@ def page(
         f"Task {rollout.task.id} · rewards: {named} · {ended} · {_tokens(turns, agents, dropped)}",
         f"**task**\n\n{fenced(msgspec.json.format(msgspec.json.encode(rollout.task.data)).decode())}",
     ]
+    offered = tools_of(turns)
     for new, turn in spoken(turns):
+        if tools := offered.get(turn.id):
+            parts.append(f"**tools**\n\n{fenced(chr(10).join(map(tool_line, tools)))}")
         for message in [*new, turn.answer]:
             parts += [f"**{role_of(message)}**" + f" ({turn.agent}, {turn.finish})" * (message is turn.answer)]
             parts += [fenced(text) for text in said(message) or [""]]
@@ -114,6 +117,32 @@ def spoken(turns: Sequence[Turn]) -> Iterator[tuple[list[Message], Turn]]:
         new = turn.messages[len(last.messages) :] if goes_on and last is not None else turn.messages
         yield new[goes_on and bool(new) and role_of(new[0]) == "assistant" :], turn  # its own answer comes first
         before[turn.agent] = turn
+
+
+def tools_of(turns: Sequence[Turn]) -> dict[str, list[Message]]:
+    """The tools of each turn that has others than the turn of this agent before it. One that goes on from its parent
+    has its parent's."""
+    every: dict[str | None, list[Message]] = {}
+    before: dict[str, list[Message]] = {}
+    shown: dict[str, list[Message]] = {}
+    for turn in sorted(turns, key=lambda turn: int(turn.id.rpartition("/")[2])):
+        goes_on = turn.parent in every and turn.branch is None
+        every[turn.id] = tools = every[turn.parent] if goes_on else turn.requested.get("tools") or []
+        if tools != before.get(turn.agent, []):
+            shown[turn.id] = before[turn.agent] = tools
+    return shown
+
+
+def tool_line(tool: Message) -> str:
+    """
+    >>> tool_line({"function": {"name": "add", "description": "Sums.", "parameters": {"properties": {"a": {}}}}})
+    'add(a): Sums.'
+    """
+    about = tool.get("function") or tool
+    parameters: Message = about.get("parameters") or about.get("input_schema") or {}
+    described = str(about.get("description") or "").strip()
+    name = about.get("name") or about.get("type")
+    return f"{name}({', '.join(parameters.get('properties') or ())})" + (f": {described}" if described else "")
 
 
 def role_of(message: Message) -> str:

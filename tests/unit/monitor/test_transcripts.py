@@ -81,3 +81,14 @@ def test_a_page_says_what_was_trained_and_why_it_ended() -> None:
     assert "it fell\nover" in text
     assert '````\n{\n  "question": "```why```"' in text
     assert "none trained (zero_variance)" in page(rollout("g.0", 1.0), turns, 1.0, ["main"], "zero_variance")
+
+
+def test_a_page_has_the_tools_once() -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {}, "b": {}}}}}
+    first = turn(0, [user("a")], "b", requested={"tools": [tool]})
+    second = turn(1, [user("a"), answer("b"), user("c")], "d", parent=first.id, shared=3)
+    other = turn(2, [user("e")], "f", branch="new_conversation", requested={"tools": [tool, tool]})
+    text = page(rollout("g.0", 1.0), [first, second, other], 1.0, ("main",), None)
+    assert text.count("**tools**") == 2
+    assert "**tools**\n\n```\nadd(a, b)\n```" in text
+    assert text.index("**tools**") < text.index("**user**")
