@@ -354,6 +354,9 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     host: Annotated[str, _doc("address to listen on")] = "127.0.0.1"
     port: Annotated[int, _doc("port to listen on; 0 picks a free one"), Meta(ge=0, le=65535)] = 0
+    hosts: Annotated[
+        tuple[str, ...], _doc("names that clients may call it by, beside its address and the machine's name: a proxy's")
+    ] = ()
     in_flight: Annotated[int, _doc("most model calls at once; more are refused for a moment"), Meta(ge=1)] = 4096
     in_flight_per_attempt: Annotated[int, _doc("most model calls of one attempt at once"), Meta(ge=1)] = 256
     deadline: Annotated[float, _doc("seconds one model call may take"), Meta(gt=0)] = 1800.0

@@ -220,7 +220,8 @@ async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenera
         rooms.push_async_callback(gateway.routes.close)
         await gateway.routes.recall(store)
         app = Addressed(gateway)
-        server = await serve(app, host=config.gateway.host, port=config.gateway.port, log=folder.gateway_log)
+        place = config.gateway
+        server = await serve(app, host=place.host, port=place.port, hosts=place.hosts, log=folder.gateway_log)
         rooms.push_async_callback(server.close)
         pool = Pool(
             store,

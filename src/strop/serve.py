@@ -14,7 +14,7 @@ import asyncio
 import fcntl
 import logging
 import signal
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -70,6 +70,7 @@ async def serve_store(
     gateway: Gateway | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
+    hosts: Sequence[str] = (),
     lease_check: float = LEASE_CHECK,
     grace: float = GRACE,
     log: Path | None = None,
@@ -78,7 +79,7 @@ async def serve_store(
     the address cannot be had."""
     app = StoreApp(store, key)
     addressed = Addressed(app if gateway is None else _beside(gateway, app))
-    server = await serve(addressed, host=host, port=port, log=log, settings=("--host", "--port"))
+    server = await serve(addressed, host=host, port=port, hosts=hosts, log=log, settings=("--host", "--port"))
     tasks = [asyncio.create_task(_reclaim(store, lease_check, grace), name="strop-reclaim")]
     if gateway is not None:
         tasks.append(asyncio.create_task(_forget(store, gateway), name="strop-forget"))
@@ -135,6 +136,7 @@ async def main(
     model: Config | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
+    hosts: Sequence[str] = (),
     key: str | None = None,
     synchronous: Literal["NORMAL", "FULL"] = "NORMAL",
     grace: float = GRACE,
@@ -163,7 +165,9 @@ async def main(
                 return
             store, gateway, learner = opening.result()
             log = folder / "serve.log"
-            server = await serve_store(store, key=secret, gateway=gateway, host=host, port=port, grace=grace, log=log)
+            server = await serve_store(
+                store, key=secret, gateway=gateway, host=host, port=port, hosts=hosts, grace=grace, log=log
+            )
             rooms.push_async_callback(server.close)
             gone = asyncio.create_task(until_gone(folder if store_url else folder / "store.sqlite"))
             await asyncio.sleep(0)  # it has begun to watch before anybody knows of the store

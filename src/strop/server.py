@@ -10,7 +10,7 @@ import errno
 import gc
 import logging
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 
 from strop.bounds import Bounded
 from strop.errors import PlaceError
+from strop.hosts import Hosts, names_of
 from strop.private import private
 
 Settings = tuple[str, str]
@@ -49,10 +50,13 @@ async def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 0,
+    hosts: Sequence[str] = (),
     log: Path | None = None,
     settings: Settings = ("gateway.host", "gateway.port"),
 ) -> Server:
     """Start serving and return once requests are answered. Raises `PlaceError` if the address cannot be had.
+
+    Clients may call it by its address, by the machine's name, and by those in `hosts`.
 
     What the server has to say about broken clients and requests goes to the file `log`, if there is anything, not to
     the terminal.
@@ -60,8 +64,9 @@ async def serve(
     if log is not None:
         _log_to(log)
     sock = bind(host, port, settings)
+    named = Hosts(app, [*hosts, *await names_of(host)], f"{settings[0]}s")
     config = uvicorn.Config(
-        app,
+        named,
         http=Bounded,
         ws="none",
         lifespan="off",

@@ -14,6 +14,8 @@ from rich.text import Text
 
 from strop.types import Rollout
 
+HOSTS = "another name that clients may call this server by, such as a proxy's; may be given again"
+
 
 def console() -> Console:
     """Tables fit the terminal; into a pipe they are as wide as they like, so that no id is cut."""

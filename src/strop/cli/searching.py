@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from strop.cli.printing import console, json_line, me
+from strop.cli.printing import HOSTS, console, json_line, me
 from strop.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     serve.add_argument("index", metavar="INDEX", help="a folder that `strop search build` made")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     serve.add_argument("--port", type=int, default=PORT, help=f"port to listen on (default: {PORT}; 0: a free one)")
+    serve.add_argument("--hosts", action="append", default=[], metavar="NAME", help=HOSTS)
     serve.add_argument("--topk", type=int, default=3, help="passages per query that names no number (default: 3)")
     serve.add_argument("--json", action="store_true", help="say where it is as one JSON object")
     serve.set_defaults(command=_serve)
@@ -126,7 +127,9 @@ async def _served(arguments: argparse.Namespace) -> int:
 
     with told_to_stop() as stop:
         index = await asyncio.to_thread(Index.open, arguments.index)
-        async with served(index, host=arguments.host, port=arguments.port, topk=arguments.topk) as server:
+        async with served(
+            index, host=arguments.host, port=arguments.port, hosts=arguments.hosts, topk=arguments.topk
+        ) as server:
             if arguments.json:
                 json_line({"url": server.url, "pid": os.getpid(), "passages": index.about.passages})
             else:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from strop import config as configs
 from strop.cli import keys
-from strop.cli.printing import console, json_line, me, without_password
+from strop.cli.printing import HOSTS, console, json_line, me, without_password
 from strop.config import Config
 from strop.errors import ConfigError, StropError
 from strop.runners.pool import Pool
@@ -44,6 +44,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     serve.add_argument("--set", action="append", default=[], metavar="a.b=c", help="any setting; see `strop config`")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     serve.add_argument("--port", type=int, default=PORT, help=f"port to listen on (default: {PORT}; 0: a free one)")
+    serve.add_argument("--hosts", action="append", default=[], metavar="NAME", help=HOSTS)
     keys.add(serve, default="$STROP_KEY, or the folder's, made if it has none")
     serve.add_argument("--synchronous", choices=["NORMAL", "FULL"], default="NORMAL", help="FULL survives power loss")
     serve.add_argument(
@@ -147,6 +148,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             model=model,
             host=arguments.host,
             port=arguments.port,
+            hosts=[*arguments.hosts, *(model.gateway.hosts if model else ())],
             key=keys.key_of(arguments),
             synchronous=arguments.synchronous,
             grace=arguments.grace,

@@ -36,7 +36,7 @@ class Raw:
     def head(self, path: str, *headers: str, method: str = "POST", key: str | None = None) -> None:
         lines = [
             f"{method} {self._path}/{path} HTTP/1.1",
-            "host: x",
+            "host: localhost",
             f"authorization: Bearer {key or self._key}",
             *headers,
         ]

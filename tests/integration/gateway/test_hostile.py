@@ -165,7 +165,7 @@ async def test_odd_addresses(stand: Stand, name: str) -> None:
         for path, body in POSTS.items():
             async with connected(stand, attempt) as raw:
                 data = json.dumps(body)
-                head = f"host: x\r\nauthorization: Bearer {attempt.key}\r\ncontent-length: {len(data)}"
+                head = f"host: localhost\r\nauthorization: Bearer {attempt.key}\r\ncontent-length: {len(data)}"
                 line = ODD_LINES[name].replace("{path}", path)
                 raw.writer.write(f"{line}\r\n{head}\r\n\r\n{data}".encode("latin-1"))
                 status, _, answer = await raw.answer()

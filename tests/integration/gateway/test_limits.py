@@ -110,7 +110,7 @@ async def test_a_client_that_reads_nothing_holds_little_and_blocks_nobody(
         place = urlsplit(stand.url(silent))
         _, writer = await asyncio.open_connection(place.hostname, place.port, limit=1024)
         body = json.dumps({"messages": HI, "stream": True}).encode()
-        head = f"POST {place.path}/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {silent.key}\r\n"
+        head = f"POST {place.path}/chat/completions HTTP/1.1\r\nhost: [::1]\r\nauthorization: Bearer {silent.key}\r\n"
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         tracemalloc.start()
         try:
@@ -179,7 +179,7 @@ async def test_a_reader_that_takes_nothing_of_an_outside_stream_holds_the_provid
         place = urlsplit(stand.url(attempt, "judge"))
         _, writer = await asyncio.open_connection(place.hostname, place.port, limit=1024)
         body = json.dumps({"messages": HI, "stream": True}).encode()
-        head = f"POST {place.path}/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {attempt.key}\r\n"
+        head = f"POST {place.path}/chat/completions HTTP/1.1\r\nhost: [::1]\r\nauthorization: Bearer {attempt.key}\r\n"
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         await asyncio.sleep(1.0)
         held = sent  # what sockets hold on two ways

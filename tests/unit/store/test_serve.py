@@ -23,7 +23,7 @@ from strop.store.http.client import HttpStore
 from strop.store.sqlite import SqliteStore
 from strop.types import Rollout, Task
 
-CHUNKED = b"POST /v1/lease HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+CHUNKED = b"POST /v1/lease HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 @asynccontextmanager
@@ -101,7 +101,7 @@ async def test_places_that_cannot_be_had(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "begin", [b"GET /", b"GET / HTTP/1.1\r\nhost: x\r\nx: ", CHUNKED + b"0\r\nx: ", CHUNKED + b"1;x="]
+    "begin", [b"GET /", b"GET / HTTP/1.1\r\nhost: localhost\r\nx: ", CHUNKED + b"0\r\nx: ", CHUNKED + b"1;x="]
 )
 async def test_an_endless_head_is_cut_off(tmp_path: Path, begin: bytes):
     async with running(tmp_path) as (url, _):
@@ -116,9 +116,9 @@ async def test_an_endless_head_is_cut_off(tmp_path: Path, begin: bytes):
                 pytest.fail("64 MB were taken")
         writer.transport.abort()
         reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
-        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 60_000 + b"\r\n\r\n")
+        writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 60_000 + b"\r\n\r\n")
         assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
-        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 70_000)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 70_000)
         assert b"HTTP/1.1 431 " in await reader.read()
         writer.close()
 
@@ -128,7 +128,7 @@ async def test_who_never_shows_a_whole_head_is_cut_off(tmp_path: Path, monkeypat
     async with running(tmp_path) as (url, key):
         store = await HttpStore.open(url, key)
         waiting = asyncio.create_task(store.wait(10**6, timeout=4.0))  # longer, but all of it was said
-        for begin in (b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET"):
+        for begin in (b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\nGET"):
             reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
             writer.write(begin)
             dripping = asyncio.create_task(drip(writer))

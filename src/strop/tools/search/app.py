@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -131,10 +131,12 @@ def _title(url: str) -> str:
 
 
 @asynccontextmanager
-async def served(index: Index, *, host: str = "127.0.0.1", port: int = 0, topk: int = TOPK) -> AsyncGenerator[Server]:
+async def served(
+    index: Index, *, host: str = "127.0.0.1", port: int = 0, hosts: Sequence[str] = (), topk: int = TOPK
+) -> AsyncGenerator[Server]:
     """Serve an index as long as the block lasts. Raises `PlaceError` if the address cannot be had."""
     app = SearchApp(index, topk)
-    server = await serve(app, host=host, port=port, settings=("--host", "--port"))
+    server = await serve(app, host=host, port=port, hosts=hosts, settings=("--host", "--port"))
     try:
         yield server
     finally:
