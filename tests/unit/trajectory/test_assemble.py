@@ -46,6 +46,14 @@ def test_entries_are_the_sampled_tokens_in_order():
     assert batch.dropped == {}
 
 
+def test_every_entry_has_the_logprob_and_temperature_of_its_own_token():
+    first = turn("g1.0", 0, [1, 2], [3, 4], logprobs=[-0.1, -0.7], sampling=Sampling(temperature=0.8))
+    second = turn("g1.0", 1, [1, 2, 3, 4, 9], [5], logprobs=[-0.2], sampling=Sampling(temperature=1.2))
+    entries = make(sample(turns=[second, first])).entries
+    assert entries.behaviour.tolist() == [-0.1, -0.7, -0.2]
+    assert entries.temperature.tolist() == [0.8, 0.8, 1.2]
+
+
 def test_order_of_arrival_changes_nothing():
     samples = [sample(g, m, turns=[turn(f"{g}.{m}", 0, [1, m], [m, 5])]) for g in ("g1", "g2") for m in range(12)]
     one, other = make(*samples), make(*reversed(samples))
