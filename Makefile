@@ -9,7 +9,7 @@ SIZE ?= laptop
 
 QUICK := not slow and not fault and not gpu and not postgres and not browser and not frameworks
 
-.PHONY: exactness install dev demo recipe recipes test test-all bench lint nano postgres sandbox frameworks engines oracles clean
+.PHONY: exactness install dev demo recipe recipes test test-all bench lint mutants nano postgres sandbox frameworks engines oracles clean
 
 # What runs need, and with it what work on strop itself needs: tests, linters, PostgreSQL's driver.
 install: $(VENV)/.installed
@@ -89,6 +89,10 @@ lint: dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+# Small changes to the source that the tests must notice (a quarter of an hour): ONLY="checkpoint" tries those named so.
+mutants: dev
+	$(BIN)/python -m tests.mutants $(if $(ONLY),--only "$(ONLY)")
 
 # Every recorded conversation through every chat template, with every tokenizer (an hour or two).
 exactness: dev

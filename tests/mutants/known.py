@@ -1,0 +1,219 @@
+"""Small changes to the source that must not pass the tests: each breaks a law of docs/concepts/design.md.
+
+A mutant replaces texts that occur once in their files. When the source changes so that one does not occur any more,
+write the mutant anew, so that it breaks the same thing in the new code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`changes` are (file below src/strop, text in it, text instead); `tests` those of which one must fail."""
+
+    name: str
+    changes: tuple[tuple[str, str, str], ...]
+    tests: str
+
+    def apply(self, source: Path) -> None:
+        """Change the files below `source`, a folder like src. Raises `ValueError` where a text is not there once."""
+        for file, old, new in self.changes:
+            path = source / "strop" / file
+            text = path.read_text()
+            if (count := text.count(old)) != 1:
+                raise ValueError(
+                    f"mutant {self.name!r}: {old!r} occurs {count} times in src/strop/{file}: "
+                    "write it anew in tests/mutants/known.py"
+                )
+            path.write_text(text.replace(old, new))
+
+
+def _one(name: str, file: str, old: str, new: str, tests: str) -> Mutant:
+    return Mutant(name, ((file, old, new),), tests)
+
+
+LOOP, RUN = "tests/integration/test_loop.py", "tests/unit/test_run.py"
+CHECKPOINT = "tests/unit/learner/test_checkpoint.py"
+COMMIT = "    await run.store.commit_step(step, policy=POLICY)\n"
+PUBLISH = "    await publish(run, step)\n"
+SQLITE, STORE = "tests/unit/store/test_sqlite.py", "tests/unit/store/test_store.py -k sqlite"
+GRPO, CREDIT = "tests/unit/algorithms/test_grpo.py", "tests/unit/algorithms/test_credit.py"
+ASSEMBLE, TREE = "tests/unit/trajectory/test_assemble.py", "tests/unit/trajectory/test_tree.py"
+CHAT = "tests/integration/gateway/test_chat_completions.py -k 'conversation or keys'"
+RAW = "tests/integration/gateway/test_completions.py"
+SESSION = "tests/unit/gateway/test_session.py"
+ENGINE = "tests/parity/test_embedded_agreement.py -k 'version'"
+
+MUTANTS = (
+    # -- the loop
+    _one(
+        "evaluation tasks are trained on",
+        "rooms.py",
+        'tasks = [task for task in self.tasks if task.split == "train"]',
+        "tasks = self.tasks",
+        RUN,
+    ),
+    _one(
+        "evaluation samples as training does",
+        "rooms.py",
+        "config.policy.eval.sampling()",
+        "config.policy.train.sampling()",
+        RUN,
+    ),
+    _one("published before it is committed", "run.py", COMMIT + PUBLISH, PUBLISH + COMMIT, LOOP),
+    Mutant(
+        "checkpoint after the commit",
+        (
+            (
+                "run.py",
+                "saved = await checkpoint(run, number)",
+                'saved = None if number % run.config.loop.checkpoint_every else f"step-{number:06d}-{run.lineage}"',
+            ),
+            ("run.py", COMMIT, COMMIT + "    await checkpoint(run, number)\n"),
+        ),
+        LOOP,
+    ),
+    _one(
+        "adaptive KL coefficient not restored",
+        "lineage.py",
+        "run.algorithm.resume(",
+        "dict(",
+        LOOP,
+    ),
+    _one("any version is trained on at staleness 0", "run.py", "sampled_by <= set(run.names)", "True", RUN),
+    _one("checkpoint not fsynced", "learner/checkpoint.py", "os.fsync(handle)", "pass", CHECKPOINT),
+    # -- token law
+    Mutant(
+        "last sampled token dropped",
+        (
+            ("gateway/record.py", "response_ids=choice.ids,", "response_ids=choice.ids[:-1],"),
+            ("gateway/record.py", "logprobs=choice.logprobs,", "logprobs=choice.logprobs[:-1],"),
+        ),
+        CHAT,
+    ),
+    _one(
+        "sampled text tokenised again",
+        "gateway/session.py",
+        "        path = turn.ids\n",
+        "        path = turn.prompt_ids + renderer.encode(renderer.decode(turn.response_ids))\n",
+        SESSION,
+    ),
+    _one("an entry read one position late", "trajectory/tree.py", "len(rows) - 1  #", "len(rows)  #", TREE),
+    _one(
+        "logprobs belong to the token before",
+        "trajectory/assemble.py",
+        "        behaviour=behaviour,",
+        "        behaviour=np.roll(behaviour, 1),",
+        ASSEMBLE,
+    ),
+    _one(
+        "the learner ignores the temperature",
+        "learner/logprobs.py",
+        "    logits = logits.to(temperature.dtype) / temperature[:, None]\n",
+        "    logits = logits.to(temperature.dtype)\n",
+        "tests/unit/learner/test_step.py",
+    ),
+    _one(
+        "the engine ignores the temperature",
+        "engines/embedded/sampler.py",
+        "torch.tensor([s.temperature or 1.0 for s in samplings]",
+        "torch.tensor([1.0 for s in samplings]",
+        "tests/unit/engines/test_embedded.py -k plain_forward_pass",
+    ),
+    # -- credit law
+    _one(
+        "baseline over turns, not rollouts",
+        "algorithms/credit.py",
+        "mean = (weight * value).sum() / rollouts",
+        "mean = value.mean()",
+        f"{GRPO} {CREDIT}",
+    ),
+    _one("deviation with ddof 0", "algorithms/credit.py", "/ (rollouts - 1)) + EPSILON", "/ rollouts) + EPSILON", GRPO),
+    _one(
+        "what may not train does",
+        "trajectory/assemble.py",
+        "np.array([reason is None for reason in skipped], bool)[turn]",
+        "np.ones(count, bool)",
+        ASSEMBLE,
+    ),
+    _one(
+        "advantage on the turn before",
+        "algorithms/grpo.py",
+        "per_turn[batch.entries.turn]",
+        "per_turn[np.maximum(batch.entries.turn - 1, 0)]",
+        GRPO,
+    ),
+    _one(
+        "dropped before the baseline",
+        "trajectory/entries.py",
+        "    def drop(self, sample: int, reason: str) -> None:\n",
+        "    def drop(self, sample: int, reason: str) -> None:\n        self.counted[sample] = False\n",
+        f"{GRPO} {CREDIT} tests/unit/algorithms/test_filters.py",
+    ),
+    # -- durability law
+    _one(
+        "a step without what it consumed",
+        "store/moves.py",
+        'db.executemany("INSERT INTO consumed VALUES (?, ?, ?, ?, ?)", consumed)',
+        "pass",
+        STORE,
+    ),
+    _one("a rollout trained on twice", "store/moves.py", "    if taken:\n", "    if False:\n", STORE),
+    _one("attempts that are over may write", "store/moves.py", "if row[0] is not None:", "if False:", STORE),
+    _one("no write-ahead log", "store/sqlite.py", "journal_mode = WAL", "journal_mode = DELETE", SQLITE),
+    _one("a new line supersedes nothing", "store/sql.py", "WHERE number > ?", "WHERE number > ? + 1000000", STORE),
+    _one(
+        "checksums are not compared",
+        "learner/sums.py",
+        "_sum(file) == noted",
+        "bool(_sum(file))",
+        "tests/unit/learner/test_damaged.py -k 'bit_flipped and model'",
+    ),
+    _one(
+        "lost steps are not missed",
+        "lineage.py",
+        "    if known > stored:\n",
+        "    if False:\n",
+        "tests/unit/test_lineage.py -k missed",
+    ),
+    # -- gateway
+    _one("a branch without its reason", "gateway/record.py", "branch=prompt.branch,", "branch=None,", RAW),
+    _one("a turn without its parent", "gateway/record.py", "parent=prompt.parent,", "parent=None,", CHAT),
+    _one(
+        "any key opens an open session",
+        "gateway/sessions.py",
+        "if not _opens(keys, session.attempt):",
+        "if not keys:",
+        CHAT,
+    ),
+    _one(
+        "streams lose what is said last",
+        "gateway/sample.py",
+        "            pieces += self._end(chunk.finish)\n",
+        "            self._end(chunk.finish)\n",
+        CHAT,
+    ),
+    # -- weights
+    _one("a new version under the old name", "engines/embedded/core.py", "self.version = version\n", "pass\n", ENGINE),
+    _one("old keys used with new weights", "engines/embedded/core.py", "        self.slots.forget()\n", "", ENGINE),
+    _one("sequences in flight keep old keys", "engines/embedded/core.py", "request.filled = 0", "pass", ENGINE),
+    # -- token tree
+    _one(
+        "an entry laid out twice", "trajectory/tree.py", "        riders = []\n", "        riders = riders[-1:]\n", TREE
+    ),
+    _one(
+        "positions count from the branch", "trajectory/tree.py", "np.arange(known, len(path)", "np.arange(0, new", TREE
+    ),
+    _one(
+        "a branch sees its sibling",
+        "trajectory/tree.py",
+        "self.where[known:], self.size",
+        "self.where[known + 1 :], self.size",
+        TREE,
+    ),
+)
