@@ -32,11 +32,12 @@ _HERMES = f'<tool_call>\n{{"name": "{_NAME}", "arguments": {json.dumps(_ARGUMENT
 
 
 class Writer(Struct, frozen=True):
-    """Writes into the messages what a template leaves out: `tools` with the `form` of a call, `calls`, `results`.
-    `system` is whether the template has room for a system's message; the first user's takes the tools otherwise."""
+    """Writes into the messages what a template leaves out: `tools` with the `form` of a call, `calls` in this format,
+    `results`. `system` is whether the template has room for a system's message; the first user's takes the tools
+    otherwise."""
 
     tools: bool
-    calls: bool
+    calls: Format | None
     results: bool
     system: bool
     form: str = _HERMES
@@ -53,7 +54,7 @@ class Writer(Struct, frozen=True):
                 self._add(shown, message["content"], answering)
                 answering = False
             else:
-                shown.append(_in_words(message) if self.calls and message.get("tool_calls") else message)
+                shown.append(_in_words(message, self.calls) if self.calls and message.get("tool_calls") else message)
                 answering = False
         if not self.tools:
             return shown, tools
@@ -83,13 +84,14 @@ class Writer(Struct, frozen=True):
         return [*messages[:at], changed, *messages[at + 1 :]]
 
 
-def _in_words(message: Json) -> Json:
-    """An assistant's message with its calls as text."""
+def _in_words(message: Json, format: Format) -> Json:
+    """An assistant's message with its calls as text: in the family's form or, where that is not known, in Hermes'."""
     calls: list[str] = []
     for call in message["tool_calls"]:
         function = call["function"]
         written = json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
-        calls.append(f"<tool_call>\n{written}\n</tool_call>")
+        own = None if format.name == "hermes" else format.written(function["name"], function["arguments"])
+        calls.append(own or f"<tool_call>\n{written}\n</tool_call>")
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
     return rest | {"content": "\n".join([*([message["content"]] if message["content"] else []), *calls])}
 
@@ -112,24 +114,25 @@ def tooling(template: Template, traits: Traits, format: Format, way: ToolsWay) -
     whole = traits.tools and calls and results
     if way == "template" or (whole and way == "auto"):
         return Tooling(None, format, _unread(traits, format), "" if whole else _lost(traits))
-    if traits.tools and calls and way == "auto":
-        note = f"the chat template leaves out {_dropped(traits)}: it is written into user's messages"
-        return Tooling(Writer(False, False, True, traits.system), format, note)
+    if traits.tools and way == "auto" and format.name != PLAIN.name:
+        note = f"the chat template leaves out {_dropped(traits)}: they are written into the messages it is given"
+        return Tooling(Writer(False, None if calls else format, not results, traits.system), format, note)
     form = _form(template, traits, format) if way == "auto" and traits.calls and traits.results else None
     where = "the system prompt" if traits.system else "the first user's message"
     why = "policy.tools is system" if way == "system" else f"the chat template leaves out {_dropped(traits)}"
     if form is not None:
         note = f"{why}: tools are written into {where}, with calls in the template's own form ({format.name})"
-        return Tooling(Writer(True, False, False, traits.system, form), format, note)
+        return Tooling(Writer(True, None, False, traits.system, form), format, note)
     note = (
         f"{why}: tools are written into {where}, with calls as <tool_call>{{...}}</tool_call>. For another form set "
         "policy.template to a template that knows tools"
     )
-    return Tooling(Writer(True, True, True, traits.system), hermes_like(format), note)
+    hermes = hermes_like(format)
+    return Tooling(Writer(True, hermes, True, traits.system), hermes, note)
 
 
 def _dropped(traits: Traits) -> str:
-    said = {"tools": traits.tools, "calls": traits.calls, "what tools return": traits.results}
+    said = {"tools": traits.tools, "calls": traits.calls, "results of tools": traits.results}
     return " and ".join(what for what, shown in said.items() if shown is False)
 
 

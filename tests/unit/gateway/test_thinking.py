@@ -1,10 +1,13 @@
 """Where thinking begins and ends is told by the end of the very prompt that is answered, and it can be switched."""
 
+import gzip
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from strop.errors import ConfigError
 from strop.gateway.dialects import messages, responses
@@ -212,6 +215,14 @@ def test_every_api_has_its_own_word_for_it(renderer: Renderer) -> None:
     assert switched(desk(renderer, TEMPLATE), messages, claude | {"thinking": {"type": "disabled"}}) == {}
 
 
+@cache
+def tokenizer_of(folder: str) -> Tokenizer:
+    """Reading one takes a second."""
+    return Tokenizer.from_str(
+        gzip.decompress((DATA / "tokenizers" / folder / "tokenizer.json.gz").read_bytes()).decode()
+    )
+
+
 TEMPLATES = [
     ("qwen3", "llama.cpp/Qwen-QwQ-32B.jinja", {}, False),
     ("qwen3", "llama.cpp/Qwen-QwQ-32B.jinja", {"chat_template_kwargs": ON}, True),
@@ -233,8 +244,9 @@ TEMPLATES = [
 def test_templates_of_every_kind(folder: str, name: str, how: dict[str, Any], thinks: bool) -> None:
     if not (path := DATA / "chat_templates" / name).exists():
         pytest.skip(f"{path} is not here")
-    renderer = Renderer.from_parts(DATA / "tokenizers" / folder, path.read_text("utf-8"))
-    place = Desk(renderer)
+    place = Desk(
+        Renderer(tokenizer_of(folder), path.read_text("utf-8"), specials={"eos_token": "<|im_end|>"}, stops=[1])
+    )
     system = [{"role": "system", "content": how["system"]}] if "system" in how else []
     turn = place.ask([*system, user("hi")], "Hello!", tools=TOOLS, **{k: v for k, v in how.items() if k != "system"})
     assert answered(turn) == (("Hello!", "", []) if thinks else ("", "Hello!", []))

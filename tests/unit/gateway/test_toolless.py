@@ -141,13 +141,41 @@ def test_where_tools_stand(renderer: Renderer) -> None:
 def test_results_that_a_template_leaves_out(renderer: Renderer) -> None:
     found = made(renderer, NO_RESULTS)
     assert found.writes_tools
-    assert "leaves out what tools return" in found.tooling.note
+    assert "leaves out results of tools" in found.tooling.note
     desk = Desk(found)
     first = desk.ask([user("1 + 1?")], '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>', tools=TOOLS)
     assert "# Tools" not in found.decode(first.prompt_ids), "the template writes them itself"
     second = desk.ask([user("1 + 1?"), said(first), result(first, 0, "two")], "Two.", tools=TOOLS)
     assert "<|im_start|>user\n<tool_response>\ntwo\n</tool_response><|im_end|>" in found.decode(second.prompt_ids)
     assert (second.parent, second.branch) == (first.id, None)
+
+
+NO_CALLS = TEMPLATE.replace("message.tool_calls or []", "[]")
+"""Shows tools and results, and leaves out what was called, as Granite 3.3's and LFM 2.5's do."""
+FORMS = {
+    "hermes": ("<tool_call>", '<tool_call>\n{"name": "add", "arguments": {"a": "é"}}\n</tool_call>'),
+    "granite": ("<|tool_call|>", '<|tool_call|>[{"name": "add", "arguments": {"a": "é"}}]'),
+    "lfm2": ("<|tool_call_start|>", "<|tool_call_start|>[add(a='é')]<|tool_call_end|>"),
+    "glm": ("<arg_key>", '<tool_call>\n{"name": "add", "arguments": {"a": "é"}}\n</tool_call>'),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_calls_that_a_template_leaves_out_are_written_as_its_family_does(renderer: Renderer, name: str) -> None:
+    mark, form = FORMS[name]
+    found = made(renderer, NO_CALLS.replace("<tool_call>", "").replace("</tool_call>", "") + f"{{# {mark} #}}")
+    assert found.format.name == name
+    assert "leaves out calls" in found.tooling.note
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": "é"}}}
+    chat = [user("hi"), {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "2"}]  # fmt: skip
+    text = found.text(chat, TOOLS, generate=True)
+    assert f"<|im_start|>assistant\n{form}<|im_end|>\n<|im_start|>tool\n2<|im_end|>" in text
+    assert "# Tools" not in text
+    for history in ("sampled", "template"):
+        report = examine(found, SAMPLES[1], history=history)
+        assert report.exact
+        assert report.equal
 
 
 def test_a_template_that_leaves_out_only_the_tools_keeps_its_own_calls(renderer: Renderer) -> None:
@@ -165,7 +193,7 @@ def test_a_template_that_leaves_out_only_the_tools_keeps_its_own_calls(renderer:
     assert (second.parent, second.branch) == (first.id, None)
 
 
-@pytest.mark.parametrize(("template", "lost"), [(CHATML, "tools and calls"), (NO_RESULTS, "what tools return")])
+@pytest.mark.parametrize(("template", "lost"), [(CHATML, "tools and calls"), (NO_RESULTS, "results of tools")])
 def test_what_the_template_leaves_out_is_refused_if_that_is_set(renderer: Renderer, template: str, lost: str) -> None:
     desk = Desk(made(renderer, template, "template"))
     assert desk.ask([user("hi")], "Hello!").answer["content"] == "Hello!"

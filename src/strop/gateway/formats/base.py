@@ -76,6 +76,10 @@ class Format(Protocol):
         demands a call. None if the family has no such beginning."""
         ...
 
+    def written(self, name: str, arguments: dict[str, Any]) -> str | None:
+        """A call as the family writes it, for templates that leave calls out; None if that is not known."""
+        ...
+
     def unclosed(self, lead: str) -> str:
         """The mark that ends the thought which a lead leaves open; empty if it leaves none."""
         ...

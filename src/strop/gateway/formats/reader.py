@@ -7,9 +7,10 @@ given out is cut from the front of what is held, so nothing can be lost or said 
 
 from __future__ import annotations
 
+import json
 import re
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
@@ -98,6 +99,19 @@ class Grammar(Struct, frozen=True, kw_only=True):
         if tool is not None:
             return (before + tool + behind).rstrip(" ")
         return before[: before.rfind("{")] if before.rfind("{") > 0 else before or None
+
+    def written(self, name: str, arguments: dict[str, Any]) -> str | None:
+        if self.head is None:
+            return None
+        table = json.dumps(arguments, ensure_ascii=False)
+        keywords = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        close = getattr(self.syntax, "close", "") or "".join(getattr(self.syntax, "closes", ())[:1])
+        for body in (f"{table}}}]", f"{table}}}", f"{keywords})]", table):
+            text = self.head[0] + name + self.head[1] + body + close
+            parser = self.parser((), calls=True, lead="")
+            if parser.feed(text) + parser.close() == [Call(name, arguments)]:
+                return text
+        return None
 
     def unclosed(self, lead: str) -> str:
         return next((close for open, close in self.thoughts if lead.rfind(open) > lead.rfind(close)), "")
