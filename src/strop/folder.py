@@ -7,7 +7,7 @@ runs/demo/
   store.sqlite    every rollout, turn, event and step
   metrics.jsonl   one line per step and evaluation
   checkpoints/    step-000010-1/ ...: each a Hugging Face folder (of a LoRA adapter: PEFT's), the optimizer's state
-                  beside; best leads to one of them
+                  beside; best leads to one of them, and .damaged is behind the name of one that could not be read
   address.json    where its gateway is, while it is up
   learner.log, agents.log, gateway.log (if it has anything to say)
   summary.json, curve.png, transcripts.md
@@ -40,7 +40,7 @@ _STEP = re.compile(r"step-(\d+)-(\d+)")
 _LEFT = (
     *("config.json.part", CHANGES, "store.sqlite*", "metrics.jsonl", "address.json", "summary.json", "monitor.json"),
     *("learner.log", "agents.log", "gateway.log", "vllm.log", "sglang.log", "curve.png", "transcripts.md"),
-    *("tensorboard", "wandb", "mlruns", "weights", "start", "start.json"),
+    *("tensorboard", "wandb", "mlruns", "weights", "start", "start.json", "checkpoints/step-*.damaged"),
 )
 """What a run leaves in its folder, beside its lock, its configuration and its checkpoints. (Tasks may be a user's.)"""
 

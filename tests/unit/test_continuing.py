@@ -18,6 +18,8 @@ def begun(path: Path, config: Config | None = None) -> Path:
     for name in ("store.sqlite", "store.sqlite-wal", "metrics.jsonl", "summary.json", "learner.log"):
         (path / name).write_text("of the run")
     (path / "checkpoints" / "step-000002-1").mkdir()
+    run.checkpoint("step-000001-1").mkdir()
+    (run.set_aside("step-000001-1") / "model.safetensors").write_text("of the run, and damaged")
     (path / "weights" / "1.2").mkdir(parents=True)
     run.name_best("step-000002-1")
     run.close()
