@@ -234,9 +234,9 @@ class RunFolder:
     def checkpoint(self, name: str) -> Path:
         return self.path / "checkpoints" / name
 
-    def checkpoint_numbers(self) -> list[int]:
-        """The steps that have a checkpoint here, whatever their lineage."""
-        return [int(name[1]) for name in _checkpoints(self.path)]
+    def checkpoints(self) -> dict[str, int]:
+        """The names of those that are here with the numbers of their steps, by lineage and step."""
+        return {name[0]: int(name[1]) for name in sorted(_checkpoints(self.path), key=lambda n: (int(n[2]), int(n[1])))}
 
     def set_aside(self, name: str) -> Path:
         """Rename a checkpoint that is damaged: it stays, and is none any more."""

@@ -84,16 +84,22 @@ def tell_of_damage(run: Run, broken: Sequence[str], base: int, last: int) -> Non
 async def refuse_loss(run: Run) -> None:
     """Raises `StoreError` if steps are gone that were once committed. Who knows of them: metrics.jsonl, which is told
     of a step once it is committed, and checkpoints, of which only the newest may be of a step that never was."""
-    stored = max((step.number for step in await run.store.steps(superseded=True)), default=0)
-    newest = max(run.folder.checkpoint_numbers(), default=0)
-    known = max(newest - 1, last_step(run.folder.metrics))
+    steps, there = await run.store.steps(superseded=True), run.folder.checkpoints()
+    stored = max((step.number for step in steps), default=0)
+    known = max(max(there.values(), default=0) - 1, last_step(run.folder.metrics))
+    unknown = [name for name in there if name not in {step.checkpoint for step in steps}]
     place, way = run.folder.path, f"begin a new run from its newest weights (strop train --from {run.folder.path})"
+    missing = ""
     if known > stored:
-        missing = f"step {known} is" if known == stored + 1 else f"{known - stored} steps, {stored + 1} to {known}, are"
+        made = f"step {known} is" if known == stored + 1 else f"{known - stored} steps, {stored + 1} to {known}, are"
+        missing = f"ends with step {stored}, but {made} known to have been made"
+    elif len(unknown) > 1:
+        missing = f"knows nothing of {', '.join(unknown)}, of which only the last can be of a step that was never made"
+    if missing:
         raise StoreError(
-            f"the store of {place} ends with step {stored}, but {missing} known to have been made: its file or its log "
-            f"(store.sqlite-wal) was damaged, lost or replaced by an older copy; put it back, or {way}, or go on "
-            f"without them: move metrics.jsonl and later checkpoints than step {stored}'s away, then resume"
+            f"the store of {place} {missing}: its file or its log (store.sqlite-wal) was damaged, lost or replaced by "
+            f"an older copy; put it back, or {way}, or go on without those steps: move "
+            f"{', '.join(['metrics.jsonl', *unknown])} away, then resume"
         )
     if not await run.store.policies():
         raise StoreError(f"the store of {place} is empty: put back what was there, or {way}")

@@ -177,7 +177,7 @@ MUTANTS = (
     _one(
         "lost steps are not missed",
         "lineage.py",
-        "    if known > stored:\n",
+        "    if missing:\n",
         "    if False:\n",
         "tests/unit/test_lineage.py -k missed",
     ),

@@ -258,6 +258,22 @@ async def test_checkpoints_alone_tell_of_all_but_the_last(trained, model) -> Non
         await resumed(folder, model)
 
 
+async def test_a_whole_line_that_is_gone_is_missed(trained, model) -> None:
+    """Steps 3 and 4 were made again in lineage 2, and the store is back at what it was before: no number is missing."""
+    folder, _ = trained
+    for number in (3, 4):
+        bit_flipped(checkpoint(folder, number) / "model.safetensors")
+    await resumed(folder, model)
+    with sqlite3.connect(folder / "store.sqlite") as db:
+        for table, column in (("steps", "lineage"), ("consumed", "lineage"), ("lineages", "number")):
+            db.execute(f"DELETE FROM {table} WHERE {column} = 2")
+        db.execute("UPDATE steps SET superseded = 0")
+    db.close()
+    with pytest.raises(StoreError, match=r"knows nothing of step-000003-2, step-000004-2"):
+        await resumed(folder, model)
+    assert (folder / "checkpoints" / "step-000004-2").is_dir()
+
+
 async def test_a_checkpoint_whose_step_was_never_committed_is_no_loss(trained, model) -> None:
     """Killed between checkpoint and commit: metrics know nothing of it."""
     folder, digests = trained
