@@ -3,11 +3,16 @@
 Broken invariants of our own are `assert`s and crash with a traceback: they are not in this tree.
 """
 
+from strop.plain import plain
+
 
 class StropError(Exception):
     """Base of every error that is meant for people. `code` is the exit code of the command line."""
 
     code = 1
+
+    def __str__(self) -> str:
+        return plain(super().__str__())  # it may tell what an agent said
 
 
 class ConfigError(StropError):

@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
@@ -22,6 +21,7 @@ from strop.engines.models import folder_of
 from strop.errors import ConfigError
 from strop.gateway.doctor import SAMPLES, Conversation, Report, examine, read_transcripts
 from strop.gateway.render import Renderer
+from strop.monitor.screen import Screen
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -74,7 +74,7 @@ def _examine(renderer: Renderer, conversations: Sequence[Conversation], *, quiet
     """Both ways of showing history, for every conversation."""
     if not conversations:
         raise ConfigError("the transcripts hold no conversation: each line is an object with `messages`")
-    shown = track(conversations, "replaying", console=Console(stderr=True), disable=quiet, transient=True)
+    shown = track(conversations, "replaying", console=Screen(stderr=True), disable=quiet, transient=True)
     return [(examine(renderer, one), examine(renderer, one, history="template")) for one in shown]
 
 

@@ -9,22 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.text import Text
 
+from strop.monitor.screen import Screen
+from strop.plain import escaped
 from strop.types import Rollout
 
 HOSTS = "another name that clients may call this server by, such as a proxy's; may be given again"
 
 
-def console() -> Console:
+def console() -> Screen:
     """Tables fit the terminal; into a pipe they are as wide as they like, so that no id is cut."""
-    return Console(highlight=False) if sys.stdout.isatty() else Console(width=1000, highlight=False)
+    return Screen(highlight=False) if sys.stdout.isatty() else Screen(width=1000, highlight=False)
 
 
 def json_line(value: Any) -> None:
     """One JSON object per line, said at once: somebody may be reading along."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.write(escaped(msgspec.json.encode(value).decode()) + "\n")
     sys.stdout.flush()
 
 

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import uvloop
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from strop.cli.printing import HOSTS, console, json_line, me
 from strop.errors import ConfigError
+from strop.monitor.screen import Screen
 
 if TYPE_CHECKING:
     from strop.tools.search import base
@@ -103,7 +103,7 @@ def _dense(arguments: argparse.Namespace) -> Dense | None:
 def _progress(*, hidden: bool) -> Generator[base.Progress]:
     """A bar on a terminal, nothing elsewhere."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    out = Console(stderr=True)
+    out = Screen(stderr=True)
     with Progress(*columns, console=out, transient=True, disable=hidden or not out.is_terminal) as bar:
         shown = bar.add_task("", total=None)
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import uvloop
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
@@ -22,6 +21,7 @@ from strop.cli import keys
 from strop.cli.printing import HOSTS, console, json_line, me, without_password
 from strop.config import Config
 from strop.errors import ConfigError, StropError
+from strop.monitor.screen import Screen
 from strop.runners.pool import Pool
 from strop.secret import hide_keys
 from strop.store.base import Store
@@ -216,7 +216,7 @@ async def _enqueue_all(arguments: argparse.Namespace) -> int:
 async def _ended(store: Store, ids: set[str], arguments: argparse.Namespace) -> dict[str, int]:
     counts: dict[str, int] = {}
     cursor = 0
-    with Live(console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
+    with Live(console=Screen(stderr=True), transient=True, refresh_per_second=4) as live:
         while ids:
             cursor, changed = await store.wait(cursor, timeout=5.0)
             for rollout in changed:
@@ -325,7 +325,7 @@ async def _progress(pool: Pool, stop: asyncio.Event, config: Config, arguments: 
     """What the runner does: one live line on a terminal, a line every ten seconds elsewhere, nothing for machines."""
     if arguments.json:
         return
-    out, began = Console(stderr=True, highlight=False), time.monotonic()
+    out, began = Screen(stderr=True, highlight=False), time.monotonic()
     out.print(f"runner {pool.name} at {arguments.url}: up to {config.runner.workers} agents; Ctrl-C drains it")
 
     def line() -> str:

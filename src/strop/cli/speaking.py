@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from strop.chat import Answer, Called, Calls, Recorded, Said, Shown
 from strop.cli.looking import show_event, show_message
 from strop.cli.printing import console, json_line
 from strop.errors import StropError
+from strop.monitor.screen import Screen
+from strop.plain import plain
 from strop.types import Event, Rollout, Turn
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What a terminal would obey rather than show."""
 
 
@@ -66,7 +65,7 @@ class Lines:
         self._begun = False
 
     def _write(self, text: str) -> None:
-        sys.stdout.write(text)
+        sys.stdout.write(plain(text))
         sys.stdout.flush()
 
 
@@ -99,7 +98,7 @@ class Terminal(Lines):
 
     def __init__(self) -> None:
         super().__init__()
-        self.out = Console(highlight=False)
+        self.out = Screen(highlight=False)
         self.stopped = False  # by Ctrl-C, a moment ago
         self._thinking = False
 
@@ -110,13 +109,13 @@ class Terminal(Lines):
                     self._end_line()
                 self._begun, self._thinking = True, thought
                 style = "dim italic" if thought else ""
-                self.out.print(Text(_safe(text), style=style), end="", soft_wrap=True)
+                self.out.print(Text(text, style=style), end="", soft_wrap=True)
             case Calls(name, arguments):
                 self._end_line()
                 self._begun = True
-                self.out.print(Text(_safe(f"{name}({arguments})"), style="magenta"), end="", soft_wrap=True)
+                self.out.print(Text(f"{name}({arguments})", style="magenta"), end="", soft_wrap=True)
             case Called(result=result):
-                self.out.print(Text.assemble((" → ", "dim"), _safe(result)), soft_wrap=True)
+                self.out.print(Text.assemble((" → ", "dim"), result), soft_wrap=True)
                 self._begun = False
             case Recorded(turn, messages):
                 for message in [*messages, turn.answer]:
@@ -194,11 +193,3 @@ def _facts(turn: Turn) -> dict[str, Any]:
 
 def _last_line(rollout: Rollout) -> str:
     return (rollout.detail or "").strip().rpartition("\n")[2]
-
-
-def _safe(text: str) -> str:
-    """
-    >>> _safe("a\\x1b[31mb\\n")
-    'a�[31mb\\n'
-    """
-    return CONTROL.sub("�", text)

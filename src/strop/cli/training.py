@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import uvloop
 from msgspec.structs import replace
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +23,7 @@ from strop.config import Config
 from strop.errors import ConfigError
 from strop.folder import RunFolder
 from strop.monitor import view as views
+from strop.monitor.screen import Screen
 from strop.monitor.summary import Summary
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     )
     config = _placed(config, arguments)
     if not arguments.json:
-        Console().print(demo.INTRODUCTION, highlight=False)
+        Screen().print(demo.INTRODUCTION, highlight=False)
     summary = _run(settled(config), arguments)
     return _tell(summary, Path(config.folder), arguments)
 
@@ -205,7 +205,7 @@ def _tell(summary: Summary, folder: Path, arguments: argparse.Namespace) -> int:
     if arguments.json:
         json_line(summary)
         return 0
-    console = Console(highlight=False)
+    console = Screen(highlight=False)
     steps = f"{summary.steps} step{'s' * (summary.steps != 1)}"
     table = Table(title=f"{steps} in {views.minutes(summary.seconds)}", title_justify="left")
     for column in ("evaluated on", "reward", "before", "after"):

@@ -18,6 +18,7 @@ from strop.algorithms.credit import total
 from strop.config import Config
 from strop.folder import write_whole
 from strop.monitor.view import figure
+from strop.plain import plain
 from strop.store.base import Store
 from strop.types import Rollout, Step, Turn
 
@@ -40,7 +41,8 @@ async def leave(folder: Path, store: Store, steps: Sequence[Step], config: Confi
         for rollout in chosen:
             given = total(rollout, weights)
             parts.append(page(rollout, turns[rollout.id], given, config.policy.agents, dropped.get(rollout.id)))
-    write_whole(folder / "transcripts.md", ("\n\n".join(parts) + "\n").encode(errors="replace"))
+    whole = plain("\n\n".join(parts) + "\n")  # it is read with `cat` too
+    write_whole(folder / "transcripts.md", whole.encode(errors="replace"))
 
 
 def _title(steps: Sequence[Step]) -> str:

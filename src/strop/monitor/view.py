@@ -14,6 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from strop.monitor.screen import Screen
+from strop.plain import plain
+
 REWARD = "critic/rewards/mean"
 BARS = "▁▂▃▄▅▆▇█"
 SHOWN = {
@@ -105,7 +108,7 @@ class Lines(View):
         self._print(f"note: {text}")
 
     def _print(self, text: str) -> None:
-        print(text, file=self._out, flush=True)
+        print(plain(text), file=self._out, flush=True)
 
 
 class Panelled(View):
@@ -257,5 +260,5 @@ def choose(*, json: bool, out: TextIO) -> View:
     """The view that fits: silent for machines, a panel on a terminal, lines otherwise."""
     if json:
         return Silent()
-    console = Console(file=out)
+    console = Screen(file=out)
     return Panelled(console) if console.is_terminal else Lines(out)
