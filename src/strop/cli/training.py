@@ -218,16 +218,16 @@ def _tell(summary: Summary, folder: Path, arguments: argparse.Namespace) -> int:
     if summary.scores:
         console.print(table)
     places = {
-        f"{folder}/curve.png": "the curve",
-        f"{folder}/summary.json": "these figures",
-        f"{folder}/transcripts.md": "the best and worst rollouts of the last steps, to read",
-        f"{me()} rollouts {folder}": "every rollout, with its turns and rewards",
+        "the curve": f"{folder}/curve.png",
+        "these figures": f"{folder}/summary.json",
+        "some rollouts to read": f"{folder}/transcripts.md",
+        "every rollout": f"{me()} rollouts {folder}",
     }
     if summary.checkpoint:
-        places[f"{folder}/checkpoints/{summary.checkpoint}"] = (
-            "the trained model; `strop export` makes a plain folder of it"
-        )
+        places["the trained model"] = f"{folder}/checkpoints/{summary.checkpoint}"
+        places["as a plain folder"] = f"{me()} export {folder} FOLDER"
+        places["to talk to it"] = f"{me()} chat {folder}"
     width = max(map(len, places))
-    for place, what in places.items():
-        console.print(Text.assemble("  ", (place.ljust(width), "bold"), "  ", what), soft_wrap=True)
+    for what, place in places.items():  # what is to be copied comes last, and is broken by no line end of ours
+        console.print(Text.assemble("  ", what.ljust(width), "  ", (place, "bold")), soft_wrap=True)
     return 0

@@ -1,5 +1,6 @@
 """What users see: on a terminal, in a pipe, and what machines get."""
 
+import argparse
 import io
 import os
 import pty
@@ -10,7 +11,9 @@ import pytest
 from rich.console import Console
 
 from strop import demo
+from strop.cli import training
 from strop.monitor import metrics, view
+from strop.monitor.summary import summarize
 from strop.types import Step
 from tests import runs
 
@@ -67,6 +70,26 @@ def test_a_reward_with_the_same_figures_as_one_before_it_is_not_shown() -> None:
 
 def test_the_demo_ends_on_what_can_be_learnt() -> None:
     assert demo.config("calc").loop.eval_splits == demo.config("chain").loop.eval_splits == ("test",)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_end_of_a_run_fits_the_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.argv", ["strop"])
+    scores = {
+        (step, split): {"reward": r, "right_call": r} for step, r in ((0, 0.25), (24, 1.0)) for split in ("test",)
+    }
+    config = demo.config()
+    steps = [Step(lineage=1, number=24, rollouts=[], metrics={}, checkpoint="step-000024-1", time=0.0)]
+    summary = summarize(config, tmp_path, steps, scores, seconds=100.0, done=True)
+    training._tell(summary, Path("runs/demo"), argparse.Namespace(json=False))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert [line for line in lines if line.endswith("runs/demo/checkpoints/step-000024-1")]
+    assert [line for line in lines if line.endswith("strop chat runs/demo")]
+    assert not [line for line in lines if "right_call" in line]
 
 
 def test_a_stopped_run_does_not_say_that_it_is_done() -> None:
