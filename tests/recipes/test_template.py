@@ -1,6 +1,7 @@
 """The recipe to copy: three real steps as it is, and the same under another name."""
 
 import importlib
+import json
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from strop import config
 from tests import runs
 from tests.recipes.trained import ROOT, train
 
-agent = importlib.import_module("recipes.template.agent")
+agent, data = (importlib.import_module(f"recipes.template.{name}") for name in ("agent", "data"))
 SHORT = ("loop.steps=3", "loop.groups=4", "loop.members=4", "loop.eval_splits=[]", "runner.workers=4")
 
 
@@ -18,22 +19,21 @@ SHORT = ("loop.steps=3", "loop.groups=4", "loop.members=4", "loop.eval_splits=[]
 def test_configs_are_whole(size: str) -> None:
     found = config.load(toml=ROOT / "recipes" / "template" / f"{size}.toml")
     assert (ROOT / found.agent.partition(":")[0]).is_file()
-    assert found.tasks == "recipes/template/agent.py:tasks"
+    assert found.tasks == "recipes/template/data.py:tasks"
 
 
 def test_it_is_short_enough_to_copy() -> None:
-    code = [line for line in (ROOT / "recipes/template/agent.py").read_text().splitlines() if line.strip()]
-    assert len(code) < 40
+    assert len((ROOT / "recipes/template/agent.py").read_text().splitlines()) <= 30
 
 
-def test_tasks_and_their_example() -> None:
-    task, held_out = agent.tasks()[1], agent.tasks()[0]
+def test_tasks_and_their_examples() -> None:
+    task, held_out = data.tasks()[1], data.tasks()[0]
     assert (task.split, held_out.split) == ("train", "test")
-    assert [message["role"] for message in agent.tasks(examples=True)[1].data["messages"]] == [
-        *("user", "assistant", "tool", "assistant"),
-        "user",
-    ]
-    assert agent.calculator("12 + 30") == agent.EXAMPLE[2]["content"]
+    *before, asked = data.tasks(examples=True)[1].data["messages"]
+    assert [message["role"] for message in before] == ["user", "assistant", "tool", "assistant"] * 3
+    assert [asked] == task.data["messages"]
+    asked = json.loads(before[1]["tool_calls"][0]["function"]["arguments"])
+    assert agent.calculator(**asked) == before[2]["content"] == "42"
 
 
 def test_three_steps(tmp_path: Path) -> None:
