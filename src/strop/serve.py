@@ -77,8 +77,8 @@ async def serve_store(
 ) -> StoreServer:
     """Serve an open store, and beside it a gateway if there is one, from the running event loop. Raises `PlaceError` if
     the address cannot be had."""
-    app = StoreApp(store, key)
-    addressed = Addressed(app if gateway is None else _beside(gateway, app))
+    app = StoreApp(store, key, model=gateway is not None)
+    addressed = Addressed(app if gateway is None else _beside(gateway, app, store))
     server = await serve(addressed, host=host, port=port, hosts=hosts, log=log, settings=("--host", "--port"))
     tasks = [asyncio.create_task(_reclaim(store, lease_check, grace), name="strop-reclaim")]
     if gateway is not None:
@@ -86,13 +86,17 @@ async def serve_store(
     return StoreServer(server, app, addressed, key, tasks)
 
 
-def _beside(gateway: Gateway, store: StoreApp) -> ASGIApp:
-    """Model calls go to the gateway, everything else to the store."""
+def _beside(gateway: Gateway, app: StoreApp, store: Store) -> ASGIApp:
+    """Model calls go to the gateway, those with the server's own key as rollouts of their own; everything else goes to
+    the store."""
+    from strop.gateway.visits import Visits
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await (gateway if gateway.answers(scope["path"]) else store)(scope, receive, send)
+    visits = Visits(gateway, store, app.key)
 
-    return app
+    async def beside(scope: Scope, receive: Receive, send: Send) -> None:
+        await (visits if gateway.answers(scope["path"]) else app)(scope, receive, send)
+
+    return beside
 
 
 async def _reclaim(store: Store, every: float, grace: float) -> None:

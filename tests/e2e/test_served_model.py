@@ -139,6 +139,93 @@ def test_the_address_is_told_to_whoever_asks(place: Place):
     assert by_folder.base_url == place.said["url"] + "/v1"
 
 
+def asked(
+    place: Place, path: str, body: dict | None = None, key: str | None = None, **headers: str
+) -> tuple[int, dict]:
+    """A request as curl makes it, with the server's key unless another is given."""
+    sent = headers or {"Authorization": f"Bearer {place.said['key'] if key is None else key}"}
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(place.said["url"] + path, data=data, headers=sent)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+HELLO = {"messages": [{"role": "user", "content": "What is 1 + 2?"}], "max_tokens": 8}
+
+
+def calls(place: Place) -> list[dict]:
+    listed = map(json.loads, place.run("rollouts", "--mode", "all", "--json").splitlines())
+    return [rollout for rollout in listed if rollout["id"].startswith("call-")]
+
+
+def test_the_servers_own_key_asks_its_model(place: Place):
+    """Every request is a rollout of its own, recorded like any other."""
+    status, answer = asked(place, "/v1/chat/completions", HELLO)
+    assert (status, answer["choices"][0]["message"]["role"]) == (200, "assistant")
+    (call,) = calls(place)
+    assert (call["status"], call["mode"], call["task"]["id"]) == ("succeeded", "eval", "chat/completions")
+    (turn,) = place.turns(call["id"])
+    assert (turn["id"], len(turn["response_ids"]) > 0) == (answer["id"], True)
+    status, answer = asked(
+        place, "/v1/messages", HELLO, **{"x-api-key": place.said["key"]}
+    )  # as Anthropic's clients do
+    assert (status, answer["type"], len(calls(place))) == (200, "message", 2)
+    assert asked(place, "/v1/models")[1]["data"][0]["id"] == "strop/nano"
+    assert len(calls(place)) == 2  # a question for the models is no rollout
+
+
+def test_what_the_servers_key_asks_wrongly(place: Place):
+    before = len(calls(place))
+    status, answer = asked(place, "/v1/chat/completions", {"messages": "no list"})
+    assert (status, "messages" in answer["error"]["message"]) == (400, True)
+    newest, *others = calls(place)
+    assert (newest["status"], newest["cause"], len(others)) == ("failed", "agent_error", before)
+    assert asked(place, "/v1/chat/completions", HELLO, key="wrong")[0] == 401
+    assert asked(place, "/v1/chat/nothing", HELLO)[0] == 404
+    assert len(calls(place)) == before + 1
+
+
+def test_an_address_that_leads_nowhere_tells_whom_it_may(place: Place):
+    place.run("enqueue", "--tasks", "tasks.jsonl", "--name", "z", "--mode", "train")
+    store_key, url = place.said["key"], "/r/z-000000.0/1"
+    lease = {"runner": "me", "seconds": 60, "count": 3}
+    _, leases = asked(place, "/v1/lease", lease)
+    mine = next(one["attempt"]["key"] for one in leases if one["rollout"]["id"] == "z-000000.0")
+    model = "/agents/main/v1/chat/completions"
+    for key in ("", "wrong", next(one["attempt"]["key"] for one in leases if one["rollout"]["id"] == "z-000001.0")):
+        for path in (
+            url,
+            url + model,
+            url + "/nothing",
+            "/r/nobody/1",
+            "/r/nobody/1" + model,
+            "/r/z-000000.0/7/nothing",
+        ):
+            status, answer = asked(place, path, HELLO if model in path else None, key=key)
+            assert (status, "does not open this attempt" in answer["error"]["message"]) == (401, True), path
+    told = [
+        ("/r/nobody/1", None, store_key, 404, "nobody"),
+        ("/r/nobody/1" + model, HELLO, store_key, 404, "nobody"),
+        ("/r/nobody/1/nothing", None, store_key, 404, "nobody"),
+        ("/r/z-000000.0/7", None, store_key, 404, "has had 1 attempt: there is no attempt 7"),
+        ("/r/z-000000.0/7" + model, HELLO, store_key, 404, "there is no attempt 7"),
+        (url + model, HELLO, store_key, 403, "the attempt's own"),
+        (url + "/agents/main", None, mine, 404, "/agents/NAME/v1/chat/completions"),
+        (url + "/nothing", None, store_key, 404, "/events"),
+        ("/r/z-000000.0", None, store_key, 404, "names no attempt"),
+    ]
+    for path, body, key, code, says in told:
+        status, answer = asked(place, path, body, key=key)
+        assert (status, says in answer["error"]["message"]) == (code, True), (path, answer)
+    asked(place, "/v1/rollouts/z-000000.0/attempts/1/finish", {})
+    status, answer = asked(place, url + model, HELLO, key=store_key)
+    assert (status, "is over" in answer["error"]["message"]) == (409, True)
+
+
 def test_a_killed_server_leaves_no_address_and_says_why(tmp_path: Path):
     command = runs.strop("serve", "--folder", tmp_path / "s", "--port", 0, "--json")
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

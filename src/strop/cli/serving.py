@@ -137,6 +137,10 @@ def _serve(arguments: argparse.Namespace) -> int:
             f"{me()} runner --agent agent.py:agent": "run an agent on them, on as many machines as you like",
             f"{me()} rollouts": "look at what came of them",
         }
+        if model:
+            ask = f'curl {url}/v1/chat/completions -H "Authorization: Bearer $STROP_KEY" -d '
+            ask += '\'{"messages": [{"role": "user", "content": "Hello"}]}\''
+            out.print(Text.assemble("  ", (ask, "cyan")), soft_wrap=True)
         width = max(map(len, next_steps))
         for line, what in next_steps.items():
             out.print(Text.assemble("  ", (line.ljust(width), "cyan"), f"  {what}"), soft_wrap=True)

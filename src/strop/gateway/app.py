@@ -148,6 +148,26 @@ class Gateway:
         address = Address.of(path)
         return address is not None and (address.rollout is not None or path.startswith(asgi.MODEL_APIS))
 
+    def samples(self, scope: Scope) -> bool:
+        """Whether a request is a model call that names no rollout."""
+        return scope["method"] == "POST" and scope["path"].removeprefix("/v1/") in self._posts
+
+    async def show_models(self, scope: Scope, send: Send, started: float) -> bool:
+        """Answer a question for the models there are from somebody who needs no attempt for it. Whether it was one."""
+        address = Address.of(scope["path"], scope["headers"])
+        if address is None or scope["method"] != "GET" or not _names_models(address.path):
+            return False
+        try:
+            await self._show_models(address, scope, send, started)
+        except Refused as refused:
+            await _refuse(send, _spoken(scope, address.path), refused)
+        return True
+
+    async def refuse(self, scope: Scope, send: Send, refused: Refused) -> None:
+        """As clients of the API at this address understand it."""
+        address = Address.of(scope["path"])
+        await _refuse(send, _spoken(scope, address.path if address else ""), refused)
+
     @property
     def counts(self) -> Counter[str]:
         return self.recorder.counts
@@ -269,17 +289,20 @@ class Gateway:
     # -- the rest ----------------------------------------------------------------------------------------------------
 
     async def _models(self, address: Address, scope: Scope, receive: Receive, send: Send) -> None:
-        """The one model that answers an agent, alone or as a list; by name also those it may ask for."""
         session = await self.session(scope, address)
         async with self._refusing(session, address.agent):
-            route, started = self.routes.any(address.agent, None), session.attempt.started
-            name = route.model or route.policy  # an outside model may be called as the agent likes
-            _, listed, asked = address.path.partition("/")
-            if listed and asked != name:
-                if asked not in self.routes.models:
-                    message = f"there is no model {asked!r} here: the one that answers is called {name!r}"
-                    raise Refused(message, status=404, param="model", code="model_not_found")
-                route, name = self.routes.models[asked], asked
+            await self._show_models(address, scope, send, session.attempt.started)
+
+    async def _show_models(self, address: Address, scope: Scope, send: Send, started: float) -> None:
+        """The one model that answers an agent, alone or as a list; by name also those it may ask for."""
+        route = self.routes.any(address.agent, None)
+        name = route.model or route.policy  # an outside model may be called as the agent likes
+        _, listed, asked = address.path.partition("/")
+        if listed and asked != name:
+            if asked not in self.routes.models:
+                message = f"there is no model {asked!r} here: the one that answers is called {name!r}"
+                raise Refused(message, status=404, param="model", code="model_not_found")
+            route, name = self.routes.models[asked], asked
         if _spoken(scope, address.path) is messages:
             context = route.engine.context if isinstance(route, PolicyRoute) else 0
             page = messages.model_page(name, created=started, context=context)

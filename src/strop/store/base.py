@@ -38,6 +38,11 @@ class Store(ABC):
         wait up to `wait` for the first. The same `token` again, while its attempts run, gives the same leases again."""
 
     @abstractmethod
+    async def begin(self, rollout: Rollout, runner: str, *, seconds: float) -> Lease:
+        """Queue a rollout and lease it in one step: no other runner gets it. The same again, while it runs, gives the
+        same lease; an id that is taken otherwise is refused."""
+
+    @abstractmethod
     async def heartbeat(self, attempts: Sequence[Ref], *, seconds: float) -> list[Ref]:
         """Prolong leases by `seconds` from now. Returns those that are over or unknown: their runner can stop."""
 

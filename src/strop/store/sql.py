@@ -71,23 +71,25 @@ class SqlStore(Store):
     # -- rollouts ------------------------------------------------------------------------------------------------
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
-        for given in rollouts:
-            if given.status != "queued":
-                raise IllegalTransition(f"rollout {given.id!r} is {given.status}: only queued ones can be enqueued")
-            if not ID.fullmatch(given.id):
-                raise StoreError(f"a rollout is called {given.id!r}: use letters, digits, '.', '_', '~' and '-'")
-        encoded = [rows.encode(rollout) for rollout in rollouts]
+        insert = _insert(rollouts)
 
         def write(db: Db) -> int:
-            first = moves.tick(db, len(encoded))
             db.queued = True
-            return db.executemany(
-                f"INSERT INTO rollouts ({rows.ROLLOUT}, changed) VALUES ({rows.marks(rows.ROLLOUT)}, ?)"
-                " ON CONFLICT (id) DO NOTHING",
-                [(*row, first + n) for n, row in enumerate(encoded)],
-            ).rowcount
+            return insert(db)
 
-        return await self._write(write) if encoded else 0
+        return await self._write(write) if rollouts else 0
+
+    async def begin(self, rollout: Rollout, runner: str, *, seconds: float) -> Lease:
+        insert, token = _insert([rollout]), f"begin {rollout.id}"
+
+        def write(db: Db) -> Lease:
+            if before := moves.leased(db, token):
+                return before[0]
+            if not insert(db):
+                raise StoreError(f"there is a rollout {rollout.id!r} already: choose another id")
+            return moves.open_attempt(db, rollout, runner, time.time(), seconds, token)
+
+        return await self._write(write)
 
     async def lease(
         self, runner: str, *, seconds: float, count: int = 1, wait: float = 0.0, token: str | None = None
@@ -375,3 +377,23 @@ class SqlStore(Store):
             return lineage
 
         return await self._write(write)
+
+
+def _insert(rollouts: Sequence[Rollout]) -> Operation[int]:
+    """Puts new rollouts into the table, and returns how many were new."""
+    for given in rollouts:
+        if given.status != "queued":
+            raise IllegalTransition(f"rollout {given.id!r} is {given.status}: only queued ones can be enqueued")
+        if not ID.fullmatch(given.id):
+            raise StoreError(f"a rollout is called {given.id!r}: use letters, digits, '.', '_', '~' and '-'")
+    encoded = [rows.encode(rollout) for rollout in rollouts]
+
+    def insert(db: Db) -> int:
+        first = moves.tick(db, len(encoded))
+        return db.executemany(
+            f"INSERT INTO rollouts ({rows.ROLLOUT}, changed) VALUES ({rows.marks(rows.ROLLOUT)}, ?)"
+            " ON CONFLICT (id) DO NOTHING",
+            [(*row, first + n) for n, row in enumerate(encoded)],
+        ).rowcount
+
+    return insert

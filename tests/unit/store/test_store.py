@@ -530,6 +530,22 @@ async def test_one_failing_write_does_not_fail_its_neighbours(store: Store):
     assert len(await store.turns("g1.0")) == 40
 
 
+async def test_a_rollout_of_ones_own_is_nobody_elses(store: Store):
+    """Begun and leased in one step; said twice it is the same lease."""
+    mine = rollout("mine")
+    lease = await store.begin(mine, "me", seconds=60)
+    assert (lease.rollout.status, lease.attempt.number, lease.attempt.runner) == ("running", 1, "me")
+    assert await store.begin(mine, "me", seconds=60) == lease
+    assert await store.lease("another", seconds=60) == []
+    assert (await store.attempt(lease.attempt.key)).rollout == "mine"
+    await store.finish("mine", 1)
+    with pytest.raises(StoreError, match="'mine' already"):
+        await store.begin(mine, "me", seconds=60)
+    await store.enqueue([rollout("queued")])
+    with pytest.raises(StoreError, match="'queued' already"):
+        await store.begin(rollout("queued"), "me", seconds=60)
+
+
 # -- looking -----------------------------------------------------------------------------------------------------------
 
 

@@ -16,11 +16,22 @@ import msgspec
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from strop.errors import UnknownId
 from strop.store.base import Store
-from strop.store.http.asgi import ByMethod, Refusal, answer, check_depth, encode, malformed, read_body, refuse
+from strop.store.http.asgi import (
+    ByMethod,
+    Refusal,
+    answer,
+    check_depth,
+    encode,
+    malformed,
+    no_such_route,
+    read_body,
+    refuse,
+)
 from strop.store.http.keys import AttemptKeys, RunKey, bearer
 from strop.store.http.wire import Recorded, Said
-from strop.types import Event
+from strop.types import Attempt, Event
 
 PATH = "/r/{rollout}/{attempt}"
 MAX_BODY = 16 << 20
@@ -42,8 +53,8 @@ def attempt_routes(store: Store, keys: AttemptKeys | None = None, run_key: RunKe
         return encode(await store.get(rollout))
 
     return [
-        Route(PATH + "/events", ByMethod({"POST": _Opened(known, run_key, report)})),
-        Route(PATH, ByMethod({"GET": _Opened(known, run_key, look)})),
+        Route(PATH + "/events", ByMethod({"POST": _Opened(store, known, run_key, report)})),
+        Route(PATH, ByMethod({"GET": _Opened(store, known, run_key, look)})),
     ]
 
 
@@ -51,24 +62,77 @@ class _Opened:
     """An address below an attempt's, for whoever has its key."""
 
     def __init__(
-        self, keys: AttemptKeys, run_key: RunKey | None, do: Callable[[str, int, Receive], Awaitable[bytes]]
+        self,
+        store: Store,
+        keys: AttemptKeys,
+        run_key: RunKey | None,
+        do: Callable[[str, int, Receive], Awaitable[bytes]],
     ) -> None:
-        self._keys, self._run_key, self._do = keys, run_key, do
+        self._store, self._keys, self._run_key, self._do = store, keys, run_key, do
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         rollout, number = scope["path_params"]["rollout"], scope["path_params"]["attempt"]
         try:
-            if not (number.isascii() and number.isdigit() and len(number) < 10):
+            if not (attempt := number_of(number)):
                 raise _shut()
-            attempt = int(number)
             key = bearer(scope["headers"])
             run = self._run_key is not None and self._run_key.fits(key)
             if not run and not await self._keys.open(rollout, attempt, key):
                 raise _shut()
+            if run:
+                await attempt_of(self._store, rollout, attempt)
             body = await self._do(rollout, attempt, receive)
         except Exception as error:
             return await refuse(send, error)
         await answer(send, body)
+
+
+def number_of(text: str) -> int:
+    """An attempt's number as an address has it; 0 where it is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+
+async def attempt_of(store: Store, rollout: str, number: int) -> Attempt:
+    """The attempt at an address, for whoever may know. `UnknownId` says which part of it there is not."""
+    attempts = await store.attempts(rollout)  # or there is no such rollout
+    found = next((attempt for attempt in attempts if attempt.number == number), None)
+    if found is None:
+        had = f"{len(attempts)} attempt{'s' * (len(attempts) != 1)}"
+        raise UnknownId(f"rollout {rollout!r} has had {had}: there is no attempt {number}")
+    return found
+
+
+class Elsewhere:
+    """Addresses below /r/ that nobody serves. Whoever has a key is told which part of one there is not; whoever has
+    none learns nothing of rollouts. `model`: whether a gateway answers beside it."""
+
+    def __init__(self, store: Store, keys: AttemptKeys, run_key: RunKey, *, model: bool) -> None:
+        self._store, self._keys, self._run_key, self._model = store, keys, run_key, model
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        _, top, *parts = scope["path"].split("/")
+        if top != "r" or (not self._model and parts[2:3] == ["agents"]):
+            return await no_such_route(scope, receive, send)
+        try:
+            await self._tell(scope, parts)
+        except Exception as error:
+            await refuse(send, error)
+
+    async def _tell(self, scope: Scope, parts: list[str]) -> None:
+        rollout, number = [*parts, "", ""][:2]
+        key, attempt = bearer(scope["headers"]), number_of(number)
+        if self._run_key.fits(key):
+            if not attempt:
+                raise Refusal(f"{scope['path']} names no attempt: {_SHAPE}", 404, "NoSuchRoute", "not_found")
+            await attempt_of(self._store, rollout, attempt)
+        elif not attempt or not await self._keys.open(rollout, attempt, key):
+            raise _shut()
+        below = ", ".join(["/events", "/agents/NAME/v1/chat/completions and the other model APIs"][: 1 + self._model])
+        message = f"{scope['method']} {scope['path']} is not served: below an attempt there are {below}"
+        raise Refusal(message, 404, "NoSuchRoute", "not_found")
+
+
+_SHAPE = "an attempt's address is /r/ROLLOUT/NUMBER, such as /r/g000000.0/1"
 
 
 def _events(body: bytes, rollout: str, attempt: int) -> list[Event]:

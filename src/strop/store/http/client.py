@@ -42,6 +42,7 @@ MAX_ANSWER = 1 << 30
 """Bytes: the turns of one long rollout are some hundred megabytes."""
 
 _encode = msgspec.json.Encoder().encode
+_LEASE = msgspec.json.Decoder(Lease)
 _LEASES = msgspec.json.Decoder(list[Lease])
 _ROLLOUT = msgspec.json.Decoder(Rollout)
 _ROLLOUTS = msgspec.json.Decoder(list[Rollout])
@@ -120,6 +121,12 @@ class HttpStore(Store):
             leases = await self._ask(_LEASES, "POST", "/v1/lease", body, timeout=poll + TIMEOUT)
             if leases or time.monotonic() >= deadline:
                 return leases
+
+    async def begin(self, rollout: Rollout, runner: str, *, seconds: float) -> Lease:
+        if rollout.status != "queued":
+            raise IllegalTransition(f"rollout {rollout.id!r} is {rollout.status}: only queued ones can be begun")
+        body = wire.BeginBody(rollout=wire.NewRollout.of(rollout), runner=rows.text(runner) or "", seconds=seconds)
+        return await self._ask(_LEASE, "POST", "/v1/begin", body)
 
     async def heartbeat(self, attempts: Sequence[Ref], *, seconds: float) -> builtins.list[Ref]:
         if not attempts:

@@ -25,11 +25,10 @@ from strop.store.http.asgi import (
     check_depth,
     encode,
     malformed,
-    no_such_route,
     read_body,
     refuse,
 )
-from strop.store.http.attempts import attempt_routes
+from strop.store.http.attempts import Elsewhere, attempt_routes
 from strop.store.http.keys import AttemptKeys, RunKey
 from strop.store.http.openapi import describe
 from strop.store.http.verbs import VERBS, Verb, Verbs
@@ -93,9 +92,10 @@ def store_routes(verbs: Verbs, key: RunKey) -> list[Route]:
 class StoreApp:
     """The ASGI app. Addresses without names in them, which are those asked for most, are found by one look-up."""
 
-    def __init__(self, store: Store, key: str) -> None:
+    def __init__(self, store: Store, key: str, *, model: bool = False) -> None:
+        """`model`: whether a gateway answers beside it."""
         attempts = AttemptKeys(store)
-        run_key = RunKey(key, attempts)
+        self.key = run_key = RunKey(key, attempts)
         self._verbs = Verbs(store, attempts)
         routes = [
             *attempt_routes(store, attempts, run_key),
@@ -106,7 +106,7 @@ class StoreApp:
         ]
         self._plain: dict[str, ASGIApp] = {route.path: route.app for route in routes if "{" not in route.path}
         named = [route for route in routes if "{" in route.path]
-        self._named = Router(named, redirect_slashes=False, default=no_such_route)
+        self._named = Router(named, redirect_slashes=False, default=Elsewhere(store, attempts, run_key, model=model))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._plain.get(scope["path"], self._named)(scope, receive, send)

@@ -94,6 +94,13 @@ class Verbs:
             self._attempts.add(lease.attempt)
         return leases
 
+    @served("POST", "/v1/begin")
+    async def begin(self, given: wire.BeginBody, at: At, receive: Receive) -> Lease:
+        """Queue a rollout and open an attempt on it at once, with its key: no other runner gets it."""
+        lease = await self._store.begin(given.rollout.rollout(), given.runner, seconds=given.seconds)
+        self._attempts.add(lease.attempt)
+        return lease
+
     @served("POST", "/v1/heartbeat")
     async def heartbeat(self, given: wire.HeartbeatBody, at: At, receive: Receive) -> wire.Over:
         """Prolong leases. Tells which of them are over or unknown."""

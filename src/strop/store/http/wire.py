@@ -136,6 +136,14 @@ class LeaseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     token: str | None = None
 
 
+class BeginBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A rollout of one's own, who runs it, and for how long."""
+
+    rollout: NewRollout
+    runner: str
+    seconds: Seconds
+
+
 class HeartbeatBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """The attempts that are alive, each as [rollout, number]."""
 

@@ -1,0 +1,102 @@
+"""Model calls with the server's own key, which is no attempt's: each is a rollout of its own.
+
+    curl $STROP_URL/v1/chat/completions -H "Authorization: Bearer $STROP_KEY" -d '{"messages": [...]}'
+
+    key ──▶ rollout call-... begins, leased to the server ──▶ gateway, with that attempt's key ──▶ the rollout ends
+
+A request cannot go on from another one's (`previous_response_id`): that would be another rollout's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+
+from starlette.types import Message, Receive, Scope, Send
+
+from strop.errors import StropError, UnknownId
+from strop.gateway.app import Address, Gateway
+from strop.gateway.dialects.base import Refused
+from strop.gateway.sessions import TRACE, keys_of
+from strop.store.base import Store
+from strop.store.http.attempts import attempt_of, number_of
+from strop.store.http.keys import RunKey
+from strop.types import Cause, Lease, Rollout, Task, stable_hash
+
+LEASE = 3600.0
+"""Seconds after which a call that never ended, since the server died, counts as lost."""
+LOG = logging.getLogger("strop.visits")
+
+
+class Visits:
+    """An ASGI app before a gateway, for whoever has the server's key; everybody else goes through to the gateway."""
+
+    def __init__(self, gateway: Gateway, store: Store, key: RunKey) -> None:
+        self._gateway, self._store, self._key, self._since = gateway, store, key, time.time()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not any(self._key.fits(key) for key in keys_of(scope)):
+            return await self._gateway(scope, receive, send)
+        address = Address.of(scope["path"])
+        if address is not None and address.rollout is not None:
+            return await self._gateway.refuse(scope, send, await self._why_not(address.rollout, address.attempt))
+        if self._gateway.samples(scope):
+            return await self._call(scope, receive, send)
+        if not await self._gateway.show_models(scope, send, self._since):
+            await self._gateway(scope, receive, send)
+
+    async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status = 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        id = f"call-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
+        task = Task(id=scope["path"].removeprefix("/v1/"), split="call")
+        rollout = Rollout(
+            id=id, group=id, member=0, task=task, mode="eval", seed=stable_hash(id), retries={}, created=time.time()
+        )
+        try:
+            lease = await self._store.begin(rollout, "serve", seconds=LEASE)
+        except StropError as error:
+            return await self._gateway.refuse(scope, send, Refused(str(error), status=503, code="store_unavailable"))
+        try:
+            await self._gateway(_as_attempt(scope, lease), receive, watched)
+        finally:
+            await asyncio.shield(self._end(id, status))
+
+    async def _end(self, id: str, status: int) -> None:
+        cause: Cause | None = None if status < 400 else "agent_error" if status < 500 else "engine_error"
+        detail = f"the request was refused with {status}: its events say why" if cause else None
+        await self._gateway.settled(id, 1)
+        try:
+            await self._store.finish(id, 1, cause=cause, detail=detail)
+        except StropError as error:
+            LOG.warning("rollout %s could not be ended: %s", id, error)
+        self._gateway.forget(id)
+
+    async def _why_not(self, rollout: str, number: str) -> Refused:
+        """The server's key at an attempt's address."""
+        try:
+            attempt = await attempt_of(self._store, rollout, number_of(number))
+        except UnknownId as error:
+            return Refused(str(error), status=404, code="unknown_id")
+        if attempt.ended is not None:
+            return Refused(f"attempt {number} of rollout {rollout!r} is over", status=409, code="attempt_over")
+        return Refused(
+            "this is the server's key, and an attempt's address is opened by the attempt's own: the api_key that its "
+            "agent was given. With the server's key ask at /v1, for a rollout of its own",
+            status=403,
+            code="run_key",
+        )
+
+
+def _as_attempt(scope: Scope, lease: Lease) -> Scope:
+    """The same request with the attempt's key in the place of the server's."""
+    keys = (b"authorization", b"x-api-key", *TRACE)
+    others = [(name, value) for name, value in scope["headers"] if name not in keys]
+    return {**scope, "headers": [*others, (b"authorization", f"Bearer {lease.attempt.key}".encode())]}
