@@ -8,6 +8,9 @@ ASK is a JSON list of calls of `verl.trainer.ppo.core_algos`, ANSWER a list with
     {"call": "agg_loss", "tensors": {"loss_mat": [[1.0, 2.0]]}, "plain": {"loss_agg_mode": "token-mean"},
      "gradient": "loss_mat"}                                         ->  {"returned": [1.5], "gradient": [[0.5, 0.5]]}
 
+A call with `then` is followed by that one, which gets what the first returned as the argument that it `takes`: from
+advantages to a loss.
+
 Torch is that of this project's own environment. Of what verl asks for only that is installed which importing its
 algorithms needs.
 """
@@ -80,11 +83,15 @@ def _call(
     actor: dict[str, Any] | None = None,
     method: list[Any] | None = None,
     gradient: str | None = None,
+    takes: str | None = None,
+    taken: Any = None,
+    then: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     import numpy as np
     import torch
 
     given: dict[str, Any] = {name: torch.tensor(value, dtype=torch.float64) for name, value in (tensors or {}).items()}
+    given |= {takes: taken.detach()} if takes is not None else {}
     if gradient is not None:
         given[gradient].requires_grad_()
     given |= {name: np.array(value) for name, value in (arrays or {}).items()} | (plain or {})
@@ -102,10 +109,11 @@ def _call(
         getattr(returned, name)(*values)
         returned = vars(returned)
     result: dict[str, Any] = {"returned": _plain(returned if isinstance(returned, tuple) else (returned,))}
+    first = returned[0] if isinstance(returned, tuple) else returned
     if gradient is not None:
-        (returned[0] if isinstance(returned, tuple) else returned).sum().backward()
+        first.sum().backward()
         result["gradient"] = given[gradient].grad.tolist()
-    return result
+    return result if then is None else result | {"then": _call(algorithms, **then, taken=first)}
 
 
 def _plain(value: Any) -> Any:

@@ -75,7 +75,8 @@ class Probe(Struct, kw_only=True):
 
 async def probe(config: Config, view: View, *, groups: int) -> Probe:
     """Run the first `groups` groups of what `config` would train. Nothing is kept."""
-    refuse_contradictions(config, make(config.algorithm, config.learner))  # the probe's own settings would hide them
+    # The probe's own settings would hide them.
+    refuse_contradictions(config, make(config.algorithm, config.learner, config.policy))
     with TemporaryDirectory(prefix="strop-probe-") as place:
         config = settings(settled(config), groups, Path(place) / "run")
         view.title(f"probing {config.policy.model}", 0)
@@ -105,17 +106,19 @@ def settings(config: Config, groups: int, folder: Path) -> Config:
 
 def judged(batch: Batch, algorithm: Algorithm, weights: Mapping[str, float], seconds: float) -> Probe:
     """As a step would see it: `weights` are those of the rewards that count."""
-    every, flat, entries = totals(batch, weights), None, batch.entries
+    every, flat, entries, left = totals(batch, weights), None, batch.entries, Counter[str]()
     if algorithm.within_groups:
         entries.proximal[:] = entries.ref[:] = entries.behaviour  # before the first step all three are one model's
         algorithm.credit(batch)
-        flat = len(batch.groups) - len(np.unique(entries.group[entries.weight > 0]))
+        flat = len(batch.groups) - len(batch.teaching())
+        carried = ~np.isin(entries.group, batch.teaching()) & (entries.weight > 0)  # loss, but no advantage
+        left["zero_variance"] = len(np.unique(entries.rollout[carried]))
     rollouts = [sample.rollout for sample in batch.samples]
     return Probe(
         groups=len(batch.groups),
         members=max(Counter(rollout.group for rollout in rollouts).values()),
         flat=flat,
-        left=dict(Counter(batch.dropped.values())),
+        left=dict(+(left + Counter(batch.dropped.values()))),
         mean=sum(every) / max(len(every), 1),
         lowest=min(every, default=0.0),
         highest=max(every, default=0.0),

@@ -207,7 +207,7 @@ async def retrain(store: Store, config: Config, number: int, tell: Callable[[str
         learner = LearnerProcess(Path(place) / "learner.log")
         try:
             await learner.start(config, model, serve=False)
-            algorithm = algorithms.make(config.algorithm, config.learner)
+            algorithm = algorithms.make(config.algorithm, config.learner, config.policy)
             if base is not None:
                 await learner.call("restore", folder / "checkpoints" / str(base.checkpoint))
                 algorithm.resume(base.metrics)

@@ -186,7 +186,7 @@ class Run:
 async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenerator[Run]:
     """Start every room in the order data walks through them; whatever happens, close them in reverse."""
     hide_keys(config)
-    algorithm = algorithms.make(config.algorithm, config.learner)
+    algorithm = algorithms.make(config.algorithm, config.learner, config.policy)
     refuse_contradictions(config, algorithm)
     check(config.monitor.writers)
     if config.loop.steps and not config.policy.train.sampling().exact:
@@ -369,6 +369,9 @@ def settled(config: Config) -> Config:
     algorithm = config.algorithm
     if config.loop.staleness and "correction" not in algorithm.settings:
         algorithm = msgspec.structs.replace(algorithm, settings={**algorithm.settings, "correction": "token"})
+    if config.loop.groups_most and "filter_groups" not in algorithm.settings:  # what is replaced is not counted either
+        filtered = ["zero_variance", "group_of_one"]
+        algorithm = msgspec.structs.replace(algorithm, settings={**algorithm.settings, "filter_groups": filtered})
     policy = msgspec.structs.replace(
         config.policy, model=absolute(config.policy.model), template=absolute(config.policy.template)
     )

@@ -188,7 +188,7 @@ async def collect(run: Run) -> Collected:
             if groups >= (loop.groups_most or loop.groups):
                 break
             run.algorithm.credit(batch := assembled(run.config, samples))
-            telling = len(np.unique(batch.entries.group[batch.entries.weight > 0]))
+            telling = len(batch.teaching())
             if telling >= loop.groups:
                 break
             groups = min(groups + loop.groups - telling, loop.groups_most or loop.groups)

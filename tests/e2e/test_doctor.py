@@ -97,6 +97,14 @@ def test_a_penalty_for_leaving_the_reference_is_nothing_yet():
     assert judge(*groups([0.0, 1.0], [1.0, 1.0]), kl="reward").flat == 1
 
 
+@pytest.mark.parametrize("more", [{"kl": "loss"}, {"entropy_coef": 0.1}])
+def test_groups_that_only_carry_kl_or_entropy_teach_nothing(more):
+    assert judge(*groups([0.0, 1.0], [1.0, 1.0]), **more).flat == 1
+    found = judge(*groups([1.0, 1.0], [1.0, 1.0]), **more)
+    assert (found.flat, found.left) == (2, {"zero_variance": 4})
+    assert "harder tasks" in found.verdict
+
+
 def test_nobody_is_told_of_a_probe(tmp_path: Path):
     config = Config(monitor=MonitorConfig(writers=("wandb", "mlflow")))
     assert settings(config, 4, tmp_path).monitor.writers == ()

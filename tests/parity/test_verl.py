@@ -17,6 +17,7 @@ from strop.algorithms import View, make
 from strop.algorithms.aggregate import aggregate
 from strop.algorithms.kl import Adaptive, estimate
 from strop.algorithms.losses import policy_loss
+from strop.algorithms.policy_gradient import PolicyGradient
 from strop.algorithms.ppo import value_losses
 from strop.config import AlgorithmConfig, LearnerConfig
 from strop.trajectory import Batch
@@ -90,12 +91,66 @@ AGGREGATIONS = {
     "sequence-sum": "seq-mean-token-sum",
     "sequence-sum-norm": "seq-mean-token-sum-norm",
 }
+ROLLOUT_AGGREGATIONS = {
+    "token-mean": "token-mean",
+    "rollout-mean": "seq-mean-token-mean",
+    "rollout-sum-norm": "seq-mean-token-sum-norm",
+}
 HORIZON = 11
 ESTIMATORS = {"k1": "kl", "k2": "mse", "abs": "abs", "low_var": "low_var_kl"}
 PLUS = "compute_reinforce_plus_plus_outcome_advantage"
 PLUS_BASELINE = "compute_reinforce_plus_plus_baseline_outcome_advantage"
 
+# Whole defaults: a group that agrees, lengths that differ, a rollout that failed and counts as the lowest of its group.
+WHOLE_GROUP = ["h0"] * 4 + ["h1"] * 3 + ["h2"] * 4
+WHOLE_TOTAL = np.array([-1.0, 0.5, -2.0, -2.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.25])
+FAILED = 3
+WHOLE_OUTCOME = {"token_level_rewards": (LAST[:11] * WHOLE_TOTAL[:, None]), "response_mask": MASK[:11]}
+WHOLE_POLICY = {"old_log_prob": OLD[:11], "log_prob": NEW[:11], "response_mask": MASK[:11]}
+MAX_TOKENS, KL_COEF, ENTROPY_COEF = 256, 0.05, 0.01
+ENTROPY = RNG.exponential(size=(ROWS, WIDTH))
+WHOLE = {
+    "grpo": ("compute_grpo_outcome_advantage", {"arrays": {"index": WHOLE_GROUP}}),
+    "dr_grpo": (
+        "compute_grpo_outcome_advantage",
+        {"arrays": {"index": WHOLE_GROUP}, "plain": {"norm_adv_by_std_in_grpo": False}},
+    ),
+    "rloo": ("compute_rloo_outcome_advantage", {"arrays": {"index": WHOLE_GROUP}}),
+    "reinforce_pp": (PLUS, {"algorithm": {"gamma": 1.0}}),
+    "reinforce_pp baseline": (PLUS_BASELINE, {"arrays": {"index": WHOLE_GROUP}}),
+    "ppo": ("compute_gae_advantage_return", {"plain": {"gamma": 1.0, "lam": 1.0}}),
+}
+
+
+def mode(name: str) -> dict[str, Any]:
+    return {"loss_agg_mode": "seq-mean-token-sum-norm" if name == "dr_grpo" else "token-mean"}
+
+
+def whole(name: str) -> dict[str, Any]:
+    """verl's way from rewards to the policy loss, with nothing set that need not be."""
+    call, more = WHOLE[name]
+    scale = {"global_batch_info": {"loss_scale_factor": MAX_TOKENS}} if name == "dr_grpo" else {}
+    then = ask(
+        "compute_policy_loss_vanilla", WHOLE_POLICY, actor=scale, plain=mode(name), gradient="log_prob",
+        takes="advantages",
+    )  # fmt: skip
+    values = {"values": VALUE[:11]} if name == "ppo" else {}
+    return ask(call, WHOLE_OUTCOME | values, **more, then=then)
+
+
+def summed(name: str, loss: np.ndarray) -> dict[str, Any]:
+    """What verl's aggregation makes of a loss per token."""
+    scale = {"loss_scale_factor": MAX_TOKENS} if name == "dr_grpo" else {}
+    return ask("agg_loss", {"loss_mat": loss, "loss_mask": MASK[:11]}, plain=mode(name) | scale, gradient="loss_mat")
+
+
 ASKED = {
+    **{f"whole {name}": whole(name) for name in WHOLE},
+    **{f"entropy {name}": summed(name, ENTROPY[:11]) for name in WHOLE},
+    "whole kl": ask(
+        "kl_penalty", {"logprob": NEW[:11], "ref_logprob": REF[:11]}, plain={"kl_penalty": "low_var_kl"},
+        gradient="logprob",
+    ),
     "grpo": ask("compute_grpo_outcome_advantage", OUTCOME, **INDEX),
     "grpo alone": ask("compute_grpo_outcome_advantage", OUTCOME, **ALONE),
     "dr_grpo": ask("compute_grpo_outcome_advantage", OUTCOME, **INDEX, plain={"norm_adv_by_std_in_grpo": False}),
@@ -115,6 +170,20 @@ ASKED = {
     "gspo": ask("compute_policy_loss_gspo", POLICY, actor=CLIPS, gradient="log_prob"),
     "cispo": ask("compute_policy_loss_cispo", POLICY, actor=CLIPS, gradient="log_prob"),
     "plain": ask("compute_policy_loss_gpg", POLICY, actor=CLIPS, gradient="log_prob"),
+    "gspo turns": ask(
+        "compute_policy_loss_gspo",
+        {"old_log_prob": LONG_OLD, "log_prob": LONG_OLD + 0.1 * LONG_REF, "response_mask": SAMPLED,
+         "advantages": np.ones(TURN.shape)},
+        actor=CLIPS,
+    ),
+    **{
+        f"turns {ours}": ask(
+            "agg_loss", {"loss_mat": LONG_OLD, "loss_mask": SAMPLED},
+            plain={"loss_agg_mode": theirs} | ({"loss_scale_factor": HORIZON} if ours.endswith("norm") else {}),
+            gradient="loss_mat",
+        )
+        for ours, theirs in ROLLOUT_AGGREGATIONS.items()
+    },
     "value": ask(
         "compute_value_loss",
         {"vpreds": VALUE, "returns": RETURN, "values": VALUE + NEW - OLD, "response_mask": MASK},
@@ -197,16 +266,19 @@ def test_differs_a_group_of_one_is_filtered_where_verl_trains_on_its_bare_reward
 
 
 @pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp baseline"])
-def test_reinforce_pp(verl: dict[str, Any], name: str) -> None:
-    """With one token per row verl too counts each rollout once; ours does however long they are."""
-    batch, _ = credited("reinforce_pp", *one_turn_each(), baseline=name.endswith("baseline"))
+def test_reinforce_pp_over_rollouts(verl: dict[str, Any], name: str) -> None:
+    """With one token per row verl too counts each rollout once; `over = "rollouts"` does however long they are."""
+    batch, _ = credited("reinforce_pp", *one_turn_each(), baseline=name.endswith("baseline"), over="rollouts")
     expected = np.array(verl[name]["returned"][0])[:, 0]
     assert batch.entries.advantage.tolist() == near(expected[batch.entries.rollout].tolist())
 
 
-def test_differs_verl_scales_reinforce_pp_over_tokens_so_that_long_rollouts_weigh_more(verl: dict[str, Any]) -> None:
+def test_differs_over_rollouts_long_ones_do_not_weigh_more_in_reinforce_pp(verl: dict[str, Any]) -> None:
+    theirs = np.array(flat(verl["reinforce_pp rows"]["returned"][0]))
     batch, _ = credited("reinforce_pp", *one_turn_each())
-    theirs, ours = np.array(flat(verl["reinforce_pp rows"]["returned"][0])), batch.entries.advantage
+    assert batch.entries.advantage.tolist() == near(theirs.tolist())  # by default the same
+    batch, _ = credited("reinforce_pp", *one_turn_each(), over="rollouts")
+    ours = batch.entries.advantage
     assert theirs.mean() == pytest.approx(0.0, abs=1e-6)
     assert np.mean([ours[batch.entries.rollout == r][0] for r in range(ROWS)]) == pytest.approx(0.0, abs=1e-9)
     assert abs(ours.mean()) > 1e-3
@@ -262,7 +334,7 @@ def column(matrix: np.ndarray) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["clip", "dual_clip", "gspo", "cispo", "plain"])
 def test_policy_losses(verl: dict[str, Any], name: Any) -> None:
     batch = batch_of(*one_turn_each())
-    aggregate(batch, "sequence-mean" if name == "gspo" else "token-mean", None)
+    aggregate(batch, "sequence-mean" if name == "gspo" else "token-mean", HORIZON)
     weight = torch.from_numpy(batch.entries.weight)
     logp = column(NEW).requires_grad_()
     loss, metrics = policy_loss(name, logp, column(OLD), view(batch), low=0.2, high=0.3, dual=1.5)
@@ -287,6 +359,36 @@ def test_aggregations(verl: dict[str, Any], name: Any) -> None:
     assert batch.entries.weight.tolist() == pytest.approx(flat(answer["gradient"]), rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ROLLOUT_AGGREGATIONS)
+def test_aggregations_over_turns(verl: dict[str, Any], name: Any) -> None:
+    """verl's rows are our rollouts."""
+    batch = batch_of(*two_turns_each())
+    aggregate(batch, name, HORIZON)
+    expected = flat(verl[f"turns {name}"]["gradient"], SAMPLED)
+    assert batch.entries.weight.tolist() == pytest.approx(expected, rel=1e-6)
+
+
+def test_differs_a_sequence_is_a_turn_where_verl_has_rollouts(verl: dict[str, Any]) -> None:
+    batch = batch_of(*two_turns_each())
+    aggregate(batch, "sequence-mean", HORIZON)
+    entries = batch.entries
+    for t in range(len(batch.turns)):
+        assert entries.weight[batch.rows(t)].sum() == pytest.approx(1 / len(batch.turns))
+    assert entries.weight.tolist() != pytest.approx(flat(verl["turns rollout-mean"]["gradient"], SAMPLED), rel=1e-3)
+    ones = torch.ones(len(entries), dtype=torch.float64)
+    columns = dict.fromkeys(View.__dataclass_fields__, ones) | {"turn": torch.from_numpy(entries.turn)}
+    old = torch.tensor(flat(LONG_OLD, SAMPLED), dtype=torch.float64)
+    new = torch.tensor(flat(LONG_OLD + 0.1 * LONG_REF, SAMPLED), dtype=torch.float64)
+    ours, _ = policy_loss("gspo", new, old, View(**columns), low=0.2, high=0.3, dual=3.0)
+    theirs, _ = policy_loss(
+        "gspo", new, old, View(**columns | {"turn": torch.from_numpy(entries.rollout)}), low=0.2, high=0.3, dual=3.0
+    )
+    aggregate(batch, "rollout-mean", HORIZON)
+    weight = torch.from_numpy(entries.weight)
+    assert (weight * theirs).sum().item() == pytest.approx(verl["gspo turns"]["returned"][0], rel=1e-6)
+    assert abs((weight * (ours - theirs)).sum().item()) > 1e-4
+
+
 def test_value_loss(verl: dict[str, Any]) -> None:
     value = column(VALUE).requires_grad_()
     loss, clipped = value_losses(value, column(VALUE + NEW - OLD), column(RETURN), 0.3)
@@ -295,6 +397,76 @@ def test_value_loss(verl: dict[str, Any]) -> None:
     assert [loss.mean().item(), clipped.mean().item()] == pytest.approx(returned, rel=1e-6)
     assert value.grad is not None
     assert value.grad.tolist() == near(flat(verl["value"]["gradient"]))
+
+
+# -- whole defaults ----------------------------------------------------------------------------------------------------
+
+
+def whole_batch(name: str, **more: Any) -> tuple[Batch, Any]:
+    """The batch after credit, and the algorithm, with nothing set that need not be."""
+    failed = {"status": "failed", "cause": "agent_error"}
+    samples = [
+        sample(
+            r, None if r == FAILED else float(WHOLE_TOTAL[r]), turn(LENGTH[r]), group=WHOLE_GROUP[r],
+            **(failed if r == FAILED else {}),
+        )
+        for r in range(11)
+    ]  # fmt: skip
+    batch = batch_of(*samples)
+    batch.entries.proximal[:], batch.entries.ref[:] = flat(OLD[:11], MASK[:11]), flat(REF[:11], MASK[:11])
+    batch.entries.value[:] = flat(VALUE[:11], MASK[:11])
+    settings = more | ({"baseline": True} if name.endswith("baseline") else {})
+    algorithm = make(AlgorithmConfig(name=name.split()[0], settings=settings), LearnerConfig(updates=2))
+    algorithm.credit(batch)
+    return batch, algorithm
+
+
+def policy_part(batch: Batch, algorithm: Any) -> tuple[float, list[float]]:
+    """The batch loss without the critic's part, and its gradient by token."""
+    entries = batch.entries
+    columns = {name: torch.from_numpy(getattr(entries, name)) for name in View.__dataclass_fields__}
+    logp = torch.tensor(flat(NEW[:11], MASK[:11]), dtype=torch.float64, requires_grad=True)
+    entropy = torch.tensor(flat(ENTROPY[:11], MASK[:11]), dtype=torch.float64)
+    loss, _ = PolicyGradient.loss(algorithm, logp, entropy, None, View(**columns))
+    total = (columns["weight"] * loss).sum()
+    total.backward()
+    assert logp.grad is not None
+    return total.item(), logp.grad.tolist()
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_defaults(verl: dict[str, Any], name: str) -> None:
+    """From rewards to the batch loss and what every token's logprob gets of it."""
+    theirs = verl[f"whole {name}"]
+    batch, algorithm = whole_batch(name)
+    assert batch.entries.advantage.tolist() == near(flat(theirs["returned"][0], MASK[:11]))
+    value, gradient = policy_part(batch, algorithm)
+    assert value == pytest.approx(theirs["then"]["returned"][0], rel=1e-6)
+    assert gradient == pytest.approx(flat(theirs["then"]["gradient"], MASK[:11]), rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_defaults_with_kl_and_entropy(verl: dict[str, Any], name: str) -> None:
+    """Groups that agree carry both, though they teach nothing."""
+    theirs, kl, entropy = verl[f"whole {name}"]["then"], verl["whole kl"], verl[f"entropy {name}"]
+    weight = np.array(entropy["gradient"])  # what one token counts
+    batch, algorithm = whole_batch(name, kl="loss", kl_coef=KL_COEF, entropy_coef=ENTROPY_COEF)
+    value, gradient = policy_part(batch, algorithm)
+    distance = (weight * np.array(kl["returned"][0]) * MASK[:11]).sum()
+    expected = theirs["returned"][0] + KL_COEF * distance - ENTROPY_COEF * entropy["returned"][0]
+    assert value == pytest.approx(expected, rel=1e-6)
+    slope = np.array(theirs["gradient"]) + KL_COEF * weight * np.array(kl["gradient"])
+    assert gradient == pytest.approx(flat(slope, MASK[:11]), rel=1e-6, abs=1e-12)
+    agree = np.isin(batch.entries.group, [1])
+    assert (batch.entries.weight[agree] > 0).all()
+
+
+def test_differs_groups_that_agree_can_be_left_out_of_the_denominators(verl: dict[str, Any]) -> None:
+    """As DAPO's dynamic sampling does by replacing them: `loop.groups_most` sets this too."""
+    batch, algorithm = whole_batch("grpo", filter_groups=["zero_variance", "group_of_one"])
+    share = sum(LENGTH[r] for r in range(11) if WHOLE_GROUP[r] != "h1") / sum(LENGTH[:11])
+    theirs = verl["whole grpo"]["then"]["returned"][0]
+    assert policy_part(batch, algorithm)[0] == pytest.approx(theirs / share, rel=1e-6)
 
 
 # -- distance to the reference -----------------------------------------------------------------------------------------

@@ -5,13 +5,16 @@ A turn is a sequence. With l the loss of one token:
     token-mean          mean of l over all tokens
     sequence-mean       mean over turns of each one's mean of l
     sequence-sum        mean over turns of each one's sum of l
-    sequence-sum-norm   the same, divided by the horizon: what a turn of full length would count
+    sequence-sum-norm   the same, divided by the horizon: a number of tokens that is the same in every step
     rollout-mean        mean over rollouts of each one's mean of l, over all its turns
     rollout-sum-norm    mean over rollouts of each one's sum of l, divided by the horizon (Dr. GRPO, Liu et al. 2025,
                         https://arxiv.org/abs/2503.20783, with a rollout of many turns counted as one answer)
 
-The choices of one n > 1 request count 1/n each, their tokens and they themselves wherever turns are counted. Only what
-is trained is counted.
+Where a rollout is one turn, these are verl's token-mean, seq-mean-token-mean, seq-mean-token-sum and
+seq-mean-token-sum-norm; where it has several, verl's rows are rollouts and its seq-mean is over them.
+
+The choices of one n > 1 request count 1/n each, their tokens and they themselves wherever turns are counted. What may
+not be trained and what was dropped by now is not counted.
 """
 
 from __future__ import annotations
@@ -28,21 +31,15 @@ Aggregation = Literal[
 ]
 
 
-def aggregate(batch: Batch, kind: Aggregation, horizon: int | None) -> None:
-    """Fill the entries' weight: 0 where one is not trainable or its rollout is dropped.
-
-    `horizon` None: the most tokens that any turn of the batch was allowed to sample.
-    """
+def aggregate(batch: Batch, kind: Aggregation, horizon: int) -> None:
+    """Fill the entries' weight: 0 where one is not trainable or its rollout is dropped."""
     entries = batch.entries
-    alive = np.array([s.rollout.id not in batch.dropped for s in batch.samples], bool)
-    weight = np.where(entries.trainable & alive[entries.rollout], shares(batch), 0.0)
+    weight = np.where(batch.alive(), shares(batch), 0.0)
     entries.weight[:] = weight
     if not weight.any():
         return
     turns = weight[entries.index == 0].sum()
     rollouts = len(np.unique(entries.rollout[weight > 0]))
-    if horizon is None:
-        horizon = max(turn.sampling.max_tokens for turn in batch.turns)
     match kind:
         case "token-mean":
             entries.weight /= weight.sum()

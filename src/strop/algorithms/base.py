@@ -11,9 +11,9 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from strop.config import AlgorithmConfig, Config, LearnerConfig, Setting, section, walk
+from strop.config import AlgorithmConfig, Config, LearnerConfig, PolicyConfig, Setting, section, walk
 from strop.config import settings as common_settings
 from strop.errors import ConfigError
 from strop.trajectory import Batch
@@ -74,9 +74,13 @@ class Algorithm(ABC):
         """Take up what the last committed step's metrics say, where an algorithm carries something across steps."""
 
 
-def make(config: AlgorithmConfig, learner: LearnerConfig) -> Algorithm:
-    """The algorithm called `config.name`: its file has a Struct `Settings` and a function `make`."""
-    algorithm = _file(config.name).make(config.rewards, settings(config), learner)
+def make(config: AlgorithmConfig, learner: LearnerConfig, policy: PolicyConfig | None = None) -> Algorithm:
+    """The algorithm called `config.name`: its file has a Struct `Settings` and a function `make`. A `horizon` that is
+    not set is the most tokens that the policy may sample in one turn of training."""
+    chosen = settings(config)
+    if getattr(chosen, "horizon", 0) is None:
+        chosen = structs.replace(chosen, horizon=(policy or PolicyConfig()).train.max_tokens)
+    algorithm = _file(config.name).make(config.rewards, chosen, learner)
     assert isinstance(algorithm, Algorithm)
     return algorithm
 

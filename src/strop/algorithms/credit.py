@@ -95,7 +95,8 @@ class Rewards:
         losses = np.minimum(self.agents, 0.0).sum(axis=1)
         for s, sample in enumerate(batch.samples):
             losses[s] += math.fsum(min(self.own.get(t.id, 0.0), 0.0) / t.choices for t in sample.turns)
-        return never_above(self.totals, self.totals + losses, batch.group, failed(batch))
+        could_be = np.where(batch.counted, self.totals + losses, np.inf)
+        return never_above(self.totals, could_be, batch.group, failed(batch))
 
     def by_turn(self, batch: Batch) -> dict[str, float]:
         """What each turn got: of its own, and for its tokens."""
@@ -137,9 +138,9 @@ def totals(batch: Batch, weights: Mapping[str, float]) -> Floats:
             leave_out(s, "no_reward")
         elif not isinstance(value, str):
             result[s] = value
-    known = result.copy()
-    for s in map(int, np.flatnonzero(batch.counted & np.isnan(known))):
-        others = known[(batch.group == batch.group[s]) & ~np.isnan(known)]
+    known = batch.counted & ~failed(batch)
+    for s in map(int, np.flatnonzero(failed(batch))):
+        others = result[known & (batch.group == batch.group[s])]
         if batch.stand_in[s] == "zero":
             result[s] = min([0.0, *others])
         elif len(others):
@@ -163,7 +164,7 @@ def never_above(value: Floats, others: Floats, key: Ints, low: Bools) -> Floats:
     """
     result = value.copy()
     for k in np.unique(key[low]):
-        like = others[(key == k) & ~low & ~np.isnan(others)]
+        like = others[(key == k) & ~low]
         if len(like):
             result[(key == k) & low] = np.minimum(value[(key == k) & low], like.min())
     return result
@@ -268,12 +269,15 @@ def scores(
     )
 
 
-def compare(scores: Scores, *, std: bool, leave_one_out: bool = False) -> tuple[Floats, list[str | None]]:
+def compare(
+    scores: Scores, *, std: bool, leave_one_out: bool = False, bare: bool = False
+) -> tuple[Floats, list[str | None]]:
     """Each score minus the mean of the like, divided by their standard deviation (ddof 1) if asked for; and for each
     the reason it teaches nothing, or None.
 
     A rollout counts once: with several like scores, each has its share of that. `leave_one_out` leaves a rollout's own
-    out of the mean it is compared with. Where all are equal, or of one rollout, the result is 0.
+    out of the mean it is compared with. Where all are equal the result is 0, as it is where all are of one rollout,
+    unless such scores are to stay `bare`: compared with 0, as verl has it.
     """
     advantage = np.zeros(len(scores.value))
     reasons: list[str | None] = [None] * len(scores.value)
@@ -287,6 +291,8 @@ def compare(scores: Scores, *, std: bool, leave_one_out: bool = False) -> tuple[
         if rollouts < 2 or value.min() == value.max():
             for k in like:
                 reasons[k] = "group_of_one" if rollouts < 2 else "zero_variance"
+            if bare and rollouts < 2:
+                advantage[like] = value / (1.0 + EPSILON if std else 1.0)
             continue
         weight = share / np.bincount(owner, share)[owner]
         mean = (weight * value).sum() / rollouts

@@ -5,6 +5,7 @@
     malformed_call   turns with tool calls that could not be read
     turn_cap         turns beyond the most that are trained of one rollout
     too_stale        rollouts sampled from weights that are too old
+    zero_variance, group_of_one   turns that an algorithm finds to teach nothing (`leave_out`)
 
 Advantages stay as they are. The first reason stays too, and what is dropped already is not looked at again. A rollout
 left without a turn is dropped for the reason that took the last one.
@@ -13,7 +14,7 @@ left without a turn is dropped for the reason that took the last one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -45,6 +46,21 @@ def filter_batch(batch: Batch, *, overlong: Overlong, malformed: bool, max_turns
         _skip(batch, bad, "malformed_call")
     if max_turns is not None:
         _skip(batch, _beyond(batch, max_turns), "turn_cap")
+
+
+def leave_out(batch: Batch, reasons: Sequence[str | None]) -> None:
+    """Leave out the turns that have a reason: the rollout where nothing else of it would be trained, otherwise these
+    turns of it."""
+    owner = owners(batch)
+    for s in map(int, np.unique(owner)):
+        still = [int(t) for t in np.flatnonzero(owner == s) if batch.skipped[t] is None]
+        given = {t: why for t in still if (why := reasons[t]) is not None}
+        if given and len(given) == len(still):
+            batch.drop(s, given[still[0]])
+        else:
+            for t, why in given.items():
+                batch.skipped[t] = why
+                batch.entries.trainable[batch.rows(t)] = False
 
 
 def too_stale(batch: Batch, version_number: int, limit: int) -> dict[str, float]:

@@ -8,8 +8,9 @@ A turn's own reward and an agent's add to the advantage of those turns (`credit.
     credit = "to_go"             what is compared is each turn's return: what it and later ones got of their own, and
                                  the outcome, by `discount` less for each turn before the last
 
-What teaches nothing is filtered: all equal is `zero_variance`, nobody to compare with is `group_of_one`. That is whole
-groups, or the turns of one agent where only its part of the group is so.
+What teaches nothing is told apart: all equal is `zero_variance`, nobody to compare with is `group_of_one`. That is
+whole groups, or the turns of one agent where only its part of the group is so. As in verl the former count in the
+loss's denominators, and carry KL and entropy; `filter_groups` leaves them out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 from msgspec import Meta
 
 from strop.algorithms import policy_gradient
-from strop.algorithms.credit import Baseline, Credit, Rewards, Scores, compare, owners, scores, targeted
+from strop.algorithms.credit import Baseline, Credit, Rewards, compare, scores, targeted
 from strop.algorithms.policy_gradient import PolicyGradient, Share
 from strop.config import LearnerConfig
 from strop.trajectory import Batch
@@ -45,41 +46,26 @@ class Settings(policy_gradient.Settings, frozen=True, kw_only=True, forbid_unkno
 class GRPO(PolicyGradient[Settings]):
     leave_one_out = False
 
-    def advantages(self, batch: Batch, rewards: Rewards) -> dict[str, float]:
+    def advantages(self, batch: Batch, rewards: Rewards) -> tuple[list[str | None], dict[str, float]]:
         s = self.settings
         compared = scores(batch, rewards, s.credit, s.baseline, s.discount, s.terminal_share)
-        advantage, reasons = compare(compared, std=s.normalize_std, leave_one_out=self.leave_one_out)
+        bare = "group_of_one" not in s.filter_groups
+        advantage, reasons = compare(compared, std=s.normalize_std, leave_one_out=self.leave_one_out, bare=bare)
         extra = self.extra(batch, rewards)
         per_turn = np.append(advantage, 0.0)[compared.turn] + extra
         batch.entries.advantage[:] = per_turn[batch.entries.turn]
-        self._leave_out(batch, compared, reasons, extra)
-        return {}
+        told_apart = {int(compared.key[k]) for k in compared.turn[extra != 0] if k >= 0}
+        nothing: list[str | None] = [
+            None if why == "zero_variance" and int(key) in told_apart else why
+            for why, key in zip(reasons, compared.key, strict=True)
+        ]
+        return [nothing[int(k)] if k >= 0 else None for k in compared.turn], {}
 
     def extra(self, batch: Batch, rewards: Rewards) -> Floats:
         """What is added to each turn's advantage, [turns]."""
         if self.settings.credit == "to_go":
             return np.zeros(len(batch.turns))
         return targeted(batch, self.rewards, agents=self.settings.baseline == "group")
-
-    def _leave_out(self, batch: Batch, compared: Scores, reasons: list[str | None], extra: Floats) -> None:
-        """Drop or skip what teaches nothing; what `extra` tells apart does."""
-        told_apart = {int(compared.key[k]) for k in compared.turn[extra != 0] if k >= 0}
-        nothing: list[str | None] = [
-            None if why == "zero_variance" and int(key) in told_apart else why
-            for why, key in zip(reasons, compared.key, strict=True)
-        ]
-        teaches = {int(s) for s, why in zip(compared.sample, nothing, strict=True) if why is None}
-        for sample, why in zip(compared.sample, nothing, strict=True):
-            if why is not None and int(sample) not in teaches:
-                batch.drop(int(sample), why)
-        owner = owners(batch)
-        for t, k in enumerate(compared.turn):
-            reason = nothing[int(k)] if k >= 0 else None
-            if reason is not None and int(owner[t]) in teaches and batch.skipped[t] is None:
-                batch.skipped[t] = reason
-                batch.entries.trainable[batch.rows(t)] = False
-                if all(batch.skipped[other] is not None for other in np.flatnonzero(owner == owner[t])):
-                    batch.drop(int(owner[t]), reason)
 
 
 def make(rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> GRPO:

@@ -38,7 +38,8 @@ def estimate(kind: Estimator, logp: Tensor, ref: Tensor) -> Tensor:
 
 
 def penalties(batch: Batch, rewards: Rewards, kind: Estimator, coef: float) -> float:
-    """Take coef x distance off the reward of every trainable token, and return the mean distance per token.
+    """Take coef x distance off the reward of every trainable token, and return the mean over rollouts of each one's
+    mean distance per token, as verl does.
 
     The penalties go into `rewards.tokens`, where a critic finds them on the tokens they are for; `rewards.totals` stay
     the outcome, and an algorithm that compares outcomes adds the tokens up (`Rewards.outcomes`). The choices of one
@@ -54,7 +55,9 @@ def penalties(batch: Batch, rewards: Rewards, kind: Estimator, coef: float) -> f
     weight = np.where(entries.trainable, shares(batch), 0.0)
     distance = weight * _distance(kind, entries.proximal - entries.ref, np.exp)
     rewards.tokens -= coef * distance
-    return float(distance.sum() / weight.sum()) if weight.any() else 0.0
+    tokens = np.bincount(entries.rollout, weight)
+    distances = np.bincount(entries.rollout, distance)[tokens > 0]
+    return float((distances / tokens[tokens > 0]).mean()) if weight.any() else 0.0
 
 
 @dataclass

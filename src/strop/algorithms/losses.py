@@ -10,7 +10,7 @@
     plain       no ratio: the policy gradient itself, which is what the others are where the ratio is 1
 
 The ratio is that of the policy now to the proximal one. Its logarithm is held within -20 ... 20, as verl does, so that
-one odd token cannot make the loss infinite; beyond that it has no gradient.
+one odd token cannot make the loss infinite; beyond that it has no gradient. Of a turn it is held below 10.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def policy_loss(
             sums, sizes = over_turns((logp - proximal).detach(), entries.turn)
             # Worth the turn's ratio, with the gradient of the token's own. Taken together before the exponential:
             # the difference is exactly 0, and nothing is rounded away.
-            ratio = (logp - logp.detach() + sums / sizes).clamp(-LIMIT, LIMIT).exp()
+            ratio = (logp - logp.detach() + sums / sizes).clamp(max=LIMIT / 2).exp()
             loss, clipped_at = _surrogate(ratio, advantage, low, high)
         case "cispo":
             ratio = log_ratio.detach().exp()

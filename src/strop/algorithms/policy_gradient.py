@@ -7,7 +7,7 @@ rewards       credit.py       a total per rollout, what turns and agents got of 
 penalties     filters.py, kl.py   taken off the rewards before any baseline
 advantages    the algorithm's file
 filters       filters.py      after the baseline, so that nothing that is dropped biases it
-weights       aggregate.py    every normaliser, over the whole batch
+weights       aggregate.py    every normaliser, over the whole batch: also over groups whose members all got the same
 policy loss   losses.py
 correction    correction.py   for tokens that other weights sampled
 """
@@ -24,7 +24,7 @@ from strop.algorithms.aggregate import Aggregation, aggregate
 from strop.algorithms.base import Algorithm, Tensor, View
 from strop.algorithms.correction import Correction, correct
 from strop.algorithms.credit import Rewards, spread, unused
-from strop.algorithms.filters import Overlong, filter_batch, overlong_penalties
+from strop.algorithms.filters import Overlong, filter_batch, leave_out, overlong_penalties
 from strop.algorithms.kl import Adaptive, Estimator, estimate, penalties
 from strop.algorithms.losses import Loss, policy_loss
 from strop.config import LearnerConfig
@@ -33,12 +33,14 @@ from strop.trajectory import Batch
 Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+Nothing = Literal["zero_variance", "group_of_one"]
+"""Why a group teaches nothing: its members all got the same, or there is one only."""
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Algorithms add settings of their own, and defaults."""
 
-    loss: Annotated[Loss, Meta(description="how a token's ratio and advantage become a loss")] = "clip"
+    loss: Annotated[Loss, Meta(description="how a token's ratio and advantage become a loss")] = "dual_clip"
     clip: Annotated[Positive, Meta(description="ratios are clipped to 1 - clip ... 1 + clip")] = 0.2
     clip_high: Annotated[Positive | None, Meta(description="upper clip; default: the same as clip")] = None
     dual_clip: Annotated[
@@ -47,12 +49,19 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 3.0
     aggregation: Annotated[Aggregation, Meta(description="how tokens are weighed against each other")] = "token-mean"
     horizon: Annotated[
-        Count | None, Meta(description="tokens that normalised sums divide by; default: the longest that was allowed")
+        Count | None, Meta(description="tokens that normalised sums divide by; default: policy.train.max_tokens")
     ] = None
+    filter_groups: Annotated[
+        tuple[Nothing, ...],
+        Meta(description="what is left out of the loss and its denominators: zero_variance (all equal), group_of_one"),
+    ] = ("group_of_one",)
     kl: Annotated[
         Literal["none", "loss", "reward"], Meta(description="keep near the reference: in the loss or in the reward")
     ] = "none"
-    kl_estimator: Annotated[Estimator, Meta(description="how the distance to the reference is estimated")] = "k3"
+    kl_estimator: Annotated[
+        Estimator | None,
+        Meta(description="how the distance is estimated; default: low_var in the loss, k1 in the reward"),
+    ] = None
     kl_coef: Annotated[float, Meta(ge=0, description="weight of the distance to the reference")] = 0.001
     kl_target: Annotated[
         Positive | None, Meta(description="with kl = reward: kl_coef follows this distance; default: it is fixed")
@@ -84,6 +93,7 @@ class PolicyGradient(Algorithm, Generic[S]):
         needs = {"proximal"} if learner.updates > 1 or settings.kl == "reward" else set[str]()
         self.needs = frozenset(needs | ({"ref"} if settings.kl != "none" else set()))
         self._kl = Adaptive(settings.kl_coef, settings.kl_target, settings.kl_horizon)
+        self._estimator: Estimator = settings.kl_estimator or ("k1" if settings.kl == "reward" else "low_var")
 
     def resume(self, metrics: Mapping[str, float]) -> None:
         self._kl.coef = metrics.get("actor/kl_coef", self._kl.coef)
@@ -97,25 +107,38 @@ class PolicyGradient(Algorithm, Generic[S]):
         if s.overlong == "penalise":
             rewards.totals -= s.overlong_penalty * overlong_penalties(batch)
         if s.kl == "reward":
-            metrics["actor/reward_kl_penalty"] = distance = penalties(batch, rewards, s.kl_estimator, self._kl.coef)
+            metrics["actor/reward_kl_penalty"] = distance = penalties(batch, rewards, self._estimator, self._kl.coef)
             if entries.trainable.any():
                 self._kl.follow(distance, rollouts=len(batch.samples))
             metrics["actor/kl_coef"] = self._kl.coef
-        metrics |= self.advantages(batch, rewards)
+        nothing, more = self.advantages(batch, rewards)
+        leave_out(batch, [why if why in s.filter_groups else None for why in nothing])
         filter_batch(batch, overlong=s.overlong, malformed=s.drop_malformed, max_turns=s.max_turns)
+        assert s.horizon is not None, "strop.algorithms.make says how many tokens a turn may have"
         aggregate(batch, s.aggregation, s.horizon)
+        if not self.holds_near:
+            # They count in the denominators; their loss is 0 whatever the weights, so nobody need compute it.
+            leave_out(batch, [why if why == "zero_variance" else None for why in nothing])
+            entries.weight[~batch.alive()] = 0.0
         trained = entries.weight > 0
         entries.advantage[~trained] = 0.0
         return {
             **metrics,
+            **more,
             **spread("critic/advantages", entries.advantage[trained]),
             **batch.counts(),
             **unused(batch, self.rewards),
         }
 
+    @property
+    def holds_near(self) -> bool:
+        """Whether a token carries loss even where its advantage is 0."""
+        return self.settings.kl == "loss" or self.settings.entropy_coef > 0
+
     @abstractmethod
-    def advantages(self, batch: Batch, rewards: Rewards) -> dict[str, float]:
-        """Fill the entries' advantage (and ret, for a critic) and return metrics. Drops the groups that teach nothing.
+    def advantages(self, batch: Batch, rewards: Rewards) -> tuple[list[str | None], dict[str, float]]:
+        """Fill the entries' advantage (and ret, for a critic); return for each turn the reason it teaches nothing
+        (`Nothing`), or None, and metrics.
 
         Every entry of a counted sample gets one, whether it is trainable or not; others stay 0.
         """
@@ -136,7 +159,7 @@ class PolicyGradient(Algorithm, Generic[S]):
             loss = loss * factor
             metrics |= more | {"actor/pg_loss": loss.detach()}
         if s.kl == "loss":
-            distance = estimate(s.kl_estimator, logp, entries.ref)
+            distance = estimate(self._estimator, logp, entries.ref)
             loss = loss + s.kl_coef * distance
             metrics["actor/kl_loss"] = distance.detach()
         if s.entropy_coef:

@@ -38,7 +38,7 @@ class PPO(PolicyGradient[Settings]):
         super().__init__(rewards, settings, learner)
         self.needs = self.needs | {"proximal", "value"}
 
-    def advantages(self, batch: Batch, rewards: Rewards) -> dict[str, float]:
+    def advantages(self, batch: Batch, rewards: Rewards) -> tuple[list[str | None], dict[str, float]]:
         s, entries = self.settings, batch.entries
         rows = in_time(batch)
         assert not np.isnan(entries.value[rows]).any(), "an entry has no value: score the batch before its credit"
@@ -49,7 +49,7 @@ class PPO(PolicyGradient[Settings]):
         share = shares(batch)[trainable]
         if s.whiten and share.sum() > 1.0:
             entries.advantage[trainable] = whiten(estimated[trainable], share)
-        return {
+        return [None] * len(batch.turns), {
             **spread("critic/values", entries.value[trainable]),
             **spread("critic/returns", entries.ret[trainable]),
             **explained(entries.ret[trainable], entries.value[trainable]),

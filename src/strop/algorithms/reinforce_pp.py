@@ -3,14 +3,17 @@
     baseline = false   a token's return, nothing discounted, shifted and scaled to mean 0 and variance 1 over the batch
     baseline = true    the total minus its group's mean first, a turn's own reward as in GRPO; then the same
 
-Mean and variance are over rollouts, each counted once with all its tokens, before anything is dropped: a long rollout
-does not outweigh a short one. Without `baseline` groups may be of one; where a whole batch is equal it teaches nothing.
+    over = "tokens"    mean and variance are over the tokens that may be trained, as in verl
+    over = "rollouts"  over rollouts, each counted once with all its tokens, before anything is dropped: a long rollout
+                       does not outweigh a short one
+
+Without `baseline` groups may be of one. Where a whole batch is equal it teaches nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -27,28 +30,53 @@ from strop.trajectory.entries import Floats
 
 class Settings(policy_gradient.Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     baseline: Annotated[bool, Meta(description="take the group's mean off before the batch is scaled")] = False
+    over: Annotated[
+        Literal["tokens", "rollouts"], Meta(description="what advantages are scaled over; rollouts: each counts once")
+    ] = "tokens"
 
 
 class ReinforcePP(PolicyGradient[Settings]):
     def __init__(self, rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> None:
         super().__init__(rewards, settings, learner)
         self.within_groups = settings.baseline
-        self._grouped = GRPO(rewards, grpo.Settings(normalize_std=False), learner)
+        grouped = grpo.Settings(normalize_std=False, filter_groups=settings.filter_groups)
+        self._grouped = GRPO(rewards, grouped, learner)
 
-    def advantages(self, batch: Batch, rewards: Rewards) -> dict[str, float]:
+    def advantages(self, batch: Batch, rewards: Rewards) -> tuple[list[str | None], dict[str, float]]:
+        nothing: list[str | None] = [None] * len(batch.turns)
         without = rewards.outcomes(batch)
         if self.settings.baseline:
+            bare = "group_of_one" not in self.settings.filter_groups
             compared = scores(batch, rewards, "outcome", "group", discount=1.0, terminal_share=1.0)
-            without[compared.sample] = compare(compared, std=False)[0]
-            self._grouped.advantages(batch, rewards)
+            without[compared.sample] = compare(compared, std=False, bare=bare)[0]
+            nothing = self._grouped.advantages(batch, rewards)[0]
         else:
-            nothing = np.zeros(len(batch.entries))
-            batch.entries.advantage[:] = advantages(batch, rewards, nothing, discount=1.0, lam=1.0)
-        self._whiten(batch, without)
-        return {}
+            zeros = np.zeros(len(batch.entries))
+            batch.entries.advantage[:] = advantages(batch, rewards, zeros, discount=1.0, lam=1.0)
+        if self.settings.over == "rollouts":
+            why = self._over_rollouts(batch, without)
+        else:
+            why = self._over_tokens(batch, nothing)
+        if why is not None:
+            batch.entries.advantage[:] = 0.0
+            return [why] * len(batch.turns), {}
+        if "zero_variance" not in self.settings.filter_groups:  # such a group is above or below the rest of the batch
+            nothing = [None if one == "zero_variance" else one for one in nothing]
+        return nothing, {}
 
-    def _whiten(self, batch: Batch, without: Floats) -> None:
-        """Scale the entries' advantages over all samples of the baseline; one without entries counts as `without`."""
+    def _over_tokens(self, batch: Batch, nothing: list[str | None]) -> str | None:
+        """Scale the advantages of all tokens that may be trained, or say why that would teach nothing."""
+        entries = batch.entries
+        compared = np.array([why != "group_of_one" or why not in self.settings.filter_groups for why in nothing], bool)
+        rows = in_time(batch) & entries.trainable & compared[entries.turn]
+        values, share = entries.advantage[rows], shares(batch)[rows]
+        if share.sum() <= 1.0 or values.min() == values.max():
+            return "group_of_one" if len(np.unique(entries.rollout[rows])) < 2 else "zero_variance"
+        entries.advantage[rows] = whiten(values, share)
+        return None
+
+    def _over_rollouts(self, batch: Batch, without: Floats) -> str | None:
+        """Scale the advantages over all samples of the baseline; one without entries counts as `without`."""
         entries = batch.entries
         rows = in_time(batch)
         weight = np.where(rows, shares(batch), 0.0)
@@ -58,13 +86,10 @@ class ReinforcePP(PolicyGradient[Settings]):
         weights = np.concatenate(
             [(weight / np.where(each > 0, each, 1.0)[entries.rollout])[rows], np.ones(len(missing))]
         )
-        counted = np.flatnonzero(batch.counted)
-        if len(counted) < 2 or values.min() == values.max():
-            for s in counted:
-                batch.drop(int(s), "group_of_one" if len(counted) < 2 else "zero_variance")
-            entries.advantage[rows] = 0.0
-            return
+        if batch.counted.sum() < 2 or values.min() == values.max():
+            return "group_of_one" if batch.counted.sum() < 2 else "zero_variance"
         entries.advantage[rows] = whiten(values, weights)[: rows.sum()]
+        return None
 
 
 def make(rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> ReinforcePP:

@@ -87,7 +87,7 @@ def memory(config: Config, folder: Path) -> str:
         from strop.learner.model import place
     except ImportError:
         return ""
-    needs = make(config.algorithm, config.learner).needs
+    needs = make(config.algorithm, config.learner, config.policy).needs
     device = place(config.learner)[0]
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available()
     model = AutoConfig.from_pretrained(folder)

@@ -292,7 +292,8 @@ class Child:
         torch.set_num_threads(config.engine.threads or os.cpu_count() or 1)
         torch.use_deterministic_algorithms(config.engine.deterministic)
         if train:
-            algorithm, steps = make(config.algorithm, config.learner), max(config.loop.steps, 1)
+            algorithm = make(config.algorithm, config.learner, config.policy)
+            steps = max(config.loop.steps, 1)
             self._learner = Learner(folder, config.learner, algorithm, seed=config.seed, steps=steps)
             model, plain = self._learner.model, self._learner.plain
         else:

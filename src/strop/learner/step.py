@@ -288,7 +288,8 @@ class _Passed:
 
 
 class _Meter:
-    """What an update measured: weighted sums over entries as they pass, the last or largest of the rest."""
+    """What an update measured: parts of the loss (`*_loss`) as they are summed, weighted means of what else entries
+    have, the last or largest of the rest."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor | float] = {}
@@ -312,7 +313,7 @@ class _Meter:
         self.unique += sum(len(piece.ids) for piece in pieces)
 
     def metrics(self) -> dict[str, float]:
-        means = {name: float(total / self.weight) for name, total in self.sums.items()}
+        means = {n: float(total if n.endswith("_loss") else total / self.weight) for n, total in self.sums.items()}
         tokens = {"perf/total_num_tokens": self.tokens, "tree/tokens": self.tokens, "tree/unique_tokens": self.unique}
         return means | self.values | {name: float(n) for name, n in tokens.items()}
 

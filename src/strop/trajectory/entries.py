@@ -140,6 +140,15 @@ class Batch:
         """Leave a rollout out of the loss. The first reason stays: it is the one that was true first."""
         self.dropped.setdefault(self.samples[sample].rollout.id, reason)
 
+    def alive(self) -> Bools:
+        """The entries that may be trained, of rollouts that are not dropped."""
+        kept = np.array([sample.rollout.id not in self.dropped for sample in self.samples], bool)
+        return self.entries.trainable & kept[self.entries.rollout]
+
+    def teaching(self) -> Ints:
+        """The groups with a token that carries loss for better or worse, after credit."""
+        return np.unique(self.entries.group[(self.entries.weight > 0) & (self.entries.advantage != 0)])
+
     def counts(self) -> dict[str, float]:
         """What was left out, as metrics: rollouts by reason, sampled tokens of turns by reason, and turns of outside
         models, which have no tokens."""

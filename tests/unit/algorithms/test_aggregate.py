@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strop.algorithms import make as make_algorithm
 from strop.algorithms.aggregate import Aggregation, aggregate
+from strop.config import AlgorithmConfig, LearnerConfig, PolicyConfig, SamplingConfig
 from strop.trajectory import Sample, assemble, pack
-from strop.types import Rollout, Sampling, Task, Turn
+from strop.types import Reward, Rollout, Sampling, Task, Turn
 
 KINDS = get_args(Aggregation)
 
@@ -26,7 +28,9 @@ def make(*rollouts):
                     sampling=Sampling(max_tokens=8 + k), started=float(k), ended=k + 0.5,
                 )
             )  # fmt: skip
-        rollout = Rollout(id=id, group="g", member=m, task=Task(id="t"), status="succeeded", created=0.0)
+        rollout = Rollout(
+            id=id, group="g", member=m, task=Task(id="t"), status="succeeded", created=0.0, rewards=(Reward(value=1.0),)
+        )  # fmt: skip
         samples.append(Sample(rollout, made))
     return assemble(samples, agents=["main"], budget=1000)
 
@@ -78,11 +82,16 @@ def test_only_what_is_trained_is_counted(kind):
     assert batch.entries.weight[trained].tolist() == pytest.approx(weights(kind, [2, 1], [1]))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_horizon_is_by_default_what_turns_were_allowed(kind):
-    batch = make([2, 1, 1], [1])
-    aggregate(batch, kind, None)
-    assert batch.entries.weight.tolist() == weights(kind, [2, 1, 1], [1], horizon=8 + 2)
+@pytest.mark.parametrize("kind", ["sequence-sum-norm", "rollout-sum-norm"])
+def test_the_horizon_is_the_same_in_every_step(kind):
+    """By default what the policy may sample, whatever the turns of this batch were allowed."""
+    settings = {"aggregation": kind, "entropy_coef": 1.0}
+    policy = PolicyConfig(train=SamplingConfig(max_tokens=64))
+    for chosen, horizon in ((settings, 64), (settings | {"horizon": 7}, 7)):
+        batch = make([2, 1, 1], [1])
+        assert {turn.sampling.max_tokens for turn in batch.turns} == {8, 9, 10}
+        make_algorithm(AlgorithmConfig(settings=chosen), LearnerConfig(), policy).credit(batch)
+        assert batch.entries.weight.tolist() == pytest.approx(weights(kind, [2, 1, 1], [1], horizon=horizon))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,7 +102,7 @@ def test_nothing_to_train_is_no_weight(kind):
     batch.entries.weight[:] = 5.0
     for s in range(2):
         batch.drop(s, "zero_variance")
-    aggregate(batch, kind, None)
+    aggregate(batch, kind, 10)
     assert not batch.entries.weight.any()
 
 
@@ -139,7 +148,7 @@ def test_weights_sum_to_what_they_should(rollouts, gone):
 @settings(max_examples=30, deadline=None)
 def test_token_mean_is_one_over_all_tokens_bit_for_bit(rollouts):
     batch = make(*rollouts)
-    aggregate(batch, "token-mean", None)
+    aggregate(batch, "token-mean", 10)
     choices = np.array([turn.choices for turn in batch.turns], np.float64)
     expected = np.where(batch.entries.trainable, 1.0 / choices[batch.entries.turn], 0.0)
     if expected.any():
@@ -150,7 +159,7 @@ def test_token_mean_is_one_over_all_tokens_bit_for_bit(rollouts):
 @pytest.mark.parametrize("kind", KINDS)
 def test_packing_cannot_change_the_batch_loss(kind):
     batch = make([2, 3, 1], [4], [(2, 2, "stop"), (3, 2, "stop")])
-    aggregate(batch, kind, None)
+    aggregate(batch, kind, 10)
     loss = np.arange(1.0, len(batch.entries) + 1)
     whole = (batch.entries.weight * loss).sum()
     for budget in (6, 9, 1000):

@@ -206,7 +206,8 @@ def test_agents_are_compared_with_themselves_and_get_the_total_too():
     # a: 2 and 1. b: 1 and 1, which teaches nothing. c spoke in one rollout only.
     assert by_turn(batch) == {"g1.0/0": 0.5, "g1.0/1": 0.0, "g1.0/2": 0.0, "g1.1/0": -0.5, "g1.1/1": 0.0}
     assert batch.dropped == {}
-    assert by_turn(batch, "weight") == {"g1.0/0": 0.5, "g1.0/1": 0.0, "g1.0/2": 0.0, "g1.1/0": 0.5, "g1.1/1": 0.0}
+    # What b said is counted all the same: one of four tokens that could have taught.
+    assert by_turn(batch, "weight") == {"g1.0/0": 0.25, "g1.0/1": 0.0, "g1.0/2": 0.0, "g1.1/0": 0.25, "g1.1/1": 0.0}
     assert (metrics["filter_tokens/zero_variance"], metrics["filter_tokens/group_of_one"]) == (2, 1)
 
 
@@ -298,8 +299,8 @@ def test_every_choice_of_one_request_trains(name):
             for more in ({}, {"credit": "to_go"}, {"baseline": "role"})
         ),
         ("gigpo", {"discount": 1.0}),
-        ("reinforce_pp", {}),
-        ("reinforce_pp", {"baseline": True}),
+        ("reinforce_pp", {"over": "rollouts"}),
+        ("reinforce_pp", {"over": "rollouts", "baseline": True}),
     ],
 )
 def test_a_long_rollout_does_not_outweigh_its_group(name, more):

@@ -126,6 +126,16 @@ def test_failing_is_never_the_best_of_a_group(name, way, counts, members, spoke)
     assert gets[0] <= max(gets[1:]) + 1e-9
 
 
+@pytest.mark.parametrize("name", ["grpo", "gigpo", "reinforce_pp", "ppo"])
+def test_what_is_left_out_says_nothing_of_who_failed(name):
+    lost = failed(3, cause="lost_runner")
+    for counts, expected in (("zero", 0.0), ("lowest", 1.0)):
+        group = [failed(0), sample(1, 1.0, turn()), sample(2, None, turn()), lost]
+        batch, metrics = credited_with({"agent_error": counts}, *group, name=name, value=0.0)
+        assert np.isfinite(batch.entries.advantage).all()
+        assert metrics["critic/rewards/min"] == expected
+
+
 def test_failures_are_settings():
     config = load(sets=["algorithm.failures.timeout=-1", "algorithm.failures.agent_error=exclude"])
     assert config.algorithm.failures.by_cause() == {**FAILURES, "timeout": -1.0, "agent_error": "exclude"}

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -99,7 +100,47 @@ def test_groups_that_teach_nothing_are_filtered_and_counted():
     assert batch.dropped == {"g1.0": "zero_variance", "g1.1": "zero_variance", "g2.0": "group_of_one"}
     assert (metrics["filter/zero_variance"], metrics["filter/group_of_one"]) == (2, 1)
     assert by_rollout(batch, "weight")["g1.0"] == [0, 0]
-    assert by_rollout(batch, "weight")["g3.0"] == [0.25, 0.25]
+    # Who agreed is counted, so that a step is no larger for it; who has nobody to compare with is not.
+    assert by_rollout(batch, "weight")["g3.0"] == [0.125, 0.125]
+
+
+SOLVED = [sample(m, 1.0, group="g1") for m in range(2)] + [sample(m, float(m), group="g2") for m in range(2)]
+
+
+def test_groups_that_agree_do_not_change_the_step_of_the_others():
+    """The mean is over all that was sampled: with half of the tasks solved, the step is half as large."""
+    alone, _ = credit(*SOLVED[2:])
+    beside, _ = credit(*SOLVED)
+    assert by_rollout(alone, "weight")["g2.0"] == [0.25, 0.25]
+    assert by_rollout(beside, "weight")["g2.0"] == [0.125, 0.125]
+    filtered, _ = credit(*SOLVED, filter_groups=["zero_variance", "group_of_one"])
+    assert by_rollout(filtered, "weight")["g2.0"] == [0.25, 0.25]
+
+
+@pytest.mark.parametrize("more", [{"kl": "loss"}, {"entropy_coef": 0.01}])
+def test_groups_that_agree_carry_kl_and_entropy(more):
+    batch, metrics = credit(*SOLVED, **more)
+    assert set(batch.entries.weight) == {0.125}
+    assert by_rollout(batch)["g1.0"] == [0, 0]
+    assert batch.dropped == {}
+    assert "filter/zero_variance" not in metrics
+    assert batch.teaching().tolist() == [1]
+    filtered, _ = credit(*SOLVED, filter_groups=["zero_variance"], **more)
+    assert by_rollout(filtered, "weight") == {"g1.0": [0, 0], "g1.1": [0, 0], "g2.0": [0.25] * 2, "g2.1": [0.25] * 2}
+
+
+def test_what_is_left_out_for_another_reason_is_not_counted():
+    long = sample(2, 1.0, lengths=[4], group="g1")
+    cut = [msgspec.structs.replace(turn, finish="length") for turn in long.turns]
+    batch, _ = credit(*SOLVED, Sample(long.rollout, cut), overlong="drop")
+    assert batch.dropped == {"g1.0": "zero_variance", "g1.1": "zero_variance", "g1.2": "overlong"}
+    assert by_rollout(batch, "weight")["g2.0"] == [0.125, 0.125]
+
+
+def test_a_group_of_one_trains_on_its_bare_reward_where_it_is_not_filtered():
+    batch, _ = credit(sample(0, 3.0), filter_groups=[])
+    assert by_rollout(batch)["g1.0"] == pytest.approx([3.0] * 2)
+    assert batch.dropped == {}
 
 
 def test_groups_are_compared_only_within():

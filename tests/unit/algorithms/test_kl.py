@@ -105,7 +105,7 @@ def test_penalties_lie_on_the_tokens_they_are_for():
     assert rewards.tokens.tolist() == pytest.approx([-0.1, -0.05, 0.0, -0.1, 0.0])
     assert rewards.totals.tolist() == [1.0, 0.0]
     assert rewards.outcomes(batch).tolist() == pytest.approx([1.0 - 0.15, -0.1])
-    assert distance == pytest.approx((1.0 + 0.5 + 2.0 / 2) / 3)
+    assert distance == pytest.approx(((1.0 + 0.5) / 2 + (2.0 + 0.0) / 2) / 2)  # the mean over rollouts of their means
 
 
 def test_penalties_add_to_what_tokens_have_already():
