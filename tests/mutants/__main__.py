@@ -72,7 +72,7 @@ def tested(source: Path, tests: Sequence[str]) -> tuple[int | None, str]:
     command += ["-m", "not slow and not fault and not gpu and not postgres"]
     environment = os.environ | {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     where = subprocess.run(
-        [sys.executable, "-c", "import strop; print(strop.__file__)"],
+        [sys.executable, "-c", "from importlib.util import find_spec; print(find_spec('strop').origin)"],
         env=environment, cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert Path(where.stdout.strip()).is_relative_to(source), f"{where.stdout} is tested, not the copy"
