@@ -89,7 +89,7 @@ class Renderer:
         tokenizer, kept = self.tokenizer, self.format.marks
         self._traits = traits_of(self._template, self._added.values(), kept)
         self.generation_prompt = self._traits.generation_prompt
-        self._openings = {self.generation_prompt} - {""}
+        self._openings = {self.generation_prompt} if self.generation_prompt.strip() else set[str]()
         said, called = self._traits.said, self._traits.called
         self._ends = list(dict.fromkeys([*said.ends, *called.ends]))
         stops_at = [*self._ends, *said.next, *called.next]
@@ -211,9 +211,12 @@ class Renderer:
             return self.generation_prompt
         if whole.rfind("<", 0, at) > whole.rfind(">", 0, at):  # within a mark, which begins as another one does
             at = whole.rfind("<", 0, at)
-        if (opening := whole[at:]) and len(self._openings) < 64:
-            self._openings.add(opening)
-        return opening
+        if not whole[at:].strip():  # who speaks next stands behind the last message always
+            marks = [mark for pair in self.format.thoughts for mark in pair if whole.rstrip().endswith(mark)]
+            return whole[whole.rfind(marks[0]) :] if marks else whole[at:]
+        if len(self._openings) < _VARIANTS:
+            self._openings.add(whole[at:])
+        return whole[at:]
 
     def after(self, messages: Messages, tools: Tools, served: int) -> str | None:
         """What the template writes behind the assistant's message `messages[served - 1]`, from the end of that turn to

@@ -58,7 +58,7 @@ class PolicyRoute(Struct, frozen=True, kw_only=True):
         if thinking is None and request.effort is not None:
             thinking = request.effort != "none"
         switched: Json = {} if thinking is None else dict.fromkeys(reads & {*THINKING}, thinking)
-        if request.effort is not None:
+        if request.effort is not None and not (switched and request.effort == "none"):
             switched |= dict.fromkeys(reads & {*EFFORT}, request.effort)
         return replace(self, renderer=self.renderer.given(switched | given))
 

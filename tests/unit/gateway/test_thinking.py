@@ -85,6 +85,19 @@ def test_nothing_written_behind_a_tools_result(renderer: Renderer) -> None:
     assert answered(then) == ("", "It is 2.", [])
 
 
+def test_thinking_that_a_template_opens_with_the_users_words(renderer: Renderer) -> None:
+    """Some write who speaks next behind every user's message, whether an answer is asked for or not."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>user\n{{ m.content }}<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n{% if '/no_think' in m.content %}</think>\n{% endif %}"
+        "{% else %}{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    )
+    other = desk(renderer, template)
+    assert answered(other.ask([user("hi")], "I see.\n</think>\n\nHello!")) == ("I see.", "Hello!", [])
+    assert answered(other.ask([user("ho")], "I see. I see.")) == ("I see. I see.", "", [])
+    assert answered(other.ask([user("hi /no_think")], "Hello!")) == ("", "Hello!", [])
+
+
 def test_a_demanded_call_ends_the_thinking_that_this_prompt_opens(renderer: Renderer) -> None:
     hybrid = desk(renderer, HYBRID)
     body = ' {"a": 1}}\n</tool_call>'
@@ -207,9 +220,12 @@ def test_every_api_has_its_own_word_for_it(renderer: Renderer) -> None:
     assert switched(place, messages, claude | {"chat_template_kwargs": OFF}) == OFF
     much = switched(place, messages, claude | {"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}})
     assert much == OFF | {"reasoning_effort": "low"}
-    assert switched(place, responses, {"input": "hi", "reasoning": {"effort": "none"}}) == OFF | {
-        "reasoning_effort": "none"
+    assert switched(place, responses, {"input": "hi", "reasoning": {"effort": "none"}}) == OFF
+    assert switched(place, responses, {"input": "hi", "reasoning": {"effort": "high"}}) == ON | {
+        "reasoning_effort": "high"
     }
+    alone = desk(renderer, TEMPLATE + "{{ reasoning_effort }}")
+    assert switched(alone, responses, {"input": "hi", "reasoning": {"effort": "none"}}) == {"reasoning_effort": "none"}
     assert switched(place, responses, {"input": "hi", "reasoning": {"summary": "auto"}}) == {}
     assert switched(place, responses, {"input": "hi", "chat_template_kwargs": ON}) == ON
     assert switched(desk(renderer, TEMPLATE), messages, claude | {"thinking": {"type": "disabled"}}) == {}
