@@ -67,6 +67,11 @@ def test_what_a_template_is_given(dialect: Any, body: dict[str, Any]) -> None:
     assert read(dialect, body | {"chat_template_kwargs": given, "made_up": None}).variables == given
 
 
+def test_what_an_agent_keeps_for_itself() -> None:
+    with pytest.raises(Refused, match="metadata"):
+        read(responses, {"input": "hi", "metadata": {"a": None}})
+
+
 @pytest.mark.parametrize(("dialect", "body"), BODIES[:3])
 def test_within_a_tool(dialect: Any, body: dict[str, Any]) -> None:
     tool = body["tools"][0]

@@ -23,8 +23,8 @@ DRAWN: Json = {
 """How chat completions and completions ask for tokens to be drawn: recorded, and overruled by the policy's settings."""
 
 
-OWN = frozenset({"chat_template_kwargs"})
-"""Parameters in which null is a value."""
+OWN = frozenset({"chat_template_kwargs", "logit_bias", "metadata"})
+"""Parameters whose keys are the agent's own: null is a value there."""
 
 
 def read_object(body: bytes) -> Json:
