@@ -127,7 +127,7 @@ def tools_of(turns: Sequence[Turn]) -> dict[str, list[Message]]:
     every: dict[str | None, list[Message]] = {}
     before: dict[str, list[Message]] = {}
     shown: dict[str, list[Message]] = {}
-    for turn in sorted(turns, key=lambda turn: int(turn.id.rpartition("/")[2])):
+    for turn in turns:
         goes_on = turn.parent in every and turn.branch is None
         every[turn.id] = tools = every[turn.parent] if goes_on else turn.requested.get("tools") or []
         if tools != before.get(turn.agent, []):
