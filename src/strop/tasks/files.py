@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import csv
 import difflib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ import msgspec
 from strop.errors import TaskError
 from strop.imports import one_line
 from strop.tasks import arrow
-from strop.tasks.rows import Row, Rows
+from strop.tasks.rows import Row, Rows, lone_surrogate
 
 KINDS = (".jsonl", ".csv", ".parquet")
 
@@ -72,8 +73,17 @@ def _jsonl(path: Path) -> Rows:
             except UnicodeDecodeError:
                 raise _not_utf8(where) from None
             except (msgspec.DecodeError, RecursionError) as error:
-                raise TaskError(f"{where}: not valid JSON ({error}); write one JSON object per line") from None
+                wrong = _half_a_character(line) or f"not valid JSON ({error}); write one JSON object per line"
+                raise TaskError(f"{where}: {wrong}") from None
             yield Row(where, f"{stem}-{number}", item)
+
+
+def _half_a_character(line: bytes) -> str | None:
+    """Python's own reader takes what msgspec refuses, and so can tell where it is."""
+    try:
+        return lone_surrogate(json.loads(line))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _csv(path: Path) -> Rows:

@@ -21,7 +21,7 @@ import msgspec
 from strop.errors import StropError, TaskError
 from strop.imports import one_line, resolve
 from strop.tasks import files, folders, hub
-from strop.tasks.rows import Row, Rows, Sources
+from strop.tasks.rows import Row, Rows, Sources, lone_surrogate
 from strop.types import Task
 
 Spec = str | Path | Iterable[Any]
@@ -222,6 +222,8 @@ def _checked(task: Task, place: str) -> Task:
         text = msgspec.json.encode((task.id, task.split, task.agent or "", task.data))
         # msgspec writes NaN as null: only where there is a null can there be one.
         wrong = _not_finite(msgspec.to_builtins(task.data, str_keys=True), "") if b"null" in text else None
+    except UnicodeEncodeError:
+        raise TaskError(f"{place}: {lone_surrogate(msgspec.structs.asdict(task))}") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise TaskError(f"{place}: its data cannot be written as JSON ({error}); use plain types") from None
     if wrong:
