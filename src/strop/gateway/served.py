@@ -8,8 +8,8 @@ was, and every dialect hands out what it can be told by:
     tool_calls           their ids: those that the gateway made belong to one turn
 
 None of it need be there: agents drop thoughts and give calls ids of their own. But what is there must be so of every
-answer in a context, or that context is not gone on from. Ids that the model wrote itself are no names, for a model may
-write them again; they only speak for a context.
+answer in a context, or that context is not gone on from. White space in thoughts, and ids that the model wrote itself
+and may write again, only speak for a context.
 """
 
 from __future__ import annotations
@@ -43,20 +43,23 @@ class Said(Struct, frozen=True):
     def by(cls, turn: Turn) -> Said:
         return cls.of(turn.answer, turn.id)
 
-    def agrees(self, message: Json, made: Mapping[str, str]) -> bool | None:
-        """None if a message says that it is another's. Otherwise whether its calls have the very ids."""
-        thought = message.get("reasoning_content")
-        if thought and thought != self.thought and thought.strip() not in ("", self.thought.strip()):
+    def agrees(self, message: Json, made: Mapping[str, str]) -> int | None:
+        """How much of what a message tells is the very same: its thoughts, the ids of its calls. None if it says that
+        it is another's."""
+        thought, ids = message.get("reasoning_content"), call_ids(message)
+        if thought and thought != self.thought and _words(thought) not in ("", _words(self.thought)):
             return None
         named = message.get("turn")
-        if named is not None and self.turn not in (None, named):
+        if self.turn is not None and named not in (None, self.turn):
             return None
-        if not message.get("tool_calls"):
-            return False
-        ids = call_ids(message)
-        if ids == self.calls:
-            return True
-        return None if self.turn and any(made.get(id, self.turn) != self.turn for id in ids) else False
+        if self.turn is not None and ids != self.calls and any(made.get(id, self.turn) != self.turn for id in ids):
+            return None
+        return (bool(thought) and thought == self.thought) + (bool(ids) and ids == self.calls)
+
+
+def _words(thought: str) -> str:
+    """Clients strip thoughts and join their parts again: white space tells nothing."""
+    return "".join(thought.split())
 
 
 class Served(Struct, frozen=True, kw_only=True):
@@ -84,8 +87,8 @@ class Served(Struct, frozen=True, kw_only=True):
 
 
 def agreement(turn: Served, turns: Mapping[str, Served], messages: Messages, made: Mapping[str, str]) -> int | None:
-    """How many answers of a turn's context have the very call ids that `messages` say; None if these contradict it.
-    `made` has the turns by the call ids that the gateway made for them."""
+    """How much of what `messages` tell is the very same in a turn's context; None if they contradict it. `made` has the
+    turns by the call ids that the gateway made for them."""
     agreed, at = 0, turn
     while True:
         for place, said in at.heard.items():
@@ -96,6 +99,11 @@ def agreement(turn: Served, turns: Mapping[str, Served], messages: Messages, mad
         if at.before is None:
             return agreed
         at = turns[at.before]
+
+
+def num_told(messages: Messages) -> int:
+    """How much `agreement` there can be."""
+    return sum(bool(m.get("reasoning_content")) + bool(m.get("tool_calls")) for m in messages)
 
 
 def spoken(messages: Messages, start: int) -> dict[int, Said]:

@@ -32,7 +32,7 @@ from msgspec.structs import replace
 from strop.gateway.asked import Asked, edge_of, step
 from strop.gateway.branch import Branch, difference
 from strop.gateway.render import Renderer, Tools
-from strop.gateway.served import Said, Served, agreement, made_ids, spoken
+from strop.gateway.served import Said, Served, agreement, made_ids, num_told, spoken
 from strop.types import Attempt, Rollout, Turn
 
 History = Literal["sampled", "template"]
@@ -155,7 +155,7 @@ class Contexts:
             for turn in reversed(self._served.get(asked.keys[n - 1], ())):
                 if (agreed := self._agreement(turn, asked)) is not None and agreed > most:
                     best, most = turn, agreed
-                    if most == sum("tool_calls" in message for message in asked.messages[:n]):
+                    if most == num_told(asked.messages[:n]):
                         break  # there may be thousands
             if best is not None:
                 return best, n

@@ -15,7 +15,8 @@ from tests import chatml
 from tests.integration.gateway.stand import Stand
 
 TEMPLATE = (
-    "{# </think> #}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{# </think> #}{% if tools %}<|im_start|>tool_declare\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.role == 'tool' %}## Return of {{ m.tool_call_id }}\n{% endif %}{{ m.content or '' }}"
     "{% if m.tool_calls %}<|tool_calls_section_begin|>{% for call in m.tool_calls %}"
     "<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>{{ call.function.arguments | tojson }}"

@@ -69,10 +69,14 @@ def test_late_edits_share_what_came_before(desk: Desk) -> None:
     assert "<think>other</think>two" in desk.renderer.decode(edited.prompt_ids)
 
 
-def test_white_space_around_thoughts_means_nothing(desk: Desk) -> None:
-    first = desk.ask([user("a")], "<think>\nthis\n</think>\n\none")
-    second = desk.ask([user("a"), thought(first, "\n\nthis "), user("b")], "ok")
+def test_white_space_in_thoughts(desk: Desk) -> None:
+    first = desk.ask([user("a")], "<think>\nthis, so\nthat\n</think>\n\none")
+    second = desk.ask([user("a"), thought(first, "\n\nthis,\r\nso that "), user("b")], "ok")
     assert (second.parent, second.branch) == (first.id, None)
+    other = desk.ask([user("a")], "<think>this, so that</think>one")
+    for turn in (first, other):
+        again = desk.ask([user("a"), thought(turn), user("c")], "ok")
+        assert again.parent == turn.id, "but it may be all that tells them apart"
 
 
 def test_calls_of_one_turn_under_the_name_of_another(desk: Desk) -> None:
