@@ -2,7 +2,8 @@
 
     report = examine(renderer, conversation)
     report.exact        every prompt was the previous prompt, what was said, and new tokens
-    report.equal        where the template is prefix-stable: every prompt is what the template itself writes
+    report.differences  how prompts differ from what the template itself writes, each by a name that allows it
+    report.wrong        how they differ otherwise: the gateway is not exact
 
 What the assistant says in a conversation is taken for sampled: as the tokens of the template's own text for it.
 """
@@ -13,21 +14,23 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from strop.errors import ConfigError
 from strop.gateway.asked import Asked
 from strop.gateway.dialects.base import Json, Refused
 from strop.gateway.dialects.plain import read_messages
-from strop.gateway.render import Messages, Renderer, Tools
-from strop.gateway.session import Contexts, History
+from strop.gateway.render import Renderer
+from strop.gateway.seams import HIDDEN, Seam, rewriting
+from strop.gateway.session import Contexts, History, Prompt
+from strop.gateway.speaker import Ending, Speaker, Spoken
 from strop.gateway.templates import BadTemplate
 from strop.types import Turn
 
-Ending = Literal["stop", "length"]
 NAMES = ("messages", "traj", "history")
 """What the list of messages is called in a transcript."""
 
@@ -41,6 +44,9 @@ class Conversation(Struct, frozen=True, kw_only=True):
 
 
 _CALL = {"type": "function", "function": {"name": "lookup", "arguments": {"city": "Zürich", "days": [1, 2]}}}
+_TOOLS: list[Json] = [{"type": "function", "function": {"name": "lookup", "description": "The weather.", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "array"}},
+}}}]  # fmt: skip
 SAMPLES = [
     Conversation(
         id="three turns",
@@ -64,9 +70,26 @@ SAMPLES = [
             {"role": "tool", "name": "lookup", "tool_call_id": "call00002", "content": "blue"},
             {"role": "assistant", "content": "The sky is blue."},
         ],
-        tools=[{"type": "function", "function": {"name": "lookup", "description": "The weather.", "parameters": {
-            "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "array"}},
-        }}}],
+        tools=_TOOLS,
+    ),
+    Conversation(
+        id="thinking, several calls at once",
+        messages=[
+            {"role": "user", "content": "Here and there?"},
+            {"role": "assistant", "content": "I see.", "reasoning_content": "Two places.", "tool_calls": [
+                {"id": "call00001"} | _CALL, {"id": "call00002"} | _CALL,
+            ]},
+            {"role": "tool", "name": "lookup", "tool_call_id": "call00001", "content": "blue"},
+            {"role": "tool", "name": "lookup", "tool_call_id": "call00002", "content": " grey\n"},
+            {"role": "assistant", "content": "<think>\nBoth.\n</think>\n\nBlue, grey."},
+            {"role": "user", "content": "Thanks 🙂"},
+            {"role": "assistant", "content": "你好"},
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": ""},
+            {"role": "user", "content": "Bye."},
+            {"role": "assistant", "content": "Bye.\n"},
+        ],
+        tools=_TOOLS,
     ),
 ]  # fmt: skip
 """What is replayed when nothing else is given."""
@@ -75,7 +98,8 @@ SAMPLES = [
 class TurnReport(Struct, frozen=True, kw_only=True):
     """One prompt. `sampled` are the spans [start, end) of it that the model said before, the last being the previous
     answer; `response_ids` are what it says now. `text_equal` and `ids_equal` compare the prompt with the template's own
-    rendering, and are None where the template has rewritten what came before."""
+    rendering. `differences` are names of what may differ (see `seams`); `wrong` is what may not, in words. `rewritten`:
+    the template has written other text for what came before."""
 
     message: int
     prompt_ids: list[int]
@@ -83,8 +107,11 @@ class TurnReport(Struct, frozen=True, kw_only=True):
     response_ids: list[int]
     exact: bool
     branch: str | None
-    text_equal: bool | None
-    ids_equal: bool | None
+    text_equal: bool
+    ids_equal: bool
+    rewritten: bool
+    differences: list[str]
+    wrong: str | None
 
 
 class Report(Struct, kw_only=True):
@@ -104,18 +131,102 @@ class Report(Struct, kw_only=True):
         return Counter(turn.branch for turn in self.turns if turn.branch)
 
     @property
-    def exact(self) -> bool:
-        return self.error is None and all(turn.exact for turn in self.turns)
+    def differences(self) -> Counter[str]:
+        return Counter(name for turn in self.turns for name in turn.differences)
+
+    @property
+    def wrong(self) -> list[str]:
+        """What stands in a prompt that should not, or does not that should."""
+        return [f"turn {n} (message {turn.message}): {turn.wrong}" for n, turn in enumerate(self.turns) if turn.wrong]
+
+    @property
+    def exact(self) -> bool | None:
+        """Whether every prompt was the previous one, what was said, and what belongs there; None if there is none."""
+        if not self.turns and self.error is None:
+            return None
+        return self.error is None and all(turn.exact and not turn.wrong for turn in self.turns)
 
     @property
     def stable(self) -> bool:
         """Whether the template never rewrote what it had written before."""
-        return all(turn.text_equal is not None for turn in self.turns)
+        return not any(turn.rewritten for turn in self.turns)
 
     @property
     def equal(self) -> bool | None:
-        """Whether every prompt is the template's own rendering; None if the template is not prefix-stable here."""
-        return all(turn.text_equal for turn in self.turns) if self.stable else None
+        """Whether every prompt is the template's own rendering; None if there is none, or the template rewrites what it
+        wrote before."""
+        return all(turn.text_equal for turn in self.turns) if self.turns and self.stable else None
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """One conversation with answers that end as the template writes it; with answers that end in every other way; and
+    shown as the template writes history."""
+
+    sampled: Report
+    otherwise: Report
+    template: Report
+
+    @property
+    def wrong(self) -> list[str]:
+        return [*self.sampled.wrong, *self.otherwise.wrong, *self.template.wrong]
+
+    @property
+    def exact(self) -> bool | None:
+        return False if self.wrong else self.sampled.exact
+
+    @property
+    def differences(self) -> Counter[str]:
+        return self.sampled.differences | self.otherwise.differences
+
+    @property
+    def equal(self) -> bool | None:
+        return False if self.wrong else self.sampled.equal
+
+
+def look_at(renderer: Renderer, conversation: Conversation) -> Finding:
+    """Replay a conversation in every way."""
+    return Finding(
+        sampled=examine(renderer, conversation),
+        otherwise=examine(renderer, conversation, endings=("length", "written", *renderer.stop_ids)),
+        template=examine(renderer, conversation, history="template"),
+    )
+
+
+def samples(renderer: Renderer) -> list[Conversation]:
+    """What is replayed when nothing else is given: with tools, where the template demands them."""
+    tools = SAMPLES[-1].tools
+    return [replace(one, tools=tools) for one in SAMPLES] if _demands_tools(renderer) else SAMPLES
+
+
+def needs(renderer: Renderer) -> list[str]:
+    """What a template wants that it may not be given, and what to do about it."""
+    found = [
+        f"the chat template reads {name}, and tokenizer_config.json names none, so nothing stands there: set {name} in "
+        "that file if the model was trained with one"
+        for name in ("bos_token", "eos_token")
+        if name in renderer.reads
+    ]
+    if _demands_tools(renderer):
+        found.append(
+            "the chat template refuses a conversation without tools: agents must send `tools` with every request, or "
+            "set policy.template to a template that does not demand them"
+        )
+    return found
+
+
+def _demands_tools(renderer: Renderer) -> bool:
+    chat = [{"role": "user", "content": "Hello"}]
+    try:
+        renderer.text(chat, None, generate=True)
+    except BadTemplate:
+        pass
+    else:
+        return False
+    try:
+        renderer.text(chat, SAMPLES[-1].tools, generate=True)
+    except BadTemplate:
+        return False
+    return True
 
 
 def examine(
@@ -125,74 +236,117 @@ def examine(
     history: History = "sampled",
     endings: Sequence[Ending] = ("stop",),
 ) -> Report:
-    """Replay a conversation. `endings` says, turn after turn and over again, how answers end: with the end of the turn,
-    or cut off before it."""
+    """Replay a conversation. `endings` says, turn after turn and over again, how answers end."""
     report = Report(id=conversation.id, history=history)
-    messages, tools = conversation.messages, conversation.tools
-    contexts = Contexts(b"")
-    spans: dict[str, list[tuple[int, int]]] = {}
-    stable, previous = True, None
-    before: str | None = ""
+    replay = _Replay(renderer, conversation, history, report)
     try:
-        for i in range(1, len(messages)):
-            if messages[i]["role"] != "assistant":
-                continue
-            asked = Asked.of(messages[:i], tools)
-            prompt = contexts.prompt(renderer, asked, history)
-            written = renderer.text(messages[:i], tools, generate=True)
-            stable = stable and before is not None and written.startswith(before)
-            said, before = _answer(renderer, messages[: i + 1], tools, written, prompt.ids)
-            if endings[len(report.turns) % len(endings)] == "length":
-                while len(said) > 1 and renderer.ended(said)[0]:
-                    said = said[:-1]
-            sampled = [span for span in spans.get(prompt.parent or "", []) if span[1] <= prompt.shared]
-            report.turns.append(
-                TurnReport(
-                    message=i,
-                    prompt_ids=prompt.ids,
-                    sampled=sampled,
-                    response_ids=said,
-                    exact=prompt.branch is None and prompt.parent == (previous and previous.id),
-                    branch=prompt.branch,
-                    text_equal=renderer.decode(prompt.ids) == written if stable else None,
-                    ids_equal=prompt.ids == renderer.encode(written) if stable else None,
-                )
-            )
-            previous = _turn(len(report.turns), messages[:i], messages[i], prompt.ids, said, prompt.parent)
-            spans[previous.id] = [*sampled, (len(prompt.ids), len(prompt.ids) + len(said))]
-            contexts.add(previous, asked)
+        for at in range(1, len(conversation.messages)):
+            if conversation.messages[at]["role"] == "assistant":
+                replay.turn(at, endings[len(report.turns) % len(endings)])
     except BadTemplate as error:
         report.error = str(error)
     return report
 
 
-def _answer(
-    renderer: Renderer, messages: Messages, tools: Tools, prompt: str, prompt_ids: list[int]
-) -> tuple[list[int], str | None]:
-    """The tokens of the last message as an answer to `prompt`, and the template's text up to its end. A template that
-    shows nothing of it is taken to have been ended at once; there is no text then."""
-    text, rest = renderer.said(messages, tools, prompt) or ("", "")
-    if not text:
-        return [renderer.end_of_turn], None
-    ids = renderer.encode_after(prompt_ids, text + rest)
-    whole = renderer.decode(ids)
-    length = next((n for n in range(len(ids)) if len(renderer.decode(ids[:n])) >= len(text)), len(ids))
-    return ids[:length], prompt + (text if whole.startswith(text) else "")
+class _Was(Struct, frozen=True, kw_only=True):
+    """A turn that was replayed: its answer is messages[at], and `written` is the template's text for its prompt."""
+
+    at: int
+    ids: list[int]
+    written: str
+    said: Spoken
+    spans: list[tuple[int, int]]
+    differences: list[str]
 
 
-def _turn(
-    number: int, messages: list[Json], answer: Json, prompt_ids: list[int], said: list[int], parent: str | None
-) -> Turn:
+class _Replay:
+    """One conversation going through a session."""
+
+    def __init__(self, renderer: Renderer, conversation: Conversation, history: History, report: Report) -> None:
+        self._renderer, self._report = renderer, report
+        self._history: History = history
+        self._messages, self._tools = conversation.messages, conversation.tools
+        self._speaker = Speaker(renderer, conversation.messages, conversation.tools)
+        self._contexts = Contexts(b"")
+        self._was: dict[str | None, _Was] = {}
+        self._previous: str | None = None
+
+    def turn(self, at: int, ending: Ending) -> None:
+        renderer, before = self._renderer, self._was.get(self._previous)
+        asked = Asked.of(self._messages[:at], self._tools)
+        prompt = self._contexts.prompt(renderer, asked, self._history)
+        written = self._speaker.shown(renderer.text(self._messages[:at], self._tools, generate=True))
+        text = renderer.decode(prompt.ids)
+        differences, wrong = self._judged(at, prompt, text, written)
+        said = self._speaker.say(at, prompt.ids, ending)
+        parent = self._was.get(prompt.parent)
+        sampled = [span for span in parent.spans if span[1] <= prompt.shared] if parent else []
+        self._report.turns.append(
+            TurnReport(
+                message=at,
+                prompt_ids=prompt.ids,
+                sampled=sampled,
+                response_ids=said.ids,
+                exact=prompt.branch is None and prompt.parent == self._previous,
+                branch=prompt.branch,
+                text_equal=text == written,
+                ids_equal=prompt.ids == renderer.encode(written),
+                rewritten=before is not None and not self._goes_on(before, written),
+                differences=differences,
+                wrong=wrong,
+            )
+        )
+        turn = _turn(len(self._report.turns), self._messages[:at], self._messages[at], prompt, said.ids)
+        self._previous = turn.id
+        spans = [*sampled, (len(prompt.ids), len(turn.ids))]
+        self._was[turn.id] = _Was(at=at, ids=turn.ids, written=written, said=said, spans=spans, differences=differences)
+        self._contexts.add(turn, asked)
+
+    def _goes_on(self, was: _Was, written: str) -> bool:
+        """Whether the template writes again what it wrote before, and shows the answer to that."""
+        return was.said.tail is not None and written.startswith(was.written + was.said.words)
+
+    def _judged(self, at: int, prompt: Prompt, text: str, written: str) -> tuple[list[str], str | None]:
+        """Names of allowed differences between a prompt and what the template writes, and what is wrong."""
+        if prompt.branch or prompt.parent is None:
+            wrong = f"the prompt, rendered whole, is {text!r}; the template writes {written!r}"
+            return [], None if text == written else wrong
+        was = self._was[prompt.parent]
+        behind = self._speaker.behind(at, was.at)
+        new = text[len(self._renderer.decode(was.ids)) :]
+        if behind is None or was.said.tail is None:
+            return self._unseen(at, was.at, new, written)
+        ends, known = self._speaker.ends(was.at), self._speaker.known_ends
+        seam = Seam(said=was.said.tail, end=was.said.end, new=new, written=behind, ends=ends, known=known)
+        names, wrong = seam.judged()
+        now = written[: len(written) - len(behind)]
+        rewritten = rewriting(was.written + was.said.words, now, self._renderer)
+        found: dict[str, None] = dict.fromkeys([*was.differences, *names, *([rewritten] if rewritten else [])])
+        if not found and not wrong and text != written:
+            wrong = f"the prompt is {text!r}; the template writes {written!r}"
+        return list(found), wrong
+
+    def _unseen(self, at: int, served: int, new: str, written: str) -> tuple[list[str], str | None]:
+        """The template does not show the answer: what follows it must be what follows an empty one."""
+        empty = self._speaker.unanswered(at, served)
+        if written.endswith(new) and empty is not None and empty.endswith(new):
+            return [HIDDEN], None
+        return [], f"behind an answer that the template does not show stands {new!r}; it writes {written!r}"
+
+
+def _turn(number: int, messages: list[Json], answer: Json, prompt: Prompt, said: list[int]) -> Turn:
     return Turn(
         id=f"replay/1/{number}",
         rollout="replay",
         attempt=1,
-        prompt_ids=prompt_ids,
+        prompt_ids=prompt.ids,
         response_ids=said,
         logprobs=[0.0] * len(said),
         versions=[],
         finish="stop",
-        parent=parent,
+        parent=prompt.parent,
+        shared=prompt.shared,
+        branch=prompt.branch,
         messages=messages,
         answer=answer,
         started=0.0,

@@ -12,9 +12,10 @@ import gzip
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from strop.gateway.dialects.base import Json
 from strop.gateway.formats import find
 from strop.gateway.templates import EFFORT, THINKING, BadTemplate, Template
 from strop.gateway.toolless import ToolsWay, tooling
-from strop.gateway.traits import TOOL, USER, answer, shaped, traits_of
+from strop.gateway.traits import TOOL, USER, answer, marker, shaped, traits_of
 
 Messages = Sequence[Json]
 Tools = Sequence[Json] | None
@@ -75,6 +76,7 @@ class Renderer:
         if self.tooling.writer:
             self._template, self.format = self._template.rewriting(self.tooling.writer), self.tooling.format
         kept = self.format.marks
+        self._marker = marker(self._added.values())
         self._hidden = frozenset(i for i, token in added.items() if token.special and token.content not in kept)
         self._tokens: dict[int, tuple[str, list[int] | None]] = {}
         vocabulary = tokenizer.get_vocab()
@@ -90,11 +92,14 @@ class Renderer:
         self._traits = traits_of(self._template, self._added.values(), kept)
         self.generation_prompt = self._traits.generation_prompt
         self._openings = {self.generation_prompt} if self.generation_prompt.strip() else set[str]()
+        self.writes_ends = bool(self._traits.said.ends)
+        """Whether the template writes a mark that ends an answer. Where it does not, the next message begins."""
         said, called = self._traits.said, self._traits.called
         self._ends = list(dict.fromkeys([*said.ends, *called.ends]))
         stops_at = [*self._ends, *said.next, *called.next]
         stops_at = [mark for mark in dict.fromkeys(stops_at) if mark not in kept]  # those go on behind it
         self._end = re.compile(r"\s*(" + "|".join(map(re.escape, self._ends)) + ")") if self._ends else None
+        self._closes: dict[Any, bool] = {}  # kinds of conversations that were checked -> whether calls are shown
         self._short = self._may_be_shortened()
         self._tried: set[tuple[Any, ...]] = set()  # kinds of short conversations for which that was seen to be so
         eos = tokenizer.token_to_id(self._specials.get("eos_token", ""))
@@ -240,47 +245,53 @@ class Renderer:
         return whole
 
     def _after(self, messages: Messages, served: int, tools: Tools) -> str | None:
-        return self._behind([shaped(message, self._traits.shape) for message in messages], tools, served, generate=True)
+        return self._behind([shaped(message, self._traits.shape) for message in messages], tools, served)
 
-    def said(self, messages: Messages, tools: Tools, prompt: str) -> tuple[str, str] | None:
-        """How the template itself writes the last message, the assistant's, as an answer to `prompt`: its text with the
-        end of the turn, and what follows that. None if the template does not show where that message is."""
-        shown = [shaped(message, self._traits.shape) for message in messages]
-        rest = self._behind(shown, tools, len(shown), generate=False)
-        if rest is None:
+    def _behind(self, shaped: list[Json], tools: Tools, served: int) -> str | None:
+        """The conversation is rendered with a mark at the end of the message, in its last call if calls are shown. What
+        is behind the mark is checked once for every kind of conversation."""
+        answer, kind = shaped[served - 1], _checked_as(shaped, tools, served)
+        closes = self._closes.get(kind)
+        known = closes is not None
+        if closes is None:
+            closes = bool(answer.get("tool_calls")) and self._shows_calls(shaped, tools, served)
+        marked = _with_mark(answer) if closes else _behind_words(_without_calls(answer))
+        rest = self._rest(shaped, tools, served, marked)
+        closing = None if rest is None else self._closing(closes, rest, [*shaped[: served - 1], marked], tools)
+        if rest is None or closing is None:
             return None
-        text = self._render(shown, tools, False)
-        if text.startswith(prompt) and len(prompt) <= len(text) - len(rest):
-            start = len(prompt)
-        else:  # history is written otherwise now: the answer begins where another one would differ
-            other = self._render([*shown[:-1], {"role": "assistant", "content": "\u2297"}], tools, False)
-            start = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), len(other))
-        end = self._end.match(rest) if self._end else None
-        cut = end.end() if end else 0
-        return text[start : len(text) - len(rest)] + rest[:cut], rest[cut:]
+        rest = rest[len(closing) :]
+        if not known:
+            if not self._is_behind(shaped, tools, served, rest, closes):
+                return None
+            if kind is not None:
+                self._closes[kind] = closes
+        return rest
 
-    def _behind(self, shaped: list[Json], tools: Tools, served: int, *, generate: bool) -> str | None:
-        """The conversation is rendered with a mark at the end of the message. Where a mark may change what a template
-        writes by being there, it is rendered once more without it, and must be the same behind the mark."""
+    def _shows_calls(self, shaped: list[Json], tools: Tools, served: int) -> bool:
+        without = [*shaped[: served - 1], _without_calls(shaped[served - 1]), *shaped[served:]]
+        try:
+            return self._render(without, tools, True) != self._render(shaped, tools, True)
+        except BadTemplate:
+            return True
+
+    def _is_behind(self, shaped: list[Json], tools: Tools, served: int, rest: str, closes: bool) -> bool:
+        """Whether a text is what the template writes behind all of a message: it may write other text because of a
+        mark, show only some of the calls, or write them or the words behind what follows."""
+        if not self._render(shaped, tools, True).endswith(rest):
+            return False
         answer = shaped[served - 1]
-        for marked in _marked(answer):
-            try:
-                text = self._render([*shaped[: served - 1], marked, *shaped[served:]], tools, generate)
-            except BadTemplate:
-                continue
-            at = text.rfind(_HERE)
-            if at < 0:
-                continue
-            rest = text[at + len(_HERE) :]
-            calls = marked.get("tool_calls") is not answer.get("tool_calls")
-            closing = self._closing(calls, rest, [*shaped[: served - 1], marked], tools)
-            if closing is None:
-                continue
-            rest = rest[len(closing) :]
-            if (not calls and _changes(answer)) and not self._render(shaped, tools, generate).endswith(rest):
-                continue
-            return rest
-        return None
+        words = self._rest(shaped, tools, served, _behind_words(answer)) if closes and answer["content"] else None
+        return words is None or words.endswith(rest)
+
+    def _rest(self, shaped: list[Json], tools: Tools, served: int, marked: Json) -> str | None:
+        """What stands behind the mark; None if it is not shown."""
+        try:
+            text = self._render([*shaped[: served - 1], marked, *shaped[served:]], tools, True)
+        except BadTemplate:
+            return None
+        found = text.rpartition(_HERE)
+        return found[2] if found[1] else None
 
     def _closing(self, calls: bool, rest: str, marked: list[Json], tools: Tools) -> str | None:
         """What still belongs to the answer behind a mark in it, before the end of the turn. It is what the template
@@ -298,24 +309,41 @@ class Renderer:
         alone = alone[: len(alone) - len(end)].rstrip() if end else alone
         return alone if rest.startswith(alone) else None
 
-    def continuation(self, messages: Messages, tools: Tools, served: int, path: Sequence[int]) -> list[int] | None:
-        """The tokens that follow `path`, which ends with the sampled tokens of `messages[served - 1]`; None if the
-        template does not show where that message ends. The end of the turn stands once: as the model said it or, where
-        the model was cut off, as the template writes it."""
+    def continuation(
+        self, messages: Messages, tools: Tools, served: int, path: Sequence[int], num_said: int
+    ) -> list[int] | None:
+        """The tokens that follow `path`, whose last `num_said` are those sampled for `messages[served - 1]`; None if
+        the template does not show where that message ends. The end of the turn stands once: as the model said it or,
+        where the model was cut off, as the template writes it."""
         rest = self.after(messages, tools, served)
         if rest is None:
             return None
-        written = self._end.match(rest) if self._end else None
-        said, beyond = self.ended(path)
-        if said:
-            if rest.startswith(said):  # also where the next message begins with it
-                rest = rest[len(said) :]
-            elif written:
-                rest = rest[written.end() :]
-            rest = rest[_num_common(beyond, rest) :]
+        last = path[-num_said:][-_WINDOW:]
+        end, beyond = self.ended(path)
+        if end:
+            rest = self._behind_end(rest, end, messages[served - 1])
+            rest = rest and rest[_num_common(beyond, rest) :]
         else:
-            rest = self._unsaid(rest, path, messages[served - 1]["content"])
+            rest = self._unsaid(rest, last, messages[served - 1]["content"])
+        if rest is None or self._repeated(self.decode(last).removesuffix(end + beyond), rest):
+            return None
         return self.encode_after(path, rest)
+
+    def _behind_end(self, rest: str, end: str, answer: Json) -> str | None:
+        """What is left to be written behind an answer that the model ended; None if the template may write an end
+        there that nobody knows for one."""
+        if rest.lstrip().startswith(end):  # also where the next message begins with it
+            return rest.lstrip()[len(end) :]
+        if written := self._end.match(rest) if self._end else None:
+            return rest[written.end() :]
+        return rest if (self._traits.called if answer.get("tool_calls") else self._traits.said).sure else None
+
+    def _repeated(self, said: str, rest: str) -> bool:
+        """Whether marks that the model said last would be written once more."""
+        said = "".join(said.split())
+        marks = islice(self._marker.finditer(rest.lstrip()), 3)
+        begun = ("".join(rest.lstrip()[: mark.end()].split()) for mark in marks)
+        return any(text and said.endswith(text) for text in begun)
 
     def ended(self, path: Sequence[int]) -> tuple[str, str]:
         """The end of turn that the last sampled token completed, and what that token says beyond it; empty if it
@@ -329,13 +357,13 @@ class Renderer:
                 return text, said[end:]
         return "", ""
 
-    def _unsaid(self, rest: str, path: Sequence[int], content: str) -> str:
+    def _unsaid(self, rest: str, last: Sequence[int], content: str) -> str:
         """What is left to be written behind an answer that was not ended: white space before the end, or all there is
         where no mark ends a turn, may be among the model's last tokens already."""
-        said, end = self.decode(path[-_WINDOW:]), content[-40:]
+        said, end = self.decode(last), content[-40:]
         if end and (at := said.rfind(end)) >= 0 and rest.startswith(beyond := said[at + len(end) :]):
             return rest[len(beyond) :]
-        for length in range(min(len(said), len(rest)), 0, -1):
+        for length in range(min(len(said), len(rest)) if said.strip() else 0, 0, -1):
             if rest[:length].isspace() and said.endswith(rest[:length]):
                 return rest[length:]
         return rest
@@ -389,22 +417,40 @@ class Renderer:
         return True
 
 
-def _marked(answer: Json) -> Iterator[Json]:
-    """An assistant's message with a mark at its end: in its last call, or behind its text."""
-    if calls := answer.get("tool_calls"):
-        function = calls[-1]["function"]
-        arguments = function["arguments"]
-        if isinstance(arguments, str):
-            marked = json.dumps(json.loads(arguments) | {_HERE: _HERE}, ensure_ascii=False)
-        else:
-            marked = arguments | {_HERE: _HERE}
-        yield answer | {"tool_calls": [*calls[:-1], calls[-1] | {"function": function | {"arguments": marked}}]}
-    yield answer | {"content": (answer["content"] or "") + _HERE}
+def _with_mark(answer: Json) -> Json:
+    """An assistant's message with a mark at the end of its last call's arguments."""
+    *calls, last = answer["tool_calls"]
+    function = last["function"]
+    arguments = function["arguments"]
+    if isinstance(arguments, str):
+        marked = json.dumps(json.loads(arguments) | {_HERE: _HERE}, ensure_ascii=False)
+    else:
+        marked = arguments | {_HERE: _HERE}
+    return answer | {"tool_calls": [*calls, last | {"function": function | {"arguments": marked}}]}
+
+
+def _behind_words(answer: Json) -> Json:
+    return answer | {"content": (answer["content"] or "") + _HERE}
+
+
+def _without_calls(answer: Json) -> Json:
+    return {name: value for name, value in answer.items() if name != "tool_calls"}
 
 
 def _kind(messages: Messages, tools: Tools) -> tuple[Any, ...]:
     """What kind of conversation this is to a template: who speaks, with words and calls or without, with tools."""
     return (bool(tools), *((m["role"], bool(m["content"]), len(m.get("tool_calls", ()))) for m in messages))
+
+
+def _checked_as(messages: Messages, tools: Tools, served: int) -> tuple[Any, ...] | None:
+    """Conversations that a template treats alike where an answer ends; None if that hangs on the answer's very words:
+    templates ask whether there are any, strip white space and look for marks at their end."""
+    answer = messages[served - 1]
+    content, calls = answer["content"] or "", answer.get("tool_calls")
+    if len(messages) > 8 or (not calls and (not content or content[-1].isspace() or content[-1] in ">]")):
+        return None
+    thinks = "</" in content or bool(answer.get("reasoning_content"))
+    return served, thinks, bool(calls and calls[-1]["function"]["arguments"]), *_kind(messages, tools)
 
 
 def _shortened(messages: Messages, served: int) -> tuple[list[Json], int] | None:
@@ -415,12 +461,6 @@ def _shortened(messages: Messages, served: int) -> tuple[list[Json], int] | None
     if user is None or user == len(system) == served - 2:
         return None
     return [*system, messages[user], *messages[served - 1 :]], len(system) + 2
-
-
-def _changes(answer: Json) -> bool:
-    """Templates ask whether there is content, strip white space and look for marks at its end."""
-    content = answer["content"] or ""
-    return not content or content[-1].isspace() or content[-1] in ">]"
 
 
 def _num_common(a: str, b: str) -> int:

@@ -168,7 +168,7 @@ class Contexts:
             return None
         turn, served = found
         path = turn.ids
-        new = renderer.continuation(asked.messages, asked.tools, served, path)
+        new = renderer.continuation(asked.messages, asked.tools, served, path, len(turn.response_ids))
         if new is None:
             return None
         return Prompt(ids=path + new, parent=turn.id, shared=len(path), branch=self._fork(turn, asked, served))

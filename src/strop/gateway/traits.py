@@ -17,7 +17,7 @@ from msgspec import Struct
 from strop.gateway.dialects.base import Json
 from strop.gateway.templates import BadTemplate, Template
 
-MARK = "strop0mark"
+MARK, NEXT = "strop0mark", "strop1mark"
 USER: Json = {"role": "user", "content": "a"}
 TOOL: Json = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 _MARKER = r"<[^<>\s]{1,40}>|<\|[^<>]{1,40}\|>|<｜[^<>]{1,40}｜>"
@@ -34,11 +34,13 @@ class Shape(Struct, frozen=True):
 
 class Closing(Struct, frozen=True):
     """How a template closes an assistant's message: what still belongs to it, the marks that end the turn and, where
-    there are none, the mark that the next message begins with, which the model says to end its turn."""
+    there are none, the mark that the next message begins with, which the model says to end its turn. Unless that is
+    `sure`, it may be an end of the turn after all."""
 
     before: str
     ends: tuple[str, ...]
     next: tuple[str, ...] = ()
+    sure: bool = True
 
 
 class Traits(Struct, frozen=True):
@@ -60,8 +62,8 @@ def traits_of(template: Template, added: Iterable[str], kept: frozenset[str]) ->
     """`added` are the marks the tokenizer knows; `kept` those that have a meaning within an answer."""
     shape = Probe(template, Shape(), added, kept).shape()
     probe = Probe(template, shape, added, kept)
-    said = probe.closing(answer(MARK), {"role": "user", "content": MARK + "2"})
-    tool: Json = {"role": "tool", "content": MARK + "2", "name": "f", "tool_call_id": "call00001"}
+    said = probe.closing(answer(MARK), {"role": "user", "content": NEXT})
+    tool: Json = {"role": "tool", "content": NEXT, "name": "f", "tool_call_id": "call00001"}
     called = probe.closing(answer("", MARK), tool, said.ends)
     return Traits(
         shape,
@@ -70,7 +72,7 @@ def traits_of(template: Template, added: Iterable[str], kept: frozenset[str]) ->
         called,
         tools=probe.tools(),
         calls=probe.shows([USER, answer("", MARK), tool | {"content": "b"}]),
-        results=probe.shows([USER, answer("", "a"), tool]),
+        results=probe.shows([USER, answer("", "a"), tool | {"content": MARK}]),
         system=bool(probe.shows([{"role": "system", "content": MARK}, USER])),
     )
 
@@ -94,13 +96,17 @@ def shaped(message: Json, shape: Shape) -> Json:
     return message | {"tool_calls": changed, "content": message["content"] or shape.no_content}
 
 
+def marker(added: Iterable[str]) -> re.Pattern[str]:
+    """Finds marks: those the tokenizer knows, and what looks like one."""
+    return re.compile("|".join([*map(re.escape, sorted(added, key=len, reverse=True)), _MARKER]))
+
+
 class Probe:
     """Asks a template by rendering for it what it may never see again."""
 
     def __init__(self, template: Template, shape: Shape, added: Iterable[str], kept: frozenset[str]) -> None:
         self._template, self._shape, self._kept = template, shape, kept
-        known = sorted(added, key=len, reverse=True)
-        self._marker = re.compile("|".join([*map(re.escape, known), _MARKER]))
+        self._marker = marker(added)
 
     def shape(self) -> Shape:
         """The first shape in which the template shows a call's arguments; or does not refuse one at least."""
@@ -159,25 +165,47 @@ class Probe:
         conversation and one that goes on, since some templates add more at the end, and some write nothing. `known`
         marks end other messages."""
         alone = self._behind_mark([answered])
-        within = self._behind_mark([answered, following]).partition(MARK + "2")[0]
+        within = self._behind_mark([answered, following]).partition(NEXT)[0]
         if ended := [end for end in known if end in within]:
             return Closing("", tuple(ended))
-        syntax = set(self._marks(self._between_calls())) if answered.get("tool_calls") else set[str]()
+        syntax = self._syntax(answered) if answered.get("tool_calls") else set[str]()
         if alone and (within.startswith(alone) or not within):
             marks = [mark for mark in self._marks(alone) if mark not in syntax and alone.endswith(mark)]
             if not marks and not answered.get("tool_calls") and len(alone) < 16:
                 marks = [alone]
             if marks:
                 return Closing(alone.removesuffix(marks[0]).rstrip(), (marks[0],))
-            return Closing(alone, (), self._next(within[len(alone) :]))
+            later = self._ended_later(answered, following, within, syntax)
+            return later or Closing(alone, (), self._next(within[len(alone) :]), sure=False)
         common = next((i for i, (a, b) in enumerate(zip(alone, within, strict=False)) if a != b), 0)
         marks = [mark for mark in self._marks(within[:common]) if mark not in syntax]
         marks = [mark for mark in marks if mark not in self._kept] or marks  # behind those a model goes on
         if marks:
             return Closing(within.partition(marks[0])[0].rstrip(), (marks[0],))
-        if not alone:
-            return Closing("", (), self._next(within))
+        if not alone or syntax:
+            later = self._ended_later(answered, following, within, syntax)
+            return later or Closing("", (), self._next(within), sure=False)
         return Closing("", tuple(dict.fromkeys([*self._next(within), *self._next(alone)])))
+
+    def _ended_later(self, answered: Json, following: Json, within: str, syntax: set[str]) -> Closing | None:
+        """How messages are closed by a template that ends them only once another one follows: what stands between them
+        and does not belong to the latter. What that begins with is seen where it follows no answer: unless another
+        message that ends alike stands before it there."""
+        lead = [USER] if answered.get("tool_calls") else []
+        try:
+            head = self._probe([*lead, shaped(following, self._shape)], False).partition(NEXT)[0]
+        except BadTemplate:
+            return None
+        pairs = zip(within[::-1], head[::-1], strict=False)
+        cut = len(within) - next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(within), len(head)))
+        cut = next((mark.end() for mark in self._marker.finditer(within) if mark.start() < cut < mark.end()), cut)
+        if not cut and len(self._marks(within)) > 1:
+            return None
+        ending = within[:cut].rstrip()
+        marks = [mark for mark in self._marks(ending) if mark not in syntax and ending.endswith(mark)]
+        if marks:
+            return Closing(ending.removesuffix(marks[0]).rstrip(), (marks[0],))
+        return Closing(ending if answered.get("tool_calls") else "", (), self._next(within[cut:]))
 
     def _behind_mark(self, messages: list[Json]) -> str:
         try:
@@ -192,12 +220,20 @@ class Probe:
         marks = self._marks(text)
         return (marks[0],) if marks and text.startswith(marks[0]) else ()
 
-    def _between_calls(self) -> str:
-        try:
-            text = self._probe([USER, shaped(answer("", MARK, MARK + "2"), self._shape)], False)
-        except BadTemplate:
-            return ""
-        return text.partition(MARK)[2].partition(MARK + "2")[0] if MARK + "2" in text else ""
+    def _syntax(self, called: Json) -> set[str]:
+        """Marks that belong to calls: those between two of them, and those that close what was opened before."""
+        found: set[str] = set()
+        for message in (called, answer("", MARK, NEXT)):
+            try:
+                text = self._probe([USER, shaped(message, self._shape)], False)
+            except BadTemplate:
+                continue
+            before, _, behind = text.partition(MARK)
+            if NEXT in behind:
+                found.update(self._marks(behind.partition(NEXT)[0]))
+            opened = self._marks(before)
+            found.update(mark for mark in self._marks(behind) if mark[:2] == "</" and "<" + mark[2:] in opened)
+        return found
 
     def _marks(self, text: str) -> list[str]:
         return self._marker.findall(text)

@@ -49,14 +49,14 @@ def test_continuation_is_what_the_whole_has(renderer: Renderer, served: int, end
     assert rest.startswith("<|im_end|>\n<|im_start|>")
     assert whole.endswith(rest)
     path = renderer.encode(whole.removesuffix(rest) + ("<|im_end|>" if ended else ""))
-    new = renderer.continuation(CHAT, TOOLS, served, path)
+    new = renderer.continuation(CHAT, TOOLS, served, path, 4)
     assert new is not None
     assert path + new == renderer.encode(whole), "the end of the turn stands once"
 
 
 def test_rewritten_history_is_noticed(renderer: Renderer) -> None:
     rewriting = TEMPLATE.replace("{{ message.content }}", "{{ message.content if loop.last else 'gone' }}")
-    assert Renderer(renderer.tokenizer, rewriting).continuation(CHAT, None, 5, [1]) is None
+    assert Renderer(renderer.tokenizer, rewriting).continuation(CHAT, None, 5, [1], 1) is None
 
 
 CHANGED = TEMPLATE.replace("<|im_end|>", "</s>")
@@ -76,11 +76,12 @@ def test_ends_that_are_no_tokens(renderer: Renderer, beyond: str) -> None:
     said = [*wide.encode("b</s"), *wide.encode(f">{beyond}")]
     assert wide.decode(said) == f"b</s>{beyond}"
     assert wide.ended(said) == ("</s>", beyond)
-    new = wide.continuation(chat, None, 2, prompt + said)
+    new = wide.continuation(chat, None, 2, prompt + said, len(said))
     assert new is not None
     left = "\n<|im_start|>user\nc</s>\n<|im_start|>assistant\n"
     assert wide.decode(new) == (left[1:] if beyond else left)
-    assert wide.continuation(chat, None, 2, [*prompt, *wide.encode("b</s>!")]) == wide.encode("</s>" + left)
+    said = wide.encode("b</s>!")
+    assert wide.continuation(chat, None, 2, prompt + said, len(said)) == wide.encode("</s>" + left)
 
 
 def test_another_end_than_the_template_writes(renderer: Renderer) -> None:
@@ -94,7 +95,7 @@ def test_another_end_than_the_template_writes(renderer: Renderer) -> None:
     assert found.stop_texts == ("<end>", "<return>")
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     path = found.encode("<user>a<end><assistant>b<return>")
-    new = found.continuation(chat, None, 2, path)
+    new = found.continuation(chat, None, 2, path, len(path))
     assert new is not None
     assert found.decode(path + new) == "<user>a<end><assistant>b<return><user>c<end><assistant>"
 
