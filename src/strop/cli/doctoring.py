@@ -19,7 +19,7 @@ from strop.cli.printing import console, json_line
 from strop.config import Config, PolicyConfig
 from strop.engines.models import folder_of
 from strop.errors import ConfigError
-from strop.gateway.doctor import SAMPLES, Conversation, Report, examine, read_transcripts
+from strop.gateway.doctor import Conversation, Finding, Report, look_at, needs, read_transcripts, samples
 from strop.gateway.render import Renderer
 from strop.monitor.screen import Screen
 
@@ -43,9 +43,9 @@ def _doctor(arguments: argparse.Namespace) -> int:
     if arguments.template and not arguments.tokenizer:
         raise ConfigError("a template needs its tokenizer: add --tokenizer DIR, the folder with its tokenizer.json")
     renderer = _renderer(folder, arguments.template, config.policy)
-    conversations = read_transcripts(Path(arguments.transcripts)) if arguments.transcripts else SAMPLES
+    conversations = read_transcripts(Path(arguments.transcripts)) if arguments.transcripts else samples(renderer)
     found = _examine(renderer, conversations, quiet=arguments.json)
-    if not any(report.turns or report.error for report, _ in found):
+    if not any(one.sampled.turns or one.sampled.error for one in found):
         raise ConfigError("no conversation has an answer of the assistant's in it: there is nothing to replay")
     alone = arguments.template or arguments.transcripts or arguments.tokenizer
     environment = {} if alone else _environment(config, folder)
@@ -57,7 +57,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
         _print(folder, renderer, found, environment)
         for line in foreseeing.told(probe) if probe else ():
             console().print(line, markup=False)
-    return _exit_code([sampled for sampled, _ in found])
+    return _exit_code(found)
 
 
 def _renderer(folder: Path, template: str | None, policy: PolicyConfig) -> Renderer:
@@ -70,20 +70,21 @@ def _renderer(folder: Path, template: str | None, policy: PolicyConfig) -> Rende
         raise ConfigError(f"cannot read {template}: {error}") from None
 
 
-def _examine(renderer: Renderer, conversations: Sequence[Conversation], *, quiet: bool) -> list[tuple[Report, Report]]:
-    """Both ways of showing history, for every conversation."""
+def _examine(renderer: Renderer, conversations: Sequence[Conversation], *, quiet: bool) -> list[Finding]:
     if not conversations:
         raise ConfigError("the transcripts hold no conversation: each line is an object with `messages`")
     shown = track(conversations, "replaying", console=Screen(stderr=True), disable=quiet, transient=True)
-    return [(examine(renderer, one), examine(renderer, one, history="template")) for one in shown]
+    return [look_at(renderer, one) for one in shown]
 
 
-def _exit_code(reports: Sequence[Report]) -> int:
+def _exit_code(found: Sequence[Finding]) -> int:
     """0: every conversation was exact; 1: some were not; 2: the template cannot render some."""
-    if any(report.error is None and not (report.exact and report.equal is not False) for report in reports):
+    if any(one.sampled.error is None and (one.exact is False or one.equal is False) for one in found):
         return 1
-    return 2 if any(report.error for report in reports) else 0
+    return 2 if any(one.sampled.error for one in found) else 0
 
+
+NOTHING = "no answer of the assistant's in it, so nothing was compared"
 
 # -- what is shown -----------------------------------------------------------------------------------------------------
 
@@ -96,14 +97,14 @@ def _summary(report: Report) -> dict[str, Any]:
         "exact": report.exact,
         "prefix_stable": report.stable,
         "equals_template": report.equal,
+        "differences": report.differences,
+        "wrong": report.wrong,
         "error": report.error,
+        "note": None if report.turns or report.error else NOTHING,
     }
 
 
-def _as_json(
-    folder: Path, template: str | None, renderer: Renderer, found: Sequence[tuple[Report, Report]]
-) -> dict[str, Any]:
-    sampled = [report for report, _ in found]
+def _as_json(folder: Path, template: str | None, renderer: Renderer, found: Sequence[Finding]) -> dict[str, Any]:
     return {
         "template": template,
         "tokenizer": str(folder),
@@ -111,50 +112,67 @@ def _as_json(
         "tools": renderer.tooling.note or renderer.tooling.lost,
         "stop_ids": renderer.stop_ids,
         "stop_texts": renderer.stop_texts,
-        "exit": _exit_code(sampled),
+        "needs": needs(renderer),
+        "exit": _exit_code(found),
         "conversations": [
-            {"id": report.id, **_summary(report), "turn_reports": report.turns, "history_template": _summary(other)}
-            for report, other in found
+            {
+                "id": one.sampled.id,
+                **_summary(one.sampled),
+                "turn_reports": one.sampled.turns,
+                "ended_otherwise": _summary(one.otherwise),
+                "history_template": _summary(one.template),
+            }
+            for one in found
         ],
     }
 
 
-def _print(
-    folder: Path, renderer: Renderer, found: Sequence[tuple[Report, Report]], environment: dict[str, str]
-) -> None:
+def _print(folder: Path, renderer: Renderer, found: Sequence[Finding], environment: dict[str, str]) -> None:
     out = console()
-    table = Table(box=None, pad_edge=False)
-    for heading in ("conversation", "turns", "exact", "like the template", "branches", "with history = template"):
-        table.add_column(heading, justify="right" if heading == "turns" else "left")
-    worst = sorted(found, key=lambda pair: (pair[0].exact, pair[0].equal is not False))
-    for report, other in worst[:20]:
-        if report.error:
-            table.add_row(escape(report.id), "", "[red]no[/]", escape(report.error), "", "")
-            continue
-        like = {True: "yes", False: "[red]no[/]", None: "it rewrites history"}[report.equal]
-        table.add_row(
-            escape(report.id),
-            str(len(report.turns)),
-            "[green]yes[/]" if report.exact else "[red]no[/]",
-            like,
-            _reasons(report.branches) or "none",
-            _reasons(other.branches) or "no branches",
-        )
-    out.print(table)
+    worst = sorted(found, key=lambda one: (one.exact is not False, one.equal is not False))
+    out.print(_table(worst[:20]))
     if len(worst) > 20:
         out.print(f"and {len(worst) - 20} more")
-    exact = sum(report.exact for report, _ in found)
-    turns = sum(len(report.turns) for report, _ in found)
+    for one in [one for one in worst if one.wrong][:3]:
+        out.print(f"\n{one.sampled.id}, {one.wrong[0]}", style="red", markup=False)
+    exact = sum(bool(one.exact) for one in found)
+    turns = sum(len(one.sampled.turns) for one in found)
     ends = [*map(repr, (renderer.decode([id]) for id in renderer.stop_ids)), *map(repr, renderer.stop_texts)]
     out.print(f"\n{exact} of {len(found)} conversations exact, {turns} turns")
+    if any(one.wrong for one in found):
+        out.print("prompts are not what the template writes: do not train with this template", style="red")
+    if names := sum((one.differences for one in found), Counter[str]()):
+        out.print(f"prompts differ from the template's own text by: {_reasons(names)}", markup=False)
     out.print(f"answers end with {', '.join(ends)}; calls are written as {renderer.format.name}")
-    if about := renderer.tooling.note or renderer.tooling.lost:
-        out.print(about, markup=False)
+    for about in [renderer.tooling.note or renderer.tooling.lost, *needs(renderer)]:
+        if about:
+            out.print(about, style="yellow", markup=False)
     if renderer.stop_texts:
         unknown = ", ".join(renderer.stop_texts)
         print(f"strop: the tokenizer in {folder} has no token {unknown}: is it this template's?", file=sys.stderr)
     for what, how in environment.items():
         out.print(f"{what}: {how}", markup=False)
+
+
+def _table(found: Sequence[Finding]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("conversation", "turns", "exact", "like the template", "branches", "with history = template"):
+        table.add_column(heading, justify="right" if heading == "turns" else "left")
+    for one in found:
+        report = one.sampled
+        if report.error or not report.turns:
+            table.add_row(escape(report.id), "", "[red]no[/]" if report.error else "", escape(report.error or NOTHING))
+            continue
+        like = {True: "yes", False: "[red]no[/]", None: "it rewrites history"}[one.equal]
+        table.add_row(
+            escape(report.id),
+            str(len(report.turns)),
+            "[green]yes[/]" if one.exact else "[red]no[/]",
+            like,
+            _reasons(report.branches) or "none",
+            _reasons(one.template.branches) or "no branches",
+        )
+    return table
 
 
 def _reasons(branches: Counter[str]) -> str:
