@@ -112,3 +112,11 @@ def test_thoughts_of_long_conversations_are_told_apart(desk: Desk) -> None:
             assert turn.branch is None
             path += [thought(turn), user("b")]
             last[i] = turn
+
+
+def test_names_are_not_shown_to_the_model(renderer: Renderer) -> None:
+    whole = TEMPLATE.replace("{{ message.content }}", "{{ message | tojson }}")
+    said_ = {"role": "assistant", "content": "one", "turn": "g1.0/1/0"}
+    shown = Renderer(renderer.tokenizer, whole).text([user("a"), said_, user("b")], None, generate=True)
+    assert '"one"' in shown
+    assert "g1.0/1/0" not in shown
