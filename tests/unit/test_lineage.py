@@ -181,6 +181,15 @@ async def test_with_every_checkpoint_damaged_the_run_begins_where_it_began(train
     assert all(f"step-{number:06d}-1.damaged" in note for number in range(1, STEPS + 1))
 
 
+async def test_a_checkpoint_of_which_only_the_folder_is_left_is_set_aside(trained, model) -> None:
+    folder, digests = trained
+    for file in checkpoint(folder, 4).iterdir():
+        file.unlink()
+    versions, again, (note,) = await resumed(folder, model)
+    assert (versions, again) == (["1.1", "1.2", "1.3", "2.4"], digests)
+    assert note.startswith(f"{checkpoint(folder, 4)} is not a checkpoint (kept as step-000004-1.damaged): going back")
+
+
 async def test_a_newest_checkpoint_that_is_gone_is_missed(trained, model) -> None:
     folder, digests = trained
     checkpoint(folder, 4).rename(folder / "elsewhere")

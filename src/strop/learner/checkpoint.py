@@ -32,9 +32,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from strop.errors import LearnerError, ModelError
+from strop.errors import DamagedCheckpoint, LearnerError, ModelError
 from strop.learner.lora import file_name
-from strop.learner.sums import SUMS, WEIGHTS, damaged, verify, write_sums
+from strop.learner.sums import SUMS, TRAINING, WEIGHTS, damaged, verify, write_sums
 
 MODEL, ADAPTER = WEIGHTS
 _WRITING = re.compile("inline_container|PytorchStreamWriter|os error", re.IGNORECASE)
@@ -72,6 +72,8 @@ def restore(
     """Copy the weights in place and return (state, meta) as they were saved. Raises `DamagedCheckpoint`, with nothing
     copied, where a file is missing or not what was written."""
     folder = Path(folder)
+    if not any((folder / name).exists() for name in (SUMS, *TRAINING)):
+        raise DamagedCheckpoint(f"{folder} is not a checkpoint: {', '.join(TRAINING)} are missing")
     verify(folder)
     with telling(folder / "strop.json") as file:
         meta = json.loads(file.read_text())
