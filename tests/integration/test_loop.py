@@ -11,8 +11,10 @@ import pytest
 from strop import config as configs
 from strop import demo
 from strop.config import Config
+from strop.folder import RunFolder
 from strop.learner.process import LearnerProcess
 from strop.monitor.view import Silent
+from strop.replay import retrain
 from strop.run import train
 from strop.store.sqlite import SqliteStore
 from strop.weights.shared import Shared
@@ -133,6 +135,15 @@ async def test_training_and_evaluation_sample_as_each_is_set(told: Story) -> Non
     for rollout in told.rollouts:
         drawn.setdefault(rollout.mode, set()).update(turn.sampling.temperature for turn in told.turns[rollout.id])
     assert drawn == {"train": {0.9}, "eval": {0.4}}
+
+
+async def test_a_replayed_step_has_the_adaptive_coefficient_that_it_had(told: Story, folder: Path) -> None:
+    store = await SqliteStore.open(folder / "store.sqlite")
+    made = await retrain(store, RunFolder.config(folder), 3, lambda _: None)
+    await store.close()
+    assert made.base == 2
+    assert made.metrics["actor/kl_coef"][0] is not None
+    assert made.differ == {}
 
 
 async def test_the_adaptive_coefficient_goes_on_where_it_was(told: Story, resumed: Story) -> None:

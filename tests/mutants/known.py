@@ -85,6 +85,7 @@ MUTANTS = (
         "dict(",
         LOOP,
     ),
+    _one("adaptive KL coefficient not restored by replay", "replay.py", "algorithm.resume(", "dict(", LOOP),
     _one("any version is trained on at staleness 0", "run.py", "sampled_by <= set(run.names)", "True", RUN),
     _one("checkpoint not fsynced", "learner/checkpoint.py", "os.fsync(handle)", "pass", CHECKPOINT),
     # -- token law
