@@ -1,7 +1,7 @@
 """Going on from an earlier run: the same one with some settings changed, or a new one from its weights.
 
-    strop train --resume runs/a --set loop.steps=200     the same run, its numbers and its data; few settings may change
-    strop train --from runs/a:100 --set loop.groups=32   a new run, from the weights after step 100; anything may change
+    strop train --resume runs/a --steps 200              the same run, its numbers and its data; few settings may change
+    strop train --from runs/a:100 --groups 32            a new run, from the weights after step 100; anything may change
 
 Changes of a resumed run hold from its last checkpoint on, from where steps are made again, and for every later resume.
 """

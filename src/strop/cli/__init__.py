@@ -10,6 +10,7 @@ import strop
 from strop.cli import (
     chatting,
     comparing,
+    completing,
     configuring,
     doctoring,
     evaluating,
@@ -22,12 +23,18 @@ from strop.cli import (
 from strop.errors import StropError
 from strop.secret import hide
 
+BEGIN = "To begin: `strop demo`. Of a command more is said by `strop COMMAND --help`, of settings by `strop config`."
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 done, 1 it failed, 2 it was asked wrongly, 130 it was stopped. Errors
     meant for people are one sentence on stderr."""
     hide("STROP_KEY")
-    arguments = parser().parse_args(argv)
+    top = parser()
+    arguments = top.parse_args(argv)
+    if arguments.command is None:
+        top.print_help()
+        return 0
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
         return command(arguments)
@@ -43,9 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="strop", description="Train the model behind any agent.")
+    top = argparse.ArgumentParser(prog="strop", description="Train the model behind any agent.", epilog=BEGIN)
     top.add_argument("--version", action="version", version=f"strop {strop.__version__}")
-    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    top.set_defaults(command=None)
+    commands = top.add_subparsers(metavar="COMMAND", title="commands")
     for part in (
         training,
         evaluating,
@@ -57,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
         replaying,
         doctoring,
         searching,
+        completing,
     ):
         part.add(commands)
     return top

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,27 @@ from strop.monitor.screen import Screen
 from strop.monitor.summary import Summary
 
 T = TypeVar("T")
+
+
+SHORT = {
+    "--steps": ("loop.steps", "steps to train"),
+    "--lr": ("learner.optim.lr", "learning rate"),
+    "--groups": ("loop.groups", "tasks per step"),
+}
+"""Settings that are asked for most, by an option of their own."""
+
+
+class _Short(argparse.Action):
+    """Stands for --set, in its place among others: the last one wins."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        namespace.set = [*namespace.set, f"{self.const}={values}"]
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -70,6 +91,9 @@ def _common(command: argparse.ArgumentParser, *, folder: str | None) -> None:
     command.add_argument("--folder", default=folder, help=where)
     command.add_argument("--overwrite", action="store_true", help="delete the run that is there instead")
     command.add_argument("--set", action="append", default=[], metavar="a.b=c", help="any setting; see `strop config`")
+    for flag, (setting, what) in SHORT.items():
+        said = f"{what}: --set {setting}=N"
+        command.add_argument(flag, action=_Short, const=setting, dest="set", metavar="N", help=said)
     command.add_argument("--json", action="store_true", help="print the summary as JSON and nothing else")
 
 

@@ -1,0 +1,78 @@
+"""Shells complete commands, options, choices and settings; bare `strop` says what there is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from strop.cli import main, parser, training
+
+
+@pytest.fixture(scope="module", params=["bash", "zsh", "fish"])
+def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    if shutil.which(request.param) is None:
+        pytest.skip(f"{request.param} is not installed")
+    script = tmp_path_factory.mktemp("completion") / f"strop.{request.param}"
+    made = subprocess.run(
+        [sys.executable, "-m", "strop.cli", "completion", request.param], capture_output=True, text=True, check=True
+    )
+    script.write_text(made.stdout)
+    return request.param, script
+
+
+def completed(shell: tuple[str, Path], *words: str) -> set[str]:
+    """What the shell offers for the last of the words."""
+    name, script = shell
+    if name == "bash":
+        given = f"COMP_WORDS=(strop {' '.join(map(repr, words))}); COMP_CWORD={len(words)}; _strop 2>/dev/null"
+        code = f'source {script}; {given}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    elif name == "fish":
+        code = f"source {script}; complete -C 'strop {' '.join(words)}'"
+    else:  # zsh completes only where somebody types: what it would offer is caught on its way to the screen
+        caught = (
+            'compadd() { while [[ $1 == -* && $1 != -- ]]; do [[ $1 == -S ]] && shift; shift; done; print -l -- "$@" }'
+        )
+        described = "_describe() { print -l -- ${${(P)2}%%:*} }; _files() { }; compdef() { }"
+        given = f"words=(strop {' '.join(map(repr, words))}); CURRENT={len(words) + 1}; PREFIX={words[-1]!r}"
+        code = f"{caught}; {described}; source {script}; {given}; _strop"
+    done = subprocess.run([name, "-c", code], capture_output=True, text=True, env=os.environ | {"HOME": "/nonexistent"})
+    found = {line.split("\t")[0] for line in done.stdout.splitlines()}
+    return {word for word in found if word.startswith(words[-1])}
+
+
+def test_shells_complete_what_there_is(shell: tuple[str, Path]) -> None:
+    assert completed(shell, "tr") == {"train"}
+    assert {"--steps", "--set", "--seed"} <= completed(shell, "train", "--s")
+    assert "--probe" not in completed(shell, "train", "--p")
+    assert completed(shell, "demo", "--task", "c") == {"calc", "chain"}
+    assert completed(shell, "rollouts", "--status", "f") == {"failed"}
+    assert completed(shell, "config", "pp") == {"ppo"}
+    assert "learner.optim" in completed(shell, "config", "learner")
+    assert completed(shell, "completion", "z") == {"zsh"}
+
+
+def test_shells_complete_settings(shell: tuple[str, Path]) -> None:
+    assert completed(shell, "train", "--set", "loop.st") == {"loop.steps=", "loop.staleness="}
+    assert completed(shell, "eval", "--set", "learner.optim.l") == {"learner.optim.lr="}
+    assert "algorithm.settings.lam=" in completed(shell, "train", "--set", "algorithm.settings.l")  # PPO's
+
+
+def test_bare_strop_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    assert "rollouts" in said
+    assert "strop demo" in said
+
+
+def test_short_forms_stand_for_settings() -> None:
+    """The last one wins, however it is written."""
+    given = parser().parse_args(["train", "--steps", "3", "--set", "loop.steps=4", "--lr", "1e-4", "--groups", "2"])
+    assert given.set == ["loop.steps=3", "loop.steps=4", "learner.optim.lr=1e-4", "loop.groups=2"]
+    assert parser().parse_args(["demo", "--steps=5"]).set == ["loop.steps=5"]
+    assert parser().parse_args(["demo"]).set == []
+    assert list(training.SHORT) == ["--steps", "--lr", "--groups"]
