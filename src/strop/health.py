@@ -19,6 +19,7 @@ from msgspec import Struct
 from strop.types import Step
 
 MEAN, MAX, MIN = (f"critic/rewards/{name}" for name in ("mean", "max", "min"))
+NANO = "strop/nano"
 CUT_OFF, ENTROPY = "response_length/clip_ratio", "actor/entropy"
 CHANCE = 1e-6
 """So unlikely must it be that a model which is as good as before earned so little."""
@@ -44,6 +45,22 @@ def collapse(steps: Sequence[Step], patience: int) -> Collapse | None:
     if not patience or len(known) <= patience:
         return None
     return _nothing_earned(known, patience) or _fallen(known, patience)
+
+
+def nothing_yet(steps: Sequence[Step], patience: int, model: str = "") -> str | None:
+    """What to say, once, of a run that has had one and the same reward from its beginning: there is nothing to learn
+    from, and what has never been there cannot collapse."""
+    if not patience or len(steps) != patience or any(MEAN not in step.metrics for step in steps):
+        return None
+    got = {step.metrics[name] for step in steps for name in (MIN, MAX)}
+    if len(got) > 1 or not all(_flat(step.metrics) for step in steps):
+        return None
+    (value,) = got
+    said = f"every rollout of the first {patience} steps got {value:.3g}, so nothing is learnt"
+    if value > 0:
+        return f"{said}. Fix: take harder tasks"
+    nano = "strop/nano knows one tool only, the demo's calculator: take smollm2-135m for another; or " * (model == NANO)
+    return f"{said}. Fix: {nano}take easier tasks, give part of the reward for part of the way, or show examples"
 
 
 def _nothing_earned(steps: Sequence[Step], patience: int) -> Collapse | None:

@@ -28,7 +28,7 @@ from strop.algorithms.filters import too_stale
 from strop.config import Config
 from strop.errors import AgentError, ConfigError, LearnerError
 from strop.folder import until_gone
-from strop.health import Collapse, collapse
+from strop.health import Collapse, collapse, nothing_yet
 from strop.learner.process import LearnerProcess
 from strop.lineage import clear_queue, finished_evaluations, go_back, has_checkpoint, sample, stored, superseded
 from strop.monitor import transcripts
@@ -258,6 +258,8 @@ def tell_of_trouble(run: Run, step: Step) -> None:
             f"step {number}: a micro-batch of {budgets[-2]:.0f} tokens took more memory than the GPU has; going on "
             f"with {budgets[-1]:.0f}, which learner.token_budget could be set to"
         )
+    if why := nothing_yet(run.steps, run.config.loop.collapse_patience, run.config.policy.model):
+        note(why)
     if metrics["actor/skipped"]:
         reasons = "; ".join(f"{n} {explain(reason)}" for reason, n in Counter(step.dropped.values()).most_common())
         note(f"step {number} had nothing to train on: {reasons}")

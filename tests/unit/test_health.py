@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from strop.health import Collapse, collapse
+from strop.health import Collapse, collapse, nothing_yet
 from strop.types import Step
 
 
@@ -111,6 +111,20 @@ def test_runs_that_never_earned_anything_or_only_the_best() -> None:
         assert first(series(*[flat(always)] * 30)) is None
     assert first(series(*[lively(0.5)] * 3, *[flat(1.0)] * 30)) is None
     assert first(series(flat(0.0), flat(0.0), lively(0.1), *[flat(1.0)] * 30)) is None
+
+
+def test_a_run_that_never_earned_anything_is_told_once_what_to_do() -> None:
+    steps = series(*[flat(0.0)] * 9)
+    told = [said for n in range(1, 10) if (said := nothing_yet(steps[:n], 5)) is not None]
+    assert told == [
+        "every rollout of the first 5 steps got 0, so nothing is learnt. Fix: take easier tasks, give part of the "
+        "reward for part of the way, or show examples"
+    ]
+    assert "knows one tool only" in str(nothing_yet(steps[:5], 5, "strop/nano"))
+    assert "harder tasks" in str(nothing_yet(series(*[flat(1.0)] * 5), 5))
+    assert nothing_yet(series(lively(0.1), *[flat(0.0)] * 4), 5) is None
+    assert nothing_yet(series(*[flat(0.0)] * 4, flat(1.0)), 5) is None
+    assert nothing_yet([], 0) is None
 
 
 def test_failures_without_any_reward_are_another_matter() -> None:
