@@ -125,11 +125,14 @@ class Coefficients:
 
 
 def clipped(told: Told, given: Columns, c: Coefficients) -> tuple[Tensor, Tensor]:
-    """Schulman et al. 2017, a token at a time: minus min(r A, clip(r) A)."""
+    """Schulman et al. 2017, a token at a time: minus min(r A, clip(r) A); at most -3 A where that is positive (Ye et
+    al. 2019)."""
     advantage = given["advantage"]
     ratio = torch.exp(told.logp - given["proximal"])
     bounded = torch.clip(ratio, 1 - c.clip, 1 + c.clip_high)
-    return -torch.min(ratio * advantage, bounded * advantage), bounded * advantage < ratio * advantage
+    loss = -torch.min(ratio * advantage, bounded * advantage)
+    loss = torch.where(advantage < 0, torch.min(loss, -3.0 * advantage), loss)
+    return loss, bounded * advantage < ratio * advantage
 
 
 def sequence(told: Told, given: Columns, c: Coefficients) -> tuple[Tensor, Tensor]:
@@ -147,7 +150,8 @@ def turn_loss(kind: str, told: Told, given: Columns, c: Coefficients) -> tuple[T
     """The sum of weight x loss over a turn, and such sums of what metrics are made of.
 
     The policy's loss, corrected for what the engine found (truncated importance sampling, Yao et al. 2025); k3 to the
-    reference (Schulman 2020); an entropy bonus; the critic's squared error, held near what the critic said before.
+    reference, at most 10 (Schulman 2020); an entropy bonus; the critic's squared error, held near what the critic said
+    before.
     """
     policy, cut = (sequence if kind == "gspo" else clipped)(told, given, c)
     if c.correction is not None:
@@ -156,7 +160,7 @@ def turn_loss(kind: str, told: Told, given: Columns, c: Coefficients) -> tuple[T
     columns = {"actor/pg_loss": policy, "actor/pg_clipfrac": cut, "actor/entropy": told.entropy}
     if c.kl:
         apart = given["ref"] - told.logp
-        columns["actor/kl_loss"] = torch.exp(apart) - apart - 1
+        columns["actor/kl_loss"] = torch.clip(torch.exp(apart) - apart - 1, max=10.0)
         loss = loss + c.kl * columns["actor/kl_loss"]
     if told.value is not None:
         near = given["value"] + torch.clip(told.value - given["value"], -c.value_clip, c.value_clip)

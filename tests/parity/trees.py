@@ -202,7 +202,7 @@ class Both:
         return caught, metrics, seen
 
     def row_gradients(self, turns: Sequence[int] | None = None, shares: int = 1) -> tuple[Weights, dict[str, float]]:
-        """The same, a row at a time: gradients, and means by weight."""
+        """The same, a row at a time: gradients, the loss's parts, and of other metrics means by weight."""
         rows, entries = self.rows, self.entries
         told = {name: np.zeros(len(entries)) for name in ("logprob", "entropy", "value")}
         sums: dict[str, float] = {}
@@ -215,7 +215,7 @@ class Both:
             said = rows.turn(self.batch.turns[t])
             if given["proximal"].isnan().any():
                 given["proximal"] = said.logp.detach()
-            loss, more = turn_loss(self.case.settings.get("loss", "clip"), said, given, self.case.coefficients)
+            loss, more = turn_loss(self.case.settings.get("loss", "dual_clip"), said, given, self.case.coefficients)
             (shares * loss).backward()
             total += loss.item()
             for name, value in more.items():
@@ -224,7 +224,9 @@ class Both:
             for name, column in zip(told, columns, strict=True):
                 told[name][at] = 0.0 if column is None else column.detach().double().numpy()
         self.told, self.total = told, total
-        return rows.gradients(), {name: value / entries.weight.sum() for name, value in sums.items()}
+        whole = entries.weight.sum()
+        metrics = {name: value if name.endswith("_loss") else value / whole for name, value in sums.items()}
+        return rows.gradients(), metrics
 
 
 @contextmanager
