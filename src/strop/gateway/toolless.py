@@ -133,7 +133,8 @@ def tooling(template: Template, traits: Traits, format: Format, way: ToolsWay) -
 
 def _dropped(traits: Traits) -> str:
     said = {"tools": traits.tools, "calls": traits.calls, "results of tools": traits.results}
-    return " and ".join(what for what, shown in said.items() if shown is False)
+    dropped = [what for what, shown in said.items() if shown is False]
+    return " and ".join(filter(None, [", ".join(dropped[:-1]), *dropped[-1:]]))
 
 
 def _lost(traits: Traits) -> str:
