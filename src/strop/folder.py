@@ -210,7 +210,8 @@ class RunFolder:
         found = _checkpoints(path)
         wanted = [name for name in found if int(name[1]) == int(step)]
         if not wanted:
-            there = ", ".join(map(str, sorted({int(name[1]) for name in found}))) or "none"
+            cls.last_checkpoint(path)  # a sentence, since there is none at all
+            there = ", ".join(map(str, sorted({int(name[1]) for name in found})))
             raise PlaceError(f"{path} has no checkpoint of step {step}: it keeps those of steps {there}, and `best`")
         return path / "checkpoints" / max(wanted, key=lambda name: int(name[2]))[0]
 

@@ -158,3 +158,6 @@ def test_checkpoints_by_step(tmp_path: Path) -> None:
         continuing.source(f"{folder}:3")
     with pytest.raises(PlaceError, match="holds no run"):
         continuing.source(str(tmp_path / "nowhere:3"))
+    RunFolder.create(tmp_path / "new").close()
+    with pytest.raises(PlaceError, match="no checkpoint yet"):
+        continuing.source(str(tmp_path / "new:3"))
