@@ -9,7 +9,7 @@ SIZE ?= laptop
 
 QUICK := not slow and not fault and not gpu and not postgres and not browser and not frameworks
 
-.PHONY: exactness install dev demo recipe recipes test test-all bench lint mutants nano postgres sandbox frameworks engines oracles clean
+.PHONY: exactness install dev demo recipe recipes test test-all bench lint mutants nano postgres sandbox frameworks engines oracles clean locked lock
 
 # What runs need, and with it what work on strop itself needs: tests, linters, PostgreSQL's driver.
 install: $(VENV)/.installed
@@ -31,6 +31,18 @@ $(VENV)/.dev: $(VENV)/.installed
 	@echo "Setting up $(VENV) for tests and linters"
 	@$(PIP) -c constraints.txt -e ".[train,postgres,dev]"
 	@touch $@
+
+# The same as `install`, from files with known hashes: for Linux on x86_64 and Python 3.11 to 3.13.
+locked:
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) "torch==2.13.0"
+	@$(PIP) --no-deps --require-hashes -r requirements.lock
+	@$(PIP) --no-deps -e .
+	@touch $(VENV)/.installed
+
+# Resolve pyproject.toml anew, and write the locks and the list of licences.
+lock: dev
+	$(BIN)/python packages/lock.py
 
 demo: install
 	$(BIN)/strop demo --seed $(SEED) --task $(TASK)
