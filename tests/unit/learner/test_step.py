@@ -1,5 +1,7 @@
 import json
 import math
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -255,8 +257,9 @@ def test_checkpoint_resumes_bitwise(learn, episodes, tmp_path):
 def test_a_checkpoint_is_a_plain_folder(learn, episodes, folder, tmp_path):
     """It loads as it is, with no word about dtypes, to the very weights: config.json must not say another dtype."""
     config = json.loads((folder / "config.json").read_text()) | {"dtype": "bfloat16"}
-    (folder / "config.json").write_text(json.dumps(config))
     learner = learn(dtype=torch.float32)
+    learner.folder = Path(shutil.copytree(folder, tmp_path.with_name("halved")))  # others use the folder too
+    (learner.folder / "config.json").write_text(json.dumps(config))
     (tmp_path / ".c.new").mkdir()  # left by a crash
     learner.update(credited(learner, episodes()))
     learner.save(tmp_path / "c", {"step": 1})
