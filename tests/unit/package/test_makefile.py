@@ -21,13 +21,13 @@ def test_the_demo_installs_what_it_needs_and_nothing_else(tmp_path: Path) -> Non
     installs = [line for line in lines if " pip install " in line]
     assert len(installs) >= 2
     assert "torch" in installs[0]
-    assert not any(extra in line for line in installs for extra in ("dev", "postgres"))
+    assert not any(extra in line.partition(" install ")[2] for line in installs for extra in ("dev", "postgres"))
     assert lines[-1].startswith(f"{tmp_path}/env/bin/strop demo")
 
 
 def test_the_tests_install_what_they_need(tmp_path: Path) -> None:
     lines = would("test", tmp_path)
-    assert any(" pip install " in line and "dev" in line for line in lines)
+    assert any("dev" in line.partition(" pip install ")[2] for line in lines)
     assert f"touch {tmp_path}/env/.installed" in lines
     assert f"touch {tmp_path}/env/.dev" in lines
     assert "-m pytest" in lines[-1]
