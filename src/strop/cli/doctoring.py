@@ -112,7 +112,7 @@ def _as_json(folder: Path, template: str | None, renderer: Renderer, found: Sequ
         "tools": renderer.tooling.note or renderer.tooling.lost,
         "stop_ids": renderer.stop_ids,
         "stop_texts": renderer.stop_texts,
-        "needs": needs(renderer),
+        "needs": needs(renderer, found),
         "exit": _exit_code(found),
         "conversations": [
             {
@@ -144,7 +144,7 @@ def _print(folder: Path, renderer: Renderer, found: Sequence[Finding], environme
     if names := sum((one.differences for one in found), Counter[str]()):
         out.print(f"prompts differ from the template's own text by: {_reasons(names)}", markup=False)
     out.print(f"answers end with {', '.join(ends)}; calls are written as {renderer.format.name}")
-    for about in [renderer.tooling.note or renderer.tooling.lost, *needs(renderer)]:
+    for about in [renderer.tooling.note or renderer.tooling.lost, *needs(renderer, found)]:
         if about:
             out.print(about, style="yellow", markup=False)
     if renderer.stop_texts:
@@ -163,7 +163,8 @@ def _table(found: Sequence[Finding]) -> Table:
         if report.error or not report.turns:
             table.add_row(escape(report.id), "", "[red]no[/]" if report.error else "", escape(report.error or NOTHING))
             continue
-        like = {True: "yes", False: "[red]no[/]", None: "it rewrites history"}[one.equal]
+        differs = "as named below" if report.stable else "it rewrites history"
+        like = {True: "yes", False: "[red]no[/]", None: differs}[one.equal]
         table.add_row(
             escape(report.id),
             str(len(report.turns)),

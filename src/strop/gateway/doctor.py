@@ -121,6 +121,8 @@ class Report(Struct, kw_only=True):
     history: History
     turns: list[TurnReport] = []
     error: str | None = None
+    unread: int = 0
+    """Answers with calls, as the template writes them, in which the family's parser finds none."""
 
     @property
     def extensions(self) -> int:
@@ -153,9 +155,10 @@ class Report(Struct, kw_only=True):
 
     @property
     def equal(self) -> bool | None:
-        """Whether every prompt is the template's own rendering; None if there is none, or the template rewrites what it
-        wrote before."""
-        return all(turn.text_equal for turn in self.turns) if self.turns and self.stable else None
+        """Whether every prompt is the template's own rendering; None if there is no prompt, or all that differs may."""
+        if self.wrong:
+            return False
+        return True if self.turns and all(turn.text_equal for turn in self.turns) else None
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -198,20 +201,26 @@ def samples(renderer: Renderer) -> list[Conversation]:
     return [replace(one, tools=tools) for one in SAMPLES] if _demands_tools(renderer) else SAMPLES
 
 
-def needs(renderer: Renderer) -> list[str]:
-    """What a template wants that it may not be given, and what to do about it."""
-    found = [
+def needs(renderer: Renderer, found: Sequence[Finding] = ()) -> list[str]:
+    """What a template wants that it may not be given, or writes that is not read, and what to do about it."""
+    sentences = [
         f"the chat template reads {name}, and tokenizer_config.json names none, so nothing stands there: set {name} in "
         "that file if the model was trained with one"
         for name in ("bos_token", "eos_token")
         if name in renderer.reads
     ]
+    if unread := sum(one.sampled.unread for one in found):
+        sentences.append(
+            f"calls are read as {renderer.format.name}, and none was found in {unread} answers with calls as the chat "
+            "template writes them: they would come back as text. Set policy.tools to system, or policy.template to a "
+            "template of a known family"
+        )
     if _demands_tools(renderer):
-        found.append(
+        sentences.append(
             "the chat template refuses a conversation without tools: agents must send `tools` with every request, or "
             "set policy.template to a template that does not demand them"
         )
-    return found
+    return sentences
 
 
 def _demands_tools(renderer: Renderer) -> bool:
@@ -296,11 +305,25 @@ class _Replay:
                 wrong=wrong,
             )
         )
+        self._report.unread += self._is_unread(at, prompt, said)
         turn = _turn(len(self._report.turns), self._messages[:at], self._messages[at], prompt, said.ids)
         self._previous = turn.id
         spans = [*sampled, (len(prompt.ids), len(turn.ids))]
         self._was[turn.id] = _Was(at=at, ids=turn.ids, written=written, said=said, spans=spans, differences=differences)
         self._contexts.add(turn, asked)
+
+    def _is_unread(self, at: int, prompt: Prompt, said: Spoken) -> bool:
+        """Whether an answer's calls, as the template writes them, come back to the agent as text."""
+        renderer = self._renderer
+        calls: list[Json] = self._messages[at].get("tool_calls") or []
+        text = renderer.spoken([id for id in said.ids if id not in renderer.stop_ids])
+        if not any(call["function"]["name"] in text for call in calls):
+            return False
+        opening = renderer.opening(self._messages[:at], self._tools, prompt.ids)
+        parser = renderer.format.parser(self._tools or [], calls=True, lead=opening)
+        parser.feed(text)
+        parser.close()
+        return not parser.calls
 
     def _goes_on(self, was: _Was, written: str) -> bool:
         """Whether the template writes again what it wrote before, and shows the answer to that."""

@@ -112,6 +112,19 @@ def test_what_a_template_wants_is_said(renderer: Renderer) -> None:
     assert needs(given) == []
 
 
+def test_calls_that_nobody_reads_are_named(renderer: Renderer) -> None:
+    """The marks are those of a known family, and what stands between them is not."""
+    call = '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+    assert call in chatml.TEMPLATE
+    please = "{{ call.function.name }}, please: {{ call.function.arguments }}"
+    other = Renderer(renderer.tokenizer, chatml.TEMPLATE.replace(call, please))
+    assert other.format.name == renderer.format.name
+    told = {one: needs(one, [look_at(one, SAMPLES[1])]) for one in (renderer, other)}
+    assert told[renderer] == []
+    assert "none was found in 2 answers" in told[other][0]
+    assert "policy.tools to system" in told[other][0]
+
+
 def test_nothing_compared_is_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = chatml.make(tmp_path / "model")
     lines = [{"messages": [{"role": "user", "content": "hi"}]}, {"messages": SAMPLES[0].messages}]
