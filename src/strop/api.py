@@ -80,11 +80,12 @@ def train(
         for name, given in (("agent", agent or base.agent), ("tasks", tasks or base.tasks)):
             if not given:
                 raise ConfigError(f"which {name}? strop.train(agent, tasks): a function, or what `strop train` takes")
-        configs.load(base=base, seed=seed, **{k: v for k, v in sections.items() if k != "group_reward"})  # or refuse
-        place = continuing.placed(wanted, overwrite=overwrite, beside=before)
-        made = settled(_config(agent, tasks, reward, model, algorithm, place, seed, base, sections))
         stop = asyncio.Event()
-        with views.choose(json=quiet, out=sys.stdout) as view:
+        with (
+            continuing.placed(wanted, overwrite=overwrite, beside=before) as place,
+            views.choose(json=quiet, out=sys.stdout) as view,
+        ):
+            made = settled(_config(agent, tasks, reward, model, algorithm, place, seed, base, sections))
             if place != wanted:
                 view.note(f"{wanted} holds a run: this one is kept in {place}")
             if checkpoint is not None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -81,15 +82,17 @@ def checkpoint_of(name: str, *, best: bool) -> Path:
     return place if place.is_dir() and not RunFolder.is_run(name) else source(name)[1]
 
 
-def placed(folder: Path, *, overwrite: bool, beside: Path | None = None) -> Path:
+@contextmanager
+def placed(folder: Path, *, overwrite: bool, beside: Path | None = None) -> Generator[Path]:
     """Where a new run is kept: in `folder`, or where that is taken, under its name with a number; with `overwrite`, in
-    the place of the run that was there. The run in `beside` is needed, and stays."""
+    the place of the run that was there, once it has begun. The run in `beside` is needed, and stays."""
     if not overwrite:
-        return free(folder, RunFolder.taken)
+        yield free(folder, RunFolder.taken)
+        return
     if beside is not None and beside.resolve() == folder.resolve():
         raise PlaceError(f"--overwrite would delete {folder}, which the new run begins from: leave it out")
-    RunFolder.erase(folder)
-    return folder
+    with RunFolder.overwriting(folder):
+        yield folder
 
 
 def begun_from(checkpoint: Path, config: Config) -> Config:

@@ -8,6 +8,7 @@ runs/demo/
   metrics.jsonl   one line per step and evaluation
   checkpoints/    step-000010-1/ ...: each a Hugging Face folder (of a LoRA adapter: PEFT's), the optimizer's state
                   beside; best leads to one of them, and .damaged is behind the name of one that could not be read
+  .overwritten/   the run that was here before, until this one has begun
   address.json    where its gateway is, while it is up
   learner.log, agents.log, gateway.log (if it has anything to say)
   summary.json, curve.png, transcripts.md
@@ -24,7 +25,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,14 +36,24 @@ from strop.config import Config
 from strop.errors import ConfigError, PlaceError
 from strop.private import private, private_folder
 
-BEST, CHANGES = "best", "changes.jsonl"
+BEST, CHANGES, ASIDE = "best", "changes.jsonl", ".overwritten"
 _STEP = re.compile(r"step-(\d+)-(\d+)")
 _LEFT = (
-    *("config.json.part", CHANGES, "store.sqlite*", "metrics.jsonl", "address.json", "summary.json", "monitor.json"),
+    *(
+        "config.json",
+        "config.json.part",
+        CHANGES,
+        "store.sqlite*",
+        "metrics.jsonl",
+        "address.json",
+        "summary.json",
+        "monitor.json",
+    ),
     *("learner.log", "agents.log", "gateway.log", "vllm.log", "sglang.log", "curve.png", "transcripts.md"),
-    *("tensorboard", "wandb", "mlruns", "weights", "start", "start.json", "checkpoints/step-*.damaged"),
+    *("tensorboard", "wandb", "mlruns", "monitor.json", "weights", "start", "start.json"),
+    *("checkpoints/step-[0-9]*", "checkpoints/.step-[0-9]*", f"checkpoints/{BEST}"),
 )
-"""What a run leaves in its folder, beside its lock, its configuration and its checkpoints. (Tasks may be a user's.)"""
+"""What a run leaves in its folder, beside its lock. (Tasks may be a user's.)"""
 
 
 class RunFolder:
@@ -64,14 +75,24 @@ class RunFolder:
     @classmethod
     def taken(cls, path: Path) -> bool:
         """Whether a new run must leave `path` alone: it holds one, or one is about to begin there."""
-        return os.path.exists(path / "config.json") or cls.held(path)
+        return os.path.exists(path / "config.json") or os.path.exists(path / ASIDE) or cls.held(path)
 
     @classmethod
-    def erase(cls, path: Path) -> None:
-        """Delete the run in `path`, so that another may take its place. What a run does not leave there stays. Raises
-        `PlaceError`, with everything as it was, if that is no run, or not one's to delete."""
-        if not path.exists():
-            return
+    @contextlib.contextmanager
+    def overwriting(cls, path: Path) -> Generator[None]:
+        """Another run may take the place of the one in `path`, which is deleted once that has begun, and put back if it
+        never does. What a run does not leave there stays. Raises `PlaceError`, with everything as it was, if that is no
+        run, or not one's to delete."""
+        cls._put_back(path)  # the last time ended in between
+        if path.exists():
+            cls._set_aside(path)
+        try:
+            yield
+        finally:
+            cls._put_back(path)
+
+    @classmethod
+    def _set_aside(cls, path: Path) -> None:
         if not (path / "checkpoints").is_dir() or not (path / "config.json").is_file():
             raise PlaceError(
                 f"{path} is there and holds no run: --overwrite deletes runs only, choose another --folder"
@@ -83,14 +104,28 @@ class RunFolder:
             )
         run = cls._locked(path)
         try:
-            (path / "config.json").unlink()  # first: half of a run is none
-            run.prune(())
-            for place in (p for name in _LEFT for p in path.glob(name)):
-                shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
+            (path / ASIDE).mkdir()
+            _move(path, path / ASIDE)
         except OSError as error:
+            _move(path / ASIDE, path)
             raise PlaceError(f"cannot delete the run in {path} ({error}): choose another --folder") from None
         finally:
             run.close()
+
+    @classmethod
+    def _put_back(cls, path: Path) -> None:
+        """The run that was set aside, unless another one has begun since."""
+        if not (path / ASIDE).is_dir():
+            return
+        if not (path / "config.json").exists():
+            run = cls._locked(path)
+            try:
+                for place in _left(path):
+                    _delete(place)
+                _move(path / ASIDE, path)
+            finally:
+                run.close()
+        shutil.rmtree(path / ASIDE)
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -111,6 +146,7 @@ class RunFolder:
     def keep(self, config: Config) -> None:
         """Write down the configuration: everything has started, and there is a run to go on with."""
         write_whole(self.path / "config.json", configs.to_json(config))
+        shutil.rmtree(self.path / ASIDE, ignore_errors=True)
 
     @staticmethod
     def is_run(name: str) -> bool:
@@ -296,3 +332,18 @@ def write_whole(path: Path, data: bytes, *, shared: bool = False) -> None:
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
+
+
+def _left(path: Path) -> list[Path]:
+    """What a run has left in `path`, its configuration first: without that it is none."""
+    return [place for name in _LEFT for place in path.glob(name)]
+
+
+def _move(path: Path, to: Path) -> None:
+    (to / "checkpoints").mkdir(exist_ok=True)
+    for place in _left(path):
+        place.rename(to / place.relative_to(path))
+
+
+def _delete(place: Path) -> None:
+    shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()

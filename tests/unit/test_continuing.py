@@ -26,6 +26,11 @@ def begun(path: Path, config: Config | None = None) -> Path:
     return path
 
 
+def place_of(path: Path) -> Path:
+    with continuing.placed(path, overwrite=False) as place:
+        return place
+
+
 def everything(path: Path) -> dict[str, str]:
     return {str(p.relative_to(path)): p.read_text() for p in path.rglob("*") if p.is_file()}
 
@@ -33,18 +38,18 @@ def everything(path: Path) -> dict[str, str]:
 def test_a_new_run_never_touches_one_that_is_there(tmp_path: Path) -> None:
     demo = begun(tmp_path / "demo")
     before = everything(demo)
-    assert continuing.placed(demo, overwrite=False) == tmp_path / "demo-2"
+    assert place_of(demo) == tmp_path / "demo-2"
     begun(tmp_path / "demo-2")
     assert free(demo, RunFolder.taken) == tmp_path / "demo-3"
     assert everything(demo) == before
-    assert continuing.placed(tmp_path / "new", overwrite=False) == tmp_path / "new"
+    assert place_of(tmp_path / "new") == tmp_path / "new"
 
 
 def test_a_folder_where_a_run_is_about_to_begin_is_taken(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "demo")  # it has no configuration yet
-    assert continuing.placed(tmp_path / "demo", overwrite=False) == tmp_path / "demo-2"
+    assert place_of(tmp_path / "demo") == tmp_path / "demo-2"
     run.close()
-    assert continuing.placed(tmp_path / "demo", overwrite=False) == tmp_path / "demo"
+    assert place_of(tmp_path / "demo") == tmp_path / "demo"
 
 
 def test_overwrite_deletes_a_run_and_nothing_of_the_users(tmp_path: Path) -> None:
@@ -53,9 +58,41 @@ def test_overwrite_deletes_a_run_and_nothing_of_the_users(tmp_path: Path) -> Non
     (demo / "tasks.jsonl").write_text("mine")
     (demo / "checkpoints" / "kept").mkdir()
     (demo / "checkpoints" / "kept" / "model").write_text("mine")
-    assert continuing.placed(demo, overwrite=True) == demo
-    assert everything(demo) == {"notes.md": "mine", "tasks.jsonl": "mine", "checkpoints/kept/model": "mine", "lock": ""}
-    RunFolder.create(demo).close()  # another one can begin there
+    config = (demo / "config.json").read_bytes()
+    kept = {"notes.md": "mine", "tasks.jsonl": "mine", "checkpoints/kept/model": "mine", "lock": ""}
+    with continuing.placed(demo, overwrite=True) as place:
+        assert place == demo
+        assert {name: text for name, text in everything(demo).items() if not name.startswith(".overwritten/")} == kept
+        run = RunFolder.create(demo)
+        run.keep(Config(seed=7))
+        assert not (demo / ".overwritten").exists()
+        run.close()
+    assert (demo / "config.json").read_bytes() != config
+    assert everything(demo).keys() == {*kept, "config.json"}
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_would_be_overwritten_stays_until_another_run_has_begun(tmp_path: Path, killed: bool) -> None:
+    demo = begun(tmp_path / "demo")
+    before = everything(demo)
+
+    def fails() -> None:
+        with continuing.placed(demo, overwrite=True):
+            run = RunFolder.create(demo)
+            (demo / "store.sqlite").write_text("the new one's")
+            (demo / "checkpoints" / "step-000001-1").mkdir()
+            run.close()
+            raise ConfigError("no such model")
+
+    if killed:  # nothing is put back
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RunFolder, "_put_back", lambda _: None)
+            with pytest.raises(ConfigError):
+                fails()
+        assert place_of(demo) == tmp_path / "demo-2"
+    with pytest.raises(ConfigError):
+        fails()
+    assert everything(demo) == before
 
 
 def test_overwrite_follows_no_link_out_of_the_folder(tmp_path: Path) -> None:
@@ -63,7 +100,11 @@ def test_overwrite_follows_no_link_out_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "precious").write_text("mine")
     demo = begun(tmp_path / "demo")
     (demo / "tensorboard").symlink_to(tmp_path / "elsewhere")
-    continuing.placed(demo, overwrite=True)
+    with continuing.placed(demo, overwrite=True):
+        run = RunFolder.create(demo)
+        run.keep(Config())
+        run.close()
+    assert not (demo / "tensorboard").is_symlink()
     assert (tmp_path / "elsewhere" / "precious").read_text() == "mine"
 
 
@@ -78,8 +119,11 @@ def test_overwrite_refuses_what_is_not_its_to_delete(tmp_path: Path, what: str) 
         begun(place, Config(store=StoreConfig(url="postgresql://me@here/db")) if what == "a database" else None)
     held = RunFolder.open(place) if what == "a live run" else None
     before = everything(place)
-    with pytest.raises(PlaceError):
-        continuing.placed(place, overwrite=True, beside=place if what == "the source" else None)
+    with (
+        pytest.raises(PlaceError),
+        continuing.placed(place, overwrite=True, beside=place if what == "the source" else None),
+    ):
+        pass
     assert everything(place) == before
     if held:
         held.close()

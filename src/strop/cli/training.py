@@ -6,7 +6,8 @@ import argparse
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +16,6 @@ from msgspec.structs import replace
 from rich.table import Table
 from rich.text import Text
 
-from strop import algorithms
 from strop import config as configs
 from strop.api import export
 from strop.cli.printing import json_line, me
@@ -104,21 +104,22 @@ def _demo(arguments: argparse.Namespace) -> int:
     config = configs.load(
         base=demo.config(arguments.task), folder=arguments.folder, seed=arguments.seed, sets=arguments.set
     )
-    config = _placed(config, arguments)
-    if not arguments.json:
-        Screen().print(demo.INTRODUCTION, highlight=False)
-    summary = _run(settled(config), arguments)
+    with _placed(config, arguments) as config:
+        if not arguments.json:
+            Screen().print(demo.INTRODUCTION, highlight=False)
+        summary = _run(settled(config), arguments)
     return _tell(summary, Path(config.folder), arguments)
 
 
-def _placed(config: Config, arguments: argparse.Namespace, beside: Path | None = None) -> Config:
+@contextmanager
+def _placed(config: Config, arguments: argparse.Namespace, beside: Path | None = None) -> Generator[Config]:
     """In a folder where no run is, and says which if it is not the one that was asked for."""
     from strop.continuing import placed
 
-    folder = placed(Path(config.folder), overwrite=arguments.overwrite, beside=beside)
-    if str(folder) != config.folder and folder != Path(config.folder):
-        print(f"strop: {config.folder} holds a run: this one is kept in {folder}", file=sys.stderr)
-    return replace(config, folder=str(folder))
+    with placed(Path(config.folder), overwrite=arguments.overwrite, beside=beside) as folder:
+        if str(folder) != config.folder and folder != Path(config.folder):
+            print(f"strop: {config.folder} holds a run: this one is kept in {folder}", file=sys.stderr)
+        yield replace(config, folder=str(folder))
 
 
 def _train(arguments: argparse.Namespace) -> int:
@@ -146,11 +147,12 @@ def _train(arguments: argparse.Namespace) -> int:
         raise ConfigError("which agent? strop train FILE.py:function --tasks tasks.jsonl (or --resume RUN)")
     if not config.tasks:
         raise ConfigError("which tasks? --tasks tasks.jsonl, or --tasks FILE.py:function")
-    algorithms.settings(config.algorithm)  # what is wrong is said before anything is deleted
-    config = settled(_placed(config, arguments, before))
-    if checkpoint is not None:
-        config = continuing.begun_from(checkpoint, config)
-    return _tell(_run(config, arguments), Path(config.folder), arguments)
+    with _placed(config, arguments, before) as config:
+        config = settled(config)
+        if checkpoint is not None:
+            config = continuing.begun_from(checkpoint, config)
+        summary = _run(config, arguments)
+    return _tell(summary, Path(config.folder), arguments)
 
 
 def _resume(arguments: argparse.Namespace) -> int:
