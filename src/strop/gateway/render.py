@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 from strop.errors import ConfigError, ModelError
 from strop.gateway.dialects.base import Json
 from strop.gateway.formats import find
+from strop.gateway.formats.base import Format
 from strop.gateway.templates import EFFORT, THINKING, BadTemplate, Template
 from strop.gateway.toolless import ToolsWay, tooling
 from strop.gateway.traits import TOOL, USER, answer, marker, shaped, traits_of
@@ -68,7 +69,7 @@ class Renderer:
             raise ConfigError(f"policy.chat_template_kwargs: {why}")
         added = tokenizer.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
-        self.format = find(template)
+        self.format: Format = find(template)
         traits = traits_of(self._template, self._added.values(), self.format.marks)
         self.writes_tools = traits.tools
         """Whether the template itself shows the model the tools it is given; some drop them without a word."""

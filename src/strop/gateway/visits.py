@@ -70,8 +70,13 @@ class Visits:
             await asyncio.shield(self._end(id, status))
 
     async def _end(self, id: str, status: int) -> None:
-        cause: Cause | None = None if status < 400 else "agent_error" if status < 500 else "engine_error"
-        detail = f"the request was refused with {status}: its events say why" if cause else None
+        cause: Cause | None = None
+        detail = None
+        if not status:
+            cause, detail = "agent_error", "the request ended before it was answered: its client was gone, or we failed"
+        elif status >= 400:
+            cause = "agent_error" if status < 500 else "engine_error"
+            detail = f"the request was refused with {status}: its events say why"
         await self._gateway.settled(id, 1)
         try:
             await self._store.finish(id, 1, cause=cause, detail=detail)
