@@ -82,8 +82,6 @@ class Renderer:
         self._tokens: dict[int, tuple[str, list[int] | None]] = {}
         vocabulary = tokenizer.get_vocab()
         self.num_ids = max(vocabulary.values()) + 1
-        self.longest = max(map(len, vocabulary))
-        """The most characters one token may stand for."""
         self._others: dict[bytes, Renderer] = {}
         self._learn()
 

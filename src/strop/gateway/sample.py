@@ -13,12 +13,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import cast
 
+import msgspec
 from msgspec.structs import replace
 
 from strop.engines.base import Chunk
 from strop.errors import ContextOverflow, EngineError
 from strop.gateway.asked import Asked
-from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Refused, Request, SampledToken, ToolCall
+from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Json, Refused, Request, SampledToken, ToolCall
 from strop.gateway.formats import PLAIN
 from strop.gateway.formats.base import Call as ModelCall
 from strop.gateway.formats.base import Piece, Thought
@@ -123,10 +124,27 @@ def _raw(prompt: str | list[int], num_ids: int) -> Asked:
 
 
 def check_length(asked: Asked, route: PolicyRoute) -> None:
-    """No token is longer than the longest one: text beyond that is refused before it is worth tokenising."""
+    """Refuse what is far too long for the model by its beginning: nobody else is answered while text is tokenised, and
+    an agent may send megabytes of it, in messages, in calls or in tools."""
     context = route.engine.context
-    if sum(len(message["content"]) for message in asked.messages) > context * route.renderer.longest:
-        raise ContextOverflow(f"This model's maximum context length is {context} tokens. {SHORTEN}")
+    texts = [_text_of(message) for message in asked.messages]
+    if asked.tools or asked.variables:
+        texts.append(msgspec.json.encode([asked.tools, asked.variables]).decode())
+    thoughts = [message.get("reasoning_content") or "" for message in asked.messages]  # templates may leave them out
+    if sum(map(len, texts)) <= 8 * context and all(len(thought) <= 8 * context for thought in thoughts):
+        return
+    for text in ("".join(texts), *thoughts):
+        size = 8 * context  # characters; more than most text of so many tokens has
+        while size < len(text):
+            if len(route.renderer.encode(text[:size])) > context + 64:  # where it is cut, or joined, it may be more
+                raise ContextOverflow(f"This model's maximum context length is {context} tokens. {SHORTEN}")
+            size *= 4
+
+
+def _text_of(message: Json) -> str:
+    content = message["content"] if isinstance(message["content"], str) else ""  # else a raw prompt's ids
+    calls = message.get("tool_calls")
+    return content + msgspec.json.encode([call["function"] for call in calls]).decode() if calls else content
 
 
 class Choice:

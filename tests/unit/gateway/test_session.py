@@ -18,7 +18,7 @@ from strop.gateway.dialects.base import Delta, Request
 from strop.gateway.record import Recorder
 from strop.gateway.render import Renderer
 from strop.gateway.route import PolicyRoute
-from strop.gateway.sample import Call
+from strop.gateway.sample import Call, check_length
 from strop.gateway.session import Contexts, Session, common_prefix
 from strop.types import Attempt, Rollout, Sampling, Task, Turn
 from tests.chatml import TEMPLATE
@@ -397,6 +397,32 @@ def test_a_request_that_is_refused_uses_nothing_up(desk: Desk) -> None:
     with pytest.raises(ContextOverflow):
         Call(desk.session, "main", desk.route, Request(prompts=["a", "b " * 100]))
     assert desk.session.next_turn() == "g1.0/1/0"
+
+
+@pytest.mark.parametrize("where", ["content", "arguments", "name", "tools", "kwargs", "reasoning"])
+def test_what_is_far_too_long_is_refused_by_its_beginning(desk: Desk, where: str, monkeypatch: Any) -> None:
+    """Nobody else is answered while text is tokenised."""
+    desk.engine._context = 500
+    much, tokenised = "x y " * 250_000, []
+    encode = desk.renderer.encode
+    monkeypatch.setattr(desk.renderer, "encode", lambda text: tokenised.append(len(text)) or encode(text))
+    call = {"name": much if where == "name" else "add", "arguments": {"a": much if where == "arguments" else ""}}
+    answer: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": call}]}
+    answer |= {"reasoning_content": much} if where == "reasoning" else {}
+    tools = [{"type": "function", "function": {"name": "add", "description": much}}] if where == "tools" else None
+    messages = [user(much if where == "content" else "hi"), answer, user("more")]
+    asked = Asked.of(messages, tools, variables={"x": much} if where == "kwargs" else {})
+    with pytest.raises(ContextOverflow):
+        check_length(asked, desk.route)
+    assert 0 < sum(tokenised) < 10_000
+
+
+def test_long_text_of_few_tokens_is_not_refused(desk: Desk) -> None:
+    desk.engine._context = 500
+    word = max(desk.renderer.tokenizer.get_vocab(), key=len).replace("Ġ", " ")
+    text = word * 400
+    assert len(desk.renderer.encode(text)) <= 500
+    check_length(Asked.of([user(text)], None), desk.route)
 
 
 def test_what_was_only_counted_is_not_remembered(desk: Desk) -> None:
