@@ -34,7 +34,7 @@ import msgspec
 from strop import config as configs
 from strop.config import Config
 from strop.errors import ConfigError, PlaceError
-from strop.private import private, private_folder
+from strop.private import close_to_others, private, private_folder
 
 BEST, CHANGES, ASIDE = "best", "changes.jsonl", ".overwritten"
 _STEP = re.compile(r"step-(\d+)-(\d+)")
@@ -176,7 +176,8 @@ class RunFolder:
     def _locked(cls, path: Path) -> RunFolder:
         try:
             private_folder(path)
-            (path / "checkpoints").mkdir(exist_ok=True)
+            (path / "checkpoints").mkdir(mode=0o700, exist_ok=True)
+            close_to_others(path / "checkpoints")  # also where the folder itself is everybody's
             lock = open(path / "lock", "wb", opener=private)  # noqa: SIM115 - held until `close`
         except OSError as error:
             raise PlaceError(

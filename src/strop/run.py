@@ -420,7 +420,7 @@ def commonest(failed: Sequence[Rollout]) -> Rollout:
 
 def last_line(text: str | None) -> str:
     """What an error says, without the traceback above it."""
-    return (text or "no reason given").strip().splitlines()[-1]
+    return (text or "no reason given").strip().split("\n")[-1]
 
 
 async def checkpoint(run: Run, number: int) -> str | None:

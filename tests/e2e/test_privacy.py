@@ -125,3 +125,4 @@ def test_a_folder_that_is_everybodys_is_left_as_it_is(shared: Path) -> None:
     RunFolder.create(shared).close()
     assert mode_of(shared) == 0o1777
     assert mode_of(shared / "lock") == 0o600
+    assert mode_of(shared / "checkpoints") == 0o700

@@ -13,6 +13,7 @@ from strop.config import Config
 from strop.folder import write_whole
 from strop.monitor.metrics import Scores, counted
 from strop.monitor.plot import reward_curve
+from strop.private import close_to_others
 from strop.types import Step
 
 Points = list[tuple[int, float]]
@@ -73,6 +74,7 @@ def summarize(
     mean = "critic/rewards/mean"
     rewards = [(step.number, step.metrics[mean]) for step in steps if mean in step.metrics]
     reward_curve(folder / "curve.png", rewards, evaluated, f"{config.policy.model}, {config.algorithm.name}")
+    close_to_others(folder / "curve.png")
     points = curves(scores)
     summary = Summary(
         folder=str(folder),

@@ -113,7 +113,10 @@ class LLM(Struct, frozen=True, kw_only=True):
 
     def reward(self, name: str, value: float, *, turn: str | None = None, agent: str | None = None) -> None:
         """Report a reward now: for the rollout, for one turn (the id of the model's answer) or for one agent."""
-        given = Reward(name=name, value=float(value), turn=turn, agent=agent)
+        try:
+            given = Reward(name=name, value=float(value), turn=turn, agent=agent)
+        except OverflowError:
+            raise BadReward(f"reward {name!r} is a number that no float holds: give a smaller one") from None
         if given.wrong:
             raise BadReward(given.wrong)
         self.event("reward", msgspec.to_builtins(given))

@@ -198,6 +198,8 @@ def test_rewards_and_events_are_posted(tmp_path: Path, server):
     assert json.loads(heard[-1][2])["id"] != json.loads(heard[-2][2])["id"]
     with pytest.raises(BadReward, match="finite"):
         llm.reward("format", math.nan)
+    with pytest.raises(BadReward, match="no float holds"):
+        llm.reward("format", 10**400)
     with pytest.raises(StropError, match=r"refused a message event \(400\): .*no such turn"):
         llm.event("message", {"text": "refuse"})
 
