@@ -134,6 +134,13 @@ MUTANTS = (
         "mean = value.mean()",
         f"{GRPO} {CREDIT}",
     ),
+    _one(
+        "what an agent did not get is not held against it",
+        "algorithms/credit.py",
+        "if whole or batch.stand_in[s] is not None:",
+        "if (whole and s in given) or batch.stand_in[s] is not None:",
+        CREDIT,
+    ),
     _one("deviation with ddof 0", "algorithms/credit.py", "/ (rollouts - 1)) + EPSILON", "/ rollouts) + EPSILON", GRPO),
     _one(
         "what may not train does",

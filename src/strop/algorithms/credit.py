@@ -308,7 +308,8 @@ def targeted(batch: Batch, weights: Mapping[str, float], *, agents: bool = True)
 
     Alike are rewards of the same name, given to turns (or to the whole part) of the same agent in the same group. The
     mean is over rollouts, each counted once with the mean of its own, so that many turns do not outweigh few; one that
-    got no such reward counts as 0. The difference is not divided by a standard deviation: a turn's reward keeps the
+    got no such reward counts as 0: for an agent's that is as if 0 had been given, for a turn's none of its turns is
+    named and so none gets anything. The difference is not divided by a standard deviation: a turn's reward keeps the
     scale it was given in. Of a rollout that failed, all turns get what the lowest of the others got, or 0 where it is
     to count as that and the lowest is above. Without `agents` only rewards of turns are looked at.
     """
@@ -323,19 +324,19 @@ def targeted(batch: Batch, weights: Mapping[str, float], *, agents: bool = True)
             agent = (reward.agent if agents else None) if reward.turn is None else speaker.get(reward.turn)
             if agent is not None and reward.name in weights:
                 found[int(batch.group[s]), reward.name, agent, reward.turn is None][s].append(reward)
-    for (group, name, agent, _), given in found.items():
+    for (group, name, agent, whole), given in found.items():
         means = {s: _mean([weights[name] * r.value for r in given.get(s, ())]) for s in members[group]}
         lowest = min(means[s] for s in members[group] if batch.stand_in[s] is None)
         for s in (s for s in members[group] if batch.stand_in[s] is not None):
             means[s] = lowest if batch.stand_in[s] == "lowest" else min(0.0, lowest)
         # Of equal ones the mean is that one, which sums and quotients miss by a rounding.
         mean = lowest if len(set(means.values())) == 1 else _mean(list(means.values()))
-        for s, rewards in given.items():
-            for reward in rewards:
-                to = by_agent[s, agent] if reward.turn is None else by_turn[reward.turn]
-                to.append(weights[name] * reward.value - mean)
-        for s in (s for s in members[group] if batch.stand_in[s] is not None):
-            by_agent[s, agent].append(means[s] - mean)
+        for s in members[group]:
+            if whole or batch.stand_in[s] is not None:
+                by_agent[s, agent].append(means[s] - mean)
+                continue
+            for reward in given.get(s, ()):
+                by_turn[str(reward.turn)].append(weights[name] * reward.value - mean)
     owner = owners(batch)
     return np.array(
         [math.fsum(by_turn[t.id] + by_agent[int(owner[k]), t.agent]) for k, t in enumerate(batch.turns)],

@@ -11,6 +11,7 @@ from strop.types import Reward
 from tests.unit.algorithms.rollouts import batch_of, by_turn, credited, sample, turn
 
 WEIGHTS = {"reward": 1.0}
+BASELINES = ("group", "agent", "role")
 
 
 def rewards_of(batch, weights=None):
@@ -330,7 +331,7 @@ def test_a_rollout_that_counts_as_0_counts_as_0_for_its_turns_too():
 # -- what was not given
 
 
-@pytest.mark.parametrize("baseline", ["group", "agent", "role"])
+@pytest.mark.parametrize("baseline", BASELINES)
 def test_a_reward_that_one_turn_got_and_no_other_rollout_teaches(baseline):
     batch, _ = credited(
         "grpo", sample(0, 0.0, turn(), turn(), rewards=[(1.0, 0)]), sample(1, 0.0, turn()), sample(2, 0.0, turn()),
@@ -340,11 +341,47 @@ def test_a_reward_that_one_turn_got_and_no_other_rollout_teaches(baseline):
     assert batch.dropped == {}
 
 
-def test_a_reward_that_one_agent_got_and_no_other_rollout_teaches():
+def test_an_agents_reward_that_others_did_not_get_counts_as_0_on_its_turns_there():
     samples = [sample(m, 0.0, turn(agent="a"), turn(agent="b"), rewards=[(3.0, "a")] * (m == 0)) for m in range(3)]
     batch, _ = credited("grpo", *samples, agents=["a", "b"])
-    assert by_turn(batch)["g1.0/0"] == 2.0
-    assert not any(value for turn, value in by_turn(batch).items() if turn != "g1.0/0")
+    assert by_turn(batch) == {
+        "g1.0/0": 2.0,
+        "g1.1/0": -1.0,
+        "g1.2/0": -1.0,
+        "g1.0/1": 0.0,
+        "g1.1/1": 0.0,
+        "g1.2/1": 0.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        *((name, {"baseline": one}) for one in BASELINES for name in ("grpo", "dr_grpo", "rloo", "gigpo")),
+        ("grpo", {"credit": "to_go"}),
+        ("reinforce_pp", {}),
+        ("reinforce_pp", {"baseline": True}),
+    ],
+)  # fmt: skip
+def test_what_an_agent_did_not_get_is_as_a_0_that_it_got(name, more):
+    def credit(*absent):
+        def of(m, total, got, *turns, **failed):
+            return sample(m, total, *turns, rewards=[(got, "a-1")] if got else absent, **failed)
+
+        both = turn(2, agent="a-1"), turn(agent="b"), turn(agent="a-1")
+        samples = [
+            of(0, 1.0, 3.0, *both),
+            of(1, 0.0, 0.0, *both),
+            of(2, 1.0, -1.0, *both[:2]),
+            of(3, 0.0, 0.0, both[1]),
+        ]
+        samples.append(of(4, 0.0, 1.0, *both, status="failed", cause="agent_error"))
+        return credited(name, *samples, agents=["a-1", "b"], **more)[0]
+
+    given, absent = credit((0.0, "a-1")), credit()
+    assert by_turn(absent) == by_turn(given)
+    assert by_turn(absent)["g1.1/0"] < by_turn(absent)["g1.0/0"]
+    assert (absent.dropped, absent.skipped) == (given.dropped, given.skipped)
 
 
 def test_a_name_that_a_rollout_did_not_get_counts_as_0():
