@@ -28,7 +28,10 @@ Cause = Literal[
 ]
 """Why an attempt or a rollout did not succeed. `interrupted` is nobody's fault (a runner was told to stop, a run was
 killed and opened again) and always leads back to the queue; `cancelled` and `late` are the loop's own decisions."""
-Failure = Literal["exclude", "zero", "lowest"] | Annotated[float, Meta(ge=-1e9, le=1e9)]
+MAX_REWARD = 1e9
+"""Rewards lie between minus this and this. The learner squares what they come to in float32, which ends at 3e38: a
+thousand rewards of a rollout, squared and summed over a million tokens, are 1e30."""
+Failure = Literal["exclude", "zero", "lowest"] | Annotated[float, Meta(ge=-MAX_REWARD, le=MAX_REWARD)]
 """What a failed rollout counts as beside the others of its group: not at all; as 0, or as their lowest total where that
 is below 0; as their lowest total; or as a number."""
 EventKind = Literal["reward", "message", "span", "error"]
@@ -92,11 +95,6 @@ class Sampling(Struct, frozen=True, kw_only=True):
     @property
     def exact(self) -> bool:
         return self.temperature > 0.0 and not self.truncated and not self.penalised
-
-
-MAX_REWARD = 1e9
-"""Rewards lie between minus this and this. The learner squares what they come to in float32, which ends at 3e38: a
-thousand rewards of a rollout, squared and summed over a million tokens, are 1e30."""
 
 
 class Reward(Struct, frozen=True, kw_only=True):

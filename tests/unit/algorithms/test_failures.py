@@ -1,5 +1,7 @@
 """What a rollout that failed counts as: by cause, and never as the best of its group."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from strop.algorithms.credit import Rewards
 from strop.config import AlgorithmConfig, LearnerConfig, load
 from strop.errors import ConfigError
 from strop.trajectory import assemble
-from strop.types import FAILURES, Reward
+from strop.types import FAILURES, MAX_REWARD, Reward
 from tests.unit.algorithms.rollouts import by_turn, credited, sample, turn
 
 
@@ -144,6 +146,17 @@ def test_failures_are_settings():
             load(sets=[f"algorithm.failures.timeout={wrong}"])
     with pytest.raises(ConfigError, match=r"algorithm\.failures\.late"):
         load(sets=["algorithm.failures.latee=exclude"])
+
+
+@pytest.mark.parametrize("cause", FAILURES)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_a_failure_counts_as_keeps_to_the_bound_of_rewards(cause, sign):
+    bound = sign * MAX_REWARD
+    config = load(sets=[f"algorithm.failures.{cause}={bound}"])
+    assert config.algorithm.failures.by_cause()[cause] == bound
+    for beyond in (math.nextafter(bound, 2 * bound), int(bound) + sign):
+        with pytest.raises(ConfigError, match=rf"algorithm\.failures\.{cause}"):
+            load(sets=[f"algorithm.failures.{cause}={beyond}"])
 
 
 def test_totals_of_failures_are_among_the_metrics():
