@@ -95,6 +95,32 @@ def with_fix(said: str, python: str = "") -> str:
     return f"{said}. Fix: {install}, or set runner.python to one that has it"
 
 
+PACKAGES = {
+    "faiss": "faiss-cpu",
+    "gguf": "gguf safetensors",
+    "math_verify": "math-verify",
+    "mcp": "'mcp>=2'",
+    "mlflow": "mlflow-skinny",
+    "psycopg": "'psycopg[binary]'",
+    "vllm": "'vllm>=0.24,<0.33'",
+}
+"""What is installed for a module, where that is not just its name."""
+
+
+def to_install(module: str) -> str:
+    """The command that brings a module we do without until it is needed. It names packages that others publish, never
+    strop itself: that comes from a clone, and whoever else may take its name on PyPI is not us.
+
+    >>> to_install("psycopg"), to_install("matplotlib")
+    ("pip install 'psycopg[binary]'", 'pip install matplotlib')
+    >>> to_install("torch")
+    "pip install -e '.[train]' in strop's folder"
+    """
+    if module in ("torch", "transformers"):  # training needs more than these
+        return "pip install -e '.[train]' in strop's folder"
+    return f"pip install {PACKAGES.get(module, module)}"
+
+
 def one_line(error: BaseException) -> str:
     """`<Type>: <message>` with line breaks folded.
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from strop.cli.printing import console, json_line, me
 from strop.errors import ConfigError, PlaceError
+from strop.imports import to_install
 from strop.monitor import view as views
 from strop.monitor.plot import compared_curves
 from strop.monitor.runs import PastRun, Record, differences, find, is_run, read
@@ -71,7 +72,7 @@ def _draw(path: Path, found: Sequence[PastRun]) -> None:
     try:
         compared_curves(path, curves, "reward")
     except ModuleNotFoundError:
-        raise ConfigError("drawing needs matplotlib: pip install 'strop[train]', or leave out --plot") from None
+        raise ConfigError(f"drawing needs matplotlib: {to_install('matplotlib')}, or leave out --plot") from None
     except OSError as error:
         raise PlaceError(f"cannot write {path} ({error.strerror}): choose another file for --plot") from None
 

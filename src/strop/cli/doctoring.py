@@ -21,6 +21,7 @@ from strop.engines.models import folder_of
 from strop.errors import ConfigError
 from strop.gateway.doctor import Conversation, Finding, Report, look_at, needs, read_transcripts, samples
 from strop.gateway.render import Renderer
+from strop.imports import to_install
 from strop.monitor.screen import Screen
 
 
@@ -183,8 +184,8 @@ def _reasons(branches: Counter[str]) -> str:
 def _environment(config: Config, folder: Path) -> dict[str, str]:
     """What a run would use here."""
     found = {"python": sys.version.split()[0]}
-    for package, why in {"torch": "train", "vllm": "vllm", "ray": "ray", "psycopg": "postgres"}.items():
-        found[package] = "installed" if find_spec(package) else f"not installed: pip install 'strop[{why}]'"
+    for package in ("torch", "vllm", "ray", "psycopg"):
+        found[package] = "installed" if find_spec(package) else f"not installed: {to_install(package)}"
     if find_spec("torch"):
         import torch
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from strop.engines import cache
 from strop.engines.vocabulary import tokenizer_of
 from strop.errors import ModelError
+from strop.imports import to_install
 
 FORMAT = 1
 """Part of the cache's key: a folder written by an earlier way of converting is not used again."""
@@ -69,7 +70,7 @@ def _convert(file: Path, folder: Path, say: Callable[[str], None]) -> None:
         safetensors = importlib.import_module("safetensors.numpy")
         safetensors_error: type[Exception] = importlib.import_module("safetensors").SafetensorError
     except ImportError:
-        raise ModelError(f"{file} is a GGUF file: install what reads it with `pip install 'strop[train]'`") from None
+        raise ModelError(f"{file} is a GGUF file: install what reads it with `{to_install('gguf')}`") from None
     say(f"converting {file}, once; the result is kept in {folder.parent}")
     try:
         reader = gguf.GGUFReader(file)

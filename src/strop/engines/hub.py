@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.errors import ModelError
+from strop.imports import to_install
 
 PATIENCE = 15.0
 """Seconds that the hub gets to say whether it knows a model."""
@@ -50,7 +51,7 @@ def fetch(name: str, say: Callable[[str], None]) -> Path:
     try:
         hub: Any = importlib.import_module("huggingface_hub")
     except ImportError:
-        raise ModelError("Hugging Face names need huggingface_hub: `pip install 'strop[train]'`") from None
+        raise ModelError(f"Hugging Face names need huggingface_hub: `{to_install('huggingface_hub')}`") from None
     repo, _, revision = name.partition("@")
     asked: dict[str, Any] = {"repo_id": repo, "revision": revision or None, "allow_patterns": FILES}
     asked["ignore_patterns"] = ["*/*"]  # a pattern's star goes across folders

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from strop.config import LoraConfig
 from strop.errors import LearnerError, ModelError
+from strop.imports import to_install
 
 ADAPTER = "default"
 PREFIX = "base_model.model."
@@ -29,7 +30,7 @@ def attach(model: PreTrainedModel, config: LoraConfig) -> None:
     try:
         import peft
     except ImportError:
-        raise LearnerError("learner.lora needs PEFT: pip install peft, or set learner.lora.rank to 0") from None
+        raise LearnerError(f"learner.lora needs PEFT: {to_install('peft')}, or set learner.lora.rank to 0") from None
     targets = _targets(model, config)
     settings = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets, lora_dropout=0.0)
     peft.inject_adapter_in_model(settings, model, adapter_name=ADAPTER)

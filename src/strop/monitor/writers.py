@@ -30,11 +30,9 @@ from strop.algorithms import every_setting
 from strop.config import Config
 from strop.errors import ConfigError
 from strop.folder import write_whole
-from strop.imports import one_line
+from strop.imports import one_line, to_install
 from strop.monitor.boards import Begin, Mlflow, Point, TensorBoard, Wandb, Writer
 
-LIBRARIES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
-"""What is imported, and what is installed for it."""
 KINDS: dict[str, Callable[[Begin], Writer]] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow}
 PATIENCE = 30.0
 """Seconds that points still on their way get when a run ends."""
@@ -51,8 +49,8 @@ def _library(name: str) -> ModuleType:
         return import_module(name)
     except ImportError as error:
         raise ConfigError(
-            f"monitor.writers names {name}, which cannot be imported ({one_line(error)}): pip install "
-            f"'strop[monitor]', or {LIBRARIES[name]} alone, or leave it out"
+            f"monitor.writers names {name}, which cannot be imported ({one_line(error)}): "
+            f"{to_install(name)}, or leave it out"
         ) from None
 
 

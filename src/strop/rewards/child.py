@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from strop.imports import to_install
+
 MEMORY = 2**31
 """Bytes of address space. What needs more gets a MemoryError, or SQLite's "out of memory"."""
 FILES = 2**27
@@ -60,7 +62,7 @@ JOBS: dict[str, tuple[Callable[..., Any], str]] = {
     "match": (match, ""),
     "rows": (rows, ""),
 }
-MISSING = "math_equal needs math-verify: pip install 'strop[math]'"
+MISSING = f"math_equal needs math-verify: {to_install('math_verify')}"
 
 
 def main() -> None:

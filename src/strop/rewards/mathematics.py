@@ -1,7 +1,7 @@
 r"""Whether two answers to a mathematical question are the same.
 
     equal text, numbers and fractions     at once, here
-    everything else                       math-verify (`pip install 'strop[math]'`), in a process of its own
+    everything else                       math-verify (`pip install math-verify`), in a process of its own
 
 What counts as the same, beside what algebra says:
 - a percent sign may be left out or worked out: 50\% is 50 and 0.5, though 50 is not 0.5;

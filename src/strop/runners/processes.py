@@ -234,8 +234,9 @@ def _try_out(python: str) -> None:
         raise AgentError(f"runner.python: {python} cannot be run ({error}): name an environment's python") from None
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        strops = f"-e {Path(source[0]).parent}" if (source := ours()) else f"strop=={strop.__version__}"
-        raise AgentError(f"runner.python: {python} cannot run agents: {said}. Fix: {python} -m pip install {strops}")
+        here = f"{python} -m pip install -e {Path(source[0]).parent}" if (source := ours()) else ""
+        fix = here or f"install strop {strop.__version__} there, from where this one came"
+        raise AgentError(f"runner.python: {python} cannot run agents: {said}. Fix: {fix}")
     if (there := done.stdout.split()[-1]) != strop.__version__:
         raise AgentError(
             f"runner.python: {python} has strop {there}, and this is {strop.__version__}: install the same there"

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from strop.errors import PlaceError, StoreError, StropError, Unavailable
+from strop.imports import to_install
 from strop.store import rows, schema
 from strop.store.moves import Db
 from strop.store.sql import Operation, SqlStore
@@ -38,7 +39,7 @@ try:
     from psycopg.conninfo import conninfo_to_dict
     from psycopg.types.string import StrDumperUnknown
 except ImportError:
-    raise StoreError("a store in PostgreSQL needs psycopg: pip install 'strop[postgres]'") from None
+    raise StoreError(f"a store in PostgreSQL needs psycopg: {to_install('psycopg')}") from None
 
 T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from strop.errors import TaskError
-from strop.imports import one_line
+from strop.imports import one_line, to_install
 from strop.tasks.rows import Row, Rows
 
 BATCH = 1024
@@ -36,7 +36,7 @@ def library(name: str, why: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise TaskError(f"{why}: pip install {name.partition('.')[0]}") from None
+        raise TaskError(f"{why}: {to_install(name.partition('.')[0])}") from None
 
 
 def rows(batches: Iterable[Any], stem: str, where: str) -> Rows:

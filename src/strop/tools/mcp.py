@@ -33,7 +33,7 @@ from typing import Any, cast
 import msgspec
 
 from strop.errors import ConfigError, ToolError
-from strop.imports import one_line
+from strop.imports import one_line, to_install
 from strop.tools.tool import LIMIT, TIMEOUT, Observation, Tool
 
 PATIENCE = 10.0
@@ -256,7 +256,7 @@ def _client() -> Any:
     try:
         from mcp import Client
     except ImportError as error:
-        raise ToolError(f"MCP servers need the package mcp, 2 or newer: pip install 'strop[mcp]' ({error})") from None
+        raise ToolError(f"MCP servers need the package mcp, 2 or newer: {to_install('mcp')} ({error})") from None
     return Client
 
 

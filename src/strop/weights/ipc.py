@@ -3,7 +3,7 @@
 Nothing is copied to the host, and nothing twice on the GPU but what the engine makes of it. Learner and engine must
 have the same torch, since what a handle is made of is torch's own business.
 
-vLLM 0.24 imports ray for this without asking for it; it comes with `strop[vllm]`.
+vLLM 0.24 imports ray for this without asking for it; it comes with our extra `vllm`.
 
 Left out: a learner of several ranks, whose handles would have to be gathered first.
 """

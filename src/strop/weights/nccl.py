@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from strop.engines.delivery import Delivered, Probe, Refused, Spec, Tensors
 from strop.errors import EngineError
+from strop.imports import to_install
 from strop.weights.base import Holder
 from strop.weights.ipc import about, refuse_moved_on
 
@@ -84,7 +85,7 @@ class Sender:
             import vllm.distributed  # pyright: ignore # noqa: F401
         except ImportError as error:
             raise Refused(
-                f"the learner cannot send weights by NCCL without vLLM beside it ({error}): pip install 'strop[vllm]', "
+                f"the learner cannot send weights by NCCL without vLLM beside it ({error}): {to_install('vllm')}, "
                 "or set engine.vllm.weights to files"
             ) from None
         sock = socket.create_server(("", 0))

@@ -17,7 +17,9 @@ from strop.monitor.metrics import MetricsFile
 from strop.types import Step
 
 
-@pytest.mark.parametrize(("name", "package"), writers.LIBRARIES.items())
+@pytest.mark.parametrize(
+    ("name", "package"), [("tensorboard", "tensorboard"), ("wandb", "wandb"), ("mlflow", "mlflow-skinny")]
+)
 def test_a_library_that_is_missing_is_named_before_anything_begins(
     name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -26,8 +28,7 @@ def test_a_library_that_is_missing_is_named_before_anything_begins(
     assert main(["demo", "--json", "--folder", str(tmp_path / "run"), "--set", setting]) == 2
     said = capsys.readouterr().err
     assert f"names {name}" in said
-    assert "strop[monitor]" in said
-    assert package in said
+    assert f"pip install {package}, or leave it out" in said
     assert len(said.splitlines()) == 1
     assert not (tmp_path / "run").exists()
 

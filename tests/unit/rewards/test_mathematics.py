@@ -177,7 +177,7 @@ def test_without_math_verify_it_says_how_to_get_it(tmp_path: Path) -> None:
     where = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": where}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.strip() == f"{StropError.__name__} math_equal needs math-verify: pip install 'strop[math]'"
+    assert done.stdout.strip() == f"{StropError.__name__} math_equal needs math-verify: pip install math-verify"
 
 
 def rows(name: str) -> list[dict[str, Any]]:

@@ -548,7 +548,7 @@ def test_without_psycopg_it_says_what_to_install():
             print(error)
     """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == "a store in PostgreSQL needs psycopg: pip install 'strop[postgres]'\n"
+    assert said == "a store in PostgreSQL needs psycopg: pip install 'psycopg[binary]'\n"
 
 
 async def test_close_finishes_what_was_said_and_leaves_nothing_behind(open: Open, sql: Callable, server: Server):

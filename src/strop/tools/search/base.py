@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from strop.errors import ConfigError
+from strop.imports import to_install
 
 Hit = tuple[int, float]
 """A passage's number in the corpus, and its score."""
@@ -24,4 +25,4 @@ def needed(library: str) -> Any:
     try:
         return importlib.import_module(library)
     except ImportError as error:
-        raise ConfigError(f"this index needs {library} ({error}): pip install 'strop[search]'") from None
+        raise ConfigError(f"this index needs {library} ({error}): {to_install(library)}") from None
