@@ -9,7 +9,6 @@ Changes of a resumed run hold from its last checkpoint on, from where steps are 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -63,17 +62,13 @@ def rate_ends(config: Config) -> str:
 
 def source(name: str) -> tuple[Path, Path]:
     """The run and the checkpoint that RUN, RUN:STEP or RUN:best names."""
-    place, _, step = name.rpartition(":")
-    if RunFolder.is_run(name) or not re.fullmatch(r"\d+|best", step):
-        place, step = name, ""
-    run = Path(place).expanduser()
-    if not RunFolder.is_run(place):
-        raise PlaceError(f"{place} holds no run to begin from: give its folder, or FOLDER:STEP")
-    return run, RunFolder.checkpoint_at(run, step) if step else RunFolder.last_checkpoint(run)
+    if (found := RunFolder.named(name)) is None:
+        raise PlaceError(f"{name} holds no run to begin from: give its folder, or FOLDER:STEP")
+    return found[0], RunFolder.chosen_checkpoint(*found)
 
 
 def checkpoint_of(name: str, *, best: bool) -> Path:
-    """The checkpoint that RUN (its newest, or its `best`), RUN:STEP or a checkpoint's own folder names."""
+    """The checkpoint that RUN (its result, or its `best`), RUN:STEP or a checkpoint's own folder names."""
     place = Path(name).expanduser()
     if best:
         if not RunFolder.is_run(name):

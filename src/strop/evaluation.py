@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from strop.config import AlgorithmConfig, Config, LoraConfig, MonitorConfig
 from strop.engines.models import resolve
 from strop.errors import ConfigError, PlaceError, TaskError
-from strop.folder import RunFolder, write_whole
+from strop.folder import BEST, RunFolder, write_whole
 from strop.monitor.evaluations import Evaluation, Report, Way, report
 from strop.monitor.view import Silent, View
 from strop.private import private_folder
@@ -163,11 +163,11 @@ def refuse_taken(folder: Path) -> None:
 
 
 def checkpoint_of(model: str, best: bool = False) -> str:
-    """Of a run its newest checkpoint, or its best; any other model as it is."""
-    if not RunFolder.is_run(model):
+    """Of a run its newest good checkpoint, that of RUN:STEP, or its best; any other model as it is."""
+    if (found := RunFolder.named(model)) is None:
         return model
-    place = Path(model).expanduser()
-    return str(RunFolder.chosen_checkpoint(place, best=best))
+    run, step = found
+    return str(RunFolder.chosen_checkpoint(run, BEST if best else step))
 
 
 def weights_of(name: str, spare: Path) -> Path:

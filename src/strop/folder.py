@@ -24,6 +24,7 @@ import itertools
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Collection, Generator, Mapping
 from pathlib import Path
@@ -253,9 +254,33 @@ class RunFolder:
         return path / "checkpoints" / max(wanted, key=lambda name: int(name[2]))[0]
 
     @classmethod
-    def chosen_checkpoint(cls, path: Path, *, best: bool) -> Path:
-        """The best one, or the newest."""
-        return cls.best_checkpoint(path) if best else cls.last_checkpoint(path)
+    def chosen_checkpoint(cls, path: Path, step: str = "") -> Path:
+        """That of a step, the `best`, or else the run's result: the newest, unless the run collapsed, which is said."""
+        if step:
+            return cls.checkpoint_at(path, step)
+        newest, summary = cls.last_checkpoint(path), cls.summary(path)
+        if not summary.get("collapsed") or cls.held(path):  # held: it was resumed, and goes on
+            return newest
+        good = path / "checkpoints" / str(summary.get("checkpoint"))
+        chosen, which = (good, "its last good checkpoint") if good.is_dir() else (newest, "as no good one is left")
+        print(f"strop: {path} collapsed: taking {chosen.name}, {which}; {path}:STEP names another", file=sys.stderr)
+        return chosen
+
+    @staticmethod
+    def summary(path: Path) -> dict[str, Any]:
+        """What a run left when it last ended; nothing where it was killed before it ever did."""
+        try:
+            return msgspec.json.decode((path / "summary.json").read_bytes(), type=dict[str, Any])
+        except (OSError, msgspec.MsgspecError):
+            return {}
+
+    @classmethod
+    def named(cls, name: str) -> tuple[Path, str] | None:
+        """The run and the step (or `best`, or nothing) that RUN, RUN:STEP or RUN:best names; None if it is no run's."""
+        place, _, step = name.rpartition(":")
+        if cls.is_run(name) or not re.fullmatch(rf"\d+|{BEST}", step):
+            place, step = name, ""
+        return (Path(place).expanduser(), step) if cls.is_run(place) else None
 
     def name_best(self, name: str) -> None:
         """Have `best` lead to this checkpoint from now on; at no moment to none."""

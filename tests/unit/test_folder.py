@@ -1,13 +1,19 @@
 """A run's folder is held by one process at a time, and looking at it disturbs nobody."""
 
+import argparse
 import fcntl
 import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from strop.cli import chatting
+from strop.config import Config
+from strop.continuing import checkpoint_of, source
 from strop.errors import PlaceError
+from strop.evaluation import checkpoint_of as evaluated
 from strop.folder import RunFolder, free
 
 
@@ -45,3 +51,41 @@ def test_a_run_of_another_version_is_left_alone_too(tmp_path: Path) -> None:
     assert free(demo, RunFolder.taken) == tmp_path / "demo-2"
     with pytest.raises(PlaceError, match="another strop"):
         RunFolder.config(demo)
+
+
+def asked(name: str) -> list[str]:
+    """What `strop export`, `--from`, `strop eval` and `strop chat` take."""
+    commands = argparse.ArgumentParser().add_subparsers()
+    chatting.add(commands)
+    chat = commands.choices["chat"].parse_args([name])
+    ours = [str(found) for found in (checkpoint_of(name, best=False), source(name)[1])]
+    return [*ours, evaluated(name), chatting.config_of(chat).policy.model]
+
+
+def test_the_result_of_a_run_that_collapsed_is_its_last_good_checkpoint(tmp_path: Path, capsys) -> None:
+    """Whoever asks; resumed, it goes on from the newest."""
+    place = tmp_path / "run"
+    run = RunFolder.create(place)
+    run.keep(Config())
+    for name in ("step-000002-1", "step-000008-1", "step-000009-1"):
+        run.checkpoint(name).mkdir()
+
+    def taken(summary: dict[str, str | None]) -> tuple[str, str]:
+        (place / "summary.json").write_bytes(msgspec.json.encode(summary))
+        (one,) = {Path(found).name for found in asked(str(place))}
+        return one, capsys.readouterr().err
+
+    fallen: dict[str, str | None] = {"collapsed": "no rollout ...", "checkpoint": "step-000002-1"}
+    assert taken(fallen) == ("step-000009-1", ""), "somebody has resumed it"
+    run.close()
+    said = f"strop: {place} collapsed: taking step-000002-1, its last good checkpoint; {place}:STEP names another\n"
+    assert taken(fallen) == ("step-000002-1", said * 4)
+    assert RunFolder.last_checkpoint(place).name == "step-000009-1"
+    for lost in (None, "step-000005-1"):
+        name, said = taken(fallen | {"checkpoint": lost})
+        assert name == "step-000009-1"
+        assert "collapsed: taking step-000009-1, as no good one is left;" in said
+    assert taken({"collapsed": None, "checkpoint": "step-000002-1"}) == ("step-000009-1", "")
+    assert {Path(found).name for found in asked(f"{place}:8")} == {"step-000008-1"}
+    assert not capsys.readouterr().err
+    assert evaluated("strop/nano") == "strop/nano"

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from strop import config as configs
 from strop.config import Config, EngineConfig, GatewayConfig, LearnerConfig, PolicyConfig, SamplingConfig
 from strop.errors import ConfigError
-from strop.folder import RunFolder
+from strop.folder import BEST, RunFolder
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     chat = commands.add_parser("chat", help="talk to a model, to a run's newest checkpoint, or to its agent")
-    chat.add_argument("target", metavar="MODEL|RUN", help="strop/nano, a model's folder or name, or a run's folder")
+    chat.add_argument("target", metavar="MODEL|RUN", help="strop/nano, a model's folder or name, or RUN[:STEP]")
     chat.add_argument("--best", action="store_true", help="of a run: the checkpoint with the best score instead")
     chat.add_argument("--agent", action="store_true", help="of a run: its agent, with what you type as the task")
     chat.add_argument(
@@ -71,10 +71,11 @@ def _tools(arguments: argparse.Namespace, config: Config) -> list[str]:
 
 
 def run_of(target: str) -> Path | None:
-    """The run's folder, if it is one; otherwise it is a model's name."""
+    """The folder of RUN or RUN:STEP, if it is one; otherwise it is a model's name."""
+    if found := RunFolder.named(target):
+        return found[0]
     path = Path(target).expanduser()
-    is_run = (path / "checkpoints").is_dir() or (path / "store.sqlite").is_file()
-    return path if is_run else None
+    return path if (path / "store.sqlite").is_file() else None
 
 
 def config_of(arguments: argparse.Namespace) -> Config:
@@ -83,7 +84,8 @@ def config_of(arguments: argparse.Namespace) -> Config:
 
     run = run_of(arguments.target)
     if run is not None:
-        base = _as_in(run, best=arguments.best, agent=arguments.agent)
+        _, step = RunFolder.named(arguments.target) or (run, "")
+        base = _as_in(run, BEST if arguments.best else step, agent=arguments.agent)
     elif arguments.best:
         raise ConfigError(
             f"--best chooses among the checkpoints of a run, and {arguments.target} is none: leave it out"
@@ -97,10 +99,10 @@ def config_of(arguments: argparse.Namespace) -> Config:
     return settled(configs.load(base=base, sets=arguments.set, policy={"eval": given}, seed=seed))
 
 
-def _as_in(run: Path, *, best: bool, agent: bool) -> Config:
+def _as_in(run: Path, step: str, *, agent: bool) -> Config:
     """A run's settings, as far as they say how its model is shown, asked and computed."""
     ran = RunFolder.config(run)
-    checkpoint = RunFolder.chosen_checkpoint(run, best=best)
+    checkpoint = RunFolder.chosen_checkpoint(run, step)
     engine = replace(ran.engine, vllm=replace(ran.engine.vllm, url=""), sglang=replace(ran.engine.sglang, url=""))
     return Config(
         agent=ran.agent,

@@ -90,8 +90,9 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 def _asked(arguments: argparse.Namespace) -> tuple[Config, list[str]]:
     """The configuration, a run's or the defaults with what was given on top, and the models."""
-    run = arguments.agent if os.path.isdir(arguments.agent or "") else None  # what holds none is refused
-    base = RunFolder.config(Path(run)) if run else Config()
+    found = RunFolder.named(arguments.agent) if arguments.agent else None
+    run = arguments.agent if found or os.path.isdir(arguments.agent or "") else None  # what holds none is refused
+    base = RunFolder.config(found[0] if found else Path(run)) if run else Config()
     config = configs.load(
         base=base,
         toml=arguments.config,

@@ -151,23 +151,15 @@ def _evaluated(lines: Sequence[tuple[int, dict[str, float]]], split: str, config
 def _state(folder: Path, *, finished: bool) -> State:
     if RunFolder.held(folder):
         return "running"
-    summary = _summary(folder)
+    summary = RunFolder.summary(folder)
     if summary.get("collapsed"):
         return "collapsed"
     return "done" if finished and summary.get("done") else "stopped"
 
 
-def _summary(folder: Path) -> dict[str, Any]:
-    """What a run left when it last ended; nothing where it was killed before it ever did."""
-    try:
-        return msgspec.json.decode((folder / "summary.json").read_bytes(), type=dict[str, Any])
-    except FileNotFoundError:
-        return {}
-
-
 def _seconds(folder: Path, lines: Sequence[tuple[int, dict[str, float]]], state: State) -> float:
     if state == "done":
-        return float(_summary(folder).get("seconds", 0.0))
+        return float(RunFolder.summary(folder).get("seconds", 0.0))
     return sum(metrics.get("timing_s/step", 0.0) for _, metrics in lines)
 
 
