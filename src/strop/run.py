@@ -435,12 +435,13 @@ async def checkpoint(run: Run, number: int) -> str | None:
 
 def keep_checkpoints(run: Run) -> None:
     """The newest ones, and the best. How good the very newest are is a guess where only training tells: the best of the
-    others stays as well."""
+    others stays as well, and so does the best of those that only training tells of."""
     if there := checkpoints(run):
         order = ranked(run, there)
         run.folder.name_best(str(order[-1].checkpoint))
         seen = len(run.steps) - run.config.loop.staleness
-        known = order if evaluated(run.config) else [step for step in order if step.number < seen]
+        known = [step for step in order if step.number < seen and score(run, step) is None]
+        known = order if evaluated(run.config) else known
         kept = [order[-1], *known[-1:], *there[-run.config.loop.keep_checkpoints :]]
         run.folder.prune([str(step.checkpoint) for step in kept])
 
@@ -450,19 +451,23 @@ def checkpoints(run: Run) -> list[Step]:
 
 
 def ranked(run: Run, there: Sequence[Step]) -> list[Step]:
-    """Steps from worst to best. That is told by evaluations of the first split where every checkpoint has one,
-    otherwise by what rollouts got in training: the worst of the steps which this one's weights may have sampled. The
-    newest step has no next one yet; its own stands for it."""
-    loop, weights = run.config.loop, run.config.algorithm.rewards
+    """Steps from worst to best. That is told by evaluations. Steps without one stand below, by what rollouts got in
+    training: the worst of the steps which this one's weights may have sampled. The newest step has no next one yet; its
+    own stands for it."""
 
-    def score(step: Step) -> float:
-        if evaluated(run.config):
-            total = counted(run.scores.get((step.number, loop.eval_splits[0]), {}), weights)
-            return -math.inf if total is None else total  # None: it was stopped before it was evaluated
-        sampled = run.steps[step.number : step.number + 1 + loop.staleness] or [step]
-        return min(one.metrics.get("critic/rewards/mean", -math.inf) for one in sampled)
+    def standing(step: Step) -> tuple[bool, float, int]:
+        if (total := score(run, step)) is not None:
+            return True, total, step.number
+        sampled = run.steps[step.number : step.number + 1 + run.config.loop.staleness] or [step]
+        return False, min(one.metrics.get("critic/rewards/mean", -math.inf) for one in sampled), step.number
 
-    return sorted(there, key=lambda step: (score(step), step.number))
+    return sorted(there, key=standing)
+
+
+def score(run: Run, step: Step) -> float | None:
+    """What a step's weights got on the first split, where that was evaluated."""
+    splits = run.config.loop.eval_splits
+    return counted(run.scores.get((step.number, splits[0]), {}), run.config.algorithm.rewards) if splits else None
 
 
 def evaluated(config: Config) -> bool:

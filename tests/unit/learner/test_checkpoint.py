@@ -154,6 +154,28 @@ def test_the_newest_checkpoints_stay_and_the_best(tmp_path):
     assert stand(7, 0.9) == ([6, 7], 6)
 
 
+def test_where_some_checkpoints_were_evaluated_the_best_of_those_is_the_best(tmp_path):
+    """Whatever the settings say of evaluations: a run that was resumed has been evaluated at its former end as well."""
+    (tmp_path / "checkpoints").mkdir()
+    folder, steps, scores = RunFolder(tmp_path, io.BytesIO()), [], {}
+    config = configs.load(sets=["loop.keep_checkpoints=1", "loop.eval_every=0"])
+    run = SimpleNamespace(config=config, folder=folder, steps=steps, scores=scores)
+
+    def stand(number, reward, score=None):
+        folder.checkpoint(name := f"step-{number:06d}-1").mkdir()
+        metrics = {"critic/rewards/mean": reward}
+        steps.append(Step(lineage=1, number=number, rollouts=[], metrics=metrics, checkpoint=name, time=0.0))
+        scores.update({(number, "test"): {"reward": score}} if score is not None else {})
+        keep_checkpoints(run)
+        return sorted(folder.checkpoints().values()), int(RunFolder.best_checkpoint(tmp_path).name[5:11])
+
+    assert stand(1, 0.2) == ([1], 1)
+    assert stand(2, 0.9) == ([1, 2], 2)
+    assert stand(3, 0.1, score=0.5) == ([1, 3], 3)  # 1: the best in training, which 3 was not compared with
+    assert stand(4, 0.95, score=0.0) == ([1, 3, 4], 3)
+    assert stand(5, 1.0) == ([1, 3, 5], 3)
+
+
 def test_the_best_checkpoint_outlives_a_guess(tmp_path):
     """What the newest weights are worth is not known yet: nothing better is given up for them."""
     (tmp_path / "checkpoints").mkdir()
