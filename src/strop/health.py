@@ -59,8 +59,30 @@ def nothing_yet(steps: Sequence[Step], patience: int, model: str = "") -> str | 
     said = f"every rollout of the first {patience} steps got {value:.3g}, so nothing is learnt"
     if value > 0:
         return f"{said}. Fix: take harder tasks"
+    return f"{said}. Fix: {easier(model)}, or show examples"
+
+
+def easier(model: str) -> str:
+    """What to do where a model earns nothing."""
     nano = "strop/nano knows one tool only, the demo's calculator: take smollm2-135m for another; or " * (model == NANO)
-    return f"{said}. Fix: {nano}take easier tasks, give part of the reward for part of the way, or show examples"
+    return f"{nano}take easier tasks, give part of the reward for part of the way"
+
+
+def nothing_since(steps: Sequence[Step], patience: int, rate: float) -> str | None:
+    """What to say, once, of a run that earned something and for `patience` steps has earned the least there is: too few
+    rollouts, perhaps, to call it a collapse."""
+    known = [step for step in steps if MEAN in step.metrics]
+    if not patience or len(known) <= patience or known[-1] is not steps[-1]:
+        return None
+    lowest = min(step.metrics[MIN] for step in known)
+    earned = [step.metrics[MAX] > lowest for step in known]
+    if any(earned[-patience:]) or not earned[-patience - 1] or collapse(steps, patience):
+        return None
+    return (
+        f"nothing earned since step {known[-patience - 1].number}: the learning rate may be too high "
+        f"(learner.optim.lr={rate:g}; begin again with a tenth of it), or there are too few rollouts to a step "
+        "(loop.groups, loop.members) for rewards this rare"
+    )
 
 
 def _nothing_earned(steps: Sequence[Step], patience: int) -> Collapse | None:

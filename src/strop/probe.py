@@ -22,6 +22,7 @@ from strop.algorithms import Algorithm, make
 from strop.algorithms.credit import Rewards
 from strop.config import Config, MonitorConfig
 from strop.errors import AgentError
+from strop.health import easier
 from strop.lineage import sample
 from strop.monitor.view import View
 from strop.rooms import open_rooms, refuse_contradictions, settled
@@ -32,7 +33,7 @@ from strop.trajectory import Batch, explain
 class Probe(Struct, kw_only=True):
     """What came of some groups. `flat` are those that would teach nothing (None where groups are not compared), `left`
     how many rollouts would carry no loss by reason, `lowest`, `highest` and `mean` what those that count got,
-    `failed` how many failed by cause, `seconds` how long a rollout took in the mean."""
+    `failed` how many failed by cause, `seconds` how long a rollout took in the mean, `model` whose they are."""
 
     groups: int
     members: int
@@ -43,6 +44,7 @@ class Probe(Struct, kw_only=True):
     highest: float
     failed: dict[str, int]
     seconds: float
+    model: str = ""
 
     @property
     def verdict(self) -> str:
@@ -68,8 +70,8 @@ class Probe(Struct, kw_only=True):
         if self.highest > 0:
             return f"{said}: {every}, so nothing would be learnt; take harder tasks"
         return (
-            f"{said}: {every}, so nothing would be learnt; take easier tasks, give part of the reward for part of the "
-            "way, or begin with a model that sometimes succeeds"
+            f"{said}: {every}, so nothing would be learnt; {easier(self.model)}, or begin with a model that sometimes "
+            "succeeds"
         )
 
 
@@ -89,7 +91,8 @@ async def probe(config: Config, view: View, *, groups: int) -> Probe:
             samples = await compared(run, [await sample(run, rollout) for rollout in ended])
             check_rewards(run, [one.rollout for one in samples])
             waited = (time.monotonic() - began) * min(config.runner.workers, len(ended)) / len(ended)
-            return judged(assembled(config, samples), run.algorithm, config.algorithm.rewards, waited)
+            found = judged(assembled(config, samples), run.algorithm, config.algorithm.rewards, waited)
+            return replace(found, model=config.policy.model)
 
 
 def settings(config: Config, groups: int, folder: Path) -> Config:

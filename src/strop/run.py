@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
@@ -28,7 +29,7 @@ from strop.algorithms.filters import too_stale
 from strop.config import Config
 from strop.errors import AgentError, ConfigError, LearnerError
 from strop.folder import until_gone
-from strop.health import Collapse, collapse, nothing_yet
+from strop.health import Collapse, collapse, nothing_since, nothing_yet
 from strop.learner.process import LearnerProcess
 from strop.lineage import clear_queue, finished_evaluations, go_back, has_checkpoint, sample, stored, superseded
 from strop.monitor import transcripts
@@ -258,10 +259,13 @@ def tell_of_trouble(run: Run, step: Step) -> None:
             f"step {number}: a micro-batch of {budgets[-2]:.0f} tokens took more memory than the GPU has; going on "
             f"with {budgets[-1]:.0f}, which learner.token_budget could be set to"
         )
-    if why := nothing_yet(run.steps, run.config.loop.collapse_patience, run.config.policy.model):
+    patience, rate = run.config.loop.collapse_patience, run.config.learner.optim.lr
+    if why := nothing_yet(run.steps, patience, run.config.policy.model) or nothing_since(run.steps, patience, rate):
         note(why)
     if metrics["actor/skipped"]:
-        reasons = "; ".join(f"{n} {explain(reason)}" for reason, n in Counter(step.dropped.values()).most_common())
+        reasons = "; ".join(
+            f"{n} rollouts {explain(reason)}" for reason, n in Counter(step.dropped.values()).most_common()
+        )
         note(f"step {number} had nothing to train on: {reasons}")
     if (failed := failures(metrics)).total() > len(step.rollouts) / 10:
         reasons = ", ".join(f"{cause} {count}" for cause, count in failed.items())
@@ -284,17 +288,17 @@ def stop_collapsed(run: Run, fallen: Collapse, seconds: float) -> NoReturn:
     place, config = run.folder.path, run.config
     # Step n is sampled by the weights behind step n - 1, or behind one as far back as staleness allows.
     good = ranked(run, [s for s in checkpoints(run) if s.number < fallen.since - 1 - config.loop.staleness])
-    result = str(good[-1].checkpoint) if good else None
+    result, rate = str(good[-1].checkpoint) if good else None, config.learner.optim.lr
     if result is not None:
         run.folder.name_best(result)
         kept = f"The result is {run.folder.checkpoint(result)}, the best checkpoint before that"
-        again = f"strop train --from {place}:best"
+        again = f"strop train --from {shlex.quote(f'{place}:best')} --lr {rate / 10:g}"
     else:
         kept = "No checkpoint is left from before that (loop.checkpoint_every)"
-        again = "a new run"
+        again = f"type what began this run, with --lr {rate / 10:g} behind it"
     why = (
         f"collapsed: {fallen.why}. {kept}. Fix: if agent and rewards are sound, lower learner.optim.lr (it was "
-        f"{config.learner.optim.lr:g}) and begin again: {again}; with loop.collapse_patience=0 no run is stopped"
+        f"{rate:g}) and begin again: {again}; with loop.collapse_patience=0 no run is stopped"
     )
     summarize(config, place, run.steps, run.scores, seconds=seconds, done=False, collapsed=why, result=result)
     raise LearnerError(why)

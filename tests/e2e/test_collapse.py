@@ -27,7 +27,7 @@ def test_a_collapse_is_called_by_name_and_the_last_good_checkpoint_is_the_result
     settings = [f"--set={setting}" for setting in TOO_HIGH]
     said = _fails("demo", "--folder", folder, *settings)
     assert "collapsed: no rollout of steps" in said
-    assert "lower learner.optim.lr (it was 0.1)" in said
+    assert f"lower learner.optim.lr (it was 0.1) and begin again: strop train --from {folder}:best --lr 0.01;" in said
     assert "Traceback" not in said
 
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -47,7 +47,7 @@ def test_a_collapse_is_called_by_name_and_the_last_good_checkpoint_is_the_result
     listed = json.loads(runs.finish(runs.strop("runs", tmp_path, "--json")).stdout)
     assert listed["state"] == "collapsed"
     exported = tmp_path / "model"
-    runs.finish(runs.strop("export", folder, exported, "--best"))
+    runs.finish(runs.strop("export", folder, exported))
     assert (exported / "model.safetensors").read_bytes() == (good / "model.safetensors").read_bytes()
 
     assert "collapsed: no rollout of steps" in _fails("train", "--resume", folder)

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from strop.algorithms import make
 from strop.config import AlgorithmConfig, Config, LearnerConfig, LoopConfig, MonitorConfig
@@ -44,6 +45,12 @@ def test_groups_are_judged_as_the_algorithm_would(got, flat, said):
         found = judge(*groups(*got), name=name)
         assert (found.groups, found.members, found.flat) == (2, 2, flat)
         assert said in found.verdict
+
+
+def test_the_shipped_model_knows_one_tool():
+    found = judge(*groups([0.0, 0.0], [0.0, 0.0]))
+    assert "knows one tool only" not in found.verdict
+    assert "strop/nano knows one tool only" in replace(found, model="strop/nano").verdict
 
 
 def test_only_rewards_that_count_make_a_difference():

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from strop.health import Collapse, collapse, nothing_yet
+from strop.health import Collapse, collapse, nothing_since, nothing_yet
 from strop.types import Step
 
 
@@ -125,6 +125,27 @@ def test_a_run_that_never_earned_anything_is_told_once_what_to_do() -> None:
     assert nothing_yet(series(lively(0.1), *[flat(0.0)] * 4), 5) is None
     assert nothing_yet(series(*[flat(0.0)] * 4, flat(1.0)), 5) is None
     assert nothing_yet([], 0) is None
+
+
+def test_a_run_that_earns_nothing_any_more_is_told_once_per_streak() -> None:
+    """With few rollouts it may still be bad luck, and is no collapse yet."""
+    steps = series(lively(0.125), *[flat(0.0)] * 11, lively(0.125), *[flat(0.0)] * 6, rollouts=8)
+    assert first(steps) is None
+    told = {n: said for n in range(1, 20) if (said := nothing_since(steps[:n], 5, 0.02)) is not None}
+    assert list(told) == [6, 18]
+    assert told[6].startswith("nothing earned since step 1: the learning rate may be too high (learner.optim.lr=0.02;")
+    assert told[18].startswith("nothing earned since step 13:")
+    failed: dict[str, float] = {"failed/timeout": 8.0}
+    assert nothing_since(series(lively(0.125), *[flat(0.0)] * 5, failed, rollouts=8), 5, 0.02) is None, "told before"
+
+
+def test_no_note_beside_a_collapse_nor_of_what_never_earned_or_still_does() -> None:
+    collapsed = series(lively(0.188), *[flat(0.0)] * 5)
+    assert collapse(collapsed, 5) is not None
+    assert nothing_since(collapsed, 5, 0.02) is None
+    for steps in (series(*[flat(0.0)] * 6), series(lively(0.1), *[flat(1.0)] * 5), series(*[lively(0.1)] * 6), []):
+        assert nothing_since(steps, 5, 0.02) is None
+    assert nothing_since(series(lively(0.1), flat(0.0), rollouts=8), 0, 0.02) is None
 
 
 def test_failures_without_any_reward_are_another_matter() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +12,15 @@ import pytest
 
 from strop import config as configs
 from strop.config import Config
+from strop.errors import LearnerError
+from strop.folder import RunFolder
+from strop.health import Collapse
 from strop.monitor.view import Silent
 from strop.rooms import POLICY, Run, sampling_for
-from strop.run import collect
+from strop.run import collect, stop_collapsed, tell_of_trouble
 from strop.store.base import Store
 from strop.store.sqlite import SqliteStore
-from strop.types import Policy, Reward, Rollout, Task, Turn, version
+from strop.types import Policy, Reward, Rollout, Step, Task, Turn, version
 
 TASKS = [Task(id=f"{split}-{n}", split=split) for n in range(4) for split in ("train", "test", "long")]
 
@@ -104,3 +108,42 @@ def test_a_mode_samples_as_it_is_set() -> None:
     }
     assert {mode: s.max_tokens for mode, s in drawn.items()} == {"train": 11, "eval": 22, "greedy": 22}
     assert {mode: s.temperature for mode, s in drawn.items()} == {"train": 1.0, "eval": 0.5, "greedy": 0.0}
+
+
+def stepped(number: int, reward: float, **more: Any) -> Step:
+    """A step of 24 rollouts that all got the same."""
+    metrics = {f"critic/rewards/{name}": reward for name in ("mean", "min", "max")}
+    rollouts = [f"g{number}.{n}" for n in range(24)]
+    return Step(lineage=1, number=number, rollouts=rollouts, metrics=metrics | {"actor/skipped": 1.0}, time=0.0, **more)
+
+
+def test_what_a_collapse_says_to_type_has_a_lower_rate(tmp_path: Path) -> None:
+    """With the rate it had, it would collapse again."""
+    run = run_over(SimpleNamespace(), configured("learner.optim.lr=0.02"))  # type: ignore[arg-type]
+    run.folder = RunFolder.create(tmp_path / "my run")
+    run.steps += [stepped(1, 0.5, checkpoint="step-000001-1"), *(stepped(n, 0.0) for n in range(2, 8))]
+    begin = "if agent and rewards are sound, lower learner.optim.lr (it was 0.02) and begin again: "
+    none = f"(loop.checkpoint_every). Fix: {begin}type what began this run, with --lr 0.002 behind it; with"
+    with pytest.raises(LearnerError, match=re.escape(none)):
+        stop_collapsed(run, Collapse(3, "why"), 1.0)
+    run.folder.checkpoint("step-000001-1").mkdir()
+    from_it = f"{begin}strop train --from '{run.folder.path}:best' --lr 0.002; with"
+    with pytest.raises(LearnerError, match=re.escape(from_it)):
+        stop_collapsed(run, Collapse(3, "why"), 1.0)
+    run.folder.close()
+
+
+def test_a_run_is_told_what_its_steps_lack() -> None:
+    told = list[str]()
+    run = run_over(SimpleNamespace(), configured("learner.optim.lr=0.02", "loop.collapse_patience=6"))  # type: ignore[arg-type]
+    run.view.note = told.append  # type: ignore[method-assign]
+    dropped = {f"g7.{n}": "zero_variance" for n in range(24)}
+    run.steps += [stepped(n, 0.0) for n in range(1, 7)]
+    run.steps[0].metrics.update({"critic/rewards/max": 1.0, "critic/rewards/mean": 1 / 24})
+    run.steps.append(last := stepped(7, 0.0, dropped=dropped))
+    tell_of_trouble(run, last)
+    assert told[0].startswith("nothing earned since step 1: the learning rate may be too high (learner.optim.lr=0.02;")
+    (said,) = told[1:]
+    assert said.startswith(
+        "step 7 had nothing to train on: 24 rollouts in groups whose members all got the same reward"
+    )
