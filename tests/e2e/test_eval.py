@@ -87,7 +87,7 @@ def test_a_run_with_what_it_began_with(trained: Path, tmp_path: Path) -> None:
     before = {r.task.id: r.reward() for r in told.rollouts if r.group == "e1.0-test-sampled"}
     assert {task: samples[0] for task, samples in start["rewards"]["test"]["reward"].items()} == before
     again = json.loads(strop_eval(tmp_path, trained, "--greedy", "--best", "--json").stdout)
-    assert again["folder"] == "runs/eval-1"  # nothing is written over
+    assert again["folder"] == "runs/eval-2"  # nothing is written over
     assert list(again["evaluations"][0]["rewards"]) == ["test-greedy"]
 
 

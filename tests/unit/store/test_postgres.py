@@ -489,7 +489,7 @@ async def test_an_older_store_is_migrated_whole_or_not_at_all(open: Open, monkey
 async def test_a_newer_store_is_refused(open: Open, sql: Callable, name: str):
     await open()
     sql(f"UPDATE {name}.strop SET version = {schema.VERSION + 1}")
-    with pytest.raises(NewerStore, match=rf"schema={name} was written by a newer strop .* update with"):
+    with pytest.raises(NewerStore, match=rf"schema={name} was written by a newer strop .* update strop"):
         await open()
 
 

@@ -41,7 +41,7 @@ async def test_a_newer_store_is_refused(tmp_path: Path):
     with sqlite3.connect(path) as db:
         db.execute("UPDATE strop SET version = ?", (schema.VERSION + 1,))
     db.close()
-    with pytest.raises(NewerStore, match=r"s\.sqlite was written by a newer strop .* update with"):
+    with pytest.raises(NewerStore, match=r"s\.sqlite was written by a newer strop .* update strop"):
         await SqliteStore.open(path)
 
 
