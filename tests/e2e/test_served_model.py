@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from strop import address, serve
+from strop.cli.serving import _example
 from strop.config import Config
 from strop.errors import ConfigError, PlaceError
 from strop.store.sqlite import SqliteStore
@@ -176,6 +177,29 @@ def test_the_servers_own_key_asks_its_model(place: Place):
     assert (status, answer["type"], len(calls(place))) == (200, "message", 2)
     assert asked(place, "/v1/models")[1]["data"][0]["id"] == "strop/nano"
     assert len(calls(place)) == 2  # a question for the models is no rollout
+
+
+def test_the_request_to_begin_with_calls_the_calculator(place: Place):
+    """The guide's, which is also what the server prints."""
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "store.md").read_text()
+    (line,) = [block for block in guide.split("```")[1::2] if block.strip().startswith("curl ")]
+    body = json.loads(line.partition("-d '")[2].rpartition("'")[0])
+    assert body == _example("strop/nano")
+    status, answer = asked(place, "/v1/chat/completions", body)
+    (call,) = answer["choices"][0]["message"]["tool_calls"]
+    assert (status, json.loads(call["function"]["arguments"])) == (200, {"expression": "12 + 30"})
+
+
+def test_a_wrong_key_is_told_which_would_do(place: Place):
+    """And nothing that is secret."""
+    for key, why in (("wrong", "no attempt has this key"), ("", "a key is needed")):
+        status, answer = asked(place, "/v1/chat/completions", HELLO, key=key)
+        said = answer["error"]["message"]
+        assert (status, why in said, "the server's key" in said, "the file `key`" in said) == (401, True, True, True)
+        assert place.said["key"] not in said
+        assert str(place.folder) not in said
+    status, answer = asked(place, "/v1/stats", key="wrong")
+    assert (status, "the file `key`" in answer["error"]["message"]) == (401, True)
 
 
 def test_what_the_servers_key_asks_wrongly(place: Place):

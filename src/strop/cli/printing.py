@@ -15,6 +15,7 @@ from strop.monitor.screen import Screen
 from strop.plain import escaped
 from strop.types import Rollout
 
+MODELS = "strop/nano, smollm2-135m, a folder or ORG/MODEL of Hugging Face, or a .gguf file"
 HOSTS = "another name that clients may call this server by, such as a proxy's; may be given again"
 
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import re
+import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from rich.live import Live
 from rich.text import Text
 
 from strop import config as configs
+from strop import demo
 from strop.cli import keys
-from strop.cli.printing import HOSTS, console, json_line, me, without_password
+from strop.cli.printing import HOSTS, MODELS, console, json_line, me, without_password
 from strop.config import Config
 from strop.errors import ConfigError, StropError
 from strop.monitor.screen import Screen
@@ -39,7 +43,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     serve = commands.add_parser("serve", help="serve a store, and a model, to runners on this or other machines")
     serve.add_argument("--folder", default="runs/served", help="where it is kept (default: runs/served)")
     serve.add_argument("--store", default="", metavar="URL", help="postgresql://...; default: SQLite in the folder")
-    serve.add_argument("--model", help="serve this model to agents as well: strop/nano, or a folder")
+    serve.add_argument("--model", help=f"serve this model to agents as well: {MODELS}")
     serve.add_argument("--config", metavar="TOML", help="settings from a file: policy, engine, gateway")
     serve.add_argument("--set", action="append", default=[], metavar="a.b=c", help="any setting; see `strop config`")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
@@ -139,7 +143,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         }
         if model:
             ask = f'curl {url}/v1/chat/completions -H "Authorization: Bearer $STROP_KEY" -d '
-            ask += '\'{"messages": [{"role": "user", "content": "Hello"}]}\''
+            ask += shlex.quote(json.dumps(_example(model.policy.model)))
             out.print(Text.assemble("  ", (ask, "cyan")), soft_wrap=True)
         width = max(map(len, next_steps))
         for line, what in next_steps.items():
@@ -162,6 +166,14 @@ def _serve(arguments: argparse.Namespace) -> int:
         )
     )
     return 0
+
+
+def _example(model: str) -> dict[str, Any]:
+    """A request to begin with. The model in the box knows nothing but its calculator."""
+    if model != demo.config().policy.model:
+        return {"messages": [{"role": "user", "content": "Hello"}]}
+    asked = [{"role": "user", "content": "Use the calculator: 12 + 30."}]
+    return {"temperature": 0, "messages": asked, "tools": demo.TOOLS}
 
 
 def _model(arguments: argparse.Namespace) -> Config | None:

@@ -33,6 +33,8 @@ class Sessions:
 
     def __init__(self, store: Store, most: int) -> None:
         self.most = most
+        self.other_key = ""
+        """What else opens a model here, for whoever has a wrong key: the end of a sentence."""
         self._store = store
         self._open: OrderedDict[Ref, Session] = OrderedDict()
         self._by_key: dict[bytes, Ref] = {}
@@ -80,8 +82,9 @@ class Sessions:
                 continue
             if _opens([key], attempt):
                 return await self._add(attempt)
+        came = "no attempt has this key" if keys else "a key is needed"
         raise _unauthorized(
-            "no attempt has this key: send the key that came with the task, as API key or as header trace_id"
+            f"{came}: send the key that came with the task, as API key or as header trace_id{self.other_key}"
         )
 
     async def _add(self, attempt: Attempt) -> Session:

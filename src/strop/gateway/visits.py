@@ -35,6 +35,10 @@ class Visits:
 
     def __init__(self, gateway: Gateway, store: Store, key: RunKey) -> None:
         self._gateway, self._store, self._key, self._since = gateway, store, key, time.time()
+        gateway.sessions.other_key = (
+            "; or, for a rollout of its own, the server's key as API key: `strop serve` printed it, and the file `key` "
+            "in its folder has it unless it was given one"
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not any(self._key.fits(key) for key in keys_of(scope)):

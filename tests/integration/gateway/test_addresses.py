@@ -123,7 +123,8 @@ async def test_a_key_that_opens_nothing(stand: Stand, key: str) -> None:
     await stand.attempt("r1")
     status, answer = await fetch(f"{stand.server.url}/v1/chat/completions", {"messages": HI}, key=key)
     assert status == 401
-    assert "no attempt has this key" in answer["error"]["message"]
+    assert ("no attempt has this key" if key else "a key is needed") in answer["error"]["message"]
+    assert "server" not in answer["error"]["message"], "there is none whose key would do"
 
 
 async def test_an_attempt_that_is_over(stand: Stand) -> None:

@@ -123,5 +123,6 @@ class RunKey:
         if given and self._attempts.holds(given):
             message = "this is an attempt's key, which opens /r/<rollout>/<attempt> only: use the run's key"
             raise Refusal(message, 403, "Forbidden", "attempt_key")
-        message = "the run's key is needed: send it as `Authorization: Bearer <key>`; `strop serve` says it"
+        message = "the run's key is needed: send it as `Authorization: Bearer <key>`; `strop serve` says it, and "
+        message += "the file `key` in its folder has it unless it was given one"
         raise Refusal(message, 401, "Unauthorized", "invalid_api_key", [(b"www-authenticate", b"Bearer")])
