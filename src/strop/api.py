@@ -25,7 +25,7 @@ import msgspec
 
 from strop import config as configs
 from strop.config import AlgorithmConfig, Config
-from strop.errors import ConfigError
+from strop.errors import ConfigError, PlaceError
 from strop.folder import RunFolder, free
 from strop.private import private_folder
 from strop.runners.processes import IN_AGENT
@@ -103,6 +103,8 @@ def resume(folder: str | Path, *, quiet: bool = False, **sections: Any) -> Summa
 
     with _once():
         config, changes = continuing.resumed(Path(folder), **sections)
+        if done := continuing.finished(Path(folder), changes):
+            return done
         stop = asyncio.Event()
         with views.choose(json=quiet, out=sys.stdout) as view:
             if changes and (warning := continuing.rate_ends(config)):
@@ -122,9 +124,12 @@ def export(
     checkpoint or its `best`, "RUN:STEP", or a checkpoint's folder; with `adapter` a LoRA adapter is written by itself,
     in PEFT's format. Returns the checkpoint it was made of."""
     from strop.continuing import checkpoint_of
+
+    if os.path.exists(to):  # said before anything heavy is imported
+        raise PlaceError(f"{to} is there already: choose another place")
+    checkpoint = checkpoint_of(str(source), best=best)
     from strop.learner.export import export as exported
 
-    checkpoint = checkpoint_of(str(source), best=best)
     exported(checkpoint, to, merge=not adapter, dtype=dtype)
     return checkpoint
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -21,9 +21,11 @@ from msgspec.structs import replace
 
 from strop import config as configs
 from strop.config import Config
-from strop.errors import ConfigError, PlaceError
-from strop.folder import RunFolder, free
+from strop.errors import ConfigError, DamagedCheckpoint, PlaceError
+from strop.folder import CHANGES, RunFolder, free
+from strop.learner.sums import verify
 from strop.monitor.runs import differences
+from strop.monitor.summary import Summary
 from strop.private import private_folder
 from strop.rooms import absolute
 
@@ -51,6 +53,29 @@ def resumed(folder: Path, *, sets: Sequence[str] = (), **sections: Any) -> tuple
             f"`strop train --from {folder}`. What may change: {', '.join(MAY_CHANGE)}"
         )
     return after, changes
+
+
+def finished(folder: Path, changes: Mapping[str, tuple[Any, Any]]) -> Summary | None:
+    """What the run in `folder` came to, where a resume with `changes` would find nothing to do. It says so without
+    loading anything; where it is in doubt, it leaves that to the run."""
+    config = RunFolder.config(folder)
+    try:
+        told = msgspec.json.decode((folder / "summary.json").read_bytes(), type=Summary)
+        steps = max(config.loop.steps, changes.get("loop.steps", (0, 0))[1])
+        if not told.done or told.steps < steps or changes.keys() - {"loop.steps"} or RunFolder.held(folder):
+            return None
+        missing = not config.store.url and not (folder / "store.sqlite").exists()
+        if missing or _time(folder / CHANGES) > _time(folder / "summary.json"):  # what was changed may not be done yet
+            return None
+        if told.checkpoint:
+            verify(folder / "checkpoints" / told.checkpoint)
+    except (OSError, msgspec.DecodeError, DamagedCheckpoint):
+        return None
+    return replace(told, folder=str(folder))
+
+
+def _time(path: Path) -> float:
+    return path.stat().st_mtime if path.exists() else 0.0
 
 
 def rate_ends(config: Config) -> str:

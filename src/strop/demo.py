@@ -29,6 +29,7 @@ from strop.config import (
 )
 from strop.types import Task
 
+AGENT = "strop.demo:agent"
 MAX_TURNS = 4
 
 TOOLS = [
@@ -121,7 +122,7 @@ def config(kind: str = "calc") -> Config:
     """What `strop demo` runs; every setting can be changed with --set."""
     sampling, steps = SamplingConfig(max_tokens=48), 24 if kind == "calc" else 40
     return Config(
-        agent="strop.demo:agent",
+        agent=AGENT,
         tasks="strop.demo:tasks",
         tasks_args={"kind": kind},
         policy=PolicyConfig(model="strop/nano", context=192, train=sampling, eval=sampling),

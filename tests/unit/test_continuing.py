@@ -1,14 +1,19 @@
 """Going on from an earlier run: a new one's folder, what --overwrite may delete, what a resumed run may change."""
 
+import os
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from strop import continuing
-from strop.config import Config, StoreConfig
+from strop.cli import main
+from strop.config import Config, LoopConfig, StoreConfig
 from strop.errors import ConfigError, PlaceError
 from strop.folder import RunFolder, free
+from strop.learner.sums import write_sums
+from strop.monitor.summary import summarize
 
 
 def begun(path: Path, config: Config | None = None) -> Path:
@@ -186,6 +191,62 @@ def test_more_steps_than_the_rate_lasts_for_are_warned_of(tmp_path: Path) -> Non
     assert not continuing.rate_ends(continuing.resumed(folder, sets=["loop.steps=500"])[0])
     config, _ = continuing.resumed(folder, sets=["loop.steps=500", "learner.optim.decay=400"])
     assert "learner.optim.decay" in continuing.rate_ends(config)
+
+
+def done(folder: Path, steps: int = 9, *, whole: bool = True) -> Path:
+    """A run that made its steps, and its last evaluation too if it is `whole`."""
+    run = RunFolder.create(folder)
+    run.keep(Config(agent="a.py:agent", tasks="t.jsonl", loop=LoopConfig(steps=steps)))
+    checkpoint = run.checkpoint("step-000009-1")
+    checkpoint.mkdir()
+    (checkpoint / "model.safetensors").write_text("weights")
+    write_sums(checkpoint)
+    (folder / "store.sqlite").write_text("of the run")
+    run.close()
+    told = summarize(RunFolder.config(folder), folder, [], {(0, "test"): {"reward": 0.5}}, seconds=1.0, done=whole)
+    told.steps, told.checkpoint = 9, checkpoint.name
+    (folder / "summary.json").write_bytes(msgspec.json.encode(told))
+    return folder
+
+
+@pytest.mark.parametrize("more", [[], ["--steps", "9"], ["--steps", "5"]])
+def test_a_finished_run_says_so_at_once(
+    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = done(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "strop.run", None)  # nothing is loaded
+    assert main(["train", "--resume", str(folder), *more]) == 0
+    assert capsys.readouterr().out == f"all 9 steps of {folder} are done. Fix: --steps 19 for more\n"
+    assert main(["train", "--resume", str(folder), *more, "--json"]) == 0
+    told = msgspec.json.decode(capsys.readouterr().out)
+    assert (told["steps"], told["done"], told["folder"]) == (9, True, str(folder))
+    assert not (folder / "changes.jsonl").exists()
+
+
+def test_a_run_with_something_left_goes_on(tmp_path: Path) -> None:
+    def left(folder: Path, *sets: str) -> bool:
+        return continuing.finished(folder, continuing.resumed(folder, sets=sets)[1]) is None
+
+    folder = done(tmp_path / "run")
+    assert not left(folder)
+    assert left(folder, "loop.steps=10")
+    assert left(folder, 'loop.eval_splits=["long"]')  # which is to be evaluated
+    assert left(done(tmp_path / "evaluation", whole=False))
+    assert left(done(tmp_path / "steps", steps=20), "loop.steps=9")  # it may have gone on behind its summary
+    run = RunFolder.open(folder)
+    assert left(folder)  # somebody is at work, which is an error
+    run.close()
+    (folder / "checkpoints" / "step-000009-1" / "model.safetensors").write_text("damage")
+    assert left(folder)  # it is made anew
+    lost = done(tmp_path / "lost")
+    (lost / "store.sqlite").unlink()
+    assert left(lost)
+    changed = done(tmp_path / "changed")
+    run = RunFolder.open(changed)
+    run.change({"loop.eval_samples": (1, 2)}, step=9)
+    run.close()
+    os.utime(changed / "summary.json", (1, 1))
+    assert left(changed)
 
 
 # -- checkpoints by name -----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from strop import config as configs
+from strop import demo
 from strop.config import Config, EngineConfig, GatewayConfig, LearnerConfig, PolicyConfig, SamplingConfig
 from strop.errors import ConfigError
 from strop.folder import BEST, RunFolder
@@ -66,7 +67,7 @@ def _tools(arguments: argparse.Namespace, config: Config) -> list[str]:
     """Those that are asked for. The demo's model was trained with one, and is lost without it."""
     if arguments.tools == ["none"]:
         return []
-    demos = config.agent == "strop.demo:agent" and not arguments.agent
+    demos = config.agent == demo.AGENT and not arguments.agent
     return arguments.tools or (["strop.demo:calculator"] if demos else [])
 
 

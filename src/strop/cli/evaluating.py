@@ -137,9 +137,11 @@ def _tell(report: Report) -> None:
         _rows(table, f"{one.name} minus {other.name}", pair.differences, report)
     if report.comparisons:
         out.print(table)
+    figures = [one.scores for one in report.evaluations] + [pair.differences for pair in report.comparisons]
+    brackets = "In brackets: where the true figure lies with 95 % confidence, going by how much tasks differ. "
     out.print(
-        f"In brackets: where the true figure lies with 95 % confidence, going by how much tasks differ. mean@{k}: what "
-        f"a sample earns. pass@{k}: how likely one of {k} samples earns {report.threshold:g} or more.",
+        brackets * any(score.low is not None for one in figures for score in one.values())
+        + f"mean@{k}: what a sample earns. pass@{k}: how likely one of {k} samples earns {report.threshold:g} or more.",
         style="dim",
     )
     for warning in report.warnings:

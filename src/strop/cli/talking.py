@@ -77,8 +77,9 @@ def _introduction(speaker: Chat | Agent, room: Room) -> str:
         return f"{room.config.agent} on {model}: what you type is {where}; /help lists commands, Ctrl-D leaves\n"
     about = f"context {room.engine.context} tokens, temperature {room.config.policy.eval.temperature:g}"
     tools = ", ".join(tool["function"]["name"] for tool in speaker.tools)
-    has = f", with {tools}" if tools else ""
-    return f"{model}: {about}{has}; /help lists commands, Ctrl-D leaves\n"
+    more = "--tools or --agent" if room.config.agent else "--tools"
+    has = f"with {tools}" if tools else f"no tools: {more}"
+    return f"{model}: {about}, {has}; /help lists commands, Ctrl-D leaves\n"
 
 
 def _obeyed(line: str, speaker: Chat | Agent, beside: Background, view: Lines) -> bool:

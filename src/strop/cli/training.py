@@ -18,7 +18,7 @@ from rich.text import Text
 
 from strop import config as configs
 from strop.api import export
-from strop.cli.printing import json_line, me
+from strop.cli.printing import MODELS, json_line, me
 from strop.config import Config
 from strop.errors import ConfigError
 from strop.folder import RunFolder
@@ -62,7 +62,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     train.add_argument("--tasks", help="a .jsonl, .csv or .parquet file, a folder, a data set, or FILE.py:function")
     train.add_argument("--data", metavar="PATH", help="where the data is, for a tasks function that takes `data`")
     train.add_argument("--reward", metavar="FILE.py:function", help="turns (task, answer) into rewards")
-    train.add_argument("--model", help="strop/nano, or a folder in Hugging Face format")
+    train.add_argument("--model", help=MODELS)
     train.add_argument("--config", metavar="TOML", help="settings from a file")
     train.add_argument("--seed", type=int, help="fixes the order of tasks (default: 0)")
     train.add_argument(
@@ -165,10 +165,15 @@ def _resume(arguments: argparse.Namespace) -> int:
             f"a resumed run keeps what it began with: leave out {', '.join(given)}; --set changes what may change, and "
             f"`strop train --from {arguments.resume}` begins a new run from its weights"
         )
-    config, changes = continuing.resumed(Path(arguments.resume), sets=arguments.set)
+    folder = Path(arguments.resume)
+    config, changes = continuing.resumed(folder, sets=arguments.set)
+    if done := continuing.finished(folder, changes):
+        more = f"Fix: --steps {done.steps + 10} for more"
+        json_line(done) if arguments.json else print(f"all {done.steps} steps of {folder} are done. {more}")
+        return 0
     if changes and (warning := continuing.rate_ends(config)):
         print(f"strop: {warning}", file=sys.stderr)
-    return _tell(_run(config, arguments, resume=True, changes=changes), Path(arguments.resume), arguments)
+    return _tell(_run(config, arguments, resume=True, changes=changes), folder, arguments)
 
 
 def _export(arguments: argparse.Namespace) -> int:
@@ -198,8 +203,12 @@ def _run(
     def interrupted(cancel: Callable[[], object]) -> None:
         if stop.is_set():
             cancel()
+            return
         stop.set()
-        view.note("stopping behind this step, with a checkpoint, or in an evaluation; Ctrl-C again stops at once")
+        view.note(
+            "stopping after this step, with a checkpoint (an evaluation is cut short, and --resume goes on with it); "
+            "press Ctrl-C again to stop at once"
+        )
 
     with views.choose(json=arguments.json, out=sys.stdout) as view:
         try:
@@ -228,6 +237,8 @@ async def until_told(
 
 
 def _tell(summary: Summary, folder: Path, arguments: argparse.Namespace) -> int:
+    from strop import demo
+
     if arguments.json:
         json_line(summary)
         return 0
@@ -252,7 +263,7 @@ def _tell(summary: Summary, folder: Path, arguments: argparse.Namespace) -> int:
     if summary.checkpoint:
         places["the trained model"] = f"{folder}/checkpoints/{summary.checkpoint}"
         places["as a plain folder"] = f"{me()} export {folder} FOLDER"
-        places["to talk to it"] = f"{me()} chat {folder}"
+        places["to talk to it"] = f"{me()} chat {folder}" + " --agent" * (RunFolder.config(folder).agent != demo.AGENT)
     width = max(map(len, places))
     for what, place in places.items():  # what is to be copied comes last, and is broken by no line end of ours
         console.print(Text.assemble("  ", what.ljust(width), "  ", (place, "bold")), soft_wrap=True)
