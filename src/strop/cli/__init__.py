@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import strop
 from strop.cli import (
@@ -49,8 +51,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+class Parser(argparse.ArgumentParser):
+    """Refuses what it does not know by itself, with a command's own usage, and says what may have been meant."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            name = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
+            self.error(f"there is no {name} here{_near(name, self._option_string_actions)}")
+        return found, []
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:  # pyright: ignore[reportPrivateUsage]
+            self.error(f"there is no command {value}{_near(value, action.choices)}")
+        super()._check_value(action, value)
+
+
+def _near(word: str, words: Iterable[str]) -> str:
+    found = difflib.get_close_matches(word, words, 1)
+    return f": did you mean {found[0]}?" if found else ""
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="strop", description="Train the model behind any agent.", epilog=BEGIN)
+    top = Parser(prog="strop", description="Train the model behind any agent.", epilog=BEGIN)
     top.add_argument("--version", action="version", version=f"strop {strop.__version__}")
     top.set_defaults(command=None)
     commands = top.add_subparsers(metavar="COMMAND", title="commands")

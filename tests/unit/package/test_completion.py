@@ -69,6 +69,35 @@ def test_bare_strop_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "strop demo" in said
 
 
+@pytest.mark.parametrize(
+    ("typed", "usage", "says"),
+    [
+        ("train a.py:f --lrr 3", "usage: strop train ", "there is no --lrr here: did you mean --lr?"),
+        ("train a.py:f --lrr=3", "usage: strop train ", "there is no --lrr here: did you mean --lr?"),
+        ("trian", "usage: strop [", "there is no command trian: did you mean train?"),
+        ("search biuld a b", "usage: strop search ", "there is no command biuld: did you mean build?"),
+        ("runs --zzzz", "usage: strop runs ", "there is no --zzzz here"),
+        ("export a b c", "usage: strop export ", "there is no c here"),
+    ],
+)
+def test_what_is_not_known_is_refused_with_its_own_usage(
+    typed: str, usage: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(typed.split())
+    said = capsys.readouterr().err
+    assert (refused.value.code, said.startswith(usage)) == (2, True), said
+    assert said.endswith(f"{says}\n")
+
+
+def test_the_models_that_can_be_named_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("train", "serve"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        said = " ".join(capsys.readouterr().out.split())
+        assert all(name in said for name in ("strop/nano", "smollm2-135m", ".gguf", "Hugging Face")), said
+
+
 def test_short_forms_stand_for_settings() -> None:
     """The last one wins, however it is written."""
     given = parser().parse_args(["train", "--steps", "3", "--set", "loop.steps=4", "--lr", "1e-4", "--groups", "2"])
