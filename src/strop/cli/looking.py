@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import asdict
 from rich.console import Console
 from rich.text import Text
 
@@ -96,7 +97,8 @@ async def _show_one(store: Store, arguments: argparse.Namespace) -> None:
     turns, events = await store.turns(rollout.id, attempt=number), await store.events(rollout.id, attempt=number)
     decode = await _decoder(store, arguments)
     if arguments.json:
-        about = {"rollout": rollout, "attempts": attempts, "turns": turns, "events": events}
+        keyless = [{name: value for name, value in asdict(one).items() if name != "key"} for one in attempts]
+        about = {"rollout": rollout, "attempts": keyless, "turns": turns, "events": events}
         json_line(about | ({"prompts": {turn.id: decode(turn.prompt_ids) for turn in turns}} if decode else {}))
     else:
         _transcript(rollout, turns, events, decode)

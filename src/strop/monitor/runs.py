@@ -29,7 +29,7 @@ DEPTH = 3
 
 class Record(Struct, frozen=True, kw_only=True):
     """One run in a line. `start`, `end` and `best` are mean totals, of the rewards that count, of what `on` says: the
-    first evaluated split, or "training" where nothing was evaluated."""
+    first evaluated split, or "training" where nothing was evaluated. There is no `end` before the second figure."""
 
     name: str
     model: str
@@ -106,7 +106,7 @@ def read(folder: Path) -> PastRun:
         of=config.loop.steps,
         on=split if evaluated else "training",
         start=shown[0][1] if shown else None,
-        end=shown[-1][1] if shown else None,
+        end=shown[-1][1] if len(shown) > 1 else None,
         best=best[1],
         best_step=best[0],
         seconds=round(_seconds(folder, lines, state), 2),

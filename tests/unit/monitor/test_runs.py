@@ -54,6 +54,13 @@ def test_a_run_is_listed_with_the_rewards_that_count(tmp_path: Path) -> None:
     assert (found.record.on, found.record.start, found.record.best, found.record.best_step) == ("test", 0.5, 1.25, 2)
 
 
+def test_one_evaluation_has_no_end(tmp_path: Path) -> None:
+    run = begun(tmp_path / "run")
+    MetricsFile(run.metrics, [], {(0, "test"): SCORES[0, "test"]}, samples=3)
+    found = read(run.path).record
+    assert (found.start, found.end, found.best) == (0.5, None, 0.5)
+
+
 def test_what_an_evaluation_leaves_is_no_run(tmp_path: Path) -> None:
     """It has no steps to resume. A run of no steps that was begun with `strop train` is summed up, and stays."""
     begun(tmp_path / "trained")

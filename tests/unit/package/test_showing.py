@@ -96,6 +96,13 @@ def test_prompts_as_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [text.count("<|im_start|>user") for text in prompts.values()] == [1, 2, 1]
 
 
+def test_no_key_is_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rollouts", str(run), rollout(run), "--json"]) == 0
+    (attempt,) = json.loads(capsys.readouterr().out)["attempts"]
+    assert attempt["runner"] == "r"
+    assert "key" not in attempt
+
+
 def test_prompts_of_no_rollout(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rollouts", str(run), "--prompt"]) != 0
     assert "add its id behind the run" in capsys.readouterr().err
