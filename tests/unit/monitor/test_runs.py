@@ -33,15 +33,19 @@ def begun(folder: Path, steps: int = 2) -> RunFolder:
 
 def test_a_summary_is_of_the_rewards_that_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = {}
-    monkeypatch.setattr(summary, "reward_curve", lambda path, rewards, evaluated, title: drawn.update(evaluated))
+
+    def draw(path: Path, rewards: summary.Points, evaluated: dict[str, summary.Points], title: str) -> None:
+        drawn.update(evaluated)
+        path.touch()
+
+    monkeypatch.setattr(summary, "reward_curve", draw)
     found = summary.summarize(config(), tmp_path, [], SCORES, seconds=1.0, done=True)
     assert (found.start, found.end, found.start_greedy, found.end_greedy) == (0.5, 1.25, 1.0, 1.0)
     assert drawn == {"test": [(0, 0.5), (2, 1.25)], "test-greedy": [(2, 1.0)]}
     assert found.after["test"] == SCORES[2, "test"]  # every reward is still there by itself
 
 
-def test_where_none_of_them_was_given_there_is_no_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summary, "reward_curve", lambda *_: None)
+def test_where_none_of_them_was_given_there_is_no_total(tmp_path: Path) -> None:
     found = summary.summarize(config(), tmp_path, [], {(0, "test"): {"seen": 1.0}}, seconds=1.0, done=True)
     assert (found.start, found.end) == (None, None)
 
