@@ -388,6 +388,7 @@ def test_wrong_text_is_noticed(chatml: Stage, monkeypatch: pytest.MonkeyPatch, c
 
 def test_a_doubled_end_is_noticed(chatml: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Renderer, "ended", lambda self, path: ("", ""))
+    monkeypatch.setattr(Renderer, "_unsaid", lambda self, closing, rest, said, answer: rest)
     monkeypatch.setattr(Renderer, "_repeated", lambda self, said, rest: False)
     faults = chatml.check(CORNERS).faults
     assert len(faults) == FOLLOWED

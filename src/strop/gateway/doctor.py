@@ -247,7 +247,7 @@ def examine(
 ) -> Report:
     """Replay a conversation. `endings` says, turn after turn and over again, how answers end."""
     report = Report(id=conversation.id, history=history)
-    replay = _Replay(renderer, conversation, history, report)
+    replay = _Replay(renderer, conversation, history, report, cut_off="length" in endings)
     try:
         for at in range(1, len(conversation.messages)):
             if conversation.messages[at]["role"] == "assistant":
@@ -271,8 +271,10 @@ class _Was(Struct, frozen=True, kw_only=True):
 class _Replay:
     """One conversation going through a session."""
 
-    def __init__(self, renderer: Renderer, conversation: Conversation, history: History, report: Report) -> None:
-        self._renderer, self._report = renderer, report
+    def __init__(
+        self, renderer: Renderer, conversation: Conversation, history: History, report: Report, *, cut_off: bool
+    ) -> None:
+        self._renderer, self._report, self._cut_off = renderer, report, cut_off
         self._history: History = history
         self._messages, self._tools = conversation.messages, conversation.tools
         self._speaker = Speaker(renderer, conversation.messages, conversation.tools)
@@ -287,6 +289,7 @@ class _Replay:
         written = self._speaker.shown(renderer.text(self._messages[:at], self._tools, generate=True))
         text = renderer.decode(prompt.ids)
         differences, wrong = self._judged(at, prompt, text, written)
+        wrong = wrong or (self._cut_anywhere(at, before) if before and self._cut_off else None)
         said = self._speaker.say(at, prompt.ids, ending)
         parent = self._was.get(prompt.parent)
         sampled = [span for span in parent.spans if span[1] <= prompt.shared] if parent else []
@@ -339,15 +342,36 @@ class _Replay:
         new = text[len(self._renderer.decode(was.ids)) :]
         if behind is None or was.said.tail is None:
             return self._unseen(at, was.at, new, written)
-        ends, known = self._speaker.ends(was.at), self._speaker.known_ends
-        seam = Seam(said=was.said.tail, end=was.said.end, new=new, written=behind, ends=ends, known=known)
-        names, wrong = seam.judged()
+        names, wrong = self._seam(was.at, was.said, new, behind).judged()
         now = written[: len(written) - len(behind)]
         rewritten = rewriting(was.written + was.said.words, now, self._renderer)
         found: dict[str, None] = dict.fromkeys([*was.differences, *names, *([rewritten] if rewritten else [])])
         if not found and not wrong and text != written:
             wrong = f"the prompt is {text!r}; the template writes {written!r}"
         return list(found), wrong
+
+    def _seam(self, served: int, said: Spoken, new: str, behind: str) -> Seam:
+        return Seam(
+            said=said.tail or "",
+            end=said.end,
+            new=new,
+            written=behind,
+            then=self._speaker.closing(served),
+            ends=self._speaker.ends(served),
+            known=self._speaker.known_ends,
+        )
+
+    def _cut_anywhere(self, at: int, was: _Was) -> str | None:
+        """What would be wrong if the answer before had been cut off in any place of its closing."""
+        behind, prompt_ids = self._speaker.behind(at, was.at), was.ids[: was.spans[-1][0]]
+        for said in self._speaker.cut_off(was.at, prompt_ids) if behind is not None else ():
+            path = prompt_ids + said.ids
+            new = self._renderer.continuation(self._messages[:at], self._tools, was.at + 1, path, len(said.ids))
+            if new is not None and behind is not None:
+                text = self._renderer.decode(path + new)[len(self._renderer.decode(path)) :]
+                if wrong := self._seam(was.at, said, text, behind).judged()[1]:
+                    return wrong
+        return None
 
     def _unseen(self, at: int, served: int, new: str, written: str) -> tuple[list[str], str | None]:
         """The template does not show the answer: what follows it must be what follows an empty one."""

@@ -26,6 +26,7 @@ from strop.errors import ConfigError, ModelError
 from strop.gateway.dialects.base import Json
 from strop.gateway.formats import find
 from strop.gateway.formats.base import Format
+from strop.gateway.parse import overlap
 from strop.gateway.templates import EFFORT, THINKING, BadTemplate, Template
 from strop.gateway.toolless import ToolsWay, tooling
 from strop.gateway.traits import TOOL, USER, answer, marker, shaped, traits_of
@@ -91,8 +92,6 @@ class Renderer:
         self._traits = traits_of(self._template, self._added.values(), kept)
         self.generation_prompt = self._traits.generation_prompt
         self._openings = {self.generation_prompt} if self.generation_prompt.strip() else set[str]()
-        self.writes_ends = bool(self._traits.said.ends)
-        """Whether the template writes a mark that ends an answer. Where it does not, the next message begins."""
         said, called = self._traits.said, self._traits.called
         self._ends = list(dict.fromkeys([*said.ends, *called.ends]))
         stops_at = [*self._ends, *said.next, *called.next]
@@ -230,23 +229,28 @@ class Renderer:
         rounds or calls do): a long conversation is rendered without it. Whether that may be done is tried out when the
         template is loaded, on every kind of short conversation, and whenever one has grown to twice its length.
         """
+        parts = self._parts(messages, tools, served)
+        return parts and parts[1]
+
+    def _parts(self, messages: Messages, tools: Tools, served: int) -> tuple[str, str] | None:
+        """What is written behind the last word of an answer: its closing, and what `after` says."""
         short = _shortened(messages, served) if self._short else None
         if short is None:
             return self._after(messages, served, tools)
-        rest = self._after(*short, tools)
+        parts = self._after(*short, tools)
         kind = _kind(messages, tools) if len(messages) <= 8 else None
         if kind in self._tried or (kind is None and len(messages).bit_length() == (served - 1).bit_length()):
-            return rest
+            return parts
         whole = self._after(messages, served, tools)
-        self._short = rest == whole
+        self._short = parts == whole
         if kind and self._short:
             self._tried.add(kind)
         return whole
 
-    def _after(self, messages: Messages, served: int, tools: Tools) -> str | None:
+    def _after(self, messages: Messages, served: int, tools: Tools) -> tuple[str, str] | None:
         return self._behind([shaped(message, self._traits.shape) for message in messages], tools, served)
 
-    def _behind(self, shaped: list[Json], tools: Tools, served: int) -> str | None:
+    def _behind(self, shaped: list[Json], tools: Tools, served: int) -> tuple[str, str] | None:
         """The conversation is rendered with a mark at the end of the message, in its last call if calls are shown. What
         is behind the mark is checked once for every kind of conversation."""
         answer, kind = shaped[served - 1], _checked_as(shaped, tools, served)
@@ -265,7 +269,7 @@ class Renderer:
                 return None
             if kind is not None:
                 self._closes[kind] = closes
-        return rest
+        return closing, rest
 
     def _shows_calls(self, shaped: list[Json], tools: Tools, served: int) -> bool:
         without = [*shaped[: served - 1], _without_calls(shaped[served - 1]), *shaped[served:]]
@@ -312,8 +316,9 @@ class Renderer:
         self, messages: Messages, tools: Tools, served: int, path: Sequence[int], num_said: int
     ) -> list[int] | None:
         """The tokens that follow `path`, whose last `num_said` are those sampled for `messages[served - 1]`; None if
-        the template does not show where that message ends. The end of the turn stands once: as the model said it or,
-        where the model was cut off, as the template writes it."""
+        the template does not show where that message ends, or the model was cut off where nobody can tell how it would
+        have gone on. The end of the turn stands once: as the model said it or, where the model was cut off, as the
+        template writes it, with what was left unsaid of what closes words or calls before it."""
         rest = self.after(messages, tools, served)
         if rest is None:
             return None
@@ -323,7 +328,10 @@ class Renderer:
             rest = self._behind_end(rest, end, messages[served - 1])
             rest = rest and rest[_num_common(beyond, rest) :]
         else:
-            rest = self._unsaid(rest, last, messages[served - 1]["content"])
+            parts = self._parts(messages, tools, served)
+            answer = messages[served - 1]
+            said = self.decode(path[-_WINDOW:] if answer.get("tool_calls") else last)  # a prompt may open a call
+            rest = parts and self._unsaid(parts[0], rest, said, answer)
         if rest is None or self._repeated(self.decode(last).removesuffix(end + beyond), rest):
             return None
         return self.encode_after(path, rest)
@@ -337,11 +345,15 @@ class Renderer:
             return rest[written.end() :]
         return rest if (self._traits.called if answer.get("tool_calls") else self._traits.said).sure else None
 
+    def writes_end(self, answer: Json) -> bool:
+        """Whether the template writes a mark that ends such an answer. Where it does not, the next message begins."""
+        return bool((self._traits.called if answer.get("tool_calls") else self._traits.said).ends)
+
     def _repeated(self, said: str, rest: str) -> bool:
         """Whether marks that the model said last would be written once more."""
-        said = "".join(said.split())
+        said = _squeezed(said)
         marks = islice(self._marker.finditer(rest.lstrip()), 3)
-        begun = ("".join(rest.lstrip()[: mark.end()].split()) for mark in marks)
+        begun = (_squeezed(rest.lstrip()[: mark.end()]) for mark in marks)
         return any(text and said.endswith(text) for text in begun)
 
     def ended(self, path: Sequence[int]) -> tuple[str, str]:
@@ -356,16 +368,41 @@ class Renderer:
                 return text, said[end:]
         return "", ""
 
-    def _unsaid(self, rest: str, last: Sequence[int], content: str) -> str:
-        """What is left to be written behind an answer that was not ended: white space before the end, or all there is
-        where no mark ends a turn, may be among the model's last tokens already."""
-        said, end = self.decode(last), content[-40:]
-        if end and (at := said.rfind(end)) >= 0 and rest.startswith(beyond := said[at + len(end) :]):
-            return rest[len(beyond) :]
-        for length in range(min(len(said), len(rest)) if said.strip() else 0, 0, -1):
-            if rest[:length].isspace() and said.endswith(rest[:length]):
-                return rest[length:]
-        return rest
+    def _unsaid(self, closing: str, rest: str, said: str, answer: Json) -> str | None:
+        """What is left to be written behind an answer that was not ended: what closes it and the end of the turn may be
+        among the model's last tokens already, whole or in part. None if that cannot be known."""
+        if not answer.get("tool_calls") and (end := answer["content"][-40:]) and (at := said.rfind(end)) >= 0:
+            beyond, whole = said[at + len(end) :], closing + rest
+            if whole.startswith(beyond):
+                shown = closing and not beyond and overlap(said, whole)  # perhaps what the agent saw was the closing
+                return None if shown else whole[len(beyond) :]
+        marks = list(self._marker.finditer(closing))
+        last = closing[marks[-1].start() :] if marks else ""
+        for whole in (last + rest, last + rest.lstrip()):
+            for length in range(min(len(said), len(whole)) if said.strip() else 0, len(last), -1):
+                if said.endswith(whole[:length]) and not self._splits(whole, length):
+                    return whole[length:]
+        if marks:
+            if _squeezed(said).endswith(_squeezed(last)):
+                return rest
+            return self._unclosed(closing, marks[0].start(), rest, said)
+        return rest if said.rstrip().endswith(closing.rstrip()[-1:]) else None
+
+    def _unclosed(self, closing: str, at: int, rest: str, said: str) -> str | None:
+        """The same for an answer that was cut off within its closing, whose first mark is `at`; before it stand the
+        brackets of a call and, in an argument that was put there, a quote."""
+        brackets = closing[:at].rstrip()
+        marks, brackets = closing[len(brackets) :], brackets.removeprefix('"')
+        begun = overlap(said, marks)
+        if not brackets and not self._marker.match(marks[:begun].lstrip()):  # a call without arguments closes otherwise
+            return None
+        before = _squeezed(said[: len(said) - begun])
+        return marks[begun:] + rest if before.endswith(_squeezed(brackets)) else None
+
+    def _splits(self, text: str, at: int) -> bool:
+        """Whether a place lies within a token, of which a model cannot have said a part."""
+        marks = (mark for mark in self._marker.finditer(text) if mark.start() < at < mark.end())
+        return any(self.tokenizer.token_to_id(mark.group()) is not None for mark in marks)
 
     # -- text to tokens and back -----------------------------------------------------------------------------------
 
@@ -460,6 +497,11 @@ def _shortened(messages: Messages, served: int) -> tuple[list[Json], int] | None
     if user is None or user == len(system) == served - 2:
         return None
     return [*system, messages[user], *messages[served - 1 :]], len(system) + 2
+
+
+def _squeezed(text: str) -> str:
+    """Without white space."""
+    return "".join(text.split())
 
 
 def _num_common(a: str, b: str) -> int:

@@ -22,7 +22,8 @@ from strop.gateway.render import Messages, Renderer, Tools
 from strop.gateway.templates import BadTemplate
 
 _WORD, _NUMBER = "qzseamqz", 90706050403
-_MARK = re.compile(r"\s*(<[^<>\s]{1,40}>|<\|[^<>]{1,40}\|>|\[/?[A-Z_]{1,20}\])\Z")
+MARK = re.compile(r"\s*(<[^<>\s]{1,40}>|<\|[^<>]{1,40}\|>|\[/?[A-Z_]{1,20}\])")
+_LAST_MARK = re.compile(MARK.pattern + r"\Z")
 
 SPACE = "white space"
 THINKING = "thinking left out of history"
@@ -37,13 +38,15 @@ HIDDEN = "an answer that the template does not show"
 
 class Seam(Struct, frozen=True, kw_only=True):
     """`end` is the end of turn that the model said, the last part of `said`, with what its last token says beyond it;
-    empty if it was cut off. `ends` is whether the template writes an end here at all; `known` are all that may end a
+    empty if it was cut off. `then` is what the template wrote behind the last word, up to its end, when the answer was
+    the last message. `ends` is whether the template writes an end here at all; `known` are all that may end a
     turn."""
 
     said: str
     end: str
     new: str
     written: str
+    then: str
     ends: bool
     known: tuple[str, ...]
 
@@ -67,8 +70,10 @@ class Seam(Struct, frozen=True, kw_only=True):
         piece = self.said.removeprefix(theirs).strip()
         if self.said.startswith(theirs) and piece and any(end.startswith(piece) for end in self.known):
             return (CUT,)
-        space = len(self.new) - len(self.new.lstrip())
-        return (CALLS,) if self._first_end() == len(theirs) + space else ()
+        first, space = self._first_end(), len(self.new) - len(self.new.lstrip())
+        if first is not None and first < len(theirs) and self.said.endswith(piece := theirs[first:]):
+            return (CALLS, CUT) if _same(self.said.removesuffix(piece), self.then) else ()
+        return (CALLS,) if first == len(theirs) + space and _same(self.said, self.then) else ()
 
     def _ended(self, theirs: str) -> tuple[str, ...]:
         """The model ended its turn: so has the template, in the same place."""
@@ -82,7 +87,7 @@ class Seam(Struct, frozen=True, kw_only=True):
         for end in self.known:
             if theirs.endswith(end) and self._first_end() == len(theirs) - len(end):
                 return (END,) if _same(theirs.removesuffix(end), ours) else (END, CALLS)
-        mark = _MARK.search(theirs)
+        mark = _LAST_MARK.search(theirs)
         return (END,) if mark and _same(theirs[: mark.start()], ours) else ()
 
     def _first_end(self) -> int | None:

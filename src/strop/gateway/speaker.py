@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from strop.gateway.dialects.base import Json
 from strop.gateway.render import Renderer, Tools
-from strop.gateway.seams import behind
+from strop.gateway.seams import MARK, behind
 from strop.gateway.templates import BadTemplate
 
 Ending = Literal["stop", "length", "written"] | int
@@ -81,6 +81,22 @@ class Speaker:
             ids += [ending] if isinstance(ending, int) else self._marks(at, prompt_ids, words, held)
         return self._spoken(ids or [renderer.end_of_turn], words)
 
+    def cut_off(self, at: int, prompt_ids: list[int]) -> list[Spoken]:
+        """The same answer cut off in every place between its words or the brackets of its last call and the end."""
+        alone = behind(self._renderer, self._messages[: at + 1], self._tools, at, generate=False)
+        if alone is None:
+            return []
+        words = self._words(at, len(alone))
+        tail, _, rest = self._tail(at, alone)
+        ids = self._renderer.encode_after(prompt_ids, words + tail + rest)
+        mark = MARK.search(tail) if self._messages[at].get("tool_calls") else None
+        brackets = tail[: mark.start() if mark else 0].rstrip()
+        if not mark and self._messages[at].get("tool_calls"):
+            return []
+        first, last = (_length(self._renderer, ids, words + text) for text in (brackets, tail))
+        cuts = (self._spoken(ids[:n], words) for n in range(max(first, 1), last))
+        return [cut for cut in cuts if cut.tail is not None and tail.startswith(cut.tail) and not cut.end]
+
     def _spoken(self, ids: list[int], words: str) -> Spoken:
         text, (end, beyond) = self._renderer.decode(ids), self._renderer.ended(ids) if ids else ("", "")
         tail = text[len(self.shown(words)) :]
@@ -139,10 +155,16 @@ class Speaker:
             return None
         return behind(self._renderer, self._messages[:upto], self._tools, at, generate=True)
 
+    def closing(self, at: int) -> str:
+        """What the template writes behind the last word of an answer when it is the last message, up to its end."""
+        alone = behind(self._renderer, self._messages[: at + 1], self._tools, at, generate=False)
+        tail, end, _ = self._tail(at, alone or "")
+        return self.shown(tail[: len(tail) - len(end)])
+
     def ends(self, at: int) -> bool:
         """Whether the template writes an end of turn behind an answer."""
         alone = behind(self._renderer, self._messages[: at + 1], self._tools, at, generate=False) or ""
-        return bool(self._first_end(alone)) or self._renderer.writes_ends
+        return bool(self._first_end(alone)) or self._renderer.writes_end(self._messages[at])
 
 
 def _closed(text: str, answer: Json) -> str:

@@ -205,6 +205,8 @@ class Probe:
         marks = [mark for mark in self._marks(ending) if mark not in syntax and ending.endswith(mark)]
         if marks:
             return Closing(ending.removesuffix(marks[0]).rstrip(), (marks[0],))
+        if not answered.get("tool_calls") and re.fullmatch(r"\W{1,15}", ending):
+            return Closing("", (ending,))
         return Closing(ending if answered.get("tool_calls") else "", (), self._next(within[cut:]))
 
     def _behind_mark(self, messages: list[Json]) -> str:

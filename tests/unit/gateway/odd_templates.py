@@ -51,7 +51,7 @@ class Odd:
 
     def ended(self, message: Message) -> str:
         """How this answer is ended once a message follows."""
-        mark = self.calls_mark if self.calls_mark and message.get("tool_calls") else self.mark
+        mark = self._calls_mark if message.get("tool_calls") else self.mark
         return "" if self.end == "never" else self.space + mark
 
     @property
@@ -59,12 +59,15 @@ class Odd:
         """Whether some of an answer with two calls and words is not written where it was said."""
         return self.shown == "first" or self.words == "later"
 
+    @property
+    def _calls_mark(self) -> str:
+        return self.mark if self.calls_mark is None else self.calls_mark
+
     @cached_property
     def _source(self) -> str:
         later = "{% if not here.last %}…{% endif %}"
         when = {"always": "…", "later": later, "never": ""}
-        calls_mark = self.calls_mark or self.mark
-        mark = f"{{{{ {self.space!r} }}}}{{{{ {calls_mark!r} if m.tool_calls else {self.mark!r} }}}}"
+        mark = f"{{{{ {self.space!r} }}}}{{{{ {self._calls_mark!r} if m.tool_calls else {self.mark!r} }}}}"
         id = when[self.ids].replace("…", ', "id": "{{ c.id }}"')
         call = '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}' + id + "}"
         call = f"<call>{call}</call>"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from strop.cli import main
-from strop.gateway.doctor import SAMPLES, Conversation, look_at, needs, samples
+from strop.gateway.doctor import SAMPLES, Conversation, examine, look_at, needs, samples
 from strop.gateway.render import Renderer
-from strop.gateway.seams import CALLS, END, THINKING
+from strop.gateway.seams import CALLS, END, NO_END, THINKING
 from tests import chatml
 from tests.unit.gateway.odd_templates import Odd
 from tests.unit.gateway.test_seams import CHAT, EOS, KINDS, made
@@ -20,9 +20,10 @@ REWRITING = Odd(thoughts="last", ids="later", end="later")
 """History is written otherwise as soon as it goes on, in three ways."""
 
 
+@pytest.mark.parametrize("tokens", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_odd_templates_are_right_or_branch(renderer: Renderer, kind: str) -> None:
-    found = look_at(made(KINDS[kind], renderer.tokenizer, tokens=True), CONVERSATION)
+def test_odd_templates_are_right_or_branch(renderer: Renderer, kind: str, tokens: bool) -> None:
+    found = look_at(made(KINDS[kind], renderer.tokenizer, tokens=tokens), CONVERSATION)
     assert found.sampled.error is None
     assert found.wrong == []
 
@@ -95,6 +96,26 @@ def test_an_end_that_nobody_knows_is_found_out(renderer: Renderer, monkeypatch: 
     assert look_at(odd, CONVERSATION).wrong == [], "a branch"
     monkeypatch.setattr(Renderer, "_repeated", lambda self, said, rest: False)
     assert look_at(odd, CONVERSATION).wrong
+
+
+@pytest.mark.parametrize("odd", [Odd(mark="<end><over>"), Odd()], ids=["words", "calls"])
+def test_a_closing_that_is_lost_is_found_out(renderer: Renderer, monkeypatch: pytest.MonkeyPatch, odd: Odd) -> None:
+    """As it was when an answer that was cut off was taken to be closed."""
+    found = made(odd, renderer.tokenizer, tokens=True)
+    right = look_at(found, CONVERSATION)
+    assert (right.wrong, right.exact, right.equal) == ([], True, True)
+    unsaid = Renderer._unsaid
+    monkeypatch.setattr(Renderer, "_unsaid", lambda self, closing, *given: unsaid(self, "", *given))
+    assert look_at(found, CONVERSATION).exact is False
+
+
+def test_an_end_behind_calls_that_have_none_is_a_named_difference(renderer: Renderer) -> None:
+    """What follows them then is the mark of a tool's message, which may end a turn and does not here."""
+    for tokens in (True, False):
+        odd = made(Odd(calls_mark=""), renderer.tokenizer, tokens=tokens)
+        found = examine(odd, CONVERSATION, endings=odd.encode(EOS))
+        assert found.wrong == []
+        assert NO_END in found.differences
 
 
 def test_what_a_template_wants_is_said(renderer: Renderer) -> None:

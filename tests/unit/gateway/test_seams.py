@@ -4,6 +4,7 @@ The templates say themselves where an answer ends, so that nothing here is asked
 """
 
 import random
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import product
 from typing import Any
@@ -53,7 +54,7 @@ def faults(odd: Odd, renderer: Renderer) -> list[str]:
     """What is wrong behind any answer of the conversation, ended in any way."""
     found: list[str] = []
     for at in ANSWERS:
-        upto = next((i for i in ANSWERS if i > at), len(CHAT))
+        upto = following(at)
         rest, body, end = odd.rest(CHAT[:upto], at), odd.body(CHAT[at]), odd.ended(CHAT[at])
         prompt = renderer.prompt(CHAT[:at], None)
         for ending in dict.fromkeys([end, EOS, ""]):
@@ -63,6 +64,35 @@ def faults(odd: Odd, renderer: Renderer) -> list[str]:
             if new is not None and renderer.decode(new) != expected:
                 found.append(f"{body + ending!r} + {renderer.decode(new)!r}, not {expected!r}")
     return found
+
+
+def faults_of_cuts(odd: Odd, renderer: Renderer) -> list[str]:
+    """What is wrong behind any answer that was cut off somewhere in its closing."""
+    return [
+        f"{said!r} + {new!r}, not {expected!r}"
+        for at in ANSWERS
+        for said, new, expected in cut_off(odd, renderer, at)
+        if new not in (None, expected)
+    ]
+
+
+def following(at: int) -> int:
+    """Where the next answer stands, or would."""
+    return next((i for i in ANSWERS if i > at), len(CHAT))
+
+
+def cut_off(odd: Odd, renderer: Renderer, at: int) -> Iterator[tuple[str, str | None, str]]:
+    """An answer cut off behind each token of its closing: what was said, what is written then, and what should be."""
+    upto = following(at)
+    body, prompt = odd.body(CHAT[at]), renderer.prompt(CHAT[:at], None)
+    whole = body + odd.ended(CHAT[at])
+    ids = renderer.encode_after(prompt, whole)
+    for n in range(1, len(ids)):
+        path, said = prompt + ids[:n], renderer.decode(ids[:n])
+        if len(said) < len(body.removesuffix("</call>")) or renderer.ended(path)[0]:
+            continue
+        new = renderer.continuation(CHAT[:upto], None, at + 1, path, n)
+        yield said, None if new is None else renderer.decode(new), whole[len(said) :] + odd.rest(CHAT[:upto], at)
 
 
 KINDS = {
@@ -77,21 +107,58 @@ KINDS = {
     "words behind the calls": Odd(words="behind"),
     "words behind the results": Odd(words="later"),
     "no end": Odd(end="never"),
+    "two marks at the end": Odd(mark="<end><over>"),
+    "two marks at the end of calls": Odd(mark="<end>", calls_mark="<call_over><over>"),
+    "two marks at the end, once answered": Odd(mark="<end><over>", end="later"),
+    "an end that is no mark": Odd(mark="\n###"),
+    "calls without an end": Odd(calls_mark=""),
 }
 
 
 @pytest.mark.parametrize("tokens", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_written_twice(renderer: Renderer, kind: str, tokens: bool) -> None:
-    assert faults(KINDS[kind], made(KINDS[kind], renderer.tokenizer, tokens=tokens)) == []
+    found = made(KINDS[kind], renderer.tokenizer, tokens=tokens)
+    assert faults(KINDS[kind], found) == []
+    assert faults_of_cuts(KINDS[kind], found) == []
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+@pytest.mark.parametrize("odd", [Odd(), Odd(mark="<end><over>"), Odd(mark="\n###")], ids=["one", "two", "text"])
+def test_what_was_left_unsaid_of_a_closing_is_written(renderer: Renderer, odd: Odd, tokens: bool) -> None:
+    """Of two marks both, and none of what stands there already; calls are closed before the turn is."""
+    found = made(odd, renderer.tokenizer, tokens=tokens)
+    for at in ANSWERS:
+        cuts = list(cut_off(odd, found, at))
+        assert cuts
+        for said, new, expected in cuts:
+            assert new == expected, said
+
+
+def test_a_cut_that_nobody_can_place_is_a_branch(renderer: Renderer) -> None:
+    """The second call was begun and is not one; a word behind the calls; an answer that ends as its closing does."""
+    odd = Odd(mark="<end><over>")
+    found = made(odd, renderer.tokenizer, tokens=False)
+    for at, more in ((1, '<call>{"na'), (1, " So."), (1, "</c")):
+        prompt = found.prompt(CHAT[:at], None)
+        said = found.encode_after(prompt, odd.body(CHAT[at]) + more)
+        assert found.continuation(CHAT[: following(at)], None, at + 1, prompt + said, len(said)) is None, more
+    chat = [CHAT[0], {"role": "assistant", "content": "It is <end>"}, CHAT[0]]
+    prompt = found.prompt(chat[:1], None)
+    said = found.encode_after(prompt, "It is <end>")
+    assert found.continuation(chat, None, 2, prompt + said, len(said)) is None
 
 
 def test_any_mixture_of_kinds(renderer: Renderer) -> None:
     ways: dict[str, tuple[Any, ...]] = {
-        "end": ("always", "later", "never"), "calls_mark": (None, "<call_over>"), "space": ("", "\n"),
+        "end": ("always", "later", "never"), "mark": ("<end>", "<end><over>", "\n###"),
+        "calls_mark": (None, "<call_over>"), "space": ("", "\n"),
         "ids": ("always", "later", "never"), "shown": ("all", "first", "numbered"),
         "words": ("before", "behind", "later"), "thoughts": ("kept", "last"),
     }  # fmt: skip
     mixtures = [Odd(**dict(zip(ways, values, strict=True))) for values in product(*ways.values())]
-    for number, odd in enumerate(random.Random(0).sample(mixtures, 120)):
-        assert faults(odd, made(odd, renderer.tokenizer, tokens=number % 2 == 0)) == [], asdict(odd)
+    for number, odd in enumerate(random.Random(0).sample(mixtures, 80)):
+        found = made(odd, renderer.tokenizer, tokens=number % 2 == 0)
+        assert faults(odd, found) == [], asdict(odd)
+        if number % 8 < 2:
+            assert faults_of_cuts(odd, found) == [], asdict(odd)
