@@ -72,8 +72,6 @@ class Renderer:
         self._added = {i: token.content for i, token in added.items()}
         self.format: Format = find(template)
         traits = traits_of(self._template, self._added.values(), self.format.marks)
-        self.writes_tools = traits.tools
-        """Whether the template itself shows the model the tools it is given; some drop them without a word."""
         self.tooling = tooling(self._template, traits, self.format, tools)
         if self.tooling.writer:
             self._template, self.format = self._template.rewriting(self.tooling.writer), self.tooling.format

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 
 from strop.errors import ModelError
 from strop.gateway.render import Renderer
-from strop.gateway.templates import BadTemplate
+from strop.gateway.templates import BadTemplate, Template
+from strop.gateway.traits import traits_of
 from tests.chatml import TEMPLATE
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
@@ -189,12 +190,12 @@ def test_templates_that_demand_tools(renderer: Renderer) -> None:
         assert found.after(CHAT, TOOLS, served) == renderer.after(CHAT, TOOLS, served)
 
 
-def test_templates_that_drop_tools_are_known(renderer: Renderer) -> None:
+def test_templates_that_drop_tools_are_known() -> None:
     """Also where tools are demanded, and where they are written into the system's message only."""
     deaf = TEMPLATE.replace("{%- if tools %}", "{%- if false %}")
     within = deaf.replace(
         "{{ messages[0].content }}<|im_end|>", "{{ messages[0].content }}{{ tools | tojson }}<|im_end|>"
     )
     demanded = "{% if not tools %}{{ raise_exception('no tools') }}{% endif %}" + TEMPLATE
-    found = [Renderer(renderer.tokenizer, source).writes_tools for source in (TEMPLATE, deaf, within, demanded)]
-    assert found == [True, False, True, True]
+    found = [traits_of(Template(source, {}), (), frozenset()) for source in (TEMPLATE, deaf, within, demanded)]
+    assert [traits.tools for traits in found] == [True, False, True, True]

@@ -62,7 +62,6 @@ def result(turn: Turn, number: int, content: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_conversation_with_a_template_that_knows_no_tools(renderer: Renderer, name: str, history: History) -> None:
     found = made(renderer, BUILT_IN[name])
-    assert not found.writes_tools
     assert "leaves out tools" in found.tooling.note
     assert found.format.name == "hermes"
     desk = Desk(found)
@@ -140,7 +139,6 @@ def test_where_tools_stand(renderer: Renderer) -> None:
 
 def test_results_that_a_template_leaves_out(renderer: Renderer) -> None:
     found = made(renderer, NO_RESULTS)
-    assert found.writes_tools
     assert "leaves out results of tools" in found.tooling.note
     desk = Desk(found)
     first = desk.ask([user("1 + 1?")], '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>', tools=TOOLS)
