@@ -1,6 +1,7 @@
 """Calls with the server's own key end as what they came to."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -23,7 +24,7 @@ class Breaks:
     """As much of a gateway as is asked here: it answers with a status, or breaks before it can."""
 
     def __init__(self, status: int) -> None:
-        self._status = status
+        self._status, self.sessions = status, SimpleNamespace()
 
     def samples(self, scope: Any) -> bool:
         return True

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from strop import demo
 from strop.cli import training
+from strop.folder import RunFolder
 from strop.monitor import metrics, view
 from strop.monitor.summary import summarize
 from strop.types import Step
@@ -78,11 +79,15 @@ def test_the_end_of_a_run_fits_the_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr("sys.argv", ["strop"])
+    monkeypatch.chdir(tmp_path)
     scores = {
         (step, split): {"reward": r, "right_call": r} for step, r in ((0, 0.25), (24, 1.0)) for split in ("test",)
     }
     config = demo.config()
     steps = [Step(lineage=1, number=24, rollouts=[], metrics={}, checkpoint="step-000024-1", time=0.0)]
+    run = RunFolder.create("runs/demo")
+    run.keep(config)
+    run.close()
     summary = summarize(config, tmp_path, steps, scores, seconds=100.0, done=True)
     training._tell(summary, Path("runs/demo"), argparse.Namespace(json=False))
     lines = capsys.readouterr().out.splitlines()
