@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 import types as pytypes
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -494,6 +494,11 @@ class Setting(Struct, frozen=True):
     doc: str
 
 
+DECLARED: list[Callable[[], Iterable[Setting]]] = []
+"""Settings that other packages declare and add here, to be found when a name is not: algorithms know this module, not
+the other way round."""
+
+
 def settings(config: Config | None = None) -> Iterator[Setting]:
     """Every setting with its value and its line of explanation, in the order of the file."""
     yield from walk(config or Config(), "")
@@ -557,9 +562,7 @@ def _first_leaf(key: str, value: Any) -> str:
 def _nearest(tail: str, path: str, hints: Iterable[str]) -> list[str]:
     """What somebody may have meant by `tail`, which is no setting below `path`: the same last word wherever it stands,
     those that end in all of `tail` first, then those below `path`; or the name most like it, there or anywhere."""
-    from strop.algorithms import own_settings  # they know the configuration, not the other way round
-
-    keys = [setting.key for setting in (*settings(), *own_settings())]
+    keys = [setting.key for setting in (*settings(), *(one for declared in DECLARED for one in declared()))]
     last = tail.rpartition(".")[2]
     same = [key for key in dict.fromkeys(keys) if key.rpartition(".")[2] == last]
     if same:

@@ -21,9 +21,9 @@ from msgspec.structs import replace
 
 from strop import config as configs
 from strop.config import Config
+from strop.engines.sums import verify
 from strop.errors import ConfigError, DamagedCheckpoint, PlaceError
 from strop.folder import CHANGES, RunFolder, free
-from strop.learner.sums import verify
 from strop.monitor.runs import differences
 from strop.monitor.summary import Summary
 from strop.private import private_folder

@@ -177,7 +177,7 @@ MUTANTS = (
     _one("a new line supersedes nothing", "store/sql.py", "WHERE number > ?", "WHERE number > ? + 1000000", STORE),
     _one(
         "checksums are not compared",
-        "learner/sums.py",
+        "engines/sums.py",
         "_sum(file) == noted",
         "bool(_sum(file))",
         "tests/unit/learner/test_damaged.py -k 'bit_flipped and model'",

@@ -10,9 +10,9 @@ import pytest
 from strop import continuing
 from strop.cli import main
 from strop.config import Config, LoopConfig, StoreConfig
+from strop.engines.sums import write_sums
 from strop.errors import ConfigError, PlaceError
 from strop.folder import RunFolder, free
-from strop.learner.sums import write_sums
 from strop.monitor.summary import summarize
 
 

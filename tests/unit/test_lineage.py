@@ -15,10 +15,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from strop import algorithms
 from strop import config as configs
+from strop.engines.sums import SUMS
 from strop.errors import PlaceError, StoreError
 from strop.folder import RunFolder
 from strop.learner.step import Learner
-from strop.learner.sums import SUMS
 from strop.lineage import go_back
 from strop.monitor.metrics import MetricsFile
 from strop.monitor.view import Silent

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from strop.config import AlgorithmConfig, Config, LearnerConfig, PolicyConfig, Setting, section, walk
+from strop.config import DECLARED, AlgorithmConfig, Config, LearnerConfig, PolicyConfig, Setting, section, walk
 from strop.config import settings as common_settings
 from strop.errors import ConfigError
 from strop.trajectory import Batch
@@ -100,6 +100,9 @@ def own_settings() -> Iterator[Setting]:
     """The settings of every algorithm, with their defaults; those of one name come once for each that has it."""
     for name in names():
         yield from walk(settings(AlgorithmConfig(name=name)), "algorithm.settings.")
+
+
+DECLARED.append(own_settings)
 
 
 def names() -> list[str]:

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from strop.config import PolicyConfig
 from strop.engines import cache, gguf, hub
+from strop.engines.sums import TRAINING, verify
 from strop.errors import ConfigError, ModelError
-from strop.learner.sums import TRAINING, verify
 
 SHIPPED = {"strop/nano": Path(__file__).parent.parent / "models" / "nano"}
 SMOLLM2 = "smollm2-135m"
