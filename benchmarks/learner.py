@@ -97,7 +97,7 @@ def environment() -> dict[str, str]:
 def model_for(device: str, folder: Path) -> Path:
     """The folder of the model: one that ships, or a random one that is made on the GPU and put into `folder`."""
     if device == "cpu":
-        from strop.engines.models import resolve
+        from strop.models.names import resolve
 
         return resolve("strop/nano")
     import torch

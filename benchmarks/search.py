@@ -39,7 +39,7 @@ from rich.table import Table
 from store import hardware
 
 import strop
-from strop.http import Client
+from strop.net.client import Client
 from strop.tools.search.dense import Dense
 from strop.tools.search.index import Index, build
 

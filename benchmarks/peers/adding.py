@@ -122,7 +122,7 @@ def reward(calls: list[dict[str, Any]], answer: str, a: int, b: int) -> float:
 
 def model(folder: Path) -> Path:
     """SmolLM2-135M with the template above, in `folder`."""
-    from strop.engines.models import resolve
+    from strop.models.names import resolve
 
     source = resolve("smollm2-135m")
     folder.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ import sys
 import msgspec
 import uvloop
 
-from strop.http import Client
+from strop.net.client import Client
 
 
 async def main(url: str, first: int, requests: int, prompt: int, answer: int, vocabulary: int) -> None:

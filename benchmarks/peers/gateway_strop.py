@@ -21,9 +21,9 @@ from gateway_conversation import ARGUMENTS, NUM_TOKENS, TOOL, logprob
 
 from strop.engines.base import Chunk, Engine
 from strop.gateway.app import Gateway
-from strop.gateway.render import Renderer
 from strop.gateway.route import PolicyRoute, Routes
-from strop.server import serve
+from strop.gateway.template import Renderer
+from strop.net.server import serve
 from strop.store.sqlite import SqliteStore
 from strop.types import Lease, Reward, Rollout, Sampling, Task
 

@@ -19,9 +19,9 @@ from gateway_strop import Stand
 from strop.config import VllmConfig
 from strop.engines.vllm.engine import Vllm
 from strop.gateway.app import Gateway
-from strop.gateway.render import Renderer
 from strop.gateway.route import PolicyRoute, Routes
-from strop.server import serve
+from strop.gateway.template import Renderer
+from strop.net.server import serve
 from strop.store.sqlite import SqliteStore
 from strop.types import Sampling
 

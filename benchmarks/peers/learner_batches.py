@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from strop.trajectory import Batch, Piece, Sample, assemble
-from strop.trajectory.entries import Ints
+from strop.trajectory.batch import Ints
 from strop.types import Reward, Rollout, Task, Turn
 
 RECORDED = Path(__file__).parent / "learner_recorded.json"

@@ -28,11 +28,11 @@ import torch
 from strop.algorithms import Algorithm, View, make
 from strop.config import AlgorithmConfig, LearnerConfig, OptimConfig
 from strop.learner import memory
-from strop.learner.flex import padded_size
+from strop.learner.flex_attention import padded_size
+from strop.learner.learner import Learner
 from strop.learner.logprobs import CHUNK, head_of
-from strop.learner.step import Learner
 from strop.trajectory import Batch, Piece, check, pack
-from strop.trajectory.entries import Floats
+from strop.trajectory.batch import Floats
 
 TREE, WRONG = "token tree", "wrong mask"
 LAYOUTS: dict[str, batches.Layout] = {

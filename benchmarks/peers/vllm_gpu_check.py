@@ -47,7 +47,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from strop.config import VllmConfig
 from strop.engines.vllm.engine import Vllm
 from strop.errors import EngineError
-from strop.http import Client
+from strop.net.client import Client
 from strop.types import Sampling
 from strop.weights.files import Adapters, Files, Folders
 from strop.weights.held import Held

@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 
 from strop import config as configs
 from strop.errors import StropError
-from strop.folder import RunFolder
 from strop.learner.process import die_with_parent
+from strop.run.folder import RunFolder
 
 HERE = Path(__file__).parent
 PYTHON = HERE.parents[1] / ".recipes" / "service" / "bin" / "python"

@@ -3,16 +3,16 @@
 These names are the public ones; everything else may change. Nothing here needs torch.
 """
 
-from strop.api import GRPO, PPO, RLOO, DrGRPO, GiGPO, ReinforcePP, evaluate, export, resume, train
+from strop.agent.environment import Environment, EnvironmentAgent
+from strop.agent.episode import Episode, Transition
+from strop.agent.llm import LLM
+from strop.agent.tool import tool
+from strop.agent.tool_agent import ToolAgent
 from strop.config import Config
 from strop.engines.scripted import Scripted
 from strop.errors import StropError
-from strop.runners.llm import LLM
+from strop.run.api import GRPO, PPO, RLOO, DrGRPO, GiGPO, ReinforcePP, evaluate, export, resume, train
 from strop.store.opening import open_store
-from strop.tools.agent import ToolAgent
-from strop.tools.environment import Environment, EnvironmentAgent
-from strop.tools.episode import Episode, Transition
-from strop.tools.tool import tool
 from strop.types import Event, Policy, Retry, Reward, Rollout, Sampling, Task, Turn
 
 __version__ = "0.1.0"

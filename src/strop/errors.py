@@ -3,7 +3,7 @@
 Broken invariants of our own are `assert`s and crash with a traceback: they are not in this tree.
 """
 
-from strop.plain import plain
+from strop.printable import plain
 
 
 class StropError(Exception):

@@ -4,11 +4,11 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from strop.chat import Chat
-from strop.cli.speaking import Terminal
-from strop.cli.talking import Background, converse
+from strop.cli.chat_loop import Background, converse
+from strop.cli.chat_view import Terminal
 from strop.engines.scripted import Hangs
-from tests.unit.chat.room import scripted
+from strop.run.chat import Chat
+from tests.unit.run.chat.stand import scripted
 
 SCRIPT = {"count": "one two three four five six seven eight", "hang": Hangs("it begins"), "": "\x1b[31mYes."}
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import strop
-from strop import api
 from strop.config import Config
 from strop.errors import ConfigError, PlaceError
+from strop.run import api
 from tests import runs
 
 SMALL = {"loop": {"steps": 2, "groups": 2, "members": 2}, "runner": {"workers": 2}, "quiet": True}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.monitor.runs import read
+from strop.run.history import read
 from tests import runs
 
 AGENTS = """

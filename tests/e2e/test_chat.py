@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from strop.config import Config
-from strop.engines.models import resolve
 from strop.errors import LearnerError, ModelError
 from strop.learner.process import LearnerProcess
+from strop.models.names import resolve
 from strop.types import stable_hash
 from tests import runs
 

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from strop.algorithms import make
 from strop.config import AlgorithmConfig, Config, LearnerConfig, LoopConfig, MonitorConfig
 from strop.errors import ConfigError
-from strop.monitor.view import Silent
-from strop.probe import Probe, judged, probe, settings
-from strop.rooms import refuse_contradictions
+from strop.monitor.console import Silent
+from strop.run.preflight import Probe, judged, probe, settings
+from strop.run.runtime import refuse_contradictions
 from strop.trajectory import Sample, assemble
 from tests import runs
 from tests.e2e.test_bad_input import AGENTS, TASKS, sentence

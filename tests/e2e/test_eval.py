@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from strop import evaluation
 from strop.cli import parser
 from strop.config import Config, MonitorConfig, load
 from strop.errors import ConfigError, PlaceError, TaskError
 from strop.monitor.evaluations import Report
+from strop.run import evaluate
 from tests import runs
 from tests.e2e.test_bad_input import AGENTS, sentence
 from tests.runs import SMALL
 
-NANO = Path(evaluation.__file__).parent / "models" / "nano"
+NANO = Path(evaluate.__file__).parent / "models" / "nano"
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "evaluating.md").read_text()
 TASKS = Path(runs.__file__).parent / "small.py"
 FIXED = ["engine.deterministic=true", "engine.threads=1", "policy.context=192", "policy.eval.max_tokens=48"]
@@ -48,7 +48,7 @@ def test_a_model_with_itself(tmp_path: Path) -> None:
     """Nothing differs but the samples of a task among each other."""
     done = strop_eval(tmp_path, *DEMO, "--model", "strop/nano", "--compare", "strop/nano", "-k", "2", "--json")
     report = json.loads(done.stdout)
-    assert report == json.loads((tmp_path / "runs/eval/evaluation.json").read_text())
+    assert report == json.loads((tmp_path / "runs/eval/evaluate.json").read_text())
     one, other = report["evaluations"]
     assert one["rewards"] == other["rewards"]
     assert one["rewards"]["test"].keys() == {"reward", "right_call"}
@@ -78,7 +78,7 @@ def test_a_run_with_what_it_began_with(trained: Path, tmp_path: Path) -> None:
     ):
         assert words in done.stdout, done.stdout
     assert "with 95 % confidence" in done.stdout
-    report = json.loads((tmp_path / "runs/eval/evaluation.json").read_text())
+    report = json.loads((tmp_path / "runs/eval/evaluate.json").read_text())
     assert report["verdict"] in done.stdout.replace("\n", " ")
     now, start = report["evaluations"]
     assert now["weights"] == str(trained / "checkpoints/step-000002-1")
@@ -111,7 +111,7 @@ def test_deployed_behind_a_template_that_rewrites_history(tmp_path: Path) -> Non
 def test_nobody_is_told_of_an_evaluation() -> None:
     """It would be one more run in W&B or MLflow, without a single metric."""
     config = Config(monitor=MonitorConfig(writers=("wandb", "mlflow")))
-    assert evaluation.settings(config, ("test",)).monitor.writers == ()
+    assert evaluate.settings(config, ("test",)).monitor.writers == ()
 
 
 def test_the_guide_as_written() -> None:
@@ -126,7 +126,7 @@ def test_the_guide_from_python(tmp_path: Path) -> None:
     program = GUIDE.partition("```python\n")[2].partition("```")[0]
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "strop/nano" in done.stdout, done.stderr
-    assert (tmp_path / "runs/eval/evaluation.json").exists()
+    assert (tmp_path / "runs/eval/evaluate.json").exists()
 
 
 # -- what users get wrong ----------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def test_the_guide_from_python(tmp_path: Path) -> None:
 
 def asked(*models: str, **more: Any) -> Report:
     config = load(base=Config(agent="strop.demo:agent", tasks=f"{TASKS}:tasks"), sets=FIXED)
-    return asyncio.run(evaluation.evaluate(config, models, **more))
+    return asyncio.run(evaluate.evaluate(config, models, **more))
 
 
 def test_unknown_split(tmp_path: Path) -> None:
@@ -183,6 +183,6 @@ def test_tasks_that_change(tmp_path: Path) -> None:
         "    return [{'id': 'a', 'split': 'test', 'data': 2 if again else 1}]\n"
     )
     config = Config(agent=f"{tmp_path}/agents.py:fine", tasks=f"{tmp_path}/tasks.py:tasks")
-    wanted = evaluation.evaluate(config, ["strop/nano", "strop/nano"], folder=tmp_path / "eval")
+    wanted = evaluate.evaluate(config, ["strop/nano", "strop/nano"], folder=tmp_path / "eval")
     with pytest.raises(TaskError, match="gave other tasks the second time"):
         asyncio.run(wanted)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from strop.folder import RunFolder
-from strop.serve import held
+from strop.run.folder import RunFolder
+from strop.run.serve import held
 from strop.store.sqlite import SqliteStore
 from tests import runs
 

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from strop import address, serve
-from strop.cli.serving import _example
+from strop.cli.serve import _example
 from strop.config import Config
 from strop.errors import ConfigError, PlaceError
+from strop.net import addresses as address
+from strop.run import serve
 from strop.store.sqlite import SqliteStore
 from strop.types import Policy
 from tests import runs
@@ -36,7 +37,7 @@ SERVICE = '''
 import json, sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import openai
-from strop import address
+from strop.net import addresses as address
 
 class Service(BaseHTTPRequestHandler):
     def do_POST(self):

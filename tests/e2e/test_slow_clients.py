@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from strop import serve
-from strop.serve import StoreServer
+from strop.run import serve
+from strop.run.serve import StoreServer
 from strop.store.http.client import HttpStore
 from strop.store.sqlite import SqliteStore
 from tests import runs
@@ -140,7 +140,7 @@ async def test_a_large_body_with_a_wrong_key_still_reads_why(server: StoreServer
 
 
 async def test_a_body_that_is_sent_too_slowly_is_given_up(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strop.bounds.BODY_TIME", 0.5)
+    monkeypatch.setattr("strop.net.bounds.BODY_TIME", 0.5)
     one = await Holding.at(server.url, KINDS["the key"].replace("KEY", server.key))
     async with asyncio.timeout(15):
         await one.tasks[1]
@@ -150,7 +150,7 @@ async def test_a_body_that_is_sent_too_slowly_is_given_up(server: StoreServer, m
 
 async def test_a_slow_body_that_goes_on_is_taken(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A poor line is no attack: what counts is how much comes."""
-    monkeypatch.setattr("strop.bounds.BODY_TIME", 0.5)
+    monkeypatch.setattr("strop.net.bounds.BODY_TIME", 0.5)
     body = json.dumps([{"id": "a", "task": {"id": "t", "data": {"text": "x" * 200_000}}}]).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(server.url).port)
     head = f"POST /v1/rollouts HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n"

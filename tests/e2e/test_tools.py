@@ -8,12 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import strop
-from strop import api, demo
-from strop.engines.models import SHIPPED
-from strop.gateway.render import Renderer
+from strop import demo
+from strop.gateway.template import Renderer
+from strop.models.names import SHIPPED
+from strop.run import api
 from strop.runners.worker import load_agent
 from strop.trajectory import Sample, assemble
-from strop.trajectory.tree import pack
+from strop.trajectory.token_tree import pack
 from tests import runs
 
 TASKS = [

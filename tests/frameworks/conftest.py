@@ -9,9 +9,9 @@ import pytest
 
 from strop.engines.scripted import Answer, Asked, Scripted
 from strop.gateway.app import Gateway
-from strop.gateway.render import Renderer
 from strop.gateway.route import PolicyRoute, Routes
-from strop.server import serve
+from strop.gateway.template import Renderer
+from strop.net.server import serve
 from strop.store.sqlite import SqliteStore
 from strop.types import Sampling
 from tests import chatml

@@ -9,8 +9,8 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
+from strop.agent.llm import LLM
 from strop.gateway.app import Gateway
-from strop.runners.llm import LLM
 from strop.store.sqlite import SqliteStore
 from strop.types import Event, Rollout, Task, Turn
 

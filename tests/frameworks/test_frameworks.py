@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.gateway.render import Renderer
+from strop.gateway.template import Renderer
 from strop.types import Turn
 from tests.frameworks import environments
 from tests.frameworks.model import ANSWERS, PEOPLE, TOGETHER

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from strop.config import RunnerConfig
-from strop.engines.models import SHIPPED
 from strop.engines.scripted import Scripted
 from strop.gateway.app import Gateway
-from strop.gateway.render import Renderer
 from strop.gateway.route import PolicyRoute, Routes
+from strop.gateway.template import Renderer
+from strop.models.names import SHIPPED
+from strop.net.server import serve
 from strop.runners.pool import Pool
-from strop.server import serve
 from strop.store.sqlite import SqliteStore
 from strop.types import Rollout, Sampling, Task
 

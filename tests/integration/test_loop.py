@@ -11,11 +11,11 @@ import pytest
 from strop import config as configs
 from strop import demo
 from strop.config import Config
-from strop.folder import RunFolder
 from strop.learner.process import LearnerProcess
-from strop.monitor.view import Silent
-from strop.replay import retrain
-from strop.run import train
+from strop.monitor.console import Silent
+from strop.run.folder import RunFolder
+from strop.run.loop import train
+from strop.run.replay import retrain
 from strop.store.sqlite import SqliteStore
 from strop.weights.shared import Shared
 from tests import runs

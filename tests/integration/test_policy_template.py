@@ -12,11 +12,11 @@ from strop import config as configs
 from strop import demo
 from strop.errors import ConfigError
 from strop.gateway.route import PolicyRoute
-from strop.monitor.view import Lines
-from strop.rooms import open_rooms
+from strop.monitor.console import Lines
+from strop.run.runtime import open_rooms
 from tests import small
 from tests.unit.gateway.test_thinking import HYBRID
-from tests.unit.gateway.test_toolless import CHATML
+from tests.unit.gateway.test_tool_prompt import CHATML
 
 SMALL = ["loop.steps=1", "runner.workers=1", f"tasks={Path(small.__file__)}:tasks"]
 

@@ -26,7 +26,7 @@ AUTH = {"openapi": {"run": {"bearer": KEY}, "attempt": {"bearer": KEY}}}
 SERVE = """
 import sys, uvloop
 from pathlib import Path
-from strop import serve
+from strop.run import serve
 ready = lambda url, key: print(url, flush=True)
 uvloop.run(serve.main(Path(sys.argv[1]), key=sys.argv[2], on_ready=ready))
 """

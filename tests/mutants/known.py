@@ -37,13 +37,13 @@ def _one(name: str, file: str, old: str, new: str, tests: str) -> Mutant:
     return Mutant(name, ((file, old, new),), tests)
 
 
-LOOP, RUN = "tests/integration/test_loop.py", "tests/unit/test_run.py"
+LOOP, RUN = "tests/integration/test_loop.py", "tests/unit/run/test_loop.py"
 CHECKPOINT = "tests/unit/learner/test_checkpoint.py"
 COMMIT = "    await run.store.commit_step(step, policy=POLICY)\n"
 PUBLISH = "    await publish(run, step)\n"
 SQLITE, STORE = "tests/unit/store/test_sqlite.py", "tests/unit/store/test_store.py -k sqlite"
 GRPO, CREDIT = "tests/unit/algorithms/test_grpo.py", "tests/unit/algorithms/test_credit.py"
-ASSEMBLE, TREE = "tests/unit/trajectory/test_assemble.py", "tests/unit/trajectory/test_tree.py"
+ASSEMBLE, TREE = "tests/unit/trajectory/test_assemble.py", "tests/unit/trajectory/test_token_tree.py"
 CHAT = "tests/integration/gateway/test_chat_completions.py -k 'conversation or keys'"
 RAW = "tests/integration/gateway/test_completions.py"
 SESSION = "tests/unit/gateway/test_session.py"
@@ -53,40 +53,40 @@ MUTANTS = (
     # -- the loop
     _one(
         "evaluation tasks are trained on",
-        "rooms.py",
+        "run/runtime.py",
         'tasks = [task for task in self.tasks if task.split == "train"]',
         "tasks = self.tasks",
         RUN,
     ),
     _one(
         "evaluation samples as training does",
-        "rooms.py",
+        "run/runtime.py",
         "config.policy.eval.sampling()",
         "config.policy.train.sampling()",
         RUN,
     ),
-    _one("published before it is committed", "run.py", COMMIT + PUBLISH, PUBLISH + COMMIT, LOOP),
+    _one("published before it is committed", "run/loop.py", COMMIT + PUBLISH, PUBLISH + COMMIT, LOOP),
     Mutant(
         "checkpoint after the commit",
         (
             (
-                "run.py",
+                "run/loop.py",
                 "saved = await checkpoint(run, number)",
                 'saved = None if number % run.config.loop.checkpoint_every else f"step-{number:06d}-{run.lineage}"',
             ),
-            ("run.py", COMMIT, COMMIT + "    await checkpoint(run, number)\n"),
+            ("run/loop.py", COMMIT, COMMIT + "    await checkpoint(run, number)\n"),
         ),
         LOOP,
     ),
     _one(
         "adaptive KL coefficient not restored",
-        "lineage.py",
+        "run/resume.py",
         "run.algorithm.resume(",
         "dict(",
         LOOP,
     ),
-    _one("adaptive KL coefficient not restored by replay", "replay.py", "algorithm.resume(", "dict(", LOOP),
-    _one("any version is trained on at staleness 0", "run.py", "sampled_by <= set(run.names)", "True", RUN),
+    _one("adaptive KL coefficient not restored by replay", "run/replay.py", "algorithm.resume(", "dict(", LOOP),
+    _one("any version is trained on at staleness 0", "run/loop.py", "sampled_by <= set(run.names)", "True", RUN),
     _one("checkpoint not fsynced", "learner/checkpoint.py", "os.fsync(handle)", "pass", CHECKPOINT),
     # -- token law
     Mutant(
@@ -104,7 +104,7 @@ MUTANTS = (
         "        path = turn.prompt_ids + renderer.encode(renderer.decode(turn.response_ids))\n",
         SESSION,
     ),
-    _one("an entry read one position late", "trajectory/tree.py", "len(rows) - 1  #", "len(rows)  #", TREE),
+    _one("an entry read one position late", "trajectory/token_tree.py", "len(rows) - 1  #", "len(rows)  #", TREE),
     _one(
         "logprobs belong to the token before",
         "trajectory/assemble.py",
@@ -117,7 +117,7 @@ MUTANTS = (
         "learner/logprobs.py",
         "    logits = logits.to(temperature.dtype) / temperature[:, None]\n",
         "    logits = logits.to(temperature.dtype)\n",
-        "tests/unit/learner/test_step.py",
+        "tests/unit/learner/test_learner.py",
     ),
     _one(
         "the engine ignores the temperature",
@@ -158,7 +158,7 @@ MUTANTS = (
     ),
     _one(
         "dropped before the baseline",
-        "trajectory/entries.py",
+        "trajectory/batch.py",
         "    def drop(self, sample: int, reason: str) -> None:\n",
         "    def drop(self, sample: int, reason: str) -> None:\n        self.counted[sample] = False\n",
         f"{GRPO} {CREDIT} tests/unit/algorithms/test_filters.py",
@@ -166,28 +166,28 @@ MUTANTS = (
     # -- durability law
     _one(
         "a step without what it consumed",
-        "store/moves.py",
+        "store/transitions.py",
         'db.executemany("INSERT INTO consumed VALUES (?, ?, ?, ?, ?)", consumed)',
         "pass",
         STORE,
     ),
-    _one("a rollout trained on twice", "store/moves.py", "    if taken:\n", "    if False:\n", STORE),
-    _one("attempts that are over may write", "store/moves.py", "if row[0] is not None:", "if False:", STORE),
+    _one("a rollout trained on twice", "store/transitions.py", "    if taken:\n", "    if False:\n", STORE),
+    _one("attempts that are over may write", "store/transitions.py", "if row[0] is not None:", "if False:", STORE),
     _one("no write-ahead log", "store/sqlite.py", "journal_mode = WAL", "journal_mode = DELETE", SQLITE),
     _one("a new line supersedes nothing", "store/sql.py", "WHERE number > ?", "WHERE number > ? + 1000000", STORE),
     _one(
         "checksums are not compared",
-        "engines/sums.py",
+        "models/checksums.py",
         "_sum(file) == noted",
         "bool(_sum(file))",
         "tests/unit/learner/test_damaged.py -k 'bit_flipped and model'",
     ),
     _one(
         "lost steps are not missed",
-        "lineage.py",
+        "run/resume.py",
         "    if missing:\n",
         "    if False:\n",
-        "tests/unit/test_lineage.py -k missed",
+        "tests/unit/run/test_resume.py -k missed",
     ),
     # -- gateway
     _one("a branch without its reason", "gateway/record.py", "branch=prompt.branch,", "branch=None,", RAW),
@@ -201,7 +201,7 @@ MUTANTS = (
     ),
     _one(
         "streams lose what is said last",
-        "gateway/sample.py",
+        "gateway/generate.py",
         "            pieces += self._end(chunk.finish)\n",
         "            self._end(chunk.finish)\n",
         CHAT,
@@ -212,14 +212,22 @@ MUTANTS = (
     _one("sequences in flight keep old keys", "engines/embedded/core.py", "request.filled = 0", "pass", ENGINE),
     # -- token tree
     _one(
-        "an entry laid out twice", "trajectory/tree.py", "        riders = []\n", "        riders = riders[-1:]\n", TREE
+        "an entry laid out twice",
+        "trajectory/token_tree.py",
+        "        riders = []\n",
+        "        riders = riders[-1:]\n",
+        TREE,
     ),
     _one(
-        "positions count from the branch", "trajectory/tree.py", "np.arange(known, len(path)", "np.arange(0, new", TREE
+        "positions count from the branch",
+        "trajectory/token_tree.py",
+        "np.arange(known, len(path)",
+        "np.arange(0, new",
+        TREE,
     ),
     _one(
         "a branch sees its sibling",
-        "trajectory/tree.py",
+        "trajectory/token_tree.py",
         "self.where[known:], self.size",
         "self.where[known + 1 :], self.size",
         TREE,

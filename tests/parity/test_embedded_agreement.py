@@ -27,9 +27,9 @@ from strop.engines.embedded import core as core_module
 from strop.engines.embedded import linears
 from strop.engines.embedded.core import Core
 from strop.engines.embedded.engine import Arrival, Embedded
-from strop.engines.models import resolve
 from strop.errors import ContextOverflow, EngineError, ModelError, StropError
 from strop.learner.model import load
+from strop.models.names import resolve
 from strop.types import Sampling
 from tests.parity.agreement import Answer, Limits, agree, assert_agreement, prompts
 

@@ -20,12 +20,12 @@ import msgspec
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from strop.gateway import asked as conversations
+from strop.gateway import conversation
 from strop.gateway import session as sessions
-from strop.gateway.asked import Asked
-from strop.gateway.doctor import Conversation, Ending, examine
-from strop.gateway.render import Renderer
+from strop.gateway.conversation import Asked
 from strop.gateway.session import Contexts
+from strop.gateway.template import Renderer
+from strop.gateway.template_check import Conversation, Ending, examine
 from tests.chatml import TEMPLATE as CHATML
 from tests.parity.exactness import Message, Template, Verdict, check
 from tests.unit.gateway.test_session import Desk, said, user
@@ -297,7 +297,7 @@ def test_all_conversations(name: str) -> None:
 def test_doctor_prints_what_is_checked(tmp_path: Path) -> None:
     conversations = [CORNERS, _recorded()[1], _recorded()[100]]
     lines = [{"messages": _as_sent(messages), "tools": _tools(messages)} for messages in conversations]
-    transcripts = tmp_path / "conversations.jsonl"
+    transcripts = tmp_path / "conversation.jsonl"
     transcripts.write_text("\n".join(map(json.dumps, lines)))
     template, tokenizer = DATA / "chat_templates/llama.cpp/Qwen3-Coder.jinja", DATA / "tokenizers/qwen3"
     command = [sys.executable, "-m", "strop.cli", "doctor", "--json", "--transcripts", str(transcripts)]
@@ -438,6 +438,6 @@ def _edited(stage: Stage) -> bool:
 
 def test_histories_compared_by_length_are_noticed(chatml: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _edited(chatml)
-    monkeypatch.setattr(conversations, "canonical", lambda message: message["role"].encode())
-    monkeypatch.setattr(conversations, "_known", {})
+    monkeypatch.setattr(conversation, "canonical", lambda message: message["role"].encode())
+    monkeypatch.setattr(conversation, "_known", {})
     assert not _edited(chatml)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from strop.gateway.doctor import examine, read_transcripts
-from strop.gateway.render import Renderer
+from strop.gateway.template import Renderer
+from strop.gateway.template_check import examine, read_transcripts
 
 configs = pytest.importorskip("renderers.configs")
 transformers = pytest.importorskip("transformers")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from strop.learner import step
+from strop.learner import learner as step
 from strop.trajectory import Sample, pack
 from tests.parity.forests import EXAMPLE
 from tests.parity.rows import unrounded

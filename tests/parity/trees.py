@@ -22,9 +22,9 @@ from transformers import AutoModelForCausalLM
 
 from strop.algorithms import View, make
 from strop.config import AlgorithmConfig, LearnerConfig, LoraConfig, OptimConfig
-from strop.learner.attention import plan
+from strop.learner.learner import Learner
 from strop.learner.logprobs import read
-from strop.learner.step import Learner
+from strop.learner.tree_attention import plan
 from strop.trajectory import Sample, assemble
 from tests.parity.forests import AGENTS, VOCAB
 from tests.parity.rows import Coefficients, Rows, Weights, turn_loss

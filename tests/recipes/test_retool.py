@@ -13,11 +13,11 @@ import pytest
 
 from recipes.retool import agent, data
 from strop import config
+from strop.agent.episode import Call, Episode
+from strop.agent.tool import Observation
 from strop.errors import TaskError
-from strop.tools.episode import Call, Episode
-from strop.tools.tool import Observation
 from strop.types import Task
-from tests.integration.tools.stand import Stand, call
+from tests.integration.agent.stand import Stand, call
 from tests.recipes.trained import ROOT, train
 from tests.unit.tools.boxes import needs_walls
 

@@ -26,7 +26,7 @@ from strop.tools.search import Search
 from strop.tools.search.app import served
 from strop.tools.search.index import Index, build
 from tests import runs
-from tests.integration.tools.stand import Stand, call
+from tests.integration.agent.stand import Stand, call
 from tests.recipes.trained import ROOT, Trained, train
 from tests.unit.rewards.judging import endpoint
 

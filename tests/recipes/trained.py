@@ -21,12 +21,12 @@ from safetensors import safe_open
 from recipes.prepare import ready
 from strop import algorithms
 from strop.config import Config
-from strop.engines.models import folder_of
-from strop.folder import RunFolder
-from strop.gateway.render import Renderer
-from strop.run import assembled
-from strop.trajectory.entries import Batch, Sample
-from strop.trajectory.tree import check, pack
+from strop.gateway.template import Renderer
+from strop.models.names import folder_of
+from strop.run.folder import RunFolder
+from strop.run.loop import assembled
+from strop.trajectory.batch import Batch, Sample
+from strop.trajectory.token_tree import check, pack
 from strop.types import Rollout, Turn
 from tests import runs
 

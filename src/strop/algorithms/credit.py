@@ -22,7 +22,7 @@ import numpy as np
 from strop.algorithms.lines import lines
 from strop.trajectory import Batch
 from strop.trajectory.assemble import cause_of
-from strop.trajectory.entries import Bools, Floats, Ints
+from strop.trajectory.batch import Bools, Floats, Ints
 from strop.types import Reward, Rollout
 
 EPSILON = 1e-6

@@ -21,7 +21,7 @@ import numpy as np
 
 from strop.algorithms.credit import owners, spread
 from strop.trajectory import Batch
-from strop.trajectory.entries import Floats
+from strop.trajectory.batch import Floats
 from strop.types import Turn, stable_hash
 
 Overlong = Literal["keep", "drop", "mask", "penalise"]

@@ -27,7 +27,7 @@ import numpy as np
 from strop.algorithms.credit import Rewards, shares
 from strop.algorithms.lines import lines
 from strop.trajectory import Batch
-from strop.trajectory.entries import Bools, Floats
+from strop.trajectory.batch import Bools, Floats
 from strop.types import Turn
 
 

@@ -26,8 +26,8 @@ from strop.algorithms.lines import Line, lines
 from strop.algorithms.policy_gradient import Share
 from strop.config import LearnerConfig
 from strop.trajectory import Batch
-from strop.trajectory.entries import Floats, Ints
-from strop.trajectory.tree import shared
+from strop.trajectory.batch import Floats, Ints
+from strop.trajectory.token_tree import shared
 from strop.types import Turn
 
 Anchor = Literal["prompt", "observation"]

@@ -26,7 +26,7 @@ from strop.algorithms.credit import Baseline, Credit, Rewards, compare, scores, 
 from strop.algorithms.policy_gradient import PolicyGradient, Share
 from strop.config import LearnerConfig
 from strop.trajectory import Batch
-from strop.trajectory.entries import Floats
+from strop.trajectory.batch import Floats
 
 
 class Settings(policy_gradient.Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):

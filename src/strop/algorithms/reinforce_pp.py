@@ -25,7 +25,7 @@ from strop.algorithms.grpo import GRPO
 from strop.algorithms.policy_gradient import PolicyGradient
 from strop.config import LearnerConfig
 from strop.trajectory import Batch
-from strop.trajectory.entries import Floats
+from strop.trajectory.batch import Floats
 
 
 class Settings(policy_gradient.Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,21 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import strop
-from strop.cli import (
-    chatting,
-    comparing,
-    completing,
-    configuring,
-    doctoring,
-    evaluating,
-    looking,
-    replaying,
-    searching,
-    serving,
-    training,
-)
+from strop.cli import chat, completion, config, doctor, replay, rollouts, runs, search, serve, train
+from strop.cli import eval as eval_
 from strop.errors import StropError
-from strop.secret import hide
+from strop.net.secrets import hide
 
 BEGIN = "To begin: `strop demo`. Of a command more is said by `strop COMMAND --help`, of settings by `strop config`."
 
@@ -78,17 +67,17 @@ def parser() -> argparse.ArgumentParser:
     top.set_defaults(command=None)
     commands = top.add_subparsers(metavar="COMMAND", title="commands")
     for part in (
-        training,
-        evaluating,
-        chatting,
-        serving,
-        looking,
-        configuring,
-        comparing,
-        replaying,
-        doctoring,
-        searching,
-        completing,
+        train,
+        eval_,
+        chat,
+        serve,
+        rollouts,
+        config,
+        runs,
+        replay,
+        doctor,
+        search,
+        completion,
     ):
         part.add(commands)
     return top

@@ -24,7 +24,7 @@ from strop.types import Sampling, stable_hash
 
 
 class Tokens(Protocol):
-    """What turns text into ids and back; `strop.gateway.render.Renderer` does."""
+    """What turns text into ids and back; `strop.gateway.template.Renderer` does."""
 
     end_of_turn: int
 

@@ -34,18 +34,18 @@ from starlette.types import Receive, Scope, Send
 from strop.errors import ContextOverflow
 from strop.gateway.dialects import chat, completions, messages, responses
 from strop.gateway.dialects.base import Dialect, Refused, Request
+from strop.gateway.exchange import Exchange, overflow, own
+from strop.gateway.generate import Call, check_length, conversations
+from strop.gateway.jinja import BadTemplate
 from strop.gateway.limits import Flights, Limits
 from strop.gateway.outside import OutsideRoute
-from strop.gateway.passing import Passing
+from strop.gateway.proxy import Passing
 from strop.gateway.record import Recorder
 from strop.gateway.route import PolicyRoute, Routes
-from strop.gateway.sample import Call, check_length, conversations
 from strop.gateway.session import Session
 from strop.gateway.sessions import Sessions
-from strop.gateway.stream import Exchange, overflow, own
-from strop.gateway.templates import BadTemplate
+from strop.net import asgi
 from strop.store.base import Store
-from strop.store.http import asgi
 from strop.store.http.attempts import attempt_routes
 
 MAX_BODY = 16 << 20

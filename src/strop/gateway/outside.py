@@ -26,7 +26,7 @@ from strop.config import OutsideConfig
 from strop.errors import ConfigError
 from strop.gateway.budget import Budget
 from strop.gateway.dialects.base import Refused
-from strop.http import Client
+from strop.net.client import Client
 
 ON = (b"content-type", b"accept", b"anthropic-version", b"anthropic-beta", b"openai-beta", b"idempotency-key")
 """Headers that go on to the provider. All others are about the connection, or about who asks."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from strop.errors import Fenced, StoreError
 from strop.gateway.dialects.base import Refused
-from strop.gateway.sample import Call, Choice
+from strop.gateway.generate import Call, Choice
 from strop.gateway.session import Session, extends
 from strop.store.base import Store
 from strop.types import Event, Finish, Turn

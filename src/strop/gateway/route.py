@@ -14,11 +14,11 @@ from strop.engines.base import Engine
 from strop.errors import ConfigError
 from strop.gateway.budget import recall
 from strop.gateway.dialects.base import Json, Refused, Request
+from strop.gateway.jinja import EFFORT, THINKING
 from strop.gateway.outside import OutsideRoute
-from strop.gateway.render import Renderer
 from strop.gateway.replicas import Replicas
 from strop.gateway.session import History
-from strop.gateway.templates import EFFORT, THINKING
+from strop.gateway.template import Renderer
 from strop.store.base import Store
 from strop.types import Rollout, Sampling
 

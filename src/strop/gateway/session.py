@@ -29,10 +29,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from strop.gateway.asked import Asked, edge_of, step
 from strop.gateway.branch import Branch, difference
-from strop.gateway.render import Renderer, Tools
-from strop.gateway.served import Said, Served, agreement, made_ids, num_told, spoken
+from strop.gateway.conversation import Asked, edge_of, step
+from strop.gateway.known_turns import Said, Served, agreement, made_ids, num_told, spoken
+from strop.gateway.template import Renderer, Tools
 from strop.types import Attempt, Rollout, Turn
 
 History = Literal["sampled", "template"]

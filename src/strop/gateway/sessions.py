@@ -18,8 +18,8 @@ from starlette.types import Scope
 
 from strop.errors import Fenced, UnknownId
 from strop.gateway.dialects.base import Refused
+from strop.gateway.exchange import fenced
 from strop.gateway.session import Session
-from strop.gateway.stream import fenced
 from strop.store.base import Ref, Store
 from strop.store.http.keys import bearer, same
 from strop.types import Attempt

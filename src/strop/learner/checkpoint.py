@@ -32,9 +32,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from strop.engines.sums import SUMS, TRAINING, WEIGHTS, damaged, verify, write_sums
 from strop.errors import DamagedCheckpoint, LearnerError, ModelError
 from strop.learner.lora import file_name
+from strop.models.checksums import SUMS, TRAINING, WEIGHTS, damaged, verify, write_sums
 
 MODEL, ADAPTER = WEIGHTS
 _WRITING = re.compile("inline_container|PytorchStreamWriter|os error", re.IGNORECASE)

@@ -14,11 +14,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from strop.engines.sums import SUMS, TRAINING, verify
 from strop.errors import ConfigError, ModelError, PlaceError
 from strop.learner import lora
 from strop.learner.checkpoint import ADAPTER, MODEL, read, telling, whole, why_not_written, write
 from strop.learner.model import load
+from strop.models.checksums import SUMS, TRAINING, verify
 
 
 def export(

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from strop.errors import ModelError
-from strop.learner.attention import Tree, plan
 from strop.learner.blocks import PLAIN, Way, running
-from strop.learner.flex import flex_plan
+from strop.learner.flex_attention import flex_plan
+from strop.learner.tree_attention import Tree, plan
 from strop.trajectory import Entries, Piece
 
 CHUNK = {"cpu": 2**24, "cuda": 2**28}

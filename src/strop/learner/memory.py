@@ -21,11 +21,11 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from strop.config import LearnerConfig, LoraConfig
 from strop.learner import lora
-from strop.learner.attention import BLOCK, NAME, Plan, Tree
 from strop.learner.blocks import Way
-from strop.learner.flex import padded_size
+from strop.learner.flex_attention import padded_size
 from strop.learner.logprobs import CHUNK
 from strop.learner.model import place, way_of
+from strop.learner.tree_attention import BLOCK, NAME, Plan, Tree
 
 SMALLEST_BUDGET = 512
 

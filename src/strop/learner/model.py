@@ -17,10 +17,10 @@ from transformers.utils import logging
 
 from strop.config import LearnerConfig
 from strop.errors import LearnerError, ModelError
-from strop.learner.attention import NAME
 from strop.learner.blocks import Way
 from strop.learner.logprobs import head_of, hidden_states
 from strop.learner.masters import lower
+from strop.learner.tree_attention import NAME
 
 
 def place(config: LearnerConfig) -> tuple[torch.device, torch.dtype]:

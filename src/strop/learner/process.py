@@ -31,15 +31,15 @@ from strop.config import Config
 from strop.engines.embedded.engine import Arrival
 from strop.engines.embedded.outbox import Outbox
 from strop.errors import LearnerError, StropError
+from strop.files import private
 from strop.imports import one_line
-from strop.private import private
-from strop.secret import visible
+from strop.net.secrets import visible
 from strop.trajectory import Batch, Entries
 from strop.types import Sampling
 
 if TYPE_CHECKING:  # heavy: only the child imports them
     from strop.engines.embedded.core import Core
-    from strop.learner.step import Learner
+    from strop.learner.learner import Learner
     from strop.weights.copied import Copy
     from strop.weights.held import Held
 
@@ -284,8 +284,8 @@ class Child:
 
         from strop.algorithms import make
         from strop.engines.embedded.core import Core
+        from strop.learner.learner import Learner
         from strop.learner.model import frozen
-        from strop.learner.step import Learner
         from strop.weights.copied import Copy
         from strop.weights.held import Held
 

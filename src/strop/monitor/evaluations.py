@@ -1,4 +1,4 @@
-"""What evaluations say, in figures and in plain sentences. Pure: strop/evaluation.py runs them."""
+"""What evaluations say, in figures and in plain sentences. Pure: strop/run/evaluate.py runs them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from strop.config import Config
 from strop.errors import AgentError
-from strop.monitor.scores import FEWEST, Difference, Score, compare, scores
+from strop.monitor.statistics import FEWEST, Difference, Score, compare, scores
 
 Way = Literal["trained", "deployed"]
 """Shown the history that the policy is trained with, or the one that an ordinary server would show it."""

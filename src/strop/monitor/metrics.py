@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from strop.files import private
 from strop.monitor.writers import Writers
-from strop.private import private
 from strop.types import Step
 
 Scores = dict[tuple[int, str], dict[str, float]]

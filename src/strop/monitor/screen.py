@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from strop.plain import plain
+from strop.printable import plain
 
 
 class Screen(Console):

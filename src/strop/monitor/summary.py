@@ -10,10 +10,9 @@ import msgspec
 from msgspec import Struct
 
 from strop.config import Config
-from strop.folder import write_whole
+from strop.files import close_to_others, write_whole
 from strop.monitor.metrics import Scores, counted
-from strop.monitor.plot import reward_curve
-from strop.private import close_to_others
+from strop.monitor.plots import reward_curve
 from strop.types import Step
 
 Points = list[tuple[int, float]]

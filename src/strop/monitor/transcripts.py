@@ -16,9 +16,9 @@ import msgspec
 
 from strop.algorithms.credit import total
 from strop.config import Config
-from strop.folder import write_whole
-from strop.monitor.view import figure
-from strop.plain import plain
+from strop.files import write_whole
+from strop.monitor.console import figure
+from strop.printable import plain
 from strop.store.base import Store
 from strop.types import Rollout, Step, Turn
 

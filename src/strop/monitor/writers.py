@@ -29,9 +29,9 @@ import msgspec
 from strop.algorithms import every_setting
 from strop.config import Config
 from strop.errors import ConfigError
-from strop.folder import write_whole
+from strop.files import write_whole
 from strop.imports import one_line, to_install
-from strop.monitor.boards import Begin, Mlflow, Point, TensorBoard, Wandb, Writer
+from strop.monitor.trackers import Begin, Mlflow, Point, TensorBoard, Wandb, Writer
 
 KINDS: dict[str, Callable[[Begin], Writer]] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow}
 PATIENCE = 30.0

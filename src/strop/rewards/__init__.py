@@ -12,10 +12,10 @@ Nothing here knows of runs, stores or policies. What is more than a number is a 
 """
 
 from strop.rewards.extract import after_hashes, last_boxed, last_number, last_tag
-from strop.rewards.forms import has_format, soft_overlong, valid_tool_calls
+from strop.rewards.formats import has_format, soft_overlong, valid_tool_calls
 from strop.rewards.judge import Judge, read_grade
-from strop.rewards.mathematics import math_equal
-from strop.rewards.pairs import Pairwise
+from strop.rewards.math import math_equal
+from strop.rewards.pairwise import Pairwise
 from strop.rewards.sql import sql_match
 from strop.rewards.text import contains, exact_match, f1
 from strop.rewards.verdict import Verdict

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from strop.rewards.asking import Asking, Reads
+from strop.rewards.judge_client import Asking, Reads
 from strop.rewards.verdict import Verdict
 
 Rule = Callable[[Any, Any, Any], Any]
@@ -34,7 +34,7 @@ _LABEL = re.compile(r"(?:final\s+)?(?:score|verdict|answer|rating|grade|judge?me
 
 
 class Judge(Asking):
-    """A model that grades answers. `help(strop.rewards.asking.Asking)` has the settings; `prompt` may use {question},
+    """A model that grades answers. `judge_client.Asking` has the settings; `prompt` may use {question},
     {answer} and {golden}, and `reads` says how its words become a value.
 
         judge = Judge("gpt-5", base_url="https://api.openai.com/v1", key_env="JUDGE_KEY", cache="judge.sqlite")

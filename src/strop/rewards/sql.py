@@ -18,7 +18,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from strop.errors import PlaceError
-from strop.rewards import kept
+from strop.rewards import worker
 from strop.rewards.verdict import Verdict
 
 
@@ -33,7 +33,7 @@ def sql_match(
     if not predicted or not predicted.strip():
         return Verdict(0.0, "there is no query")
     try:
-        value, why = kept.call("match", [predicted, golden, str(path), seconds, rows], 2 * seconds + 2)
+        value, why = worker.call("match", [predicted, golden, str(path), seconds, rows], 2 * seconds + 2)
     except TimeoutError as error:
         return Verdict(0.0, str(error))
     return Verdict(value, why)

@@ -31,12 +31,12 @@ def make(
         return Service(spec, judge=judge)
     if is_python(spec):
         if config.agents_in == "processes":
-            from strop.runners.processes import Processes
+            from strop.runners.python import Processes
 
             return Processes(spec, config, folder=folder, judge=judge, log=log, host=host)
         if config.python:
             raise ConfigError("runner.python runs agents in processes: leave runner.agents_in at processes with it")
-        from strop.runners.inloop import InLoop
+        from strop.runners.in_process import InLoop
 
         return InLoop(spec, config, judge=judge, host=host)
     if miss := near_miss(spec):

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from strop.runners.llm import LLM
+from strop.agent.llm import LLM
 from strop.types import Cause, EventKind, Reward
 
 

@@ -36,14 +36,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from strop.agent.llm import bypass_proxy
 from strop.errors import AgentError
+from strop.net.process_group import Trees
+from strop.net.secrets import visible
 from strop.runners import output
 from strop.runners.base import Agent, Job, Outcome, Say
-from strop.runners.llm import bypass_proxy
 from strop.runners.output import KEPT, PIECE
 from strop.runners.rewards import Judge, is_rewards, judged, load_judge
-from strop.runners.tree import Trees
-from strop.secret import visible
 
 T = TypeVar("T")
 

@@ -30,11 +30,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from strop.agent.llm import LLM
 from strop.config import RunnerConfig
 from strop.errors import BadReward, Fenced, StoreError, Unavailable
 from strop.runners import agents
 from strop.runners.base import Agent, Job, Outcome, Say
-from strop.runners.llm import LLM
 from strop.store.base import Ref, Store
 from strop.types import Event, EventKind, Lease, Rollout, Sampling, Task
 

@@ -18,18 +18,17 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from strop.agent.functions import awaited, is_async
+from strop.agent.llm import LLM
 from strop.errors import AgentError, BadReward
 from strop.imports import resolve
 from strop.runners.base import Job, Outcome
-from strop.runners.llm import LLM
 from strop.types import Reward, Task
 
 Judge = Callable[[Task, Any, LLM], Any]
 """A reward function, whatever it takes itself."""
 
 MAX_DETAIL = 4000
-PATIENCE = 1.0
-"""Seconds that tasks left behind have to end once they are cancelled."""
 FIELDS = frozenset(Reward.__struct_fields__)
 
 
@@ -208,32 +207,3 @@ def last_lines(error: BaseException) -> str:
     text = "".join(traceback.format_exception(type(error), error, frames)).strip()
     text = text.encode(errors="replace").decode()  # what cannot be written as UTF-8 must not hide the error
     return text if len(text) <= MAX_DETAIL else "... " + text[-MAX_DETAIL:]
-
-
-def awaited(value: Any) -> Any:
-    """The value, or what it comes to if it has to be waited for. For where no event loop runs.
-
-    Tasks that are left behind are cancelled as `asyncio.run` does it, but those that take no notice hold nothing up.
-    """
-
-    async def wait() -> Any:
-        return await value
-
-    if not inspect.isawaitable(value):
-        return value
-    loop = asyncio.new_event_loop()
-    try:
-        asyncio.set_event_loop(loop)
-        return loop.run_until_complete(wait())
-    finally:
-        if left := asyncio.all_tasks(loop):
-            for task in left:
-                task.cancel()
-            loop.run_until_complete(asyncio.wait(left, timeout=PATIENCE))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        asyncio.set_event_loop(None)
-        loop.close()
-
-
-def is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

@@ -26,9 +26,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from strop import http
 from strop.errors import AgentError, ConfigError
-from strop.http import Answer, Broken, Client, Lost, Unreachable, retry_after
+from strop.net import client as http
+from strop.net.client import Answer, Broken, Client, Lost, Unreachable, retry_after
 from strop.runners.base import Agent, Job, Outcome, Say
 from strop.runners.rewards import Judge, judged, load_judge
 

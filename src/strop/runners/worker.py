@@ -22,11 +22,12 @@ from typing import Any
 
 import msgspec
 
+from strop.agent.functions import awaited
 from strop.errors import AgentError, BadReward, StropError
 from strop.imports import resolve, with_fix
 from strop.runners.base import Job, Outcome
-from strop.runners.rewards import Judge, awaited, judge_now, last_lines, load_judge
-from strop.runners.wire import Ready, Start, pack, receive_bytes
+from strop.runners.rewards import Judge, judge_now, last_lines, load_judge
+from strop.runners.worker_messages import Ready, Start, pack, receive_bytes
 
 Function = Callable[..., Any]
 

@@ -29,8 +29,8 @@ from urllib.parse import unquote
 from strop.errors import PlaceError, StoreError, StropError, Unavailable
 from strop.imports import to_install
 from strop.store import rows, schema
-from strop.store.moves import Db
 from strop.store.sql import Operation, SqlStore
+from strop.store.transitions import Db
 from strop.types import Lease
 
 try:

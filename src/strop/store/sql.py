@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar
 
 from strop.errors import Fenced, IllegalTransition, StoreError, UnknownId
-from strop.store import moves, rows
+from strop.store import rows, transitions
 from strop.store.base import Ref, Store
-from strop.store.moves import Db
+from strop.store.transitions import Db
 from strop.store.waiting import Signal, until
 from strop.types import (
     TERMINAL,
@@ -83,11 +83,11 @@ class SqlStore(Store):
         insert, token = _insert([rollout]), f"begin {rollout.id}"
 
         def write(db: Db) -> Lease:
-            if before := moves.leased(db, token):
+            if before := transitions.leased(db, token):
                 return before[0]
             if not insert(db):
                 raise StoreError(f"there is a rollout {rollout.id!r} already: choose another id")
-            return moves.open_attempt(db, rollout, runner, time.time(), seconds, token)
+            return transitions.open_attempt(db, rollout, runner, time.time(), seconds, token)
 
         return await self._write(write)
 
@@ -98,7 +98,7 @@ class SqlStore(Store):
 
         def write(db: Db) -> builtins.list[Lease]:
             nonlocal next_due
-            if token is not None and (before := moves.leased(db, token)):
+            if token is not None and (before := transitions.leased(db, token)):
                 return before
             now = time.time()
             free = db.execute(
@@ -112,7 +112,7 @@ class SqlStore(Store):
                     (now, now + HELD),
                 ).fetchone()
                 next_due = float("inf") if due is None else due
-            return [moves.open_attempt(db, rows.rollout(row), runner, now, seconds, token) for row in free]
+            return [transitions.open_attempt(db, rows.rollout(row), runner, now, seconds, token) for row in free]
 
         async def look() -> builtins.list[Lease] | None:
             return await self._write(write) or None
@@ -143,10 +143,10 @@ class SqlStore(Store):
         given, said = [rows.checked(reward) for reward in rewards], rows.text(detail)
 
         def write(db: Db) -> Rollout:
-            now = moves.find(db, rollout, db.lock)
+            now = transitions.find(db, rollout, db.lock)
             if (now.status, now.attempts) == ("running", attempt):
-                return moves.end(db, now, cause, said, given)
-            if moves.ended_so(db, now, attempt, cause, said, given):
+                return transitions.end(db, now, cause, said, given)
+            if transitions.ended_so(db, now, attempt, cause, said, given):
                 return now  # the answer to the first time was lost
             raise Fenced(f"attempt {attempt} of rollout {rollout!r} is over: how it ended was recorded before")
 
@@ -156,13 +156,13 @@ class SqlStore(Store):
         self, rollouts: Sequence[str], *, detail: str, cause: Literal["cancelled", "late"] = "cancelled"
     ) -> None:
         def write(db: Db) -> None:
-            found = [moves.find(db, id, db.lock) for id in sorted(set(rollouts))]
+            found = [transitions.find(db, id, db.lock) for id in sorted(set(rollouts))]
             for rollout in found:
                 if rollout.status == "running":
-                    moves.held(db, rollout)
+                    transitions.held(db, rollout)
             for rollout in found:
                 if rollout.status not in TERMINAL:
-                    moves.end(db, rollout, cause, rows.text(detail))
+                    transitions.end(db, rollout, cause, rows.text(detail))
 
         if rollouts:
             await self._write(write)
@@ -180,9 +180,11 @@ class SqlStore(Store):
                 f"SELECT {rows.ROLLOUT} FROM rollouts WHERE status = 'running'{which} ORDER BY id" + db.skip,
                 () if everything else (now,),
             ).fetchall()
-            running = [(rollout, *moves.held(db, rollout)) for rollout in map(rows.rollout, found)]
-            ended = [id for attempt in running if (id := moves.reclaimed(db, *attempt, now, everything)) is not None]
-            return ended + (moves.tried_again(db) if everything else [])
+            running = [(rollout, *transitions.held(db, rollout)) for rollout in map(rows.rollout, found)]
+            ended = [
+                id for attempt in running if (id := transitions.reclaimed(db, *attempt, now, everything)) is not None
+            ]
+            return ended + (transitions.tried_again(db) if everything else [])
 
         return await self._write(write)
 
@@ -203,7 +205,7 @@ class SqlStore(Store):
 
         def write(db: Db) -> None:
             insert = f"INSERT INTO turns ({rows.TURN}) VALUES ({rows.marks(rows.TURN)}) ON CONFLICT (id) DO NOTHING"
-            moves.add(db, insert, encoded, attempts, there)
+            transitions.add(db, insert, encoded, attempts, there)
 
         if encoded:
             await self._write(write)
@@ -225,7 +227,7 @@ class SqlStore(Store):
 
         def write(db: Db) -> None:
             insert = f"INSERT INTO events ({rows.EVENT}) VALUES ({rows.marks(rows.EVENT)}) ON CONFLICT DO NOTHING"
-            moves.add(db, insert, encoded, attempts, there)
+            transitions.add(db, insert, encoded, attempts, there)
 
         if encoded:
             await self._write(write)
@@ -237,7 +239,7 @@ class SqlStore(Store):
 
         def write(db: Db) -> None:
             for id in sorted(rewards):
-                moves.reward(db, moves.find(db, id, db.lock), rewards[id])
+                transitions.reward(db, transitions.find(db, id, db.lock), rewards[id])
 
         if rewards:
             await self._write(write)
@@ -245,18 +247,18 @@ class SqlStore(Store):
     # -- looking ---------------------------------------------------------------------------------------------------
 
     async def get(self, rollout: str) -> Rollout:
-        return await self._read(lambda db: moves.find(db, rollout))
+        return await self._read(lambda db: transitions.find(db, rollout))
 
     async def attempts(self, rollout: str) -> builtins.list[Attempt]:
         def read(db: Db) -> builtins.list[Attempt]:
-            moves.find(db, rollout)
+            transitions.find(db, rollout)
             query = f"SELECT {rows.ATTEMPT} FROM attempts WHERE rollout = ? ORDER BY number"
             return [rows.attempt(row) for row in db.execute(query, (rollout,)).fetchall()]
 
         return await self._read(read)
 
     async def attempt(self, key: str) -> Attempt:
-        return await self._read(lambda db: moves.opened(db, key))
+        return await self._read(lambda db: transitions.opened(db, key))
 
     async def turns(self, rollout: str, *, attempt: int | None = None) -> builtins.list[Turn]:
         query = f"SELECT {rows.TURN} FROM turns WHERE rollout = ? AND attempt = ? ORDER BY started, seq"
@@ -270,7 +272,7 @@ class SqlStore(Store):
         self, query: str, decode: Callable[[rows.Row], T], rollout: str, attempt: int | None
     ) -> builtins.list[T]:
         def read(db: Db) -> builtins.list[rows.Row]:
-            last = moves.find(db, rollout).attempts
+            last = transitions.find(db, rollout).attempts
             return db.execute(query, (rollout, last if attempt is None else attempt)).fetchall()
 
         return [decode(row) for row in await self._read(read)]
@@ -289,7 +291,7 @@ class SqlStore(Store):
             given = {"grp": group, "status": status, "mode": mode}
             where = {f"{column} = ?": value for column, value in given.items() if value is not None}
             if after is not None:
-                moves.find(db, after)
+                transitions.find(db, after)
                 where[f"seq {'<' if newest else '>'} (SELECT seq FROM rollouts WHERE id = ?)"] = after
             which = f"WHERE {' AND '.join(where)}" if where else ""
             query = f"SELECT {rows.ROLLOUT} FROM rollouts {which} ORDER BY seq {'DESC' if newest else ''} LIMIT ?"
@@ -344,7 +346,7 @@ class SqlStore(Store):
     async def commit_step(self, step: Step, *, policy: str) -> None:
         if len(set(step.rollouts)) < len(step.rollouts):
             raise StoreError(f"step {step.number} names a rollout twice: consume each one once")
-        await self._write(lambda db: moves.commit_step(db, step, policy))
+        await self._write(lambda db: transitions.commit_step(db, step, policy))
 
     async def steps(self, *, superseded: bool = False) -> builtins.list[Step]:
         def read(db: Db) -> builtins.list[Step]:
@@ -361,7 +363,7 @@ class SqlStore(Store):
     async def open_lineage(self, policy: str, *, after: int) -> int:
         def write(db: Db) -> int:
             db.execute("SELECT changes FROM strop" + db.lock).fetchone()  # one new line at a time
-            lineage = moves.newest_lineage(db) + 1
+            lineage = transitions.newest_lineage(db) + 1
             if after == 0:
                 row = db.execute("SELECT original FROM policies WHERE name = ?", (policy,)).fetchone()
                 version = row[0] if row else ""
@@ -371,7 +373,7 @@ class SqlStore(Store):
                 if row is None:
                     raise UnknownId(f"there is no step {after} to go on from: list them with `steps()`")
                 version = f"{row[0]}.{after}"
-            moves.set_version(db, policy, version)
+            transitions.set_version(db, policy, version)
             db.execute("UPDATE steps SET superseded = 1 WHERE number > ?", (after,))
             db.execute("INSERT INTO lineages VALUES (?, ?)", (lineage, after))
             return lineage
@@ -389,7 +391,7 @@ def _insert(rollouts: Sequence[Rollout]) -> Operation[int]:
     encoded = [rows.encode(rollout) for rollout in rollouts]
 
     def insert(db: Db) -> int:
-        first = moves.tick(db, len(encoded))
+        first = transitions.tick(db, len(encoded))
         return db.executemany(
             f"INSERT INTO rollouts ({rows.ROLLOUT}, changed) VALUES ({rows.marks(rows.ROLLOUT)}, ?)"
             " ON CONFLICT (id) DO NOTHING",

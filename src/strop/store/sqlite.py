@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from strop.errors import PlaceError, StoreError
-from strop.private import private
+from strop.files import private
 from strop.store import schema
 from strop.store.sql import Operation, SqlStore
 from strop.store.threads import BUSY, SqliteThread, Writer, explain

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from strop.agent.tool import Observation, shortened
 from strop.errors import PlaceError
-from strop.rewards import kept
-from strop.tools.tool import Observation, shortened
+from strop.rewards import worker
 
 
 def run_query(
@@ -29,7 +29,7 @@ def run_query(
     if not query.strip():
         return Observation("error: there is no query", wrong="error")
     try:
-        names, found, more, why = kept.call("rows", [query, str(path), seconds, rows], seconds + 2)
+        names, found, more, why = worker.call("rows", [query, str(path), seconds, rows], seconds + 2)
     except TimeoutError as error:
         return Observation(f"error: {error}", wrong="timeout")
     if why:

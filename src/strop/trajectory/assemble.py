@@ -16,7 +16,7 @@ from itertools import chain
 
 import numpy as np
 
-from strop.trajectory.entries import Batch, Entries, Ints, Sample
+from strop.trajectory.batch import Batch, Entries, Ints, Sample
 from strop.types import FAILURES, TERMINAL, Cause, Failure, Rollout, Turn
 
 

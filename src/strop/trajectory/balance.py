@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strop.trajectory.entries import Batch, Ints
-from strop.trajectory.tree import Piece, pack
+from strop.trajectory.batch import Batch, Ints
+from strop.trajectory.token_tree import Piece, pack
 
 
 def work(piece: Piece, width: int) -> float:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from strop.engines.base import Engine
 from strop.engines.delivery import Delivered, Refused, Tensors
-from strop.engines.folders import files_of, not_finite, probe_of, refuse_bad
+from strop.engines.weight_files import files_of, not_finite, probe_of, refuse_bad
 from strop.weights.base import Holder, Weights
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import openai
 
 from strop.engines.scripted import Answer, Scripted
 from strop.gateway.app import Gateway
-from strop.server import Server
+from strop.net.server import Server
 from strop.store.sqlite import SqliteStore
 from strop.types import Attempt, Rollout, Task, Turn
 

@@ -12,11 +12,11 @@ import msgspec
 import openai
 import pytest
 
-from strop import address
-from strop.address import Addressed
 from strop.errors import PlaceError
-from strop.http import Client
-from strop.server import serve
+from strop.net import addresses as address
+from strop.net.addresses import Addressed
+from strop.net.client import Client
+from strop.net.server import serve
 from strop.types import Attempt
 from tests.integration.gateway.stand import Stand, fetch
 

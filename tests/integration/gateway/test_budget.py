@@ -10,7 +10,7 @@ import pytest
 from strop.config import OutsideConfig
 from strop.errors import ConfigError
 from strop.gateway.outside import OutsideRoute
-from strop.gateway.render import Renderer
+from strop.gateway.template import Renderer
 from tests.integration.gateway.test_routes import COMPLETION, HI, Stand, chunk, faked, say
 
 JSON = (b"content-type", b"application/json")

@@ -9,8 +9,8 @@ import pytest
 from anthropic import AsyncAnthropic
 from msgspec.structs import replace
 
-from strop.gateway.render import Renderer
 from strop.gateway.route import Routes
+from strop.gateway.template import Renderer
 from tests import chatml
 from tests.integration.gateway.stand import Stand
 

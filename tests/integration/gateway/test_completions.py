@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from strop.engines.scripted import Breaks
-from strop.gateway.render import Renderer
+from strop.gateway.template import Renderer
 from tests.integration.gateway.stand import Stand, fetch
 
 PROMPT = "What is 3 * 4? 🙂 It is"

@@ -13,8 +13,8 @@ from anthropic import AsyncAnthropic
 from msgspec.structs import replace
 
 from strop.demo import TOOLS
-from strop.gateway.render import Renderer
 from strop.gateway.route import Routes
+from strop.gateway.template import Renderer
 from strop.types import Attempt, Turn
 from tests import chatml
 from tests.integration.gateway.stand import Stand, fetch

@@ -21,9 +21,9 @@ from schemathesis.config import SchemathesisConfig
 
 from strop.engines.scripted import Scripted
 from strop.gateway.app import Gateway
-from strop.gateway.render import Renderer
 from strop.gateway.route import PolicyRoute, Routes
-from strop.server import serve
+from strop.gateway.template import Renderer
+from strop.net.server import serve
 from strop.store.sqlite import SqliteStore
 from strop.types import Attempt, Sampling
 from tests.integration.gateway.described import ANSWERS, Json, document

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from strop.errors import PlaceError
-from strop.server import serve
+from strop.net.server import serve
 from tests.integration.gateway.stand import Stand, fetch
 
 HI = [{"role": "user", "content": "hi"}]

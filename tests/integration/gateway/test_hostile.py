@@ -17,11 +17,11 @@ from msgspec.structs import replace
 
 from strop.engines.scripted import Breaks
 from strop.errors import EngineError
-from strop.gateway import asked as seen
+from strop.gateway import conversation
 from strop.gateway.limits import Limits
-from strop.gateway.render import Renderer
 from strop.gateway.replicas import Replicas
 from strop.gateway.route import Routes
+from strop.gateway.template import Renderer
 from strop.types import Attempt, Sampling
 from tests.integration.gateway.hostile import BODIES, COUNTS, ask, connected, error, events, unharmed
 from tests.integration.gateway.stand import Stand
@@ -384,7 +384,7 @@ async def test_nothing_grows(stand: Stand) -> None:
             await stand.store.finish(attempt.rollout, 1)
             stand.gateway.forget(attempt.rollout)
             stand.engine.calls.clear()
-            seen._known.clear()  # it has a bound of its own
+            conversation._known.clear()  # it has a bound of its own
             gc.collect()
             held.append(tracemalloc.get_traced_memory()[0])
     finally:

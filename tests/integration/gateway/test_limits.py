@@ -14,12 +14,12 @@ import openai
 import pytest
 from msgspec.structs import replace
 
-from strop import bounds
 from strop.engines.scripted import Scripted
 from strop.errors import StoreError
 from strop.gateway.limits import Limits
-from strop.gateway.render import Renderer
 from strop.gateway.route import Routes
+from strop.gateway.template import Renderer
+from strop.net import bounds
 from strop.types import Sampling
 from tests.integration.gateway.stand import Stand
 from tests.integration.gateway.test_routes import HI, chunk, faked, gateway

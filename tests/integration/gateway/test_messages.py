@@ -16,7 +16,7 @@ from strop.engines.scripted import Breaks
 from strop.errors import EngineError
 from strop.gateway.dialects import messages as dialect
 from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Refused, Request, ToolCall
-from strop.server import serve
+from strop.net.server import serve
 from strop.types import Attempt, Turn
 from tests.integration.gateway.stand import Stand, fetch
 

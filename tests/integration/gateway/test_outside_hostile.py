@@ -16,10 +16,10 @@ from strop.config import OutsideConfig
 from strop.engines.scripted import Scripted
 from strop.errors import ConfigError
 from strop.gateway.app import Gateway
-from strop.gateway.render import Renderer
 from strop.gateway.route import Routes
-from strop.serve import serve_store
-from strop.server import serve
+from strop.gateway.template import Renderer
+from strop.net.server import serve
+from strop.run.serve import serve_store
 from tests.integration.gateway.hostile import BODIES, COUNTS, ask, connected, error, events, unharmed
 from tests.integration.gateway.stand import Stand, fetch
 from tests.integration.gateway.test_routes import COMPLETION, HI, chunk, faked, gateway, policy, say, to

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from openai.types.responses import Response
 
 from strop.demo import TOOLS as CHAT_TOOLS
-from strop.gateway.render import Renderer
 from strop.gateway.route import Routes
+from strop.gateway.template import Renderer
 from strop.types import Turn
 from tests import chatml
 from tests.integration.gateway.stand import Stand

@@ -15,14 +15,14 @@ from msgspec.structs import replace
 from strop.config import OutsideConfig
 from strop.engines.scripted import Scripted
 from strop.errors import ConfigError, EngineError
-from strop.gateway import passing
+from strop.gateway import proxy
 from strop.gateway.app import Gateway
 from strop.gateway.limits import Limits
 from strop.gateway.outside import Pace
-from strop.gateway.render import Renderer
 from strop.gateway.replicas import Replicas
 from strop.gateway.route import PolicyRoute, Routes
-from strop.server import serve
+from strop.gateway.template import Renderer
+from strop.net.server import serve
 from strop.store.sqlite import SqliteStore
 from strop.types import Attempt, Sampling
 from tests.integration.gateway.stand import Stand, fetch
@@ -276,7 +276,7 @@ async def test_a_refusal_of_the_provider_is_the_agents_to_see(renderer: Renderer
 async def test_a_busy_provider_is_asked_again(
     renderer: Renderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passing, "WAIT", 0.01)
+    monkeypatch.setattr(proxy, "WAIT", 0.01)
 
     async def answer(number: int, send: Any) -> None:
         if number < 3:
@@ -296,7 +296,7 @@ async def test_a_busy_provider_is_asked_again(
 async def test_a_provider_that_stays_busy_has_the_last_word(
     renderer: Renderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passing, "WAIT", 0.01)
+    monkeypatch.setattr(proxy, "WAIT", 0.01)
 
     async def answer(number: int, send: Any) -> None:
         await say(send, 429, b'{"error": {"message": "slow down"}}', (b"retry-after", b"0"))
@@ -305,12 +305,12 @@ async def test_a_provider_that_stays_busy_has_the_last_word(
         attempt = await stand.attempt("r1")
         with pytest.raises(openai.RateLimitError, match="slow down"):
             await stand.client(attempt, "judge").chat.completions.create(model="m", messages=HI)
-        assert len(fake.asked) == passing.TRIES
+        assert len(fake.asked) == proxy.TRIES
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_nobody_there(renderer: Renderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
-    monkeypatch.setattr(passing, "WAIT", 0.01)
+    monkeypatch.setattr(proxy, "WAIT", 0.01)
     nowhere = OutsideConfig(url="http://127.0.0.1:9/v1", agents=("judge",))
     async with gateway(tmp_path / "g", renderer, far=nowhere) as stand:
         attempt = await stand.attempt("r1")

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from strop.algorithms import View, make
 from strop.algorithms.ppo import explained, value_losses
 from strop.config import AlgorithmConfig, LearnerConfig, OptimConfig
-from strop.learner.step import Learner
+from strop.learner.learner import Learner
 from tests.unit.algorithms.rollouts import batch_of, credited, sample, turn
 
 

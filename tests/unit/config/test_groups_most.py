@@ -1,7 +1,7 @@
 """Groups that are replaced are no part of a step."""
 
 from strop.config import load
-from strop.rooms import settled
+from strop.run.runtime import settled
 
 
 def test_groups_that_are_replaced_are_not_counted_either() -> None:

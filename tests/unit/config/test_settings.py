@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 import strop
-from strop import algorithms, config, toml
-from strop.cli import configuring, main
+from strop import algorithms, config
+from strop.cli import config as configuring
+from strop.cli import main, toml
 from strop.config import AlgorithmConfig, Config, LoopConfig, OutsideConfig, PolicyConfig
 from strop.errors import ConfigError
-from strop.folder import RunFolder
+from strop.run.folder import RunFolder
 from tests import runs
 
 ODD = Config(

@@ -4,7 +4,7 @@ import pytest
 
 from strop.config import EngineConfig, VllmConfig
 from strop.errors import ConfigError
-from strop.rooms import engine_name
+from strop.run.runtime import engine_name
 
 
 def test_what_is_named_is_taken() -> None:

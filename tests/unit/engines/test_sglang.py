@@ -17,10 +17,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from strop.config import SglangConfig
-from strop.engines import served
+from strop.engines import server as served
 from strop.engines.base import Chunk
 from strop.engines.delivery import Probe
-from strop.engines.process import free_port
+from strop.engines.server_process import free_port
 from strop.engines.sglang.engine import Sglang
 from strop.errors import ContextOverflow, EngineError, ModelError
 from strop.types import Sampling

@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from strop.config import VllmConfig
-from strop.engines import served
+from strop.engines import server
 from strop.engines.base import Chunk
 from strop.engines.vllm.engine import Vllm, command, environment
 from strop.engines.vllm.protocol import refuse_untested, sampling_params
@@ -75,8 +75,8 @@ Make = Callable[..., Stand]
 
 @pytest.fixture
 async def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Make]:
-    monkeypatch.setattr(served, "FIRST_WAIT", 0.05)
-    monkeypatch.setattr(served, "NOTICE", 0.3)
+    monkeypatch.setattr(server, "FIRST_WAIT", 0.05)
+    monkeypatch.setattr(server, "NOTICE", 0.3)
     made: list[Stand] = []
 
     def one(**settings: Any) -> Stand:
@@ -491,7 +491,7 @@ async def test_closed_while_it_is_started_again_it_leaves_nothing(make: Make) ->
 
 
 async def test_somebody_elses_server_gets_its_version_again_when_it_comes_back(make: Make, monkeypatch: Any) -> None:
-    monkeypatch.setattr("strop.engines.process.WATCH", 0.05)
+    monkeypatch.setattr("strop.engines.server_process.WATCH", 0.05)
     stand = make()
     await stand.engine.start()
     guest = make(url=stand.engine._server.url)

@@ -1,6 +1,6 @@
 import pytest
 
-from strop.gateway.render import Renderer
+from strop.gateway.template import Renderer
 from tests import chatml
 
 

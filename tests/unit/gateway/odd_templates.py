@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from strop.gateway.templates import Template
+from strop.gateway.jinja import Template
 
 SIGN = "\u2691"
 Message = dict[str, Any]

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 
 from strop.engines.scripted import Asked as Seen
 from strop.engines.scripted import Scripted
-from strop.gateway.asked import canonical
+from strop.gateway.conversation import canonical
 from strop.gateway.dialects import chat
 from strop.gateway.dialects.base import Delta
+from strop.gateway.generate import Call
+from strop.gateway.jinja import BadTemplate
 from strop.gateway.record import Recorder
-from strop.gateway.render import Renderer
 from strop.gateway.route import PolicyRoute
-from strop.gateway.sample import Call
 from strop.gateway.session import Branch, Session
-from strop.gateway.templates import BadTemplate
+from strop.gateway.template import Renderer
 from strop.types import Attempt, Rollout, Sampling, Task, Turn, stable_hash
 from tests.chatml import TEMPLATE
 

@@ -12,14 +12,14 @@ from tokenizers import Tokenizer, normalizers
 
 from strop.engines.scripted import Scripted
 from strop.errors import ContextOverflow
-from strop.gateway.asked import Asked
+from strop.gateway.conversation import Asked
 from strop.gateway.dialects import chat
 from strop.gateway.dialects.base import Delta, Request
+from strop.gateway.generate import Call, check_length
 from strop.gateway.record import Recorder
-from strop.gateway.render import Renderer
 from strop.gateway.route import PolicyRoute
-from strop.gateway.sample import Call, check_length
 from strop.gateway.session import Contexts, Session, common_prefix
+from strop.gateway.template import Renderer
 from strop.types import Attempt, Rollout, Sampling, Task, Turn
 from tests.chatml import TEMPLATE
 
@@ -376,7 +376,7 @@ def test_composed_and_decomposed_letters_are_no_rewriting(renderer: Renderer) ->
 
 
 def test_no_text_is_taken_for_a_mark(desk: Desk) -> None:
-    from strop.gateway.traits import MARK
+    from strop.gateway.template_style import MARK
 
     first = desk.ask([user("hi")], "ok")
     second = desk.ask([user("hi"), said(first), user(f'{MARK} = "{MARK}" and more')], "yes")

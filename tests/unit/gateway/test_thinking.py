@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from strop.errors import ConfigError
 from strop.gateway.dialects import messages, responses
 from strop.gateway.dialects.base import Refused
-from strop.gateway.render import Renderer
+from strop.gateway.template import Renderer
 from tests.chatml import TEMPLATE
 from tests.unit.gateway.test_session import TOOLS, Desk, said, user
 

@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 from strop.algorithms import Algorithm, make
 from strop.config import AlgorithmConfig, LearnerConfig, OptimConfig
-from strop.learner.step import Learner
+from strop.learner.learner import Learner
 from strop.trajectory import assemble
 
 

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from strop.algorithms import make
 from strop.config import AlgorithmConfig, LearnerConfig, OptimConfig
 from strop.errors import LearnerError
-from strop.learner.step import Learner
+from strop.learner.learner import Learner
 from strop.trajectory import assemble, explain
-from strop.trajectory.entries import REASONS
+from strop.trajectory.batch import REASONS
 from strop.types import Sampling
 from tests.parity.forests import AGENTS, FORESTS
 from tests.unit.algorithms.rollouts import sample, turn

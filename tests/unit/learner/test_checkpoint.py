@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 from strop import config as configs
 from strop.cli import main
 from strop.errors import ModelError, PlaceError
-from strop.folder import RunFolder
 from strop.learner.export import export
-from strop.run import keep_checkpoints
+from strop.run.folder import RunFolder
+from strop.run.loop import keep_checkpoints
 from strop.types import Step
 from tests.unit.learner.practice import credited, learner
 

@@ -8,10 +8,10 @@ import torch
 
 from strop.cli import main
 from strop.config import LoraConfig, PolicyConfig
-from strop.engines.models import folder_of
-from strop.engines.sums import SUMS
 from strop.errors import DamagedCheckpoint, ModelError
 from strop.learner.export import export
+from strop.models.checksums import SUMS
+from strop.models.names import folder_of
 from tests.damage import DAMAGES, bit_flipped, cut_off, emptied, garbage, missing
 from tests.unit.learner.practice import learner
 

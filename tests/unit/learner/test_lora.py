@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from strop.config import EngineConfig, LoraConfig
 from strop.engines.embedded.core import Core
 from strop.errors import ConfigError, LearnerError, ModelError
-from strop.evaluation import checkpoint_of, weights_of
 from strop.learner import lora
 from strop.learner.export import export
 from strop.learner.logprobs import logprobs
 from strop.learner.model import load
+from strop.run.evaluate import checkpoint_of, weights_of
 from strop.trajectory import pack
 from strop.types import Sampling
 from tests.unit.learner.practice import Critical, credited, gradients, learner

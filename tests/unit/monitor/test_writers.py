@@ -12,8 +12,8 @@ from strop import config as configs
 from strop.cli import main
 from strop.errors import ConfigError
 from strop.monitor import writers
-from strop.monitor.boards import Begin, Point, Writer
 from strop.monitor.metrics import MetricsFile
+from strop.monitor.trackers import Begin, Point, Writer
 from strop.types import Step
 
 

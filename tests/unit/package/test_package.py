@@ -31,8 +31,16 @@ def test_public_names_are_pinned() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        *("strop", "strop.cli", "strop.run", "strop.rooms", "strop.evaluation", "strop.api", "strop.continuing"),
-        *("strop.gateway.app", "strop.serve", "strop.runners.pool"),
+        *(
+            "strop",
+            "strop.cli",
+            "strop.run.loop",
+            "strop.run.runtime",
+            "strop.run.evaluate",
+            "strop.run.api",
+            "strop.run.start_from",
+        ),
+        *("strop.gateway.app", "strop.run.serve", "strop.runners.pool"),
     ],
 )
 def test_the_core_imports_without_torch(module: str) -> None:

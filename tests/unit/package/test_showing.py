@@ -11,9 +11,9 @@ import pytest
 from strop.cli import main
 from strop.config import Config
 from strop.demo import TOOLS
-from strop.engines.models import resolve
-from strop.folder import RunFolder
-from strop.gateway.render import Renderer
+from strop.gateway.template import Renderer
+from strop.models.names import resolve
+from strop.run.folder import RunFolder
 from strop.store.opening import open_store
 from strop.tasks.sampling import group
 from strop.types import Policy, Task, Turn

@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from strop import demo, run
-from strop.chat import Chat
-from strop.cli import evaluating, main, talking, training
+from strop import demo
+from strop.cli import chat_loop, eval, main, train
 from strop.config import Config
-from strop.folder import RunFolder
 from strop.monitor.evaluations import Evaluation, Report
-from strop.monitor.scores import Score
+from strop.monitor.statistics import Score
 from strop.monitor.summary import Summary, summarize
-from tests.unit.chat.room import scripted
+from strop.run import loop
+from strop.run.chat import Chat
+from strop.run.folder import RunFolder
+from tests.unit.run.chat.stand import scripted
 
 
 def ended(folder: Path, config: Config) -> Summary:
@@ -38,18 +39,18 @@ def test_a_run_says_how_to_talk_to_what_it_trained(
     """An agent's model is lost without its tools; the demo's are known to the chat."""
     summary = ended(tmp_path / "run", Config(agent=agent, tasks="t.jsonl"))
     summary.checkpoint = "step-000001-1"
-    training._tell(summary, tmp_path / "run", argparse.Namespace(json=False))
+    train._tell(summary, tmp_path / "run", argparse.Namespace(json=False))
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "to talk to it" in line]
     assert line.rstrip().endswith(f"chat {tmp_path / 'run'}" + " --agent" * with_agent)
 
 
 async def test_a_chat_says_that_there_are_no_tools(tmp_path: Path) -> None:
     async with scripted(tmp_path, []) as room:
-        assert "no tools: --tools; /help" in talking._introduction(Chat(room), room)
-        with_tools = talking._introduction(Chat(room, tools=demo.TOOLS), room)
+        assert "no tools: --tools; /help" in chat_loop._introduction(Chat(room), room)
+        with_tools = chat_loop._introduction(Chat(room, tools=demo.TOOLS), room)
         assert ("with calculator" in with_tools, "no tools" in with_tools) == (True, False)
         room = replace(room, config=replace(room.config, agent="a.py:agent"))  # a run's
-        assert "no tools: --tools or --agent; /help" in talking._introduction(Chat(room), room)
+        assert "no tools: --tools or --agent; /help" in chat_loop._introduction(Chat(room), room)
 
 
 @pytest.mark.parametrize("low", [None, 0.25])
@@ -58,7 +59,7 @@ def test_brackets_are_explained_where_there_are_some(low: float | None, capsys: 
     one = Evaluation(number=1, model="m", weights="m", way="trained", history="sampled", folder="f")
     one.rewards, one.scores = {"test": {"reward": {"t": [0.5]}}}, scores
     said: dict[str, Any] = {"agent": "a", "tasks": "t", "seed": 0, "samples": 1, "threshold": 1.0, "measure": "mean@1"}
-    evaluating._tell(Report(split="test", reward="reward", evaluations=[one], comparisons=[], **said))
+    eval._tell(Report(split="test", reward="reward", evaluations=[one], comparisons=[], **said))
     out = capsys.readouterr().out
     assert ("In brackets" in out, "mean@1: what a sample earns" in out) == (low is not None, True)
 
@@ -80,9 +81,9 @@ def test_a_stop_is_announced_once(
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.sleep(30)
 
-    monkeypatch.setattr(run, "train", pressed_twice)
+    monkeypatch.setattr(loop, "train", pressed_twice)
     with pytest.raises(KeyboardInterrupt):
-        training._run(Config(folder=str(tmp_path)), argparse.Namespace(json=False))
+        train._run(Config(folder=str(tmp_path)), argparse.Namespace(json=False))
     said = " ".join(capsys.readouterr().out.split())
     assert said.count("stopping after this step, with a checkpoint") == 1
     assert "press Ctrl-C again to stop at once" in said

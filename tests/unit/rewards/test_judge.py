@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from strop.errors import PlaceError, StropError
-from strop.rewards import Judge, Pairwise, Verdict, asking, exact_match, read_grade
-from strop.rewards.pairs import pairs
+from strop.rewards import Judge, Pairwise, Verdict, exact_match, judge_client, read_grade
+from strop.rewards.pairwise import pairs
 from tests.unit.rewards.judging import Endpoint, endpoint
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "PAUSES", (0.01, 0.05))
+    monkeypatch.setattr(judge_client, "PAUSES", (0.01, 0.05))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from strop import rewards
 from strop.config import load
-from strop.relative import load as load_relative
+from strop.run.group_reward import load as load_relative
 from strop.types import Task
 from tests.unit.rewards.judging import endpoint
 

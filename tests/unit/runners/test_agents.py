@@ -6,7 +6,7 @@ import pytest
 
 from strop.config import Config, RunnerConfig
 from strop.errors import AgentError, ConfigError
-from strop.rooms import settled
+from strop.run.runtime import settled
 from strop.runners.agents import make
 from strop.runners.command import Command
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import uvloop
 
+from strop.agent.llm import LLM
 from strop.errors import AgentError, Fenced
+from strop.net.process_group import leftovers
 from strop.runners.base import Job, Outcome, Say
 from strop.runners.command import Command
-from strop.runners.llm import LLM
 from strop.runners.output import KEPT, PIECE
-from strop.runners.tree import leftovers
 from strop.types import EventKind, Reward, Task
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="daemons are found in /proc")

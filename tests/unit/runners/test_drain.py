@@ -4,7 +4,7 @@ import asyncio
 import time
 from pathlib import Path
 
-from strop.serve import served
+from strop.run.serve import served
 from strop.store.http.client import HttpStore
 from strop.store.sqlite import SqliteStore
 from strop.types import Lease

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from strop.agent.llm import LLM
 from strop.errors import AgentError, BadReward
 from strop.rewards import Verdict
 from strop.runners.base import Job, Outcome
-from strop.runners.llm import LLM
 from strop.runners.rewards import Judge, is_rewards, judge_now, judged, load_judge, rewards_of
 from strop.types import Reward, Task
 

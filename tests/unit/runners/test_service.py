@@ -16,11 +16,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from strop.agent.llm import LLM
 from strop.errors import AgentError
+from strop.net.server import Server, serve
 from strop.runners.base import Job, Outcome
-from strop.runners.llm import LLM
 from strop.runners.service import Service
-from strop.server import Server, serve
 from strop.types import EventKind, Reward, Task
 
 Answers = Callable[[Request], Awaitable[Response]]

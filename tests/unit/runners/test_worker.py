@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from strop.agent import llm as llm_module
+from strop.agent.llm import LLM
 from strop.errors import AgentError, BadReward, StropError
-from strop.runners import llm as llm_module
 from strop.runners.base import Job
-from strop.runners.llm import LLM
 from strop.runners.rewards import load_judge
 from strop.runners.worker import load_agent, run
 from strop.types import Attempt, Lease, Reward, Rollout, Sampling, Task

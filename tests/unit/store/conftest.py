@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.serve import served
+from strop.run.serve import served
 from strop.store.base import Store
 from strop.store.http.client import HttpStore
 from strop.store.sqlite import SqliteStore

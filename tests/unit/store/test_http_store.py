@@ -17,9 +17,9 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from strop.errors import BadReward, ConfigError, Fenced, IllegalTransition, StoreError, UnknownId
-from strop.serve import StoreServer, serve_store, served
-from strop.server import bind
-from strop.server import serve as serve_app
+from strop.net.server import bind
+from strop.net.server import serve as serve_app
+from strop.run.serve import StoreServer, serve_store, served
 from strop.store.http.client import HttpStore
 from strop.store.http.routes import StoreApp
 from strop.store.sqlite import SqliteStore

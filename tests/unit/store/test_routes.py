@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from strop.http import Answer, Client
-from strop.serve import StoreServer, served
+from strop.net.client import Answer, Client
+from strop.run.serve import StoreServer, served
 from strop.store.http import keys
 from strop.store.http.keys import AttemptKeys
 from strop.store.sqlite import SqliteStore

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from strop import serve
 from strop.errors import ConfigError, PlaceError
-from strop.folder import RunFolder
+from strop.run import serve
+from strop.run.folder import RunFolder
 from strop.store.http.client import HttpStore
 from strop.store.sqlite import SqliteStore
 from strop.types import Rollout, Task
@@ -124,7 +124,7 @@ async def test_an_endless_head_is_cut_off(tmp_path: Path, begin: bytes):
 
 
 async def test_who_never_shows_a_whole_head_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("strop.bounds.HEAD_TIME", 0.5)
+    monkeypatch.setattr("strop.net.bounds.HEAD_TIME", 0.5)
     async with running(tmp_path) as (url, key):
         store = await HttpStore.open(url, key)
         waiting = asyncio.create_task(store.wait(10**6, timeout=4.0))  # longer, but all of it was said
@@ -178,5 +178,5 @@ async def test_it_drains_when_told_to_stop(tmp_path: Path):
 
 
 def test_it_starts_without_what_training_needs():
-    code = "import sys, strop.serve; print(sorted({'torch', 'transformers', 'openai'} & sys.modules.keys()))"
+    code = "import sys, strop.run.serve; print(sorted({'torch', 'transformers', 'openai'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from strop.agent.tool import Tool
 from strop.errors import ConfigError, StropError
 from strop.tools.python import PythonBox
-from strop.tools.tool import Tool
 
 from .boxes import Marked, needs_walls
 
@@ -123,7 +123,7 @@ async def test_it_dies_with_its_parent() -> None:
     script = f"""
 import asyncio
 from strop.tools.python import PythonBox
-from strop.tools.tool import Tool
+from strop.agent.tool import Tool
 async def main():
     session = PythonBox(seconds=60, output={marked.mark}).session()
     print((await session.run("1")).text, flush=True)

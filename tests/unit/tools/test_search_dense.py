@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from transformers import AutoModel
 
 from strop.cli import main
-from strop.engines.models import resolve
 from strop.errors import ModelError
+from strop.models.names import resolve
 from strop.tools.search import dense
 from strop.tools.search.dense import Dense
 from strop.tools.search.documents import Documents

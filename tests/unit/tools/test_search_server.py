@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from strop.cli.calling import load
-from strop.http import Client
+from strop.cli.tool_functions import load
+from strop.net.client import Client
 from strop.tools.search import Search
 from strop.tools.search.app import served
 from strop.tools.search.batches import Batches

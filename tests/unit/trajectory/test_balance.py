@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from strop.trajectory import check, pack
 from strop.trajectory.balance import balanced, share, work
-from tests.unit.trajectory.test_tree import LONGEST, PATHS, make
+from tests.unit.trajectory.test_token_tree import LONGEST, PATHS, make
 
 
 @settings(max_examples=200, deadline=None)

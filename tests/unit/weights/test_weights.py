@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from strop.engines.delivery import Probe, Refused, Spec, Tensors, probe_ids
-from strop.engines.folders import probe_of, refuse_bad, specs_of, tensors_of
+from strop.engines.weight_files import probe_of, refuse_bad, specs_of, tensors_of
 from strop.errors import EngineError
 from strop.weights.files import Files, Folders
 from strop.weights.held import Held

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from strop.config import SglangConfig
 from strop.engines.delivery import Delivered, Refused, Tensors
-from strop.engines.events import BrokenOff, Piece
-from strop.engines.folders import probe_of, refuse_bad
-from strop.engines.served import Model, Served
+from strop.engines.server import Model, Served
+from strop.engines.server_events import BrokenOff, Piece
 from strop.engines.sglang.protocol import Api
+from strop.engines.weight_files import probe_of, refuse_bad
 from strop.errors import EngineError
-from strop.http import Client
-from strop.secret import visible
+from strop.net.client import Client
+from strop.net.secrets import visible
 from strop.types import Sampling
 
 LIMIT = 0.1

@@ -19,9 +19,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from strop.engines.events import MOVED, BrokenOff, Line, Piece
+from strop.engines.server_events import MOVED, BrokenOff, Line, Piece
 from strop.errors import EngineError
-from strop.http import Client
+from strop.net.client import Client
 from strop.types import Sampling
 
 OLDEST, NEWEST = (0, 5), (0, 5)
@@ -61,7 +61,7 @@ class Api:
     async def generate(
         self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], max_tokens: int
     ) -> AsyncGenerator[Told]:
-        """Sampled tokens as they come. Raises `EngineError` if they are refused, `strop.http`'s errors if the
+        """Sampled tokens as they come. Raises `EngineError` if they are refused, `strop.net.client`'s errors if the
         connection breaks. Who closes it early should also `abort`: the server sees that only seconds later."""
         body = {
             "rid": rid,

@@ -12,12 +12,12 @@ import msgspec
 
 from strop.config import VllmConfig
 from strop.engines.delivery import Delivered, Delivery, Refused, Tensors
-from strop.engines.events import Piece
-from strop.engines.served import Model, Served
+from strop.engines.server import Model, Served
+from strop.engines.server_events import Piece
 from strop.engines.vllm.protocol import MODEL, Api
 from strop.errors import ConfigError
-from strop.http import Client
-from strop.secret import visible
+from strop.net.client import Client
+from strop.net.secrets import visible
 from strop.types import Sampling
 
 ENTRY = "vllm.entrypoints.openai.api_server"

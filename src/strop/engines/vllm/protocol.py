@@ -22,9 +22,9 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec import Struct
 
-from strop.engines.events import ASKED, MOVED, BrokenOff, Line, Piece, Said
+from strop.engines.server_events import ASKED, MOVED, BrokenOff, Line, Piece, Said
 from strop.errors import EngineError
-from strop.http import Answer, Client
+from strop.net.client import Answer, Client
 from strop.types import Sampling
 
 TESTED = ((0, 24), (0, 32))
@@ -71,7 +71,7 @@ class Api:
         self, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], *, model: str, max_tokens: int
     ) -> AsyncGenerator[Piece]:
         """Sampled tokens as they come. Raises `EngineError` if the request is refused, `BrokenOff` or an error of
-        `strop.http` if the answer is cut off. Closing it early closes the connection, and vLLM drops the request."""
+        `net.client` if the answer is cut off. Closing it early closes the connection, and vLLM drops the request."""
         body = {
             "model": model,
             "token_ids": list(prompt_ids),

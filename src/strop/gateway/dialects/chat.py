@@ -33,7 +33,7 @@ from strop.gateway.dialects.fields import (
     read_stream_options,
     unsupported,
 )
-from strop.gateway.dialects.plain import read_messages
+from strop.gateway.dialects.messages_plain import read_messages
 
 __all__ = ["error", "read", "stream", "whole"]
 

@@ -17,8 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from strop.errors import UnknownId
-from strop.store.base import Store
-from strop.store.http.asgi import (
+from strop.net.asgi import (
     ByMethod,
     Refusal,
     answer,
@@ -29,6 +28,7 @@ from strop.store.http.asgi import (
     read_body,
     refuse,
 )
+from strop.store.base import Store
 from strop.store.http.keys import AttemptKeys, RunKey, bearer
 from strop.store.http.wire import Recorded, Said
 from strop.types import Attempt, Event

@@ -24,7 +24,8 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from strop.errors import ConfigError, IllegalTransition, StoreError, Unavailable, UnknownId
-from strop.http import Answer, Client, TooLarge
+from strop.net.asgi import ErrorBody
+from strop.net.client import Answer, Client, TooLarge
 from strop.store import rows
 from strop.store.base import Ref, Store
 from strop.store.http import wire
@@ -58,7 +59,7 @@ _QUEUED = msgspec.json.Decoder(wire.Queued)
 _RECLAIMED = msgspec.json.Decoder(wire.Reclaimed)
 _CHANGES = msgspec.json.Decoder(wire.Changes)
 _LINEAGE = msgspec.json.Decoder(wire.Lineage)
-_ERROR = msgspec.json.Decoder(wire.ErrorBody)
+_ERROR = msgspec.json.Decoder(ErrorBody)
 
 
 class HttpStore(Store):

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from strop.errors import ConfigError, PlaceError, UnknownId
-from strop.secret import new_key
+from strop.net.asgi import Header, Refusal
+from strop.net.secrets import new_key
 from strop.store.base import Store
-from strop.store.http.asgi import Header, Refusal
 from strop.store.http.wire import checked_key
 from strop.types import Attempt
 

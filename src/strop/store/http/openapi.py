@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from strop import __version__
+from strop.net.asgi import ErrorBody
 from strop.store.http import wire
 from strop.store.http.verbs import VERBS, Verb
 from strop.store.sql import ID
@@ -32,7 +33,7 @@ no answer may be sent again: what was done is not done twice."""
 
 
 def describe() -> Json:
-    answers = [wire.ErrorBody, wire.Said, wire.Recorded, wire.Health, Rollout]
+    answers = [ErrorBody, wire.Said, wire.Recorded, wire.Health, Rollout]
     types = [*(verb.takes for verb in VERBS), *(verb.gives for verb in VERBS), *answers]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     for component in components.values():

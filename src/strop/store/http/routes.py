@@ -17,8 +17,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from strop import __version__
-from strop.store.base import Store
-from strop.store.http.asgi import (
+from strop.net.asgi import (
     ByMethod,
     Fixed,
     answer,
@@ -28,6 +27,7 @@ from strop.store.http.asgi import (
     read_body,
     refuse,
 )
+from strop.store.base import Store
 from strop.store.http.attempts import Elsewhere, attempt_routes
 from strop.store.http.keys import AttemptKeys, RunKey
 from strop.store.http.openapi import describe

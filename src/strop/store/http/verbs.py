@@ -15,9 +15,9 @@ from msgspec import Struct
 from starlette.types import Receive
 
 from strop.errors import Unavailable, UnknownId
+from strop.net.asgi import Gone, until_gone
 from strop.store.base import Store
 from strop.store.http import wire
-from strop.store.http.asgi import Gone, until_gone
 from strop.store.http.keys import AttemptKeys
 from strop.types import Event, Lease, Policy, Rollout, Turn
 

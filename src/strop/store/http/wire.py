@@ -336,20 +336,6 @@ class AttemptShown(Struct):
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-class Problem(Struct):
-    """What went wrong: a sentence for people, a name and a code for programs."""
-
-    message: str
-    type: str
-    code: str
-
-
-class ErrorBody(Struct):
-    """Every answer that is not a success."""
-
-    error: Problem
-
-
 ERRORS: dict[str, type[StropError]] = {
     error.__name__: error
     for error in (BadReward, UnknownId, Fenced, IllegalTransition, NewerStore, StoreError, Unavailable)

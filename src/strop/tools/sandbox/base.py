@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
-from strop.tools import tool
+from strop.agent import tool
 
 T = TypeVar("T")
 Ended = Literal["done", "raised", "timeout", "memory", "output", "died"]

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from strop.errors import ConfigError, StropError
-from strop.http import Answer, Broken, Client, Lost, Unreachable, parse, retry_after
+from strop.net.client import Answer, Broken, Client, Lost, Unreachable, parse, retry_after
 from strop.tools.sandbox.base import Box, Ended, Observation, Session
 from strop.tools.sandbox.runner import shortened
 

@@ -23,8 +23,8 @@ import msgspec
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
-from strop.server import Server, serve
-from strop.store.http.asgi import ByMethod, Fixed, Refusal, answer, encode, malformed, read_body, refuse
+from strop.net.asgi import ByMethod, Fixed, Refusal, answer, encode, malformed, read_body, refuse
+from strop.net.server import Server, serve
 from strop.tools.search.batches import Batches
 from strop.tools.search.documents import KINDS, Kind, Page
 from strop.tools.search.index import Index

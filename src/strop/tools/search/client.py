@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from strop.http import parse
+from strop.net.client import parse
 from strop.tools.search.corpus import parts
 from strop.tools.search.documents import Page
 

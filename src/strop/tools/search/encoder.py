@@ -21,8 +21,8 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
-from strop.engines.models import resolve
 from strop.errors import ModelError
+from strop.models.names import resolve
 from strop.tools.search.base import needed
 
 DEFAULT = "all-minilm-l6-v2"

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Struct
 
 from strop.errors import PlaceError
-from strop.folder import write_whole
+from strop.files import write_whole
 from strop.tools.search import bm25, corpus, dense
 from strop.tools.search.base import Progress, Searcher
 from strop.tools.search.corpus import Passage

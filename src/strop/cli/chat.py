@@ -1,0 +1,124 @@
+"""`strop chat`: talk to a model, to a run's newest checkpoint, or to a run's agent."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from strop import config as configs
+from strop import demo
+from strop.config import Config, EngineConfig, GatewayConfig, LearnerConfig, PolicyConfig, SamplingConfig
+from strop.errors import ConfigError
+from strop.run.folder import BEST, RunFolder
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    chat = commands.add_parser("chat", help="talk to a model, to a run's newest checkpoint, or to its agent")
+    chat.add_argument("target", metavar="MODEL|RUN", help="strop/nano, a model's folder or name, or RUN[:STEP]")
+    chat.add_argument("--best", action="store_true", help="of a run: the checkpoint with the best score instead")
+    chat.add_argument("--agent", action="store_true", help="of a run: its agent, with what you type as the task")
+    chat.add_argument(
+        "--tools",
+        action="append",
+        default=[],
+        metavar="FILE.py:NAME[,NAME]",
+        help="functions the model may call (default: none; of the demo, its calculator; --tools none leaves that out)",
+    )
+    chat.add_argument("--rounds", type=int, default=8, help="how often it may go on calling for an answer (default: 8)")
+    chat.add_argument("--system", default="", metavar="TEXT", help="a system message")
+    chat.add_argument("--temperature", type=float, help="0 is greedy (default: 1, or how the run evaluates)")
+    chat.add_argument("--max-tokens", type=int, help="most tokens of an answer (default: 1024, or as the run has it)")
+    chat.add_argument("--seed", type=int, help="the same answers to the same questions (default: others each time)")
+    chat.add_argument("--folder", help="where it is recorded (default: runs/chat/TIME)")
+    chat.add_argument("--set", action="append", default=[], metavar="a.b=c", help="any setting; see `strop config`")
+    chat.add_argument("--json", action="store_true", help="one JSON object per answer")
+    chat.set_defaults(command=_chat)
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    run = run_of(arguments.target)
+    if arguments.rounds < 1:
+        raise ConfigError("--rounds is how often the model may be asked for one answer: at least 1")
+    if arguments.agent and run is None:
+        raise ConfigError(f"--agent is the agent of a run, and {arguments.target} is none: give a run's folder")
+    if arguments.agent and (arguments.tools or arguments.system):
+        raise ConfigError("an agent has its own tools and prompts: leave out --tools and --system, or --agent")
+    config = config_of(arguments)
+    arguments.tools = _tools(arguments, config)
+    from strop.cli.chat_loop import talk
+    from strop.cli.chat_view import Json, Lines, Terminal
+
+    people = sys.stdin.isatty() and sys.stdout.isatty() and not arguments.json
+    view = Terminal() if people else Json() if arguments.json else Lines()
+    folder = Path(arguments.folder) if arguments.folder else fresh()
+    talk(config, folder, view, arguments, run=run)
+    if not view.asked and not arguments.folder:
+        shutil.rmtree(folder, ignore_errors=True)  # nothing was said
+    return int(view.failed)
+
+
+def _tools(arguments: argparse.Namespace, config: Config) -> list[str]:
+    """Those that are asked for. The demo's model was trained with one, and is lost without it."""
+    if arguments.tools == ["none"]:
+        return []
+    demos = config.agent == demo.AGENT and not arguments.agent
+    return arguments.tools or (["strop.demo:calculator"] if demos else [])
+
+
+def run_of(target: str) -> Path | None:
+    """The folder of RUN or RUN:STEP, if it is one; otherwise it is a model's name."""
+    if found := RunFolder.named(target):
+        return found[0]
+    path = Path(target).expanduser()
+    return path if (path / "store.sqlite").is_file() else None
+
+
+def config_of(arguments: argparse.Namespace) -> Config:
+    """The configuration that the model is served with: a run's own, where it is one's."""
+    from strop.run.runtime import settled
+
+    run = run_of(arguments.target)
+    if run is not None:
+        _, step = RunFolder.named(arguments.target) or (run, "")
+        base = _as_in(run, BEST if arguments.best else step, agent=arguments.agent)
+    elif arguments.best:
+        raise ConfigError(
+            f"--best chooses among the checkpoints of a run, and {arguments.target} is none: leave it out"
+        )
+    else:
+        policy = PolicyConfig(model=arguments.target, eval=SamplingConfig(max_tokens=1024))
+        base = Config(policy=policy, engine=EngineConfig(rows=4))
+    drawn = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens}
+    given = {name: value for name, value in drawn.items() if value is not None}
+    seed = secrets.randbits(32) if arguments.seed is None else arguments.seed
+    return settled(configs.load(base=base, sets=arguments.set, policy={"eval": given}, seed=seed))
+
+
+def _as_in(run: Path, step: str, *, agent: bool) -> Config:
+    """A run's settings, as far as they say how its model is shown, asked and computed."""
+    ran = RunFolder.config(run)
+    checkpoint = RunFolder.chosen_checkpoint(run, step)
+    engine = replace(ran.engine, vllm=replace(ran.engine.vllm, url=""), sglang=replace(ran.engine.sglang, url=""))
+    return Config(
+        agent=ran.agent,
+        agents=ran.agents,
+        reward=ran.reward,
+        policy=replace(ran.policy, model=str(checkpoint)),
+        learner=LearnerConfig(device=ran.learner.device, dtype=ran.learner.dtype),
+        engine=engine,
+        runner=ran.runner,
+        gateway=GatewayConfig(outside=ran.gateway.outside if agent else {}),
+    )
+
+
+def fresh() -> Path:
+    """A folder of its own for every chat."""
+    began = Path("runs/chat") / time.strftime("%Y%m%d-%H%M%S")
+    later = (began.with_name(f"{began.name}-{n}") for n in range(2, 1000))
+    return next(place for place in (began, *later) if not place.exists())

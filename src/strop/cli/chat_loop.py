@@ -1,0 +1,199 @@
+"""A chat at work: what is typed goes to the model or the agent, what comes of it to the view.
+
+this thread: input(), Ctrl-C        ──ask──▶   the other thread: an event loop with store, gateway and engine
+the view prints as things happen    ◀─show──
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+
+from strop.cli.chat_view import Json, Lines, Terminal
+from strop.cli.output import me
+from strop.cli.rollouts import open_run
+from strop.cli.tool_functions import load
+from strop.config import Config
+from strop.errors import StropError
+from strop.run.chat import Agent, Answer, Chat, Room, opened
+from strop.types import Task
+
+T = TypeVar("T")
+HELP = """\
+/reset          begin another conversation
+/system TEXT    begin another, with this system message (without a text: with none)
+/quit           leave; so does Ctrl-D
+Ctrl-C stops an answer, and twice leaves. A message that is to begin with / has a space before it."""
+
+
+def talk(config: Config, folder: Path, view: Lines, arguments: argparse.Namespace, *, run: Path | None) -> None:
+    """Load what is talked to, and talk. `run` is whose agent `--agent` means."""
+    tools = load(arguments.tools)
+    if not isinstance(view, Json):
+        print(f"loading {config.policy.model}", file=sys.stderr)
+    rooms = AsyncExitStack()
+    with Background() as beside:
+        try:
+            room = beside.run(rooms.enter_async_context(opened(config, folder, agent=arguments.agent)))
+            if arguments.agent and run is not None:
+                speaker = Agent(room, beside.run(_example(run)))
+            else:
+                speaker = Chat(
+                    room, system=arguments.system, tools=tools.schemas, run=tools.text, rounds=arguments.rounds
+                )
+            converse(speaker, room, beside, view)
+        finally:
+            beside.run(rooms.aclose())
+    if view.asked:
+        view.note(f"what was said is kept: {me()} rollouts {folder}")
+
+
+def converse(speaker: Chat | Agent, room: Room, beside: Background, view: Lines) -> None:
+    """Answer line by line, until the last."""
+    view.note(_introduction(speaker, room))
+    for line in _typed(view) if isinstance(view, Terminal) else _lines():
+        if line.startswith("/"):
+            if not _obeyed(line, speaker, beside, view):
+                break
+        elif line.strip():
+            _asked(line.strip(), speaker, room, beside, view)
+    beside.run(speaker.reset())
+
+
+def _introduction(speaker: Chat | Agent, room: Room) -> str:
+    model = room.config.policy.model
+    if isinstance(speaker, Agent):
+        where = f"its task's {speaker.field!r}" if speaker.field else "its task"
+        return f"{room.config.agent} on {model}: what you type is {where}; /help lists commands, Ctrl-D leaves\n"
+    about = f"context {room.engine.context} tokens, temperature {room.config.policy.eval.temperature:g}"
+    tools = ", ".join(tool["function"]["name"] for tool in speaker.tools)
+    more = "--tools or --agent" if room.config.agent else "--tools"
+    has = f"with {tools}" if tools else f"no tools: {more}"
+    return f"{model}: {about}, {has}; /help lists commands, Ctrl-D leaves\n"
+
+
+def _obeyed(line: str, speaker: Chat | Agent, beside: Background, view: Lines) -> bool:
+    """Do what a line with a / says. Whether the chat goes on."""
+    command, _, text = line.rstrip().partition(" ")
+    match command:
+        case "/quit" | "/exit":
+            return False
+        case "/help":
+            view.note(HELP + "\n")
+        case "/reset" | "/system" if isinstance(speaker, Agent):
+            view.error(StropError(f"{command} is not for agents: each task begins anew, with the agent's own prompts"))
+        case "/reset":
+            beside.run(speaker.reset())
+            view.note("a new conversation begins\n")
+        case "/system":
+            beside.run(speaker.reset(text.strip()))
+            view.note(f"a new conversation begins, {'with this' if text.strip() else 'without a'} system message\n")
+        case _:
+            view.error(StropError(f"there is no {command}: /help lists commands"))
+    return True
+
+
+def _asked(text: str, speaker: Chat | Agent, room: Room, beside: Background, view: Lines) -> None:
+    """Ask, and show what comes of it. Ctrl-C ends the answer."""
+    view.asked = True
+    try:
+        came = beside.run(room.alive(speaker.ask(text, view.show)))
+    except KeyboardInterrupt:
+        if not isinstance(view, Terminal):
+            raise
+        view.interrupted()
+    except StropError as error:
+        view.error(error)
+        beside.run(room.alive(asyncio.sleep(0)))  # if something died, that ends the chat
+    else:
+        view.answered(came, room.engine.context) if isinstance(came, Answer) else view.ended(*came)
+
+
+def _lines() -> Iterator[str]:
+    for line in sys.stdin:
+        yield line.rstrip("\n")
+
+
+def _typed(view: Terminal) -> Iterator[str]:
+    """What is typed at the prompt, until Ctrl-D, or Ctrl-C twice in a row."""
+    prompt = "> "
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - input() edits lines with it
+
+        if view.out.color_system and not view.out.no_color:
+            prompt = "\001\033[1;36m\002> \001\033[0m\002"
+    while True:
+        try:
+            line = input(prompt)
+        except EOFError:
+            view.out.print()
+            return
+        except KeyboardInterrupt:
+            view.out.print()
+            if view.stopped:
+                return
+            view.stopped = True
+            view.note("Ctrl-C again leaves")
+            continue
+        view.stopped = False
+        yield line
+
+
+async def _example(run: Path) -> Task | None:
+    """One of the run's tasks."""
+    store = await open_run(str(run))
+    try:
+        found = await store.list(limit=1)
+        return found[0].task if found else None
+    finally:
+        await store.close()
+
+
+class Background:
+    """An event loop in a thread of its own: the terminal's thread is free for typing and for Ctrl-C.
+
+    `run` does something there and waits for it; interrupted, it waits until that was cancelled, and raises."""
+
+    def __init__(self) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="strop-chat", daemon=True)
+
+    def __enter__(self) -> Background:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run(self._loop.shutdown_asyncgens())
+        self.run(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        ended = threading.Event()
+
+        async def doing() -> T:
+            try:
+                return await work
+            finally:
+                ended.set()
+
+        future = asyncio.run_coroutine_threadsafe(doing(), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            ended.wait(30)
+            raise

@@ -1,0 +1,108 @@
+"""What `strop doctor` says of a run before there is one: the memory that an update takes, and whether a few groups of
+rollouts would teach anything."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import uvloop
+
+from strop import config as configs
+from strop.cli.train import until_told
+from strop.config import Config
+from strop.errors import ConfigError
+from strop.monitor import console
+from strop.run.folder import RunFolder
+from strop.run.preflight import Probe, probe
+
+GROUPS = 4
+"""How many are run where nothing else is said."""
+
+
+def add(doctor: argparse.ArgumentParser) -> None:
+    doctor.add_argument("--tasks", help="with an AGENT: its tasks; a few groups of them are run")
+    doctor.add_argument("--data", metavar="PATH", help="where the data is, for a tasks function that takes `data`")
+    doctor.add_argument("--reward", metavar="FILE.py:function", help="turns (task, answer) into rewards")
+    doctor.add_argument("--model", help="strop/nano, or a folder in Hugging Face format")
+    doctor.add_argument("--config", metavar="TOML", help="settings from a file")
+    doctor.add_argument("--set", action="append", default=[], metavar="a.b=c", help="any setting; see `strop config`")
+    doctor.add_argument(
+        "--probe", type=int, metavar="N", help=f"groups that are run (default: {GROUPS}, of a run: none)"
+    )
+
+
+def config_of(arguments: argparse.Namespace) -> Config:
+    """A run's configuration, or the defaults, with what was given on top."""
+    run = arguments.run if os.path.isdir(arguments.run or "") else None
+    return configs.load(
+        base=RunFolder.config(Path(run)) if run else None,
+        toml=arguments.config,
+        sets=arguments.set,
+        agent=None if run else arguments.run,
+        tasks=arguments.tasks,
+        data=arguments.data,
+        reward=arguments.reward,
+        policy={"model": arguments.model} if arguments.model else None,
+    )
+
+
+def probed(config: Config, arguments: argparse.Namespace) -> Probe | None:
+    groups = arguments.probe
+    if groups is None:
+        groups = 0 if RunFolder.is_run(arguments.run or "") else GROUPS
+    if not config.agent or groups < 1:
+        return None
+    if not config.tasks:
+        raise ConfigError(f"which tasks? --tasks tasks.jsonl, or FILE.py:function ({config.agent} is no run's folder)")
+    with console.choose(json=arguments.json, out=sys.stdout) as view:
+        try:
+            return uvloop.run(until_told(probe(config, view, groups=groups)))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+
+def told(found: Probe) -> list[str]:
+    """As sentences."""
+    failed = ", ".join(f"{cause} {count}" for cause, count in found.failed.items())
+    return [
+        f"probe: {found.groups} groups of {found.members}, rewards {found.lowest:g} to {found.highest:g}, "
+        f"{found.mean:.3g} in the mean; a rollout took {found.seconds:.2g} s",
+        f"probe: {found.verdict}",
+        *([f"probe: rollouts failed ({failed})"] if failed else []),
+    ]
+
+
+def memory(config: Config, folder: Path) -> str:
+    """What an update takes of what is free here; empty where the model cannot be trained by this machine's packages."""
+    try:
+        import torch
+        from transformers import AutoConfig
+
+        from strop.algorithms import make
+        from strop.learner.memory import plan
+        from strop.learner.model import place
+    except ImportError:
+        return ""
+    needs = make(config.algorithm, config.learner, config.policy).needs
+    device = place(config.learner)[0]
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available()
+    model = AutoConfig.from_pretrained(folder)
+    found = plan(model, config.learner, free, reference="ref" in needs, critic="value" in needs)
+    where = "the GPU" if device.type == "cuda" else "the CPU"
+    return found.advice or (
+        f"an update of {config.learner.token_budget} tokens takes about {found.peak / 2**30:.2g} of the "
+        f"{free / 2**30:.3g} GiB that {where} has free"
+    )
+
+
+def available() -> int:
+    """Bytes of memory that programs may still take."""
+    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []
+    found = next((line for line in lines if line.startswith("MemAvailable")), None)
+    if found is not None:
+        return int(found.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

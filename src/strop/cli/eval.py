@@ -1,0 +1,174 @@
+"""`strop eval`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvloop
+from rich.table import Table
+from rich.text import Text
+
+from strop import config as configs
+from strop.cli.output import console, json_line, me
+from strop.cli.train import until_told
+from strop.config import Config
+from strop.errors import ConfigError, PlaceError
+from strop.monitor import console as views
+from strop.monitor.statistics import Difference, Score
+from strop.run.folder import RunFolder, free
+
+if TYPE_CHECKING:
+    from strop.monitor.evaluations import Report, Way
+
+START = "start"
+FOLDER = "runs/eval"
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("eval", help="evaluate a model behind an agent, or compare two, without training")
+    command.add_argument(
+        "agent", nargs="?", metavar="AGENT", help="FILE.py:function, a command, a service's URL, or the folder of a run"
+    )
+    command.add_argument("--tasks", help="a .jsonl, .csv or .parquet file, a folder, a data set, or FILE.py:function")
+    command.add_argument("--data", metavar="PATH", help="where the data is, for a tasks function that takes `data`")
+    command.add_argument("--reward", metavar="FILE.py:function", help="turns (task, answer) into rewards")
+    command.add_argument("--model", help="strop/nano, a folder, a run or one of its checkpoints (default: the run's)")
+    command.add_argument(
+        "--compare", metavar="MODEL", help=f"another one, on the same tasks and seeds; {START}: what the run began with"
+    )
+    command.add_argument("--best", action="store_true", help="of runs: the checkpoint with the best score")
+    command.add_argument("-k", type=int, default=1, metavar="N", help="samples of every task (default: 1)")
+    command.add_argument("--split", action="append", default=[], help="may be given again (default: loop.eval_splits)")
+    command.add_argument("--greedy", action="store_true", help="at temperature 0, not as policy.eval says")
+    command.add_argument(
+        "--as",
+        dest="ways",
+        choices=["trained", "deployed", "both"],
+        default="trained",
+        help="what the model is shown of its own words: what it was trained with, or what an ordinary server shows it",
+    )
+    command.add_argument("--success", type=float, default=1.0, metavar="R", help="the least reward of one (default: 1)")
+    command.add_argument("--seed", type=int, help="fixes what is sampled, where it can be (default: 0, or the run's)")
+    command.add_argument("--config", metavar="TOML", help="settings from a file")
+    command.add_argument("--set", action="append", default=[], metavar="a.b=c", help="any setting; see `strop config`")
+    command.add_argument("--folder", help=f"where it is kept (default: {FOLDER}, or {FOLDER}-2 ...)")
+    command.add_argument("--json", action="store_true", help="print the report as JSON and nothing else")
+    command.set_defaults(command=_eval)
+
+
+def _eval(arguments: argparse.Namespace) -> int:
+    from strop.run.evaluate import evaluate
+
+    config, models = _asked(arguments)
+    ways: tuple[Way, ...] = ("trained", "deployed") if arguments.ways == "both" else (arguments.ways,)
+    with views.choose(json=arguments.json, out=sys.stdout) as view:
+        wanted = evaluate(
+            config,
+            models,
+            folder=arguments.folder or free(Path(FOLDER)),
+            view=view,
+            splits=arguments.split,
+            samples=arguments.k,
+            greedy=arguments.greedy,
+            ways=ways,
+            threshold=arguments.success,
+            best=arguments.best,
+        )
+        try:
+            report = uvloop.run(until_told(wanted))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+    json_line(report) if arguments.json else _tell(report)
+    return 0
+
+
+def _asked(arguments: argparse.Namespace) -> tuple[Config, list[str]]:
+    """The configuration, a run's or the defaults with what was given on top, and the models."""
+    found = RunFolder.named(arguments.agent) if arguments.agent else None
+    run = arguments.agent if found or os.path.isdir(arguments.agent or "") else None  # what holds none is refused
+    base = RunFolder.config(found[0] if found else Path(run)) if run else Config()
+    config = configs.load(
+        base=base,
+        toml=arguments.config,
+        sets=arguments.set,
+        agent=None if run else arguments.agent,
+        tasks=arguments.tasks,
+        data=arguments.data,
+        reward=arguments.reward,
+        seed=arguments.seed,
+    )
+    if not config.agent:
+        raise ConfigError("which agent? strop eval FILE.py:function --tasks tasks.jsonl (or strop eval RUN)")
+    if not config.tasks:
+        raise ConfigError(f"which tasks? --tasks tasks.jsonl, or FILE.py:function ({config.agent} is no run's folder)")
+    models = [arguments.model or run or config.policy.model]
+    if arguments.compare == START:
+        if not run:
+            raise ConfigError(f"--compare {START} is what a run began with: name the run, or the other model")
+        models.append(base.policy.model)
+    elif arguments.compare:
+        models.append(arguments.compare)
+    if arguments.best and not any(map(RunFolder.is_run, models)):
+        raise PlaceError(f"--best chooses among the checkpoints of a run, and {models[0]} is none: leave it out")
+    return config, models
+
+
+# -- what came of it ---------------------------------------------------------------------------------------------------
+
+
+def _tell(report: Report) -> None:
+    out, k = console(), report.samples
+    rewards = report.evaluations[0].rewards
+    sizes = ", ".join(f"{len(next(iter(named.values())))} tasks of {split}" for split, named in rewards.items())
+    each = f", {k} samples each" if k > 1 else ""
+    table = _table(f"{sizes}{each}, in {views.minutes(report.seconds)}", "model", k)
+    for one in report.evaluations:
+        _rows(table, one.name, one.scores, report)
+    out.print(table)
+    table = _table("differences, task by task", "difference", k)
+    for pair in report.comparisons:
+        one, other = report.evaluations[pair.one], report.evaluations[pair.other]
+        _rows(table, f"{one.name} minus {other.name}", pair.differences, report)
+    if report.comparisons:
+        out.print(table)
+    figures = [one.scores for one in report.evaluations] + [pair.differences for pair in report.comparisons]
+    brackets = "In brackets: where the true figure lies with 95 % confidence, going by how much tasks differ. "
+    out.print(
+        brackets * any(score.low is not None for one in figures for score in one.values())
+        + f"mean@{k}: what a sample earns. pass@{k}: how likely one of {k} samples earns {report.threshold:g} or more.",
+        style="dim",
+    )
+    for warning in report.warnings:
+        out.print(Text(f"! {warning}", style="yellow"))
+    out.print(Text(report.verdict, style="bold"))
+    where = report.evaluations[0].folder
+    out.print(f"{report.folder}/evaluation.json has every figure, `{me()} rollouts {where}` every rollout", style="dim")
+
+
+def _table(title: str, first: str, k: int) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in (first, "split", "reward", f"mean@{k}", f"pass@{k}"):
+        table.add_column(column, justify="right" if "@" in column else "left", overflow="fold")
+    return table
+
+
+def _rows(table: Table, label: str, figures: Mapping[str, Score], report: Report) -> None:
+    for split, rewards in report.evaluations[0].rewards.items():
+        for name in rewards:
+            found = [figures[f"val-core/{split}/{name}/{measure}@{report.samples}"] for measure in ("mean", "pass")]
+            table.add_row(Text(label), Text(split), Text(name), *map(_cell, found))
+
+
+def _cell(score: Score) -> Text:
+    sign, style = "", ""
+    if isinstance(score, Difference):
+        sign = "+"
+        style = "" if score.zero_within is not False else "bold green" if score.value > 0 else "bold red"
+    span = "" if score.low is None else f" [{score.low:{sign}.3f}, {score.high:{sign}.3f}]"
+    return Text(f"{score.value:{sign}.3f}{span}", style=style)

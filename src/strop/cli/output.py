@@ -1,0 +1,54 @@
+"""What the commands print with: tables that fit, JSON for machines, and how this program was called."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.text import Text
+
+from strop.monitor.screen import Screen
+from strop.printable import escaped
+from strop.types import Rollout
+
+MODELS = "strop/nano, smollm2-135m, a folder or ORG/MODEL of Hugging Face, or a .gguf file"
+HOSTS = "another name that clients may call this server by, such as a proxy's; may be given again"
+
+
+def console() -> Screen:
+    """Tables fit the terminal; into a pipe they are as wide as they like, so that no id is cut."""
+    return Screen(highlight=False) if sys.stdout.isatty() else Screen(width=1000, highlight=False)
+
+
+def json_line(value: Any) -> None:
+    """One JSON object per line, said at once: somebody may be reading along."""
+    sys.stdout.write(escaped(msgspec.json.encode(value).decode()) + "\n")
+    sys.stdout.flush()
+
+
+def me() -> str:
+    """How this command was called, for sentences that tell what to type next."""
+    called = sys.argv[0]
+    return "strop" if Path(called).name != "strop" or shutil.which("strop") == called else called
+
+
+def status(rollout: Rollout) -> Text:
+    style = {"succeeded": "green", "failed": "red", "cancelled": "yellow"}.get(rollout.status, "")
+    return Text(rollout.status, style=style)
+
+
+def last_line(text: str | None) -> str:
+    """What an error says, without the traceback above it."""
+    return (text or "").strip().rpartition("\n")[2]
+
+
+def without_password(url: str) -> str:
+    """
+    >>> without_password("postgresql://me:secret@host/db")
+    'postgresql://me@host/db'
+    """
+    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1@", url)

@@ -1,0 +1,224 @@
+"""`strop rollouts`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import asdict
+from rich.console import Console
+from rich.text import Text
+
+from strop.cli import keys, rollout_list
+from strop.cli.output import console, json_line, last_line, status
+from strop.config import PolicyConfig
+from strop.errors import StropError
+from strop.monitor import console as views
+from strop.monitor.transcripts import Message, role_of, said, spoken, tool_line, tools_of
+from strop.run.folder import RunFolder
+from strop.store.base import Store
+from strop.store.opening import open_store
+from strop.types import TERMINAL, Attempt, Event, Rollout, Turn
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    rollouts = commands.add_parser("rollouts", help="list rollouts, show one with its turns and logs, or follow them")
+    place = "a run's folder, postgresql://..., or the address of `strop serve` (default: $STROP_URL, or runs/demo)"
+    rollouts.add_argument("run", nargs="?", default=os.environ.get("STROP_URL", "runs/demo"), help=place)
+    rollouts.add_argument("id", nargs="?", help="the rollout to show")
+    keys.add(rollouts)
+    rollout_list.add(rollouts)
+    rollouts.add_argument("--limit", type=_positive, default=50, help="how many to list (default: 50)")
+    rollouts.add_argument("--attempt", type=_positive, help="of one rollout: this attempt (default: the last)")
+    rollouts.add_argument(
+        "--prompt", action="store_true", help="of one rollout: each turn's prompt, as the model saw it"
+    )
+    rollouts.add_argument("--follow", action="store_true", help="go on as things happen, until interrupted")
+    rollouts.add_argument("--json", action="store_true", help="one JSON object per line")
+    rollouts.set_defaults(command=_rollouts)
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
+# -- rollouts ----------------------------------------------------------------------------------------------------------
+
+
+def _rollouts(arguments: argparse.Namespace) -> int:
+    known = os.environ.get("STROP_URL")
+    if known and arguments.id is None and "://" not in arguments.run and not Path(arguments.run).exists():
+        arguments.run, arguments.id = known, arguments.run  # an id alone, since it is known where to look
+    return asyncio.run(_look(arguments))
+
+
+async def _look(arguments: argparse.Namespace) -> int:
+    if arguments.prompt and not arguments.id:
+        raise StropError("--prompt shows the prompts of one rollout: add its id behind the run")
+    store = await open_run(arguments.run, keys.key_of(arguments))
+    try:
+        if arguments.id:
+            show = _follow_one if arguments.follow else _show_one
+        else:
+            show = rollout_list.follow if arguments.follow else rollout_list.show
+        await show(store, arguments)
+    except asyncio.CancelledError:  # Ctrl-C: that is how following ends
+        if not arguments.follow:
+            raise
+    finally:
+        await store.close()
+    return 0
+
+
+async def open_run(where: str, key: str | None = None) -> Store:
+    """The store of a run's folder, wherever its configuration says it is, or of an address."""
+    folder = Path(where)
+    if "://" not in where and (folder / "config.json").exists() and (url := RunFolder.config(folder).store.url):
+        where = url
+    if "://" not in where and not (folder / "store.sqlite").exists() and not where.endswith(".sqlite"):
+        RunFolder.config(folder)  # a sentence, since there is no run
+    return await open_store(where, key=key, create=False)
+
+
+async def _show_one(store: Store, arguments: argparse.Namespace) -> None:
+    rollout = await store.get(arguments.id)
+    attempts = await store.attempts(rollout.id)
+    number = arguments.attempt
+    if number is not None and number > len(attempts):
+        raise StropError(f"rollout {rollout.id!r} has {len(attempts)} attempts: there is no attempt {number}")
+    turns, events = await store.turns(rollout.id, attempt=number), await store.events(rollout.id, attempt=number)
+    decode = await _decoder(store, arguments)
+    if arguments.json:
+        keyless = [{name: value for name, value in asdict(one).items() if name != "key"} for one in attempts]
+        about = {"rollout": rollout, "attempts": keyless, "turns": turns, "events": events}
+        json_line(about | ({"prompts": {turn.id: decode(turn.prompt_ids) for turn in turns}} if decode else {}))
+    else:
+        _transcript(rollout, turns, events, decode)
+        _attempts(attempts)
+
+
+async def _decoder(store: Store, arguments: argparse.Namespace) -> Decode | None:
+    """What turns a prompt's ids into text, if prompts are to be shown: the tokenizer of the run's model."""
+    if not arguments.prompt:
+        return None
+    from strop.gateway.template import Renderer
+    from strop.models.names import folder_of
+
+    folder = Path(arguments.run)
+    if "://" not in arguments.run and (folder / "config.json").exists():
+        policy = RunFolder.config(folder).policy
+    else:
+        policies = await store.policies()
+        if not policies:
+            raise StropError(
+                f"{arguments.run} does not say which model its rollouts are of: --prompt needs its tokenizer"
+            )
+        policy = PolicyConfig(model=policies[0].model)
+    renderer = await asyncio.to_thread(lambda: Renderer.from_folder(folder_of(policy)))
+    return renderer.decode
+
+
+async def _follow_one(store: Store, arguments: argparse.Namespace) -> None:
+    """Its turns and events as they come, until it has ended."""
+    turns: set[str] = set()
+    events: set[tuple[int, str]] = set()
+    out, decode = console(), await _decoder(store, arguments)
+    while True:
+        rollout = await store.get(arguments.id)
+        number = arguments.attempt or max(rollout.attempts, 1)
+        for turn in await store.turns(rollout.id, attempt=number):
+            if turn.id not in turns:
+                turns.add(turn.id)
+                json_line(turn) if arguments.json else _turn(out, turn, decode)
+        for event in await store.events(rollout.id, attempt=number):
+            if (event.attempt, event.id) not in events:
+                events.add((event.attempt, event.id))
+                json_line(event) if arguments.json else show_event(out, event)
+        if rollout.status in TERMINAL:
+            json_line(rollout) if arguments.json else _ending(out, rollout)
+            return
+        await asyncio.sleep(0.3)
+
+
+def _transcript(rollout: Rollout, turns: list[Turn], events: list[Event], decode: Decode | None) -> None:
+    out = console()
+    out.print(Text.assemble((rollout.id, "bold"), f"  task {rollout.task.id}  ", status(rollout)))
+    for reward in rollout.rewards:
+        target = f" (turn {reward.turn})" if reward.turn else f" (agent {reward.agent})" if reward.agent else ""
+        out.print(f"  {reward.name} = {views.figure(reward.value)}{target}", markup=False)
+    offered = tools_of(turns)
+    for new, turn in spoken(turns):
+        for number, tool in enumerate(offered.get(turn.id, ())):
+            out.print(Text.assemble((f"{'tools' if number == 0 else '':>9}  ", "cyan"), (tool_line(tool), "magenta")))
+        for message in new:
+            show_message(out, message)
+        _turn(out, turn, decode)
+    for event in events:
+        show_event(out, event)
+    if rollout.detail:
+        out.print(Text(rollout.detail, style="red"))
+
+
+def _turn(out: Console, turn: Turn, decode: Decode | None) -> None:
+    how = f"branch: {turn.branch}" if turn.branch else f"{turn.shared} of {len(turn.prompt_ids)} prompt tokens shared"
+    out.print(
+        Text(
+            f"── turn {turn.id} · {turn.agent} · version {turn.versions[0][1] if turn.versions else '-'} · "
+            f"{len(turn.response_ids)} tokens · {turn.finish} · {how}",
+            style="dim",
+        )
+    )
+    if decode:
+        _prompt(out, turn, decode)
+    show_message(out, turn.answer)
+
+
+def _prompt(out: Console, turn: Turn, decode: Decode) -> None:
+    """The prompt as the engine was given it; without what is the parent turn's, word for word."""
+    if not turn.prompt_ids:
+        return out.print(Text(f"{'prompt':>9}  an outside model's, whose tokens are not known", style="dim"))
+    known = turn.shared if turn.parent else 0
+    if known:
+        told = f"{known} tokens of turn {turn.parent}, then:"
+        out.print(Text.assemble((f"{'prompt':>9}  ", "cyan"), (told, "dim")))
+    for number, line in enumerate(decode(turn.prompt_ids[known:]).split("\n")):
+        out.print(Text.assemble((f"{'prompt' if number == 0 and not known else '':>9}  ", "cyan"), line))
+
+
+def show_event(out: Console, event: Event) -> None:
+    if event.kind == "message" and isinstance(text := event.data.get("text"), str):
+        stream = str(event.data.get("stream", "message"))
+        for number, line in enumerate(text.rstrip("\n").split("\n")):
+            out.print(Text.assemble((f"{stream if number == 0 else '':>9}  ", "dim"), line))
+    else:
+        out.print(Text(f"event {event.kind}: {msgspec.json.encode(event.data).decode()}", style="dim"))
+
+
+def _ending(out: Console, rollout: Rollout) -> None:
+    rewards = ", ".join(f"{reward.name} {views.figure(reward.value)}" for reward in rollout.rewards)
+    out.print(Text.assemble(status(rollout), f"  {rewards}" if rewards else ""))
+    if rollout.detail:
+        out.print(Text(rollout.detail, style="red"))
+
+
+def _attempts(attempts: list[Attempt]) -> None:
+    """Who ran it, where there is more to say than that it went well the first time."""
+    out = console()
+    for attempt in attempts if len(attempts) > 1 else ():
+        lasted = f"{attempt.ended - attempt.started:.1f} s" if attempt.ended else "running"
+        why = f" · {attempt.cause}: {last_line(attempt.detail)}" if attempt.cause else ""
+        out.print(Text(f"attempt {attempt.number} · {attempt.runner} · {lasted}{why}", style="dim"))
+
+
+def show_message(out: Console, message: Message) -> None:
+    for number, text in enumerate(said(message) or [""]):
+        style = "magenta" if number or not message.get("content") else ""  # calls stand behind the text
+        out.print(Text.assemble((f"{role_of(message) if number == 0 else '':>9}  ", "cyan"), (text, style)))

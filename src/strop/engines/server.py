@@ -1,0 +1,395 @@
+"""An engine that is a server: many requests over HTTP to one that is kept running and kept at the current version.
+
+    start ──▶ server answers ──▶ its version is known ──▶ current weights delivered and probed ──▶ requests
+                 ▲                                                                                    │
+                 └─────────── back-off ◀── it died: answers that had begun fail, others wait ◀────────┘
+
+A new version is loaded while nothing is in flight, so every answer is of one version. What can be seen to be wrong with
+it is refused before the server hears of it. If the server does not end up with what was sent, it is started again with
+the version before.
+
+What only vLLM or only sglang knows is in vllm/ and sglang/: the methods that are abstract here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from msgspec import Struct
+
+from strop.config import SglangConfig, VllmConfig
+from strop.engines.base import Chunk, Engine
+from strop.engines.delivery import Delivered, Refused, Tensors
+from strop.engines.server_events import BrokenOff, Piece
+from strop.engines.server_process import Elsewhere, Process, Server
+from strop.engines.weight_files import tensors_of
+from strop.errors import ContextOverflow, EngineError, ModelError
+from strop.net.client import Client
+from strop.types import Sampling
+
+TRIES = 3
+"""How often a request is sent that got no token because the server broke down."""
+FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
+"""Seconds before a server that died is started again: twice as many each time in a row."""
+NOTICE = 5.0
+"""Seconds until those who watch the server must have seen that it is gone."""
+
+
+class Answers(Protocol):
+    """A server that was found to be one that can be spoken to. `context`: the most tokens it takes, if it says so."""
+
+    @property
+    def context(self) -> int | None: ...
+
+    async def health(self) -> None: ...
+
+
+A = TypeVar("A", bound=Answers)
+S = TypeVar("S", VllmConfig, SglangConfig)
+
+
+class Model(Struct, frozen=True):
+    """What an engine must know of a model, from its folder."""
+
+    folder: Path
+    context: int
+    vocabulary: int
+    dtype: str
+
+    @staticmethod
+    def of(folder: Path, context: int | None) -> Model:
+        """Sequences may have `context` tokens, or as many as the model takes if those are fewer."""
+        try:
+            about: dict[str, Any] = json.loads((folder / "config.json").read_text())
+            about |= about.get("text_config") or {}
+            longest = int(about.get("max_position_embeddings") or context or 0)
+            vocabulary = int(about.get("vocab_size") or 0)
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise ModelError(f"{folder} holds no model in Hugging Face format: {error}") from None
+        if not longest or not vocabulary:
+            lacks = "vocab_size" if longest else "max_position_embeddings, and policy.context is not set"
+            raise ModelError(f"{folder} holds no model that can be served: its config.json has no {lacks}")
+        dtype = str(about.get("dtype") or about.get("torch_dtype") or "bfloat16")
+        return Model(folder, min(context or longest, longest), vocabulary, dtype)
+
+
+class Served(Engine, Generic[A, S]):
+    """One server and the policy it serves.
+
+    `limit` is how far the logprobs of a probe may be from what the server finds, in the mean. `renewed`: new versions
+    will come. `version` is what the weights in the model's folder are called.
+    """
+
+    name: ClassVar[str]
+    known: ClassVar[str] = ""
+    """Why a probe may have failed, to be put behind a sentence."""
+
+    def __init__(
+        self,
+        model: Model,
+        settings: S,
+        *,
+        log: Path,
+        env: Mapping[str, str],
+        limit: float,
+        renewed: bool,
+        version: str,
+    ) -> None:
+        self._model, self._context, self._settings = model, model.context, settings
+        self._tensors = tensors_of(model.folder) if renewed else None
+        self._server = self._make_server(log, env)
+        self._limit = limit
+        self._client: Client | None = None
+        self._api: A | None = None
+        self._version = version
+        self._loaded: Delivered | None = None  # None: the weights that the server was started with
+        self._paused = False
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._open = asyncio.Event()  # neither paused nor loading
+        self._serving = asyncio.Event()  # the server is up and has the current version
+        self._failing = asyncio.Event()  # the opposite
+        self._settled = asyncio.Event()  # serving, or given up
+        self._up = asyncio.Event()  # the server is up, or there is no hope that it will be
+        self._loading = asyncio.Lock()
+        self._reason = f"{self.name} was not started"
+        self._keeper: asyncio.Task[None] | None = None
+        self._idle.set()
+        self._open.set()
+
+    def _make_server(self, log: Path, env: Mapping[str, str]) -> Server:
+        given, where = self._settings, f"engine.{self.name.lower()}"
+        if given.url:
+            return Elsewhere(self.name, given.url, timeout=given.start_timeout, setting=f"{where}.url")
+        return Process(self.name, self._command, log=log, env=env, timeout=given.start_timeout, settings=where)
+
+    # -- what differs --------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _command(self, port: int) -> list[str]:
+        """How a server of ours is started."""
+
+    @abstractmethod
+    async def _meet(self, client: Client) -> A:
+        """Find out who answers. Raises `EngineError` if it is nobody we can speak to."""
+
+    @abstractmethod
+    def _stream(
+        self, api: A, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], max_tokens: int
+    ) -> AsyncGenerator[Piece]:
+        """Sampled tokens as they come. Raises `BrokenOff` or an error of `net.client` if the answer is cut off."""
+
+    @abstractmethod
+    async def _put(self, api: A, version: str, model: Tensors) -> Delivered:
+        """Have the server take a version, and answer again. After `Refused` it answers as if nothing had been; after
+        any other error nobody knows what it holds."""
+
+    @abstractmethod
+    async def _score(self, api: A, ids: Sequence[int], model: str) -> list[float]:
+        """The logprob of every id but the first, given those before it, by what the server calls `model`."""
+
+    async def _rest(self, api: A) -> None:
+        """The engine is paused."""
+
+    async def _wake(self, api: A) -> None:
+        """The pause is over."""
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Returns once requests are answered. A server that does not come up the first time is not tried again."""
+        try:
+            await self._bring_up()
+        except BaseException:
+            await self.close()
+            raise
+        self._keeper = asyncio.create_task(self._keep(), name=f"strop-{self.name.lower()}")
+
+    @property
+    def context(self) -> int:
+        return self._context
+
+    @property
+    def version(self) -> str:
+        return self._version
+
+    @property
+    def url(self) -> str:
+        """Where the server is: for those who may speak to it directly."""
+        return self._server.url
+
+    # -- tokens --------------------------------------------------------------------------------------------------------
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
+    ) -> AsyncGenerator[Chunk]:
+        self._refuse(prompt_ids)
+        most = min(sampling.max_tokens, self._context - len(prompt_ids))
+        for left in reversed(range(TRIES)):
+            api = await self._ready()
+            version, given = self._version, False
+            self._in_flight += 1
+            self._idle.clear()
+            try:
+                async with aclosing(self._stream(api, prompt_ids, sampling, stop_ids, most)) as pieces:
+                    async for piece in pieces:
+                        given = True
+                        yield Chunk(ids=piece.ids, logprobs=piece.logprobs, version=version, finish=piece.finish)
+                return
+            except (ConnectionError, TimeoutError, BrokenOff) as error:
+                if given or not left:
+                    why = self._reason if await self._fell() else error
+                    raise EngineError(f"{self.name} broke down in the middle of an answer: {why}") from None
+            finally:
+                self._in_flight -= 1
+                if not self._in_flight:
+                    self._idle.set()
+            await self._fell()
+
+    def _refuse(self, prompt_ids: Sequence[int]) -> None:
+        if not prompt_ids:
+            raise EngineError("the prompt is empty: send at least one token")
+        if len(prompt_ids) >= self._context:
+            raise ContextOverflow(
+                f"the prompt has {len(prompt_ids)} tokens and the context holds {self._context}: shorten the history "
+                "or raise policy.context"
+            )
+        # One id too large ends vLLM with all that is in flight.
+        if min(prompt_ids) < 0 or max(prompt_ids) >= self._model.vocabulary:
+            raise EngineError(
+                f"a prompt id is outside the vocabulary of {self._model.vocabulary}: is it the right tokenizer?"
+            )
+
+    async def _ready(self) -> A:
+        """Wait while paused, and while the server is started again, but not for ever."""
+        while True:
+            await self._open.wait()
+            if not self._settled.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._settled.wait(), self._settings.patience)
+            if not self._serving.is_set():
+                raise EngineError(self._reason)
+            if self._open.is_set():  # it may have been closed again meanwhile
+                assert self._api is not None
+                return self._api
+
+    async def _fell(self) -> bool:
+        """Something went wrong: is it that the server is gone? Then `_reason` says how."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._failing.wait(), NOTICE)
+        return self._failing.is_set()
+
+    async def health(self) -> None:
+        if not self._serving.is_set():
+            raise EngineError(self._reason)
+        assert self._api is not None
+        await self._api.health()
+
+    # -- pauses and versions -------------------------------------------------------------------------------------------
+
+    async def pause(self) -> None:
+        self._paused = True
+        self._open.clear()
+        await self._idle.wait()
+        async with self._loading:
+            if self._paused and self._api is not None:
+                try:
+                    await self._rest(self._api)
+                except EngineError:
+                    if not await self._fell():  # otherwise it is started again, and rests then
+                        raise
+
+    async def resume(self) -> None:
+        async with self._loading:
+            if self._api is not None:
+                await self._wake(self._api)
+            self._paused = False
+            self._open.set()
+
+    async def load(self, version: str) -> None:
+        """Have the server take `version` from where it was put for it, and make sure that it did."""
+        if self._tensors is None:
+            raise EngineError(
+                f"{self.name} cannot load version {version}: it was started without a way to get new weights"
+            )
+        self._open.clear()
+        try:
+            await self._idle.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._up.wait(), self._settings.patience)
+            if self._api is None:
+                raise EngineError(self._reason)
+            async with self._loading:
+                await self._load(version)
+        finally:
+            if not self._paused:
+                self._open.set()
+
+    async def _load(self, version: str) -> None:
+        api = self._api
+        if api is None:
+            raise EngineError(self._reason)
+        try:
+            self._loaded = await self._deliver(api, version)
+        except Refused:
+            raise
+        except BaseException as error:  # nobody knows what the server holds by now
+            self._fails(f"version {version} could not be loaded: {str(error) or 'it was given up'}")
+            if isinstance(self._server, Process):
+                await self._server.end()
+            elif self._loaded is not None:
+                self._loaded = await self._deliver(api, self._version)
+                self._serves()
+            raise
+        self._version = version
+        self._serves()
+
+    async def _deliver(self, api: A, version: str) -> Delivered:
+        assert self._tensors is not None
+        delivered = await self._put(api, version, self._tensors)
+        if delivered.probe is not None:
+            far = delivered.probe.distance(await self._score(api, delivered.probe.ids, delivered.model))
+            if not far <= self._limit:
+                raise EngineError(
+                    f"the engine does not serve what was sent as version {version}: the logprobs of a probe differ by "
+                    f"{far:.2g} in the mean, more than {self._limit:g}; it is started again with the version before"
+                    f"{self.known}"
+                )
+        return delivered
+
+    # -- the server ----------------------------------------------------------------------------------------------------
+
+    async def _bring_up(self) -> None:
+        """Start the server and have it serve the current version."""
+        await self._server.start()
+        if self._client is not None:
+            await self._client.close()
+        self._client = Client(self._server.url)
+        self._api = api = await self._meet(self._client)
+        self._context = min(self._context, api.context or self._context)
+        self._up.set()
+        if self._loaded is not None:
+            self._loaded = await self._deliver(api, self._version)
+        if self._paused:
+            await self._rest(api)
+        self._serves()
+
+    def _serves(self) -> None:
+        self._serving.set()
+        self._settled.set()
+        self._failing.clear()
+
+    def _fails(self, reason: str) -> None:
+        self._reason = reason
+        self._serving.clear()
+        self._settled.clear()
+        self._failing.set()
+
+    def _give_up(self) -> None:
+        """Nobody need wait any more."""
+        self._settled.set()
+        self._up.set()
+
+    def _is_down(self, reason: str) -> None:
+        self._fails(reason)
+        self._api = None
+        self._up.clear()
+
+    async def _keep(self) -> None:
+        """Start the server again when it dies, again and again if need be, until that seems to lead nowhere."""
+        loop, failed = asyncio.get_running_loop(), 0
+        while failed <= self._settings.restarts:
+            if self._api is not None:
+                since = loop.time()
+                how = await self._server.gone()
+                self._is_down(f"{how}; it is being started again")
+                failed = failed + 1 if loop.time() - since < LONGEST_WAIT else 0
+            await asyncio.sleep(min(FIRST_WAIT * 2**failed, LONGEST_WAIT))
+            try:
+                async with self._loading:
+                    await self._bring_up()
+            except Refused as error:  # it answers, and waits for a version that can be had
+                self._fails(str(error))
+            except EngineError as error:
+                failed += 1
+                self._is_down(f"{self.name} cannot be started again: {error}")
+                await self._server.end()
+        self._give_up()
+
+    async def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        self._is_down(f"{self.name} was closed")
+        self._give_up()
+        if self._client is not None:
+            await self._client.close()
+        await self._server.close()

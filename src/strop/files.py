@@ -1,0 +1,56 @@
+"""Folders and files that only their owner may open. A run's store holds the keys of attempts at work: whoever can read
+them can speak for an agent and give it rewards.
+
+    private_folder(Path("runs/mine"))            made, or closed to others if it was open to them
+    with open(path, "ab", opener=private): ...   a file that is made as its owner's only
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from pathlib import Path
+
+LOG = logging.getLogger("strop.files")
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def private_folder(folder: Path) -> None:
+    """Make the folder. One that is there already is closed to others, and so are the files in it; only a folder where
+    everybody may put things (/tmp) stays as it is."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not folder.stat().st_mode & stat.S_ISVTX:
+        close_to_others(folder)
+        for entry in os.scandir(folder):
+            if entry.is_file(follow_symlinks=False):
+                close_to_others(Path(entry.path))
+
+
+def private(path: str, flags: int) -> int:
+    """For `open(..., opener=private)`. A file that is there already is closed to others."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    close_to_others(Path(path))
+    return descriptor
+
+
+def close_to_others(path: Path) -> None:
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or not mode & OTHERS:
+        return
+    try:
+        path.chmod(stat.S_IMODE(mode) & ~OTHERS)
+    except OSError as error:  # somebody else's, or a disk that knows no owners
+        LOG.warning(
+            "others can open %s, and that cannot be changed (%s): keep it where only you can look", path, error.strerror
+        )
+
+
+def write_whole(path: Path, data: bytes, *, shared: bool = False) -> None:
+    """Write a file so that a reader finds all of it or what was there before. Others may read it if it is `shared`."""
+    part = path.with_name(path.name + ".part")
+    with open(part, "wb", opener=None if shared else private) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

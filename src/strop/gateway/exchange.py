@@ -1,0 +1,159 @@
+"""One model call over one HTTP exchange: sample, watch for a client that goes away, record, answer.
+
+    sampling ──deltas──▶ client        (streams only; headers wait for the first delta, so early errors have a status)
+    sampling done ──▶ turns durable ──▶ finish reason, [DONE]   or   the whole body
+
+A client that leaves before sampling is done ends the engine's work; its turn is recorded as `abandoned` with what was
+sampled. One that leaves later cannot be told from one that read everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from starlette.types import Receive, Send
+
+from strop.errors import ContextOverflow, EngineError, Fenced, StoreError
+from strop.gateway.dialects.base import Delta, Dialect, Refused
+from strop.gateway.generate import Call
+from strop.gateway.limits import Limits, late
+from strop.gateway.record import Recorder
+from strop.net.asgi import JSON, Header, until_gone
+
+EVENTS: Header = (b"content-type", b"text/event-stream; charset=utf-8")
+NO_CACHE: Header = (b"cache-control", b"no-cache")
+LOG = logging.getLogger("strop.gateway")
+LAST = 30.0
+"""Seconds that a client gets to take the end of an answer."""
+
+
+class Exchange:
+    def __init__(
+        self,
+        call: Call,
+        dialect: Dialect,
+        recorder: Recorder,
+        receive: Receive,
+        send: Send,
+        *,
+        deadline: float = Limits().deadline,
+    ) -> None:
+        """`deadline` is how many seconds sampling may take."""
+        self._call, self._dialect, self._recorder = call, dialect, recorder
+        self._receive, self._send = receive, send
+        self._stream = dialect.stream(call.request)
+        self._begun = False
+        self._deadline = deadline
+
+    async def run(self) -> Refused | None:
+        """Raises while nothing has been sent; later errors go into the stream, and are returned."""
+        try:
+            if not await self._sample():
+                return None
+            await self._record()
+        except Exception as error:
+            if not self._begun:
+                raise
+            refused = own(error)
+            await self._recorder.refused(self._call.session, self._call.agent, refused)
+            await self._last(self._stream.error(refused))
+            return refused
+        call = self._call
+        done = [choice.done for choice in call.choices]
+        if call.request.stream:
+            await self._begin()
+            await self._last(self._stream.closing(call.answer, done))
+        else:
+            body = self._dialect.whole(call.answer, done, call.request)
+            await self._start([JSON, (b"content-length", b"%d" % len(body))])
+            await self._last(body)
+        return None
+
+    async def _sample(self) -> bool:
+        """Draw every choice to its end. False: the client has gone, and what was sampled is recorded."""
+        call = self._call
+        work = asyncio.create_task(call.run(self._emit if call.request.stream else _quiet))
+        gone = asyncio.create_task(until_gone(self._receive))
+        too_late = False
+        try:
+            done, _ = await asyncio.wait({work, gone}, timeout=self._deadline, return_when=asyncio.FIRST_COMPLETED)
+            too_late = not done
+        finally:  # also when the server is being stopped
+            gone.cancel()
+            if not work.done():
+                work.cancel()
+                await asyncio.wait({work})
+                await self._recorder.undelivered(call, "error" if too_late else "abandoned")
+        if work.cancelled():
+            if too_late:
+                raise late(self._deadline, "this request")
+            return False
+        error = work.exception()
+        if isinstance(error, ContextOverflow):
+            raise overflow(error)
+        if error is not None:
+            await self._recorder.undelivered(call, "error")
+            if isinstance(error, EngineError):
+                raise Refused(str(error), status=503, kind="server_error", code="engine_error")
+            raise error
+        return True
+
+    async def _record(self) -> None:
+        try:
+            await self._recorder.turns(self._call)
+        except Fenced as error:
+            raise fenced(error) from None
+        except StoreError as error:  # a stream that has begun ends with it
+            raise Refused(str(error), status=503, kind="server_error", code="store_error") from None
+
+    async def _emit(self, delta: Delta) -> None:
+        await self._begin()
+        await self._body(self._stream.delta(self._call.answer, delta), more=True)
+
+    async def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            await self._start([EVENTS, NO_CACHE])
+            await self._body(self._stream.opening(self._call.answer), more=True)
+
+    async def _start(self, headers: list[Header]) -> None:
+        """`x-strop-turn` is the first choice's turn; with n > 1 `x-strop-turns` has them all, in order."""
+        turns = [choice.turn for choice in self._call.choices]
+        headers.append((b"x-strop-turn", turns[0].encode()))
+        if len(turns) > 1:
+            headers.append((b"x-strop-turns", ",".join(turns).encode()))
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _last(self, data: bytes) -> None:
+        """The end of an answer. A client that does not take it is left alone: the server closes its connection."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(LAST, self._deadline)):
+                await self._body(data, more=False)
+
+    async def _body(self, data: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+async def _quiet(delta: Delta) -> None:
+    """Answers that are not streamed are sent once they are whole."""
+
+
+def overflow(error: ContextOverflow) -> Refused:
+    return Refused(str(error), param="messages", code="context_length_exceeded")
+
+
+def own(error: Exception) -> Refused:
+    """What an agent is told when the gateway itself fails; the log has the rest."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, StoreError):
+        return Refused(str(error), status=503, kind="server_error", code="store_error")
+    LOG.error("a request failed", exc_info=error)
+    message = "the gateway ran into an error of its own: its log says more"
+    return Refused(message, status=500, kind="server_error", code="server_error")
+
+
+def fenced(error: Fenced) -> Refused:
+    return Refused(str(error), status=409, kind="conflict_error", code="attempt_over")

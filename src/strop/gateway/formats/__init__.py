@@ -1,5 +1,0 @@
-"""Families' formats; `find` picks one."""
-
-from strop.gateway.formats.families import PLAIN, find, hermes_like
-
-__all__ = ["PLAIN", "find", "hermes_like"]

@@ -1,0 +1,257 @@
+"""One request at work: its choices draw tokens from the engine and turn them into deltas.
+
+call = Call(...)              ids, seeds and the prompt are fixed here, before anything is awaited
+await call.run(emit)          samples all choices at once; `emit(delta)` as tokens arrive
+call.choices[0].ids           what was sampled so far, whatever became of the run
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import cast
+
+import msgspec
+from msgspec.structs import replace
+
+from strop.engines.base import Chunk
+from strop.errors import ContextOverflow, EngineError
+from strop.gateway.conversation import Asked
+from strop.gateway.detokenize import Detokenizer, StopStrings
+from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Json, Refused, Request, SampledToken, ToolCall
+from strop.gateway.known_turns import call_id
+from strop.gateway.route import PolicyRoute
+from strop.gateway.session import Prompt, Session
+from strop.gateway.tool_calls import PLAIN
+from strop.gateway.tool_calls.base import Call as ModelCall
+from strop.gateway.tool_calls.base import Piece, Thought
+from strop.types import Finish, Sampling
+
+Emit = Callable[[Delta], Awaitable[None]]
+
+SHORTEN = "Please reduce the length of the messages."
+
+
+class Call:
+    """A request that has its prompts. Raises `BadTemplate` if the chat template refuses the messages and
+    `ContextOverflow` if they leave no room for an answer."""
+
+    def __init__(self, session: Session, agent: str, route: PolicyRoute, request: Request) -> None:
+        route = route.asked_by(request)
+        self.session, self.agent, self.route, self.request = session, agent, route, request
+        self.started = time.time()
+        prompts: list[tuple[Asked, Prompt, Sampling]] = []
+        for asked in conversations(request, route):
+            check_length(asked, route)
+            prompt = session.contexts(agent, route.policy).prompt(route.renderer, asked, route.history)
+            room = route.engine.context - len(prompt.ids)
+            if room < 1:
+                raise ContextOverflow(
+                    f"This model's maximum context length is {route.engine.context} tokens. However, your messages "
+                    f"resulted in {len(prompt.ids)} tokens. {SHORTEN}"
+                )
+            prompts.append((asked, prompt, self._sampling(room)))
+        self.choices: list[Choice] = []  # numbers and seeds are given out once nothing can be refused any more
+        for asked, prompt, sampling in prompts:
+            for _ in range(request.n):
+                seed = session.next_seed(agent, prompt)
+                self.choices.append(Choice(len(self.choices), self, asked, prompt, replace(sampling, seed=seed)))
+
+    def _sampling(self, room: int) -> Sampling:
+        given, request = self.route.sampling_for(self.session.rollout), self.request
+        return replace(
+            given,
+            max_tokens=min(given.max_tokens, request.max_tokens or given.max_tokens, room),
+            stop=(*given.stop, *self.route.renderer.stop_texts, *request.stop),
+        )
+
+    async def run(self, emit: Emit) -> None:
+        """Sample every choice to its end. The first `EngineError` ends them all."""
+        if len(self.choices) == 1:
+            return await self.choices[0].run(emit)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for choice in self.choices:
+                    group.create_task(choice.run(emit))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    @property
+    def answer(self) -> Answer:
+        prompts = [choice.prompt for choice in self.choices[:: self.request.n]]
+        return Answer(
+            id=self.choices[0].turn,
+            model=self.route.model,
+            created=int(self.started),
+            prompt_tokens=sum(len(prompt.ids) for prompt in prompts),
+            cached_tokens=sum(prompt.shared for prompt in prompts),
+            response_tokens=sum(len(choice.ids) for choice in self.choices),
+            reasoning_tokens=sum(choice.reasoning_tokens for choice in self.choices),
+        )
+
+
+def conversations(request: Request, route: PolicyRoute) -> list[Asked]:
+    """What is asked: one conversation, or raw prompts. A call that must be made is begun for the model."""
+    if request.prompts:
+        return [_raw(prompt, route.renderer.num_ids) for prompt in request.prompts]
+    messages, tools, renderer, begun = request.messages, request.tools, route.renderer, request.prefill
+    if request.tool_choice == "required":
+        only = request.tools[0]["function"]["name"] if len(request.tools or ()) == 1 else None
+        forced = renderer.format.forced(request.tool or only)
+        if forced is None or begun:
+            raise Refused(
+                "a tool call cannot be demanded of this model: use tool_choice 'auto'",
+                param="tool_choice",
+                code="unsupported_value",
+            )
+        begun = forced
+    if not begun:
+        return [Asked.of(messages, tools, variables=renderer.variables)]
+    # Where the prompt makes the model think first, it has done so; unless the agent says itself what was thought.
+    thought = renderer.format.unclosed(renderer.opening(messages, tools))
+    lead = f"{thought}\n\n{begun}" if thought and thought not in begun else begun
+    return [Asked.of(messages, tools, variables=renderer.variables, lead=lead, prefill=request.prefill)]
+
+
+def _raw(prompt: str | list[int], num_ids: int) -> Asked:
+    if not isinstance(prompt, str) and (unknown := [id for id in prompt if not 0 <= id < num_ids]):
+        raise Refused(
+            f"{unknown[0]} is no token of this model: ids are 0 to {num_ids - 1}", param="prompt", code="invalid_value"
+        )
+    return Asked.raw(prompt)
+
+
+def check_length(asked: Asked, route: PolicyRoute) -> None:
+    """Refuse what is far too long for the model by its beginning: nobody else is answered while text is tokenised, and
+    an agent may send megabytes of it, in messages, in calls or in tools."""
+    context = route.engine.context
+    texts = [_text_of(message) for message in asked.messages]
+    if asked.tools or asked.variables:
+        texts.append(msgspec.json.encode([asked.tools, asked.variables]).decode())
+    thoughts = [message.get("reasoning_content") or "" for message in asked.messages]  # templates may leave them out
+    if sum(map(len, texts)) <= 8 * context and all(len(thought) <= 8 * context for thought in thoughts):
+        return
+    for text in ("".join(texts), *thoughts):
+        size = 8 * context  # characters; more than most text of so many tokens has
+        while size < len(text):
+            if len(route.renderer.encode(text[:size])) > context + 64:  # where it is cut, or joined, it may be more
+                raise ContextOverflow(f"This model's maximum context length is {context} tokens. {SHORTEN}")
+            size *= 4
+
+
+def _text_of(message: Json) -> str:
+    content = message["content"] if isinstance(message["content"], str) else ""  # else a raw prompt's ids
+    calls = message.get("tool_calls")
+    return content + msgspec.json.encode([call["function"] for call in calls]).decode() if calls else content
+
+
+class Choice:
+    """One answer in the making: what was sampled, and what of it the agent sees."""
+
+    def __init__(self, index: int, call: Call, asked: Asked, prompt: Prompt, sampling: Sampling) -> None:
+        self.index, self.asked, self.prompt, self.sampling = index, asked, prompt, sampling
+        self.turn = call.session.next_turn()
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.versions: list[tuple[int, str]] = []
+        self.finish: Finish | None = None
+        self.text = self.reasoning = ""
+        self.reasoning_tokens = 0
+        self.calls: list[ToolCall] = []
+        self.tokens: list[SampledToken] = []
+        self._route, self._request = call.route, call.request
+        renderer = call.route.renderer
+        self._detokenizer = Detokenizer(renderer.spoken)
+        self._stops = StopStrings(sampling.stop)
+        raw = bool(call.request.prompts)  # then its answer is raw too
+        lead = "" if raw else renderer.opening(asked.messages, asked.tools, prompt.ids, asked.lead) + asked.lead
+        format = PLAIN if raw else renderer.format
+        self._parser = format.parser(call.request.tools, calls=call.request.parse_tools, lead=lead)
+        self._one_by_one = bool(sampling.stop) or call.request.one_call  # an answer may end at any token
+
+    @property
+    def malformed(self) -> int:
+        return self._parser.malformed
+
+    @property
+    def done(self) -> ChoiceDone:
+        return ChoiceDone(
+            choice=self.index,
+            text=self.text,
+            reasoning=self.reasoning,
+            calls=tuple(self.calls),
+            tokens=tuple(self.tokens),
+            finish=self.finish or "abandoned",
+            stopped_by=self._stops.hit if self._stops.hit in self._request.stop else None,
+        )
+
+    async def run(self, emit: Emit) -> None:
+        engine, stop_ids = self._route.engine, self._route.renderer.stop_ids
+        stream = engine.generate(self.prompt.ids, self.sampling, stop_ids=stop_ids)
+        async with aclosing(cast(AsyncGenerator[Chunk, None], stream)) as chunks:
+            async for chunk in chunks:
+                delta = self._take(chunk)
+                if delta is not None:
+                    await emit(delta)
+                if self.finish is not None:
+                    return
+        raise EngineError("the engine's answer ended without a reason")
+
+    def _take(self, chunk: Chunk) -> Delta | None:
+        assert len(chunk.ids) == len(chunk.logprobs), "an engine gives one logprob per token"
+        if chunk.ids and (not self.versions or self.versions[-1][1] != chunk.version):
+            self.versions.append((len(self.ids), chunk.version))
+        first = len(self.ids)
+        pieces: list[Piece] = []
+        width = 1 if self._one_by_one else max(1, len(chunk.ids))
+        for start in range(0, len(chunk.ids), width):
+            ids = chunk.ids[start : start + width]
+            self.ids += ids
+            self.logprobs += chunk.logprobs[start : start + width]
+            pieces += self._read(ids)
+            if self._stops.hit or (self._request.one_call and self._parser.calls):
+                return self._delta(first, pieces + self._end("stop"))
+        if chunk.finish is not None:
+            pieces += self._end(chunk.finish)
+        return self._delta(first, pieces)
+
+    def _read(self, ids: Sequence[int]) -> list[Piece]:
+        stop_ids = self._route.renderer.stop_ids  # never part of the text, even where they are no special tokens
+        return self._parser.feed(self._stops.feed(self._detokenizer.feed([i for i in ids if i not in stop_ids])))
+
+    def _end(self, finish: Finish) -> list[Piece]:
+        pieces = self._parser.feed(self._stops.feed(self._detokenizer.close()) + self._stops.close())
+        pieces += self._parser.close(cut=finish == "length")
+        if finish == "stop" and self._parser.calls:
+            finish = "tool_calls"
+        self.finish = finish
+        return pieces
+
+    def _delta(self, first: int, pieces: list[Piece]) -> Delta | None:
+        text = "".join(piece for piece in pieces if isinstance(piece, str))
+        reasoning = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
+        calls: list[ToolCall] = []
+        for piece in pieces:
+            if isinstance(piece, ModelCall):
+                position = len(self.calls) + len(calls)
+                taken = {call.id for call in (*self.calls, *calls)}
+                own = piece.id if piece.id not in taken else None
+                id = own or call_id(self.sampling.seed, position)
+                calls.append(ToolCall(position, id, piece.name, piece.arguments))
+        tokens = self._sampled(first) if self._request.logprobs else []
+        if reasoning and not text:
+            self.reasoning_tokens = len(self.ids)
+        self.text += text
+        self.reasoning += reasoning
+        self.calls += calls
+        self.tokens += tokens
+        if not (text or reasoning or calls or tokens):
+            return None
+        return Delta(choice=self.index, reasoning=reasoning, text=text, calls=tuple(calls), tokens=tuple(tokens))
+
+    def _sampled(self, first: int) -> list[SampledToken]:
+        token = self._route.renderer.token
+        sampled = zip(self.ids[first:], self.logprobs[first:], strict=True)
+        return [SampledToken(text, logprob, data) for id, logprob in sampled for text, data in (token(id),)]

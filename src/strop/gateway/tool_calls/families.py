@@ -1,0 +1,397 @@
+"""The families' formats in one table, and how to tell from a chat template which one a model writes.
+
+A family is known by marks of its own in the template's text. Rows are tried from the first to the last, so the more
+particular stand before the more general; what no row knows is plain text, in which nothing is a call.
+
+Left out: Llama's built-in tools (`<|python_tag|>` with code behind it), tools of gpt-oss other than functions.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec.structs import replace
+
+from strop.gateway.tool_calls.base import Format
+from strop.gateway.tool_calls.bodies import Gemma, Nested, headed, json_call, parameters
+from strop.gateway.tool_calls.reader import Grammar
+from strop.gateway.tool_calls.syntax import Json, Python, Tagged, keyed, single
+
+NAME = r"""[^\s<>"'{}\[\]()]+"""
+
+REASONING = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<seed:think>", "</seed:think>"),
+    ("<mm:think>", "</mm:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),
+    ("<|channel>thought", "<channel|>"),
+)
+"""Marks around reasoning that any family may have: it does if its template knows the closing one."""
+
+
+def find(template: str) -> Format:
+    """The format in which a chat template's model writes.
+
+    >>> find("... <tool_call> ...").name, find("... {{ message.content }} ...").name
+    ('hermes', 'plain')
+    """
+    known = (family for family in FAMILIES if all(text in template for text in family.known_by))
+    found = next(known, PLAIN)
+    return found if found.thoughts else replace(found, thoughts=tuple(p for p in REASONING if p[1] in template))
+
+
+def hermes_like(format: Format) -> Format:
+    """Calls as Hermes has them, thoughts as another format does."""
+    return replace(HERMES, thoughts=format.thoughts)
+
+
+def _xml(begin: str, end: str) -> Tagged:
+    """Qwen3-Coder's tags, which others wrap differently."""
+    value = r"<parameter=(?P<key>[^>\n]+)>(?P<value>.*?)</parameter>(?=\s*(?:<parameter=|\Z))"
+    return Tagged("<function=", "</function>", parameters(rf"(?P<name>{NAME})>", value, "\n"), begin, end)
+
+
+def _invoke(space: str, begin: str, attributes: str = r'name="(?P<key>[^"]+)"') -> Tagged:
+    """`<invoke name="...">` with parameters inside, each tag's name behind `space`."""
+    close = f"</{space}parameter>"
+    value = rf"<{space}parameter {attributes}>(?P<value>.*?){close}(?=\s*(?:<{space}parameter |\Z))"
+    body = parameters(rf'(?P<name>{NAME})"\s*>', value)
+    return Tagged(f'<{space}invoke name="', f"</{space}invoke>", body, f"<{begin}>", f"</{begin}>")
+
+
+def _dsml(name: str, begin: str) -> Grammar:
+    return Grammar(
+        name=name,
+        known_by=("｜DSML｜", f"{begin}>"),
+        syntax=_invoke("｜DSML｜", f"｜DSML｜{begin}", r'name="(?P<key>[^"]+)" string="(?P<kind>true|false)"'),
+        inner=("｜DSML｜",),
+        head=(f'\n\n<｜DSML｜{begin}>\n<｜DSML｜invoke name="', '">\n'),
+    )
+
+
+def _arguments(suffix: str) -> Tagged:
+    """GLM's pairs of keys and values."""
+    key = rf"<arg_key{suffix}>(?P<key>.*?)</arg_key{suffix}>"
+    value = rf"<arg_value{suffix}>(?P<value>.*?)</arg_value{suffix}>(?=\s*(?:<arg_key{suffix}>|\Z))"
+    body = parameters(rf"\s*(?P<name>{NAME})(?:<tool_sep{suffix}>)?", rf"{key}\s*{value}")
+    section = (f"<tool_calls{suffix}>", f"</tool_calls{suffix}>") if suffix else ()
+    return Tagged(f"<tool_call{suffix}>", f"</tool_call{suffix}>", body, *section)
+
+
+_DEEPSEEK = Tagged(
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    headed(
+        r"(?:function<｜tool▁sep｜>)?"
+        rf"(?P<name>{NAME})\s*(?:\n```json\n|<｜tool▁sep｜>)(?P<json>\{{.*\}})(?:\s*```)?"
+    ),
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+)
+_KIMI_K2 = (
+    r"(?P<id>(?:functions\.)?(?P<name>[^\s<>:]+)(?::\d+)?)"
+    r"\s*<\|tool_call_argument_begin\|>\s*(?P<json>\{.*\})"
+)
+_KIMI_K3 = parameters(
+    rf'(?P<name>{NAME})"[^<]*<\|sep\|>',
+    r'<\|open\|>argument key="(?P<key>[^"]+)" type="(?P<kind>\w+)"<\|sep\|>(?P<value>.*?)<\|close\|>argument<\|sep\|>',
+)
+_MINICPM = parameters(
+    rf'(?P<name>{NAME})">',
+    r'<param name="(?P<key>[^"]+)">(?:<!\[CDATA\[(?P<raw>.*?)\]\]>|(?P<value>.*?))</param>',
+)
+_SOLAR = rf"(?P<id>[^<]*)<\|tool_call:name\|>(?P<name>{NAME})<\|tool_call:args\|>(?P<json>\{{.*\}})"
+_MISTRAL_ID = "[A-Za-z0-9]{9}"  # others its templates refuse
+_MISTRAL = Json(
+    ("[TOOL_CALLS]",),
+    keyed("name", "arguments", id=_MISTRAL_ID),
+    header=re.compile(rf"({NAME})(?:\[CALL_ID\](?:(?P<id>{_MISTRAL_ID})|\w+))?\[ARGS\]\s*"),
+)
+_ROOM = "]<]minimax[>["
+
+PLAIN = Grammar(name="plain")
+
+HERMES = Grammar(
+    name="hermes",
+    known_by=("<tool_call>",),
+    syntax=Tagged("<tool_call>", "</tool_call>", json_call),
+    head=('<tool_call>\n{"name": "', '", "arguments": '),
+)
+
+FAMILIES = (
+    Grammar(
+        name="harmony",
+        known_by=("<|channel|>", "<|message|>", "analysis"),
+        syntax=Json(
+            tuple(
+                f"<|{before} to=functions."
+                for before in ("start|>assistant", "channel|>commentary", "channel|>analysis")
+            ),
+            item=None,
+            header=re.compile(rf"({NAME})[^{{]*<\|message\|>\s*"),
+        ),
+        thoughts=(("<|channel|>analysis<|message|>", "<|end|>"),),
+        frames=("<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>", "<|end|>"),
+        inner=("<|constrain|>",),
+        head=(" to=functions.", "<|channel|>commentary json<|message|>"),
+    ),
+    Grammar(
+        name="muse",
+        known_by=("<atem:function_calls>",),
+        syntax=_invoke("atem:", "atem:function_calls"),
+        thoughts=(("to=self<|message|>", "<|eom|>"),),
+        frames=("<|start|>assistant", "to=user<|message|>", "to={tool}<|message|>", "<|eom|>"),
+    ),
+    Grammar(
+        name="kimi-k3",
+        known_by=("<|open|>", "<|close|>", "<|sep|>"),
+        syntax=Tagged(
+            '<|open|>call tool="', "<|close|>call<|sep|>", _KIMI_K3, "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"
+        ),
+        thoughts=(("<|open|>think<|sep|>", "<|close|>think<|sep|>"),),
+        frames=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        head=('<|open|>tools<|sep|><|open|>call tool="', '" index="1"<|sep|>'),
+    ),
+    Grammar(
+        name="gemma4",
+        known_by=("<|tool_call>call:",),
+        syntax=Tagged("<|tool_call>", "<tool_call|>", Gemma('<|"|>')),
+        inner=('<|"|>', "<|channel>"),
+        head=("<|tool_call>call:", "{"),
+    ),
+    Grammar(
+        name="functiongemma",
+        known_by=("<start_function_call>",),
+        syntax=Tagged("<start_function_call>", "<end_function_call>", Gemma("<escape>", texts=True)),
+        inner=("<escape>",),
+        head=("<start_function_call>call:", "{"),
+    ),
+    Grammar(
+        name="minimax-m3",
+        known_by=(_ROOM,),
+        syntax=Tagged(
+            f'{_ROOM}<invoke name="',
+            f"{_ROOM}</invoke>",
+            Nested(re.compile(rf'(?P<name>{NAME})">'), _ROOM),
+            f"{_ROOM}<tool_call>",
+            f"{_ROOM}</tool_call>",
+        ),
+        inner=(_ROOM,),
+        head=(f'{_ROOM}<tool_call>\n{_ROOM}<invoke name="', '">'),
+    ),
+    Grammar(
+        name="minimax",
+        known_by=("<minimax:tool_call>",),
+        syntax=_invoke("", "minimax:tool_call"),
+        head=('<minimax:tool_call>\n<invoke name="', '">\n'),
+    ),
+    _dsml("deepseek-v3.2", "function_calls"),
+    _dsml("deepseek-v4", "tool_calls"),
+    Grammar(
+        name="deepseek-v3",
+        known_by=("<｜tool▁calls▁begin｜>", "```json"),
+        syntax=_DEEPSEEK,
+        inner=("<｜tool▁sep｜>",),
+        head=("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n"),
+    ),
+    Grammar(
+        name="deepseek-v3.1",
+        known_by=("<｜tool▁calls▁begin｜>",),
+        syntax=_DEEPSEEK,
+        inner=("<｜tool▁sep｜>",),
+        head=("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
+    ),
+    Grammar(
+        name="kimi-k2",
+        known_by=("<|tool_calls_section_begin|>",),
+        syntax=Tagged(
+            "<|tool_call_begin|>",
+            "<|tool_call_end|>",
+            headed(_KIMI_K2),
+            "<|tool_calls_section_begin|>",
+            "<|tool_calls_section_end|>",
+        ),
+        inner=("<|tool_call_argument_begin|>",),
+        head=("<|tool_calls_section_begin|><|tool_call_begin|>functions.", ":0<|tool_call_argument_begin|>"),
+    ),
+    Grammar(
+        name="solar",
+        known_by=("<|tool_call:begin|>",),
+        syntax=Tagged("<|tool_call:begin|>", "<|tool_call:end|>", headed(_SOLAR), "<|tool_calls|>"),
+        thoughts=(("<|think|>", "<|end|>"),),
+        frames=("<|begin|>assistant", "<|content|>", "<|end|>"),
+        inner=("<|tool_call:name|>", "<|tool_call:args|>"),
+    ),
+    Grammar(
+        name="hy3",
+        known_by=("'<tool_call{}>'.format(", ":opensource"),
+        syntax=_arguments(":opensource"),
+        thoughts=(("<think:opensource>", "</think:opensource>"),),
+        inner=tuple(f"<{tag}:opensource>" for tag in ("arg_key", "/arg_key", "arg_value", "/arg_value", "tool_sep")),
+        head=("<tool_calls:opensource>\n<tool_call:opensource>", "<tool_sep:opensource>\n"),
+    ),
+    Grammar(
+        name="command",
+        known_by=("<|START_ACTION|>",),
+        syntax=Json(("<|START_ACTION|>",), keyed("tool_name", "parameters"), ("<|END_ACTION|>",)),
+        frames=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+        head=('<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "', '", "parameters": '),
+    ),
+    Grammar(
+        name="command-r",
+        known_by=("Action:", "```json", '"tool_name"'),
+        syntax=Json(("Action:\n```json", "Action: ```json"), keyed("tool_name", "parameters"), ("```",)),
+        head=('Action:\n```json\n[\n    {\n        "tool_name": "', '",\n        "parameters": '),
+    ),
+    Grammar(
+        name="seed",
+        known_by=("<seed:tool_call>",),
+        syntax=_xml("<seed:tool_call>", "</seed:tool_call>"),
+        head=("<seed:tool_call>\n<function=", ">\n"),
+    ),
+    Grammar(
+        name="qwen-xml",
+        known_by=("<function=", "<parameter="),
+        syntax=_xml("<tool_call>", "</tool_call>"),
+        head=("<tool_call>\n<function=", ">\n"),
+    ),
+    Grammar(
+        name="functionary-v3.1",
+        known_by=("<function=", "</function>"),
+        syntax=Tagged("<function=", "</function>", headed(rf"(?P<name>{NAME})>(?P<json>.*)")),
+        head=("<function=", ">"),
+    ),
+    Grammar(
+        name="functionary-v3.2",
+        known_by=(">>>all",),
+        syntax=Json((">>>",), item=None, header=re.compile(rf"({NAME})\n\s*")),
+        frames=(">>>all\n",),
+        head=("", "\n"),
+    ),
+    Grammar(
+        name="minicpm",
+        known_by=('<function name="', "<param name="),
+        syntax=Tagged('<function name="', "</function>", _MINICPM),
+        inner=("<function", "<param", "</param>"),
+        head=('<function name="', '">'),
+    ),
+    Grammar(
+        name="glm",
+        known_by=("<arg_key>",),
+        syntax=_arguments(""),
+        inner=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        head=("<tool_call>", "\n"),
+    ),
+    Grammar(
+        name="apertus",
+        known_by=("<|tools_prefix|>",),
+        syntax=Json(("<|tools_prefix|>",), single),
+        head=('<|tools_prefix|>[{"', '": '),
+    ),
+    Grammar(
+        name="nemotron",
+        known_by=("<TOOLCALL>",),
+        syntax=Json(("<TOOLCALL>",), closes=("</TOOLCALL>",)),
+        head=('<TOOLCALL>[{"name": "', '", "arguments": '),
+    ),
+    Grammar(
+        name="hunyuan",
+        known_by=("<tool_calls>[",),
+        syntax=Json(("<tool_calls>",), keyed("name", "arguments", id=".+"), closes=("</tool_calls>",)),
+        head=('<tool_calls>[{"name": "', '", "arguments": '),
+    ),
+    Grammar(
+        name="mistral-v11-ids",
+        known_by=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+        syntax=_MISTRAL,
+        inner=("[ARGS]", "[CALL_ID]"),
+        head=("[TOOL_CALLS]", "[CALL_ID]"),
+    ),
+    Grammar(
+        name="mistral-v11",
+        known_by=("[TOOL_CALLS]", "[ARGS]"),
+        syntax=_MISTRAL,
+        inner=("[ARGS]",),
+        head=("[TOOL_CALLS]", "[ARGS]"),
+    ),
+    Grammar(
+        name="mistral-v3",
+        known_by=("[TOOL_CALLS] [",),
+        syntax=_MISTRAL,
+        head=('[TOOL_CALLS] [{"name": "', '", "arguments": '),
+    ),
+    Grammar(
+        name="mistral",
+        known_by=("[TOOL_CALLS]",),
+        syntax=_MISTRAL,
+        head=('[TOOL_CALLS][{"name": "', '", "arguments": '),
+    ),
+    Grammar(
+        name="granite",
+        known_by=("<|tool_call|>",),
+        syntax=Json(("<|tool_call|>",)),
+        frames=("<response>", "</response>"),
+        head=('<|tool_call|>[{"name": "', '", "arguments": '),
+    ),
+    Grammar(
+        name="granite-20b",
+        known_by=("<function_call>",),
+        syntax=Json(("<function_call>",)),
+        head=('<function_call> {"name": "', '", "arguments": '),
+    ),
+    Grammar(
+        name="gigachat",
+        known_by=("<|role_sep|>", "<|function_call|>"),
+        syntax=Json(("<|function_call|>",)),
+        head=('<|function_call|>{"name": "', '", "arguments": '),
+    ),
+    Grammar(
+        name="gigachat-3.0",
+        known_by=("<|role_sep|>", "function call"),
+        syntax=Json(("function call<|role_sep|>\n",)),
+    ),
+    Grammar(
+        name="phi4-mini",
+        known_by=("functools[", "<|end|>"),
+        syntax=Json(("functools[",), bare="{["),
+        head=('functools[{"name": "', '", "arguments": '),
+    ),
+    Grammar(
+        name="functools",
+        known_by=("functools[",),
+        syntax=Json(("functools[",)),
+        head=('functools[{"name": "', '", "arguments": '),
+    ),
+    HERMES,
+    *(
+        Grammar(
+            name="lfm2",
+            known_by=known_by,
+            syntax=Python(("<|tool_call_start|>",), ("<|tool_call_end|>",)),
+            head=("<|tool_call_start|>[", "("),
+        )
+        for known_by in (("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: [", "keep_past_thinking"))
+    ),
+    Grammar(
+        name="pythonic",
+        known_by=("[func_name1(",),
+        syntax=Python(("<|python_start|>",), ("<|python_end|>",)),
+        head=("[", "("),
+    ),
+    Grammar(
+        name="xlam",
+        known_by=('[{"name": "tool_call_name", "arguments":',),
+        syntax=Json((), bare="["),
+        head=('[{"name": "', '", "arguments": '),
+    ),
+    Grammar(
+        name="llama-json",
+        known_by=('{"name": ', '"parameters": '),
+        syntax=Json(("<|python_tag|>",), keyed("name", "parameters", "arguments"), bare="{["),
+        head=('{"name": "', '", "parameters": '),
+    ),
+)
+"""Tried in this order."""

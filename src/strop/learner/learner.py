@@ -1,0 +1,371 @@
+"""The learner: score a batch, then update the policy from it. It is blind to which algorithm it runs.
+
+    score(batch)    one pass without gradients fills what the algorithm needs: proximal, ref, value
+    credit(batch)   the algorithm's: advantages and weights (the loop calls it)
+    update(batch)   optimizer steps over equal shares of the groups; checks every logprob of the batch on the way
+
+The same inputs give the same bits on a CPU with the same number of threads.
+Left out: several ranks, a mismatch report for stale rollouts (it compares with the weights the step began with, which
+at staleness 0 are those that sampled).
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import hashlib
+import logging
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from strop.algorithms import Algorithm, View
+from strop.config import LearnerConfig
+from strop.errors import LearnerError
+from strop.learner import checkpoint, lora, memory, rng
+from strop.learner.critic import Critic, ValueHead
+from strop.learner.logprobs import entry_states, logprobs, read
+from strop.learner.masters import lower
+from strop.learner.model import load, place, way_of
+from strop.learner.optim import Optim
+from strop.trajectory import Batch, Piece, check, pack
+from strop.trajectory.batch import Floats, Ints
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Learner:
+    """Holds the trained weights. `model`'s parameters stay in place for life: an embedded engine may share them.
+
+    It computes where and in what the configuration says, or in the `dtype` given. `steps` is how many a whole run has.
+    An algorithm that asks for `value` gets a critic (`critic.py`, or the module given: called as critic(piece), it
+    gives a value per entry). The same loss trains it, with an optimizer of its own. One that asks for `ref` gets a copy
+    of the model as it begins or, where an adapter is trained, the model without it.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        config: LearnerConfig,
+        algorithm: Algorithm,
+        *,
+        seed: int = 0,
+        steps: int = 0,
+        dtype: torch.dtype | None = None,
+        critic: nn.Module | None = None,
+    ) -> None:
+        torch.manual_seed(seed)
+        self.folder = Path(folder)
+        self.config = config
+        self.budget = config.token_budget
+        self.algorithm = algorithm
+        device, configured = place(config)
+        dtype = dtype or configured
+        self.way = way_of(config, device)
+        # Read in float32 at least, which is what is trained; computed in another dtype it is rounded below.
+        self.model = load(folder, torch.promote_types(dtype, torch.float32))
+        if device.type == "cuda":
+            self._foresee(torch.cuda.mem_get_info(device)[0])
+        if config.lora.rank:
+            lora.attach(self.model, config.lora)
+        nn.Module.to(self.model, device)
+        if critic is None and "value" in algorithm.needs:
+            critic = ValueHead(self.model) if config.critic_kind == "shared" else Critic(self.model, self.way)
+        self.critic = critic.to(device) if critic is not None else None
+        masters = lower(self.model, dtype)
+        own_copy = "ref" in algorithm.needs and not config.lora.rank
+        self.ref = copy.deepcopy(self.model).requires_grad_(False) if own_copy else None
+        whole = steps * config.updates
+        self.optim = Optim(self.model, config.optim, masters, offload=config.offload, whole=whole)
+        self.critic_optim = None
+        if self.critic is not None:
+            masters = lower(self.critic.trunk, dtype) if isinstance(self.critic, Critic) else None
+            self.critic_optim = Optim(self.critic, config.critic, masters, offload=config.offload, whole=whole)
+
+    def _foresee(self, available: int) -> None:
+        reference, critic = "ref" in self.algorithm.needs, "value" in self.algorithm.needs
+        foreseen = memory.plan(self.model.config, self.config, available, reference=reference, critic=critic)
+        if foreseen.advice:
+            log.warning("this may end for want of memory: %s", foreseen.advice)
+
+    # -- score ---------------------------------------------------------------------------------------------------
+
+    def score(self, batch: Batch) -> dict[str, float]:
+        """Fill proximal, ref and value of every entry, as far as the algorithm asks for them; returns how long each
+        took, as metrics."""
+        if not self.algorithm.needs or not len(batch.turns):
+            return {}
+        return self._in_memory(batch, None, lambda: self._score(batch, self._pack(batch, None)))
+
+    @torch.no_grad()
+    def _score(self, batch: Batch, pieces: Sequence[Piece]) -> dict[str, float]:
+        needs, entries = self.algorithm.needs, batch.entries
+        took = defaultdict[str, float](float)
+        for piece in pieces:
+            began = time.perf_counter()
+            if "proximal" in needs or isinstance(self.critic, ValueHead):
+                states = entry_states(self.model, piece, self.way)
+                if "proximal" in needs:
+                    entries.proximal[piece.entry] = _array(
+                        read(self.model, states, piece, entries, compile=self.way.compile)[0]
+                    )
+                if isinstance(self.critic, ValueHead):
+                    entries.value[piece.entry] = _array(self.critic(states))
+                began = _lap(took, "timing_s/old_log_prob", began)
+            if "ref" in needs:
+                with lora.without(self.model) if self.ref is None else nullcontext(self.ref) as ref:
+                    entries.ref[piece.entry] = _array(logprobs(ref, piece, entries, way=self.way)[0])
+                began = _lap(took, "timing_s/ref", began)
+            if "value" in needs and self.critic is not None and not isinstance(self.critic, ValueHead):
+                entries.value[piece.entry] = _array(self.critic(piece))
+                _lap(took, "timing_s/values", began)
+        return dict(took)
+
+    # -- update --------------------------------------------------------------------------------------------------
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        """Train on the batch and return metrics. With no weight anywhere nothing is done, and `actor/skipped` is 1."""
+        began = time.perf_counter()
+        shares = _shares(batch, self.config.updates)
+        meter = _Meter()
+        # The learner's logprobs under the weights that sampled. If score did not bring them, the first optimizer step's
+        # forward pass does for its own turns; the others are read before any weight changes.
+        now = batch.entries.proximal.copy()
+        if np.isnan(now).any():
+            first = shares[0] if shares else np.empty(0, np.int64)
+            rest = np.setdiff1d(np.arange(len(batch.turns)), first)
+            if len(rest):
+                self._in_memory(batch, rest, lambda: self._read(batch, rest, now, meter))
+        try:
+            for turns in shares:
+                self._optimizer_step(batch, turns, len(shares), now, meter)
+        finally:
+            self._clear()  # whatever went wrong on the way leaves no gradient behind
+        metrics = meter.metrics() | _mismatch(batch, now, self._logprob_limit()) | {"actor/skipped": float(not shares)}
+        metrics["timing_s/update_actor"] = time.perf_counter() - began
+        metrics["perf/token_budget"] = float(self.budget)
+        return metrics
+
+    def _logprob_limit(self) -> float:
+        given = self.config.logprob_limit
+        return given if given is not None else 1e-4 if torch.finfo(self.model.dtype).bits >= 32 else 0.3
+
+    @torch.no_grad()
+    def _read(self, batch: Batch, turns: Ints, now: Floats, meter: _Meter) -> None:
+        pieces = self._pack(batch, turns)
+        for piece in pieces:
+            now[piece.entry] = _array(logprobs(self.model, piece, batch.entries, way=self.way)[0])
+        meter.laid_out(batch, turns, pieces)
+
+    def _optimizer_step(self, batch: Batch, turns: Ints, shares: int, now: Floats, meter: _Meter) -> None:
+        passed = self._in_memory(batch, turns, lambda: self._gradients(batch, turns, shares))
+        total = float(sum(piece.loss for piece in passed))
+        if not math.isfinite(total):
+            raise LearnerError(
+                f"the loss is {total}: the run can be resumed from its last checkpoint; if it happens again, begin one "
+                "with a lower learner.optim.lr"
+            )
+        optims = {"actor": self.optim} | ({"critic": self.critic_optim} if self.critic_optim is not None else {})
+        for whose, optim in optims.items():
+            norm = optim.clip()
+            if not math.isfinite(norm):
+                setting = "learner.optim.lr" if whose == "actor" else "learner.critic.lr"
+                raise LearnerError(f"the norm of the {whose}'s gradient is {norm}: it was not applied; lower {setting}")
+            meter.last(f"{whose}/lr", optim.lr)
+            meter.most(f"{whose}/grad_norm", norm)
+        for optim in optims.values():
+            optim.step()
+        meter.laid_out(batch, turns, [each.piece for each in passed])
+        for each in passed:
+            meter.add(each.measured, each.weight)
+            fresh = np.isnan(now[each.piece.entry])
+            now[each.piece.entry[fresh]] = _array(each.logp)[fresh]
+
+    def _gradients(self, batch: Batch, turns: Ints, shares: int) -> list[_Passed]:
+        """Add up the gradients of some turns. The weights of a share sum to about 1 / shares: scaling them back keeps
+        the gradient's norm, and so its clipping, the same whatever the number of shares."""
+        passed: list[_Passed] = []
+        for piece in self._pack(batch, turns):
+            states = entry_states(self.model, piece, self.way)
+            logp, entropy = read(self.model, states, piece, batch.entries, compile=self.way.compile)
+            value = None
+            if self.critic is not None:
+                value = self.critic(states if isinstance(self.critic, ValueHead) else piece)
+            view = _view(batch, piece, logp)
+            per_entry, measured = self.algorithm.loss(logp, entropy, value, view)
+            loss = (view.weight * per_entry).sum()
+            (shares * loss).backward()
+            measured = {"actor/entropy": entropy.detach(), **measured}
+            passed.append(_Passed(piece, loss.detach(), logp.detach(), view.weight, measured))
+        return passed
+
+    def _in_memory(self, batch: Batch, turns: Ints | None, passes: Callable[[], T]) -> T:
+        """What `passes` gives. Where a GPU's memory does not hold them they are begun again in smaller pieces, and so
+        is whatever follows: `budget` stays lower."""
+        while True:
+            with suppress(torch.OutOfMemoryError):
+                return passes()
+            self._clear()
+            gc.collect()
+            torch.cuda.empty_cache()
+            longest = _longest(batch, turns)
+            if self.budget <= longest:
+                raise LearnerError(
+                    f"the GPU's memory does not hold an update of {longest} tokens, the longest turn with all before "
+                    "it: resume on a larger GPU, or begin a run with learner.gradient_checkpointing, learner.offload "
+                    "or learner.lora.rank set"
+                )
+            self.budget = max(self.budget // 2, longest)
+            log.warning("out of memory: going on with micro-batches of %d tokens", self.budget)
+
+    def _pack(self, batch: Batch, turns: Ints | None) -> list[Piece]:
+        longest = _longest(batch, turns)  # one longer than what was once too much is tried all the same
+        pieces = pack(batch, max(self.budget, longest), turns)
+        check(pieces, batch, turns)
+        return pieces
+
+    def _clear(self) -> None:
+        self.optim.clear()
+        if self.critic_optim is not None:
+            self.critic_optim.clear()
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path, meta: dict[str, Any] | None = None) -> None:
+        """Write a checkpoint folder, whole or not at all; it is also a plain Hugging Face folder, or a PEFT one."""
+        state: dict[str, Any] = {"optim": self.optim.state(), "random": rng.state()}
+        if self.critic_optim is not None:
+            state |= {"critic": self.critic_optim.weights(), "critic_optim": self.critic_optim.state()}
+        adapter = lora.describe(self.model, self.folder) if self.config.lora.rank else None
+        weights = self.optim.weights()
+        checkpoint.save(folder, weights=weights, adapter=adapter, state=state, meta=meta or {}, source=self.folder)
+
+    def restore(self, folder: str | Path) -> dict[str, Any]:
+        """Take weights and optimizer state from a checkpoint, in place, and return the meta it was saved with."""
+        state, meta = checkpoint.restore(folder, weights=self.optim.weights(), adapter=bool(self.config.lora.rank))
+        self.optim.load(state["optim"])
+        if self.critic_optim is not None:
+            with torch.no_grad():
+                for name, tensor in self.critic_optim.weights().items():
+                    tensor.copy_(state["critic"][name])
+            self.critic_optim.load(state["critic_optim"])
+        rng.restore(state["random"])
+        return meta
+
+    @property
+    def plain(self) -> Any:
+        """The model as others know it: without an adapter in it, what the adapter does being part of the weights."""
+        return lora.Merged(self.model) if self.config.lora.rank else self.model
+
+    def digest(self) -> str:
+        """A fingerprint of every parameter of the policy, bit for bit."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name, parameter in self.model.named_parameters():
+            digest.update(name.encode())
+            digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """What a piece's pass left, all of it where it was computed."""
+
+    piece: Piece
+    loss: Tensor
+    logp: Tensor
+    weight: Tensor
+    measured: dict[str, Tensor]
+
+
+class _Meter:
+    """What an update measured: parts of the loss (`*_loss`) as they are summed, weighted means of what else entries
+    have, the last or largest of the rest."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor | float] = {}
+        self.weight: Tensor | float = 0.0
+        self.values: dict[str, float] = {}
+        self.tokens = self.unique = 0
+
+    def add(self, per_entry: dict[str, Tensor], weight: Tensor) -> None:
+        self.weight += weight.sum(dtype=torch.float64)
+        for name, column in per_entry.items():
+            self.sums[name] = self.sums.get(name, 0.0) + (weight * column).sum().double()
+
+    def last(self, name: str, value: float) -> None:
+        self.values[name] = value
+
+    def most(self, name: str, value: float) -> None:
+        self.values[name] = max(value, self.values.get(name, value))
+
+    def laid_out(self, batch: Batch, turns: Ints, pieces: Sequence[Piece]) -> None:
+        self.tokens += sum(len(batch.paths[t]) for t in turns)
+        self.unique += sum(len(piece.ids) for piece in pieces)
+
+    def metrics(self) -> dict[str, float]:
+        means = {n: float(total if n.endswith("_loss") else total / self.weight) for n, total in self.sums.items()}
+        tokens = {"perf/total_num_tokens": self.tokens, "tree/tokens": self.tokens, "tree/unique_tokens": self.unique}
+        return means | self.values | {name: float(n) for name, n in tokens.items()}
+
+
+def _lap(took: dict[str, float], name: str, began: float) -> float:
+    """Count what passed since `began`; what was computed has been read, so the GPU is done with it."""
+    now = time.perf_counter()
+    took[name] += now - began
+    return now
+
+
+def _longest(batch: Batch, turns: Ints | None) -> int:
+    return max((len(batch.paths[t]) for t in (range(len(batch.turns)) if turns is None else turns)), default=0)
+
+
+def _shares(batch: Batch, updates: int) -> list[Ints]:
+    """The turns of each optimizer step: equal shares of the groups that carry weight, in order."""
+    entries = batch.entries
+    weighted = entries.weight > 0
+    groups = np.unique(entries.group[weighted])
+    if not len(groups):
+        return []
+    parts = np.array_split(groups, min(updates, len(groups)))
+    return [np.unique(entries.turn[weighted & np.isin(entries.group, part)]) for part in parts]
+
+
+def _view(batch: Batch, piece: Piece, like: Tensor) -> View:
+    rows = batch.entries.take(piece.entry)
+    columns: dict[str, Tensor] = {}
+    for field in fields(View):
+        column = torch.from_numpy(getattr(rows, field.name)).to(like.device)
+        columns[field.name] = column.to(like.dtype) if column.is_floating_point() else column
+    return View(**columns)
+
+
+def _mismatch(batch: Batch, now: Floats, limit: float) -> dict[str, float]:
+    """How far engine and learner are apart on every token whose recorded logprob is exact."""
+    exact = batch.entries.exact
+    ours, theirs = now[exact], batch.entries.behaviour[exact]
+    if not len(ours):
+        return {}
+    logs, probs = np.abs(ours - theirs), np.abs(np.exp(ours) - np.exp(theirs))
+    return {
+        "training/rollout_logprobs_diff_mean": float(logs.mean()),
+        "training/rollout_logprobs_diff_max": float(logs.max()),
+        "training/rollout_logprobs_diff_p99": float(np.quantile(logs, 0.99)),
+        "training/rollout_probs_diff_mean": float(probs.mean()),
+        "training/rollout_probs_diff_max": float(probs.max()),
+        "training/rollout_logprobs_checked": float(len(ours)),
+        "training/rollout_logprobs_off": float((~(logs <= limit)).sum()),
+    }
+
+
+def _array(column: Tensor) -> Floats:
+    return column.detach().cpu().double().numpy()

@@ -1,0 +1,164 @@
+"""Serves an ASGI app inside the running event loop, on a socket that is bound before anything else starts.
+
+What a stranger can make it keep is bounded by `strop.net.bounds`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import logging
+import socket
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
+from pathlib import Path
+from typing import cast
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from strop.errors import PlaceError
+from strop.files import private
+from strop.net.bounds import Bounded
+from strop.net.hosts import Hosts, names_of
+
+Settings = tuple[str, str]
+"""What an address's host and port are called where people set them."""
+
+
+class Server:
+    """`url` is where it answers. Signals are left to whoever owns the process."""
+
+    def __init__(self, url: str, server: _Quiet, task: asyncio.Task[None]) -> None:
+        self.url = url
+        self._server = server
+        self._task = task
+
+    async def close(self) -> None:
+        """Stop taking requests, give those in flight a few seconds, then end them."""
+        self._server.stop()
+        await self._task
+        # uvicorn cancels what is left but does not wait for it; its last act is to record what it sampled.
+        if left := self._server.server_state.tasks:
+            await asyncio.wait(left, timeout=5)
+
+
+async def serve(
+    app: ASGIApp,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    hosts: Sequence[str] = (),
+    log: Path | None = None,
+    settings: Settings = ("gateway.host", "gateway.port"),
+) -> Server:
+    """Start serving and return once requests are answered. Raises `PlaceError` if the address cannot be had.
+
+    Clients may call it by its address, by the machine's name, and by those in `hosts`.
+
+    What the server has to say about broken clients and requests goes to the file `log`, if there is anything, not to
+    the terminal.
+    """
+    if log is not None:
+        _log_to(log)
+    sock = bind(host, port, settings)
+    named = Hosts(app, [*hosts, *await names_of(host)], f"{settings[0]}s")
+    config = uvicorn.Config(
+        named,
+        http=Bounded,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+    )
+    server = _Quiet(config)
+    task = asyncio.create_task(server.serve(sockets=[sock]), name="strop-server")
+    ready = asyncio.create_task(server.ready.wait())
+    await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        ready.cancel()
+        await task
+    gc.freeze()  # what was imported and loaded stays: it need not be looked at again and again while requests come
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return Server(f"http://{f'[{shown}]' if ':' in shown else shown}:{sock.getsockname()[1]}", server, task)
+
+
+def bind(host: str, port: int, settings: Settings) -> socket.socket:
+    host_setting, port_setting = settings
+    if not 0 <= port <= 65535:
+        raise PlaceError(f"there is no port {port}: {port_setting} is from 1 to 65535, or 0 for a free one")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # asyncio sends small answers at once only on sockets that say that they are TCP.
+        sock = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no name"
+        raise PlaceError(
+            f"cannot listen on {host!r}: {reason}; set {host_setting} to an address of this machine"
+        ) from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            message = f"port {port} on {host} is in use; {port_setting}=0 picks a free one"
+        elif error.errno == errno.EACCES:
+            message = f"port {port} may not be used by this user; {port_setting}=0 picks a free one"
+        else:
+            message = f"cannot listen on {host}: {error.strerror}; set {host_setting} to an address of this machine"
+        raise PlaceError(message) from None
+    return sock
+
+
+def _log_to(path: Path) -> None:
+    """One file for what the server says and for what requests ran into."""
+    handler = _Log(path, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    for name in ("uvicorn", "strop"):
+        logger = logging.getLogger(name)
+        for before in logger.handlers:
+            before.close()
+        logger.handlers, logger.propagate = [handler], False
+
+
+class _Log(logging.FileHandler):
+    """Its owner's only: requests name rollouts and what is in them."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding="utf-8", opener=private)
+
+
+class _Quiet(uvicorn.Server):
+    """Says when it is ready, stops as soon as it is told to, and leaves signals alone."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._stopping.set()
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):  # the time of day in its answers, once a second
+            for connection in cast("list[Bounded]", list(self.server_state.connections)):
+                connection.check_time()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), 1.0)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield

@@ -1,0 +1,171 @@
+"""The room a chat takes place in: a model behind its gateway, a store, and what is said there."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from strop.config import Config, PolicyConfig
+from strop.engines.base import Engine
+from strop.errors import PlaceError
+from strop.gateway.app import Gateway
+from strop.models.names import folder_of
+from strop.net.server import serve
+from strop.run.runtime import sampling_for
+from strop.run.serve import held, load_model
+from strop.runners.pool import Pool
+from strop.store.base import Store
+from strop.store.opening import open_store
+from strop.types import Event, Rollout, Status, Task, Turn, stable_hash
+
+T = TypeVar("T")
+
+
+class Said(Struct, frozen=True):
+    """Some more of an answer, or of what the model thinks before it."""
+
+    text: str
+    thought: bool = False
+
+
+class Calls(Struct, frozen=True):
+    """A tool call that is about to be run."""
+
+    name: str
+    arguments: str
+
+
+class Called(Struct, frozen=True):
+    """A tool call that was run."""
+
+    name: str
+    arguments: str
+    result: str
+
+
+class Recorded(Struct, frozen=True):
+    """A turn of an agent, and those of its messages that no turn before it had."""
+
+    turn: Turn
+    messages: list[dict[str, Any]]
+
+
+Shown = Said | Calls | Called | Recorded | Event
+Show = Callable[[Shown], None]
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """What came of a question: its turns, one for every model call, and the tool calls between them. `open` says that
+    the last turn's calls were run and the model was not asked again: `rounds` were over."""
+
+    rollout: str
+    turns: list[Turn]
+    calls: list[Called] = []
+    open: bool = False
+
+    @property
+    def text(self) -> str:
+        return self.turns[-1].answer["content"] if self.turns else ""
+
+    @property
+    def branches(self) -> list[str]:
+        """Why turns did not extend the session exactly; none if all of them did."""
+        return [turn.branch for turn in self.turns if turn.branch]
+
+
+class Room(Struct, frozen=True, kw_only=True):
+    """What a chat needs, open. Each of `watches` raises when a process that everything depends on dies."""
+
+    config: Config
+    store: Store
+    gateway: Gateway
+    url: str
+    watches: Sequence[Callable[[], Awaitable[None]]]
+    numbers: Iterator[int]
+
+    @property
+    def engine(self) -> Engine:
+        return self.gateway.routes.find("main", None).engine
+
+    def rollout(self, task: Task) -> Rollout:
+        """A new one, counted on from those that the folder has already."""
+        id = f"{task.id}-{(number := next(self.numbers)):06d}"
+        seed = stable_hash(self.config.seed, task.id, number)
+        return Rollout(id=id, group=id, member=0, task=task, mode="eval", seed=seed, retries={}, created=time.time())
+
+    async def alive(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do it, unless what answers dies meanwhile: that is raised then."""
+        doing = asyncio.ensure_future(work)
+        dead = [asyncio.ensure_future(watch()) for watch in self.watches]
+        try:
+            done, _ = await asyncio.wait({doing, *dead}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {doing}:
+                task.result()
+            return await doing
+        finally:
+            for task in (doing, *dead):
+                task.cancel()
+            await asyncio.gather(doing, *dead, return_exceptions=True)
+
+
+@asynccontextmanager
+async def opened(config: Config, folder: Path, *, agent: bool = False) -> AsyncGenerator[Room]:
+    """Load the policy of `config` behind a gateway of its own, with its records in `folder`; with `agent`, also run the
+    configured agents on what is queued there."""
+    if (folder / "config.json").exists():
+        raise PlaceError(f"{folder} holds a run or a model, and a chat would write into it: choose another --folder")
+    async with AsyncExitStack() as rooms:
+        weights = await asyncio.to_thread(_weights, config.policy, rooms)
+        rooms.enter_context(held(folder, alone=True))
+        store = await open_store(folder)
+        rooms.push_async_callback(store.close)
+        left = [rollout.id for status in ("queued", "running") for rollout in await store.list(status=status)]
+        await store.cancel(left, detail="the chat that it belonged to is over")
+        gateway, learner = await load_model(config, store, folder, rooms, weights=weights)
+        server = await serve(gateway, log=folder / "gateway.log")
+        rooms.push_async_callback(server.close)
+        watches = [learner.watch] if learner else []
+        if agent:
+            pool = _pool(config, store, server.url, gateway, folder)
+            rooms.push_async_callback(pool.close)
+            await pool.start()
+            pool.work()
+            watches.append(pool.watch)
+        stats = await store.stats()
+        numbers = itertools.count(1 + sum(stats.get(status, 0) for status in get_args(Status)))
+        yield Room(config=config, store=store, gateway=gateway, url=server.url, watches=watches, numbers=numbers)
+
+
+def _weights(policy: PolicyConfig, rooms: AsyncExitStack) -> Path:
+    """The folder to load. A checkpoint of an adapter is merged into a whole model for as long as it is served."""
+    if not (Path(policy.model) / "adapter_config.json").is_file():
+        return folder_of(policy)
+    from strop.learner.export import export
+
+    place = Path(rooms.enter_context(tempfile.TemporaryDirectory(prefix="strop-chat-"))) / "model"
+    export(policy.model, place)  # with the template that it was trained with
+    return place
+
+
+def _pool(config: Config, store: Store, url: str, gateway: Gateway, folder: Path) -> Pool:
+    return Pool(
+        store,
+        {None: config.agent, **config.agents},
+        replace(config.runner, workers=1, lease=1.0),  # often looked at: Ctrl-C ends the rollout at once
+        gateway_url=url,
+        model=config.policy.model,
+        judge=config.reward,
+        log=folder / "agents.log",
+        sampling=partial(sampling_for, config),
+        settled=gateway.settled,
+    )

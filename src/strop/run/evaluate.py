@@ -1,0 +1,180 @@
+"""Evaluate a model behind an agent, without training; compare it with others on the very same tasks and seeds.
+
+    models × ways ──▶ each a run of no steps, in a folder of its own ──▶ rewards per task ──▶ scores, differences
+
+    runs/eval/
+      evaluation.json   the `Report` (monitor/evaluations.py)
+      1-trained/        the first model, with every rollout: strop rollouts runs/eval/1-trained
+      1-deployed/       the same one, shown its history as an ordinary server would show it
+      2-trained/        the model it is compared with
+
+Left out: going on with an evaluation that was interrupted; servers that somebody else started, which keep the weights
+they have; as deployed, servers that make other tokens of the very same text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+from msgspec.structs import replace
+
+from strop.config import AlgorithmConfig, Config, LoraConfig, MonitorConfig
+from strop.errors import ConfigError, PlaceError, TaskError
+from strop.files import private_folder, write_whole
+from strop.models.names import resolve
+from strop.monitor.console import Silent, View
+from strop.monitor.evaluations import Evaluation, Report, Way, report
+from strop.run.folder import BEST, RunFolder
+from strop.run.loop import at_work, ended_of, stop_if_all_failed
+from strop.run.runtime import Run, engine_name, open_rooms, settled, tasks_of
+from strop.tasks.sampling import evaluation
+from strop.types import Rollout, version
+
+FOREVER = 1e9
+"""Seconds. Each rollout has its runner.timeout; all of them together may take as long as they take."""
+
+
+async def evaluate(
+    config: Config,
+    models: Sequence[str] = (),
+    *,
+    folder: str | Path = "runs/eval",
+    view: View | None = None,
+    splits: Sequence[str] = (),
+    samples: int = 1,
+    greedy: bool = False,
+    ways: Sequence[Way] = ("trained",),
+    threshold: float = 1.0,
+    best: bool = False,
+) -> Report:
+    """Evaluate the first of `models`, and compare it with each of the others.
+
+    A model is what `policy.model` may be, a run's folder (for its newest checkpoint, or its `best`) or a checkpoint's.
+    Agent, tasks, rewards, seed and sampling (`policy.eval`) are the configuration's, and so are model and splits
+    (`loop.eval_splits`) where none are given. A reward of `threshold` or more is a success.
+    """
+    folder, view, began = Path(folder), view or Silent(), time.monotonic()
+    config = settings(settled(config), tuple(dict.fromkeys(splits or config.loop.eval_splits)))
+    models = models or [config.policy.model]
+    _refuse(config, samples, folder)
+    found = [checkpoint_of(model, best) for model in models]
+    done = [
+        Evaluation(
+            number=number,
+            model=model,
+            weights=found[number - 1],
+            way=way,
+            history=config.policy.history if way == "trained" else "template",
+            folder=str(folder / f"{number}-{way}"),
+        )
+        for number, model in enumerate(models, 1)
+        for way in (ways if config.policy.history == "sampled" else ways[:1])
+    ]
+    tasks = tasks_of(config)
+    private_folder(folder)
+    with TemporaryDirectory(prefix="strop-eval-") as spare:
+        places = [await asyncio.to_thread(weights_of, name, Path(spare) / str(n)) for n, name in enumerate(found)]
+        for one in done:
+            view.title(one.name, 0)
+            policy = replace(config.policy, model=str(places[one.number - 1]), history=one.history)
+            async with open_rooms(replace(config, folder=one.folder, policy=policy), view, resume=False) as run:
+                if run.tasks != tasks:
+                    raise TaskError(f"{config.tasks} gave other tasks the second time: have it give the same ones")
+                await at_work(run, _collect(run, one, samples=samples, greedy=greedy, first=one is done[0]))
+    told = report(config, done, samples=samples, threshold=threshold)
+    if len(ways) > 1 and config.policy.history == "template":
+        told.warnings.append("as trained and as deployed are the same here, since policy.history is template")
+    if greedy and samples > 1:
+        told.warnings.append("drawn greedily, the samples of a task differ only by what the agent and its tools do")
+    told.folder, told.seconds = str(folder), round(time.monotonic() - began, 2)
+    write_whole(folder / "evaluation.json", msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n")
+    return told
+
+
+async def _collect(run: Run, one: Evaluation, *, samples: int, greedy: bool, first: bool) -> None:
+    """Waits for every rollout of every split, and fills in what came of them. Where all fail the agent is at fault,
+    unless it has worked with the `first` model: then it is the other one's result."""
+    began = time.monotonic()
+    for split in run.config.loop.eval_splits:
+        wanted = evaluation(
+            run.tasks,
+            seed=run.config.seed,
+            version=version(1, 0),
+            step=0,
+            split=split,
+            greedy=greedy,
+            samples=samples,
+            retries=run.config.runner.retries.by_cause(),
+        )
+        ended = await ended_of(run, wanted, f"evaluating {split}")
+        if first:
+            await stop_if_all_failed(run, ended, f"evaluating {split}")
+        one.rewards[f"{split}-greedy" if greedy else split] = _rewards(ended)
+        one.failed = dict(Counter(one.failed) + Counter(rollout.cause for rollout in ended if rollout.cause))
+        for rollout in ended:
+            turns = await run.store.turns(rollout.id)
+            one.turns += len(turns)
+            one.branches = dict(Counter(one.branches) + Counter(turn.branch for turn in turns if turn.branch))
+    one.seconds = round(time.monotonic() - began, 2)
+
+
+def _rewards(ended: Sequence[Rollout]) -> dict[str, dict[str, list[float]]]:
+    """Reward -> task -> one value per sample, of the rewards that are a whole rollout's; where none was given, 0."""
+    names = sorted({r.name for rollout in ended for r in rollout.rewards if r.target == (r.name, None, None)})
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in names}
+    for name in names:
+        for rollout in ended:
+            found[name].setdefault(rollout.task.id, []).append(rollout.reward(name) or 0.0)
+    return found
+
+
+def settings(config: Config, splits: tuple[str, ...]) -> Config:
+    """A configuration without what only training needs: no steps, no adapter, no critic, no reference, nobody who is
+    told of metrics, and a store of its own."""
+    return replace(
+        config,
+        algorithm=AlgorithmConfig(rewards=config.algorithm.rewards),
+        learner=replace(config.learner, lora=LoraConfig()),
+        loop=replace(config.loop, steps=0, eval_splits=splits, group_deadline=FOREVER),
+        store=replace(config.store, url=""),
+        monitor=MonitorConfig(),
+    )
+
+
+def _refuse(config: Config, samples: int, folder: Path) -> None:
+    if samples < 1:
+        raise ConfigError(f"{samples} samples per task make no score: give at least 1")
+    if not config.loop.eval_splits:
+        raise ConfigError("nothing to evaluate: name a split of the tasks with --split, or set loop.eval_splits")
+    refuse_taken(folder)
+    if (name := engine_name(config.engine)) != "embedded" and getattr(config.engine, name).url:
+        raise ConfigError(f"engine.{name}.url is a server with weights of its own: leave it out, to have one started")
+
+
+def refuse_taken(folder: Path) -> None:
+    if folder.exists():
+        raise PlaceError(f"{folder} is there already: choose another --folder")
+
+
+def checkpoint_of(model: str, best: bool = False) -> str:
+    """Of a run its newest good checkpoint, that of RUN:STEP, or its best; any other model as it is."""
+    if (found := RunFolder.named(model)) is None:
+        return model
+    run, step = found
+    return str(RunFolder.chosen_checkpoint(run, BEST if best else step))
+
+
+def weights_of(name: str, spare: Path) -> Path:
+    """The folder with the weights. An adapter is merged into its model first, in the new folder `spare`."""
+    if not (Path(name).expanduser() / "adapter_model.safetensors").is_file():
+        return resolve(name)
+    from strop.learner.export import export
+
+    export(Path(name).expanduser(), spare)
+    return spare

@@ -1,0 +1,171 @@
+"""Runs as they can be read from their folders, whether they are at work or not.
+
+Only config.json, metrics.jsonl and summary.json are read, and the lock is asked whether somebody holds it: a run that
+is at work notices nothing. Seconds are those of steps; evaluations are not in them until the run is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from strop.algorithms import every_setting
+from strop.config import Config
+from strop.errors import PlaceError
+from strop.monitor.metrics import counted, flat
+from strop.monitor.summary import Points
+from strop.run.folder import RunFolder
+
+State = Literal["running", "stopped", "collapsed", "done"]
+
+TRAINED = "critic/rewards/mean"
+DEPTH = 3
+"""How far below a folder runs are looked for."""
+
+
+class Record(Struct, frozen=True, kw_only=True):
+    """One run in a line. `start`, `end` and `best` are mean totals, of the rewards that count, of what `on` says: the
+    first evaluated split, or "training" where nothing was evaluated. There is no `end` before the second figure."""
+
+    name: str
+    model: str
+    algorithm: str
+    state: State
+    steps: int
+    of: int
+    on: str
+    start: float | None
+    end: float | None
+    best: float | None
+    best_step: int | None
+    seconds: float
+    began: float
+
+
+class PastRun(NamedTuple):
+    """What a folder tells: the line, the settings, and the curves."""
+
+    record: Record
+    config: Config
+    trained: Points
+    evaluated: Points
+
+
+def find(place: Path) -> list[Path]:
+    """The run in `place`, or the runs in the folders below it, by name; not what `strop eval` left there."""
+    if is_run(place):
+        return [place]
+    if not place.is_dir():
+        raise PlaceError(f"there is no folder {place}: name a run, or a folder with runs in it")
+    return _below(place, DEPTH)
+
+
+def is_run(place: Path) -> bool:
+    return (place / "config.json").is_file() and (place / "checkpoints").is_dir()
+
+
+def _below(place: Path, depth: int) -> list[Path]:
+    found: list[Path] = []
+    for child in sorted(place.iterdir()) if depth else ():
+        if is_run(child):
+            found += [] if _only_evaluates(child) else [child]
+        elif child.is_dir() and not child.is_symlink():
+            found += _below(child, depth - 1)
+    return found
+
+
+def _only_evaluates(run: Path) -> bool:
+    """Whether it is a part of an evaluation: it has no steps, and nothing ever sums it up."""
+    try:
+        return RunFolder.config(run).loop.steps == 0 and not (run / "summary.json").exists()
+    except PlaceError:  # said by whoever reads it
+        return False
+
+
+def read(folder: Path) -> PastRun:
+    """Raises `PlaceError` if `folder` holds no run that this strop can read."""
+    config = RunFolder.config(folder)
+    lines = _lines(folder / "metrics.jsonl")
+    split = next(iter(config.loop.eval_splits), "")
+    trained = points(lines, TRAINED)
+    evaluated = _evaluated(lines, split, config)
+    steps = max((step for step, metrics in lines if "timing_s/step" in metrics), default=0)
+    shown = evaluated or trained
+    best = max(shown, key=lambda at: at[1], default=(None, None))
+    state = _state(folder, finished=steps >= config.loop.steps)
+    record = Record(
+        name=str(folder),
+        model=config.policy.model,
+        algorithm=config.algorithm.name,
+        state=state,
+        steps=steps,
+        of=config.loop.steps,
+        on=split if evaluated else "training",
+        start=shown[0][1] if shown else None,
+        end=shown[-1][1] if len(shown) > 1 else None,
+        best=best[1],
+        best_step=best[0],
+        seconds=round(_seconds(folder, lines, state), 2),
+        began=(folder / "config.json").stat().st_mtime,
+    )
+    return PastRun(record, config, trained, evaluated)
+
+
+def _lines(path: Path) -> list[tuple[int, dict[str, float]]]:
+    """metrics.jsonl as far as it goes: the last line may be half written, and a run that has just begun has none."""
+    try:
+        whole = path.read_bytes().rpartition(b"\n")[0]
+    except FileNotFoundError:
+        return []
+    try:
+        return [_line(line) for line in whole.splitlines()]
+    except (msgspec.DecodeError, KeyError) as error:
+        raise PlaceError(f"{path} cannot be read ({error}): `strop train --resume` writes it anew") from None
+
+
+def _line(line: bytes) -> tuple[int, dict[str, float]]:
+    found = msgspec.json.decode(line, type=dict[str, float | None])  # null: not a number
+    return int(found.pop("step") or 0), {name: value for name, value in found.items() if value is not None}
+
+
+def points(lines: Sequence[tuple[int, dict[str, float]]], name: str) -> Points:
+    """
+    >>> points([(0, {"a": 1.0}), (1, {"b": 2.0}), (2, {"a": 3.0})], "a")
+    [(0, 1.0), (2, 3.0)]
+    """
+    return sorted((step, metrics[name]) for step, metrics in lines if name in metrics)
+
+
+def _evaluated(lines: Sequence[tuple[int, dict[str, float]]], split: str, config: Config) -> Points:
+    """The total of the rewards that count, wherever the split was evaluated."""
+    weights = config.algorithm.rewards
+    names = {name: next(iter(flat(split, {name: 0.0}, config.loop.eval_samples))) for name in weights}
+    found = [(s, counted({n: m[key] for n, key in names.items() if key in m}, weights)) for s, m in lines]
+    return sorted((step, total) for step, total in found if total is not None)
+
+
+def _state(folder: Path, *, finished: bool) -> State:
+    if RunFolder.held(folder):
+        return "running"
+    summary = RunFolder.summary(folder)
+    if summary.get("collapsed"):
+        return "collapsed"
+    return "done" if finished and summary.get("done") else "stopped"
+
+
+def _seconds(folder: Path, lines: Sequence[tuple[int, dict[str, float]]], state: State) -> float:
+    if state == "done":
+        return float(RunFolder.summary(folder).get("seconds", 0.0))
+    return sum(metrics.get("timing_s/step", 0.0) for _, metrics in lines)
+
+
+def differences(configs: Sequence[Config]) -> dict[str, list[Any]]:
+    """The settings in which runs differ, with every run's value; None where a run has no such setting."""
+    tables = [{setting.key: setting.value for setting in every_setting(config)} for config in configs]
+    keys = dict.fromkeys(key for table in tables for key in table if key not in ("folder", "algorithm.settings"))
+    values = {key: [table.get(key) for table in tables] for key in keys}
+    return {key: row for key, row in values.items() if any(value != row[0] for value in row)}

@@ -1,0 +1,140 @@
+"""Would this run learn anything? A few groups of it, sampled before the first step and seen as the algorithm would.
+
+An algorithm that compares the members of a group learns nothing from one whose rewards are all the same, and a run of
+such groups trains for hours on nothing. So the very rollouts that the first step would begin with are run, in a folder
+that is gone afterwards, and the algorithm says which groups carry any loss. Of one that compares otherwise only the
+rewards are told.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from strop.algorithms import Algorithm, make
+from strop.algorithms.credit import Rewards
+from strop.config import Config, MonitorConfig
+from strop.errors import AgentError
+from strop.monitor.console import View
+from strop.run.health import easier
+from strop.run.loop import all_failed, assembled, at_work, check_rewards, compared, ended_of
+from strop.run.resume import sample
+from strop.run.runtime import open_rooms, refuse_contradictions, settled
+from strop.trajectory import Batch, explain
+
+
+class Probe(Struct, kw_only=True):
+    """What came of some groups. `flat` are those that would teach nothing (None where groups are not compared), `left`
+    how many rollouts would carry no loss by reason, `lowest`, `highest` and `mean` what those that count got,
+    `failed` how many failed by cause, `seconds` how long a rollout took in the mean, `model` whose they are."""
+
+    groups: int
+    members: int
+    flat: int | None
+    left: dict[str, int]
+    mean: float
+    lowest: float
+    highest: float
+    failed: dict[str, int]
+    seconds: float
+    model: str = ""
+
+    @property
+    def verdict(self) -> str:
+        every = f"every rollout got {self.highest:g}"
+        if self.flat is None:
+            got = every if self.highest == self.lowest else f"rollouts got {self.lowest:g} to {self.highest:g}"
+            return f"{got}; this algorithm does not compare them within groups"
+        said = f"{self.groups - self.flat} of {self.groups} groups would teach something"
+        if not self.flat:
+            return said
+        if self.flat < self.groups:
+            return f"{said}; loop.groups_most has the others replaced"
+        if not self.left:
+            return f"{said}: none of their turns is trained; policy.agents says whose are"
+        reason, count = max(self.left.items(), key=lambda item: item[1])
+        if reason != "zero_variance":
+            return f"{said}: {count} rollouts {explain(reason)}, so nothing would be learnt"
+        if self.highest > self.lowest:
+            return (
+                f"{said}: members of a group all got the same, so nothing would be learnt; raise "
+                "policy.train.temperature"
+            )
+        if self.highest > 0:
+            return f"{said}: {every}, so nothing would be learnt; take harder tasks"
+        return (
+            f"{said}: {every}, so nothing would be learnt; {easier(self.model)}, or begin with a model that sometimes "
+            "succeeds"
+        )
+
+
+async def probe(config: Config, view: View, *, groups: int) -> Probe:
+    """Run the first `groups` groups of what `config` would train. Nothing is kept."""
+    # The probe's own settings would hide them.
+    refuse_contradictions(config, make(config.algorithm, config.learner, config.policy))
+    with TemporaryDirectory(prefix="strop-probe-") as place:
+        config = settings(settled(config), groups, Path(place) / "run")
+        view.title(f"probing {config.policy.model}", 0)
+        async with open_rooms(config, view, resume=False) as run:
+            wanted = run.next_rollouts(groups)
+            began = time.monotonic()
+            ended = await at_work(run, ended_of(run, wanted, "probing"))
+            if why := await all_failed(run, ended, "probing"):  # nobody can look at them afterwards
+                raise AgentError(f"{why}; mend it, then ask again")
+            samples = await compared(run, [await sample(run, rollout) for rollout in ended])
+            check_rewards(run, [one.rollout for one in samples])
+            waited = (time.monotonic() - began) * min(config.runner.workers, len(ended)) / len(ended)
+            found = judged(assembled(config, samples), run.algorithm, config.algorithm.rewards, waited)
+            return replace(found, model=config.policy.model)
+
+
+def settings(config: Config, groups: int, folder: Path) -> Config:
+    """A configuration for some groups and nothing else: no evaluation, a store of its own, nobody who is told of
+    metrics."""
+    return replace(
+        config,
+        folder=str(folder),
+        loop=replace(config.loop, eval_splits=(), staleness=0, groups=groups, groups_most=None),
+        store=replace(config.store, url=""),
+        monitor=MonitorConfig(),
+    )
+
+
+def judged(batch: Batch, algorithm: Algorithm, weights: Mapping[str, float], seconds: float) -> Probe:
+    """As a step would see it: `weights` are those of the rewards that count."""
+    every, flat, entries, left = totals(batch, weights), None, batch.entries, Counter[str]()
+    if algorithm.within_groups:
+        entries.proximal[:] = entries.ref[:] = entries.behaviour  # before the first step all three are one model's
+        algorithm.credit(batch)
+        flat = len(batch.groups) - len(batch.teaching())
+        carried = ~np.isin(entries.group, batch.teaching()) & (entries.weight > 0)  # loss, but no advantage
+        left["zero_variance"] = len(np.unique(entries.rollout[carried]))
+    rollouts = [sample.rollout for sample in batch.samples]
+    return Probe(
+        groups=len(batch.groups),
+        members=max(Counter(rollout.group for rollout in rollouts).values()),
+        flat=flat,
+        left=dict(+(left + Counter(batch.dropped.values()))),
+        mean=sum(every) / max(len(every), 1),
+        lowest=min(every, default=0.0),
+        highest=max(every, default=0.0),
+        failed=dict(Counter(str(rollout.cause) for rollout in rollouts if rollout.cause)),
+        seconds=seconds,
+    )
+
+
+def totals(batch: Batch, weights: Mapping[str, float]) -> list[float]:
+    """What each rollout that counts got, with what its agents and its turns got of their own."""
+    rewards = Rewards.of(batch, weights)
+    return [
+        float(rewards.totals[s] + rewards.agents[s].sum())
+        + sum(rewards.own.get(turn.id, 0.0) / turn.choices for turn in batch.samples[s].turns)
+        for s in map(int, np.flatnonzero(batch.counted))
+    ]

@@ -1,0 +1,257 @@
+"""`strop serve`: a store that other processes and machines share, with everything that keeps it well, and a model.
+
+    folder/ ──lock──▶ store ──▶ server (/v1/, /r/) ──▶ HttpStore anywhere
+                        │          └── with a model: the gateway's addresses as well ──▶ agents anywhere
+                        └── reclaiming: attempts of runners that are gone end in time
+
+Told to stop (SIGTERM, SIGINT) it drains: no new connections, requests that wait for something to happen end at once,
+those at work are finished, the store is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import signal
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from strop.config import Config
+from strop.errors import ConfigError, PlaceError, StropError
+from strop.files import private, private_folder
+from strop.net.addresses import Addressed
+from strop.net.secrets import hide_keys, new_key
+from strop.net.server import Server, serve
+from strop.run.folder import until_gone
+from strop.store.base import Store
+from strop.store.http.keys import run_key
+from strop.store.http.routes import StoreApp
+from strop.store.opening import open_store
+from strop.store.reclaim import reclaiming
+from strop.types import Policy, version
+
+if TYPE_CHECKING:  # needed only where a model is served
+    from strop.gateway.app import Gateway
+    from strop.learner.process import LearnerProcess
+
+LEASE_CHECK = 1.0
+"""Seconds between two looks for leases that have run out."""
+GRACE = 10.0
+"""Seconds that runners get to be heard of again after the store was away."""
+LOG = logging.getLogger("strop.run.serve")
+
+
+class StoreServer:
+    """A store being served at `url`, to whoever has `key`. Closing it leaves the store open."""
+
+    def __init__(
+        self, server: Server, app: StoreApp, addressed: Addressed, key: str, tasks: list[asyncio.Task[None]]
+    ) -> None:
+        self.url, self.key, self.addressed = server.url, key, addressed
+        self._server, self._app, self._tasks = server, app, tasks
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._app.close()
+        await self._server.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def serve_store(
+    store: Store,
+    *,
+    key: str,
+    gateway: Gateway | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    hosts: Sequence[str] = (),
+    lease_check: float = LEASE_CHECK,
+    grace: float = GRACE,
+    log: Path | None = None,
+) -> StoreServer:
+    """Serve an open store, and beside it a gateway if there is one, from the running event loop. Raises `PlaceError` if
+    the address cannot be had."""
+    app = StoreApp(store, key, model=gateway is not None)
+    addressed = Addressed(app if gateway is None else _beside(gateway, app, store))
+    server = await serve(addressed, host=host, port=port, hosts=hosts, log=log, settings=("--host", "--port"))
+    tasks = [asyncio.create_task(_reclaim(store, lease_check, grace), name="strop-reclaim")]
+    if gateway is not None:
+        tasks.append(asyncio.create_task(_forget(store, gateway), name="strop-forget"))
+    return StoreServer(server, app, addressed, key, tasks)
+
+
+def _beside(gateway: Gateway, app: StoreApp, store: Store) -> ASGIApp:
+    """Model calls go to the gateway, those with the server's own key as rollouts of their own; everything else goes to
+    the store."""
+    from strop.gateway.server_key import Visits
+
+    visits = Visits(gateway, store, app.key)
+
+    async def beside(scope: Scope, receive: Receive, send: Send) -> None:
+        await (visits if gateway.answers(scope["path"]) else app)(scope, receive, send)
+
+    return beside
+
+
+async def _reclaim(store: Store, every: float, grace: float) -> None:
+    """A store that is away for a while is looked after again when it is back."""
+    while True:
+        try:
+            await reclaiming(store, every, grace)
+        except StropError as error:
+            LOG.warning("leases that have run out could not be looked for: %s", error)
+
+
+async def _forget(store: Store, gateway: Gateway) -> None:
+    """The gateway keeps what it knows of a rollout as long as that runs."""
+    cursor = 0
+    while True:
+        try:
+            cursor, changed = await store.wait(cursor, timeout=60.0)
+        except StropError as error:
+            LOG.warning("which rollouts have ended could not be looked for: %s", error)
+            await asyncio.sleep(LEASE_CHECK)
+            continue
+        for rollout in changed:
+            if rollout.status != "running":
+                gateway.forget(rollout.id)
+
+
+@asynccontextmanager
+async def served(store: Store, key: str | None = None) -> AsyncGenerator[StoreServer]:
+    """For tests and notebooks: a store served on a free port of this machine as long as the block lasts."""
+    server = await serve_store(store, key=key or new_key())
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+async def main(
+    folder: Path,
+    *,
+    store_url: str | None = None,
+    model: Config | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    hosts: Sequence[str] = (),
+    key: str | None = None,
+    synchronous: Literal["NORMAL", "FULL"] = "NORMAL",
+    grace: float = GRACE,
+    on_ready: Callable[[str, str], None],
+    patience: float = 0.0,
+    on_wait: Callable[[StropError], None] | None = None,
+) -> None:
+    """Serve the store of `folder`, or the PostgreSQL database at `store_url`, until told to stop; with `model`, also
+    the policy it configures. The folder keeps the logs and, unless one is given, the key. `on_ready` is told the
+    address and the key; a database that does not answer is waited for as `open_store` says."""
+
+    async def opened() -> tuple[Store, Gateway | None, LearnerProcess | None]:
+        store = await open_store(store_url or folder, synchronous=synchronous, patience=patience, on_wait=on_wait)
+        rooms.push_async_callback(store.close)
+        gateway, learner = await load_model(model, store, folder, rooms) if model else (None, None)
+        return store, gateway, learner
+
+    with told_to_stop() as stop, held(folder, alone=not store_url):
+        secret = run_key(folder, key)
+        async with AsyncExitStack() as rooms:
+            opening, told = asyncio.create_task(opened()), asyncio.create_task(stop.wait())
+            await asyncio.wait({opening, told}, return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done():
+                opening.cancel()
+                await asyncio.wait({opening})
+                return
+            store, gateway, learner = opening.result()
+            log = folder / "serve.log"
+            server = await serve_store(
+                store, key=secret, gateway=gateway, host=host, port=port, hosts=hosts, grace=grace, log=log
+            )
+            rooms.push_async_callback(server.close)
+            gone = asyncio.create_task(until_gone(folder if store_url else folder / "store.sqlite"))
+            await asyncio.sleep(0)  # it has begun to watch before anybody knows of the store
+            rooms.enter_context(server.addressed.announced(server.url, model.policy.model if model else "", folder))
+            on_ready(server.url, secret)
+            dead = [asyncio.create_task(learner.watch())] if learner else []
+            done, left = await asyncio.wait({told, gone, *dead}, return_when=asyncio.FIRST_COMPLETED)
+            for task in left:
+                task.cancel()
+            for task in done:
+                task.result()
+
+
+async def load_model(
+    config: Config, store: Store, folder: Path, rooms: AsyncExitStack, *, weights: Path | None = None
+) -> tuple[Gateway, LearnerProcess | None]:
+    """Have the policy's model loaded, in a process of its own that cannot train it, and put a gateway before it.
+    `weights` is the folder to load, where that is not the one that the model's name stands for."""
+    from strop.gateway.template import Renderer
+    from strop.learner.process import LearnerProcess
+    from strop.models.names import folder_of
+    from strop.run.runtime import POLICY, engine_name, engine_of, gateway_of
+
+    hide_keys(config)
+    place = weights or await asyncio.to_thread(folder_of, config.policy)
+    served = Policy(name=POLICY, version=version(1, 0), model=config.policy.model)
+    there = next((policy for policy in await store.policies() if policy.name == POLICY), served)
+    if there != served:
+        raise ConfigError(
+            f"the store's policy is {there.model} at version {there.version}, and --model {config.policy.model} is not "
+            "that: serve it with another --folder or database"
+        )
+    policy = config.policy
+    renderer = Renderer.from_folder(place, variables=policy.chat_template_kwargs, tools=policy.tools)
+    learner = LearnerProcess(folder / "learner.log") if engine_name(config.engine) == "embedded" else None
+    if learner is not None:
+        rooms.push_async_callback(learner.close)
+    engine = engine_of(config, place, folder, learner)
+    rooms.push_async_callback(engine.close)
+    gateway = gateway_of(config, store, engine, renderer)
+    rooms.push_async_callback(gateway.routes.close)
+    await gateway.routes.recall(store)
+    if learner is not None:
+        await learner.start(config, place, train=False)
+    await engine.start()
+    await store.put_policy(served)
+    return gateway, learner
+
+
+@contextmanager
+def told_to_stop() -> Generator[asyncio.Event]:
+    """Set once the process is told to stop."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield stop
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+@contextmanager
+def held(folder: Path, *, alone: bool) -> Generator[None]:
+    """Make the folder. A SQLite store in it has one owner at a time, whether that serves it or trains with it; the
+    kernel lets go of the lock when the process dies."""
+    try:
+        private_folder(folder)
+        lock = open(folder / "lock", "wb", opener=private)  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise PlaceError(
+            f"cannot write to {folder} ({error.strerror}): make it writable, or choose another place with --folder"
+        ) from None
+    with lock:
+        try:
+            if alone:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise PlaceError(
+                f"another process is at work in {folder}: wait for it, or choose another --folder"
+            ) from None
+        yield

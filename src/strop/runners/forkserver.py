@@ -1,0 +1,239 @@
+"""The process that workers are forked from: it has imported what they all need, so a new worker costs milliseconds and
+shares that memory.
+
+    processes ──one byte and a socket──▶ zygote ──fork──▶ worker (owns the socket)
+              ◀──"forked PID" / "ended PID CODE" / "failed WHY": it cannot import what it must──
+
+It ends when its connection to the runner closes, and takes all workers and their folder with it. `multiprocessing`'s
+forkserver is the same idea, but imports the program's main script into every worker, which runs it again where it is
+not guarded, and lives until the program ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from strop.errors import AgentError
+from strop.files import private
+from strop.imports import with_fix
+
+Serve = Callable[[socket.socket], None]
+BEGIN = """
+import signal
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)  # the runner decides when to end
+try:
+    from strop.runners import forkserver as zygote
+    serve = zygote.prepare()
+except Exception as error:
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    os.write(int(sys.argv[1]), f"failed {said}\\n".encode(errors="replace"))
+    raise
+zygote.main(serve, *sys.argv[1:])
+"""
+"""What it runs: anything may be missing, strop's own packages too, and must be told."""
+
+
+class Child(NamedTuple):
+    """A forked worker. `end` becomes its exit code, or minus the signal that killed it, or None if nobody knows."""
+
+    pid: int
+    end: asyncio.Future[int | None]
+
+
+class Zygote:
+    """Our side: fork workers, hear of their ends. The process starts with the first fork, anew if it died. `python` is
+    another environment's, where it is not our own."""
+
+    def __init__(self, log: Path, folder: str, environment: dict[str, str], python: str = "") -> None:
+        self._python = python
+        self._folder = folder
+        self._log = log
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+        self._forking = asyncio.Lock()
+        self._forked: asyncio.Future[Child] | None = None
+        self._why = ""
+
+    async def fork(self) -> tuple[Child, socket.socket]:
+        """A new worker, and the socket to talk to it."""
+        ours, theirs = socket.socketpair()
+        # Whoever waits may be cancelled. The answer to the question comes all the same, and must not be taken for the
+        # answer to the next one; a worker whose socket is closed ends by itself.
+        asking = asyncio.create_task(self._ask(theirs))
+        try:
+            return await asyncio.shield(asking), ours
+        except BaseException as error:
+            ours.close()
+            if isinstance(error, OSError):
+                why = with_fix(self._why, self._python or sys.executable) if self._why else f"look into {self._log}"
+                raise AgentError(f"the process that starts agents died: {why}") from error
+            raise
+
+    async def _ask(self, theirs: socket.socket) -> Child:
+        with theirs:
+            async with self._forking:
+                if self._closed:
+                    raise ConnectionResetError
+                if self._process is None or self._process.poll() is not None:
+                    await self._launch()
+                self._forked = asyncio.get_running_loop().create_future()
+                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+                return await self._forked
+
+    async def close(self) -> None:
+        """End every worker and the process itself."""
+        self._closed = True
+        if self._process is None:
+            return
+        self._writer.close()
+        self._listening.cancel()
+        await asyncio.gather(self._listening, return_exceptions=True)
+        self._no_answer()
+        try:
+            await asyncio.to_thread(self._process.wait, 10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+        self._process = None
+
+    async def _launch(self) -> None:
+        if self._process is not None:
+            self._writer.close()
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            process = self._popen(theirs.fileno())
+        reader, self._writer = await asyncio.open_connection(sock=self._control)
+        self._listening = asyncio.create_task(self._listen(reader))
+        self._process = process
+
+    def _popen(self, control: int) -> subprocess.Popen[bytes]:
+        path = f"sys.path[:0] = {ours()!r}" if self._python else f"sys.path[:] = {sys.path!r}"
+        code = f"import os, sys\n{path}\n{BEGIN}"
+        with open(self._log, "ab", opener=private) as log:
+            return subprocess.Popen(
+                [self._python or sys.executable, "-c", code, str(control), self._folder],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[control],
+                env=self._environment,
+            )
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        ends: dict[int, asyncio.Future[int | None]] = {}  # of those that live
+        with contextlib.suppress(ConnectionError):  # it died with a question of ours unread
+            while line := await reader.readline():
+                what, rest = line.split(None, 1)
+                if what == b"failed":
+                    self._why = rest.decode(errors="replace").strip()
+                elif what == b"forked":
+                    ends[int(rest)] = end = asyncio.get_running_loop().create_future()
+                    if self._forked is not None and not self._forked.done():
+                        self._forked.set_result(Child(int(rest), end))
+                else:
+                    pid, code = map(int, rest.split())
+                    ends.pop(pid).set_result(code)
+        for end in ends.values():
+            end.set_result(None)
+        self._no_answer()
+
+    def _no_answer(self) -> None:
+        if self._forked is not None and not self._forked.done():
+            self._forked.set_exception(ConnectionResetError())
+
+
+def ours() -> list[str]:
+    """Where strop's source is, for a Python that has its own copy of strop installed, or none but what strop needs.
+    What is installed for us is not for others."""
+    root = Path(__file__).parents[2]
+    return [] if root.name in ("site-packages", "dist-packages") else [str(root)]
+
+
+def prepare() -> Serve:
+    """Import what all workers need. Returns what a worker does."""
+    from strop.agent import llm
+    from strop.runners import worker
+
+    llm.preload()
+    return worker.serve
+
+
+def main(serve: Serve, control_fd: str, folder: str) -> None:
+    """The zygote's own life. `folder` goes when it goes."""
+    gc.collect()
+    gc.freeze()  # what is shared stays shared: the collector no longer writes to it
+    control = socket.socket(fileno=int(control_fd))
+    control.set_inheritable(False)
+    workers: set[int] = set()
+
+    def reap(*_: object) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = found
+                workers.discard(pid)
+                _kill_group(pid)  # what the agent started must not outlive its worker
+                with contextlib.suppress(OSError):
+                    control.sendall(b"ended %d %d\n" % (pid, os.waitstatus_to_exitcode(status)))
+
+    signal.signal(signal.SIGCHLD, reap)
+    while True:
+        try:
+            message, fds, _, _ = socket.recv_fds(control, 1, 1)
+        except ConnectionError:
+            message, fds = b"", []
+        if not message:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for pid in workers:
+                _kill_group(pid)
+            shutil.rmtree(folder, ignore_errors=True)
+            os._exit(0)
+        (fd,) = fds
+        os.set_inheritable(fd, False)  # an agent's subprocesses must not hold it open
+        # No news of an end between a fork and the news of it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            _become_worker(fd, serve)
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)  # both sides do it, so that it is done whoever comes first
+        workers.add(pid)
+        os.close(fd)
+        with contextlib.suppress(OSError):
+            control.sendall(b"forked %d\n" % pid)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+
+
+def _become_worker(fd: int, serve: Serve) -> NoReturn:
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        serve(socket.socket(fileno=fd))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

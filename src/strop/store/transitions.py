@@ -1,0 +1,284 @@
+"""The pieces that verbs are made of: how a rollout moves from one status to the next, what an attempt may still do,
+what a step consumes. Each runs inside a verb's transaction.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from msgspec import structs, to_builtins
+
+from strop.errors import Fenced, IllegalTransition, StoreError, UnknownId
+from strop.net.secrets import new_key
+from strop.store import rows
+from strop.store.base import Ref
+from strop.types import TRANSITIONS, Attempt, Cause, Event, Lease, Reward, Rollout, Status, Step
+
+
+class Cursor(Protocol):
+    @property
+    def rowcount(self) -> int: ...
+    def fetchone(self) -> Any: ...
+    def fetchall(self) -> list[Any]: ...
+
+
+class Db(Protocol):
+    """A connection inside a transaction. Parameters are written as `?`."""
+
+    lock: str
+    """What is added to a SELECT whose rows nobody else may change until the commit."""
+    skip: str
+    """The same, leaving out rows that somebody else holds."""
+    changed: bool
+    """Set when a rollout's status changed, for those who wait for that."""
+    queued: bool
+    """Set when a rollout was queued, or queued again."""
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Cursor: ...
+    def executemany(self, sql: str, parameters: Sequence[Sequence[Any]], /) -> Cursor: ...
+    def alone(self, name: str, /) -> None:
+        """Wait for any other transaction that said the same name, and keep it until the commit."""
+        ...
+
+
+def find(db: Db, id: str, lock: str = "") -> Rollout:
+    row = db.execute(f"SELECT {rows.ROLLOUT} FROM rollouts WHERE id = ?" + lock, (rows.text(id),)).fetchone()
+    if row is None:
+        raise UnknownId(f"there is no rollout {id!r}: `strop rollouts` lists those there are")
+    return rows.rollout(row)
+
+
+def opened(db: Db, key: str) -> Attempt:
+    """The attempt with this key. What the database compares, it compares through its index: how long it takes tells
+    nothing about a key that is nearly right."""
+    row = db.execute(f"SELECT {rows.ATTEMPT} FROM attempts WHERE key = ?", (rows.text(key),)).fetchone()
+    if row is None:
+        raise UnknownId("this key opens no attempt: use the one the agent was given")
+    return rows.attempt(row)
+
+
+def running(db: Db, rollout: str, number: int) -> None:
+    """Fencing: only the attempt that runs may write. A replaced one has ended, so `ended` says it all."""
+    query = "SELECT ended FROM attempts WHERE rollout = ? AND number = ?" + db.lock
+    row = db.execute(query, (rows.text(rollout), number)).fetchone()
+    if row is None:
+        raise UnknownId(f"there is no attempt {number} of rollout {rollout!r}")
+    if row[0] is not None:
+        raise Fenced(f"attempt {number} of rollout {rollout!r} is over: what it says now is not recorded")
+
+
+def add(
+    db: Db,
+    insert: str,
+    encoded: Sequence[rows.Row],
+    attempts: Sequence[Ref],
+    there: Callable[[Db, rows.Row], bool],
+) -> None:
+    """Record rows of running attempts, each once. What was recorded before, all of it, may be said again at any time:
+    the answer to the first time was lost."""
+    try:
+        for rollout, number in attempts:
+            running(db, rollout, number)
+    except Fenced:
+        if all(there(db, row) for row in encoded):
+            return
+        raise
+    if db.executemany(insert, encoded).rowcount < len(encoded):
+        for row in encoded:
+            there(db, row)
+
+
+def tick(db: Db, count: int = 1) -> int:
+    """The number of the next change of status, the first of `count`."""
+    (last,) = db.execute("UPDATE strop SET changes = changes + ? RETURNING changes", (count,)).fetchone()
+    db.changed = True
+    return last - count + 1
+
+
+def move(db: Db, rollout: Rollout, status: Status, **fields: Any) -> Rollout:
+    """The one place where a status changes."""
+    if status not in TRANSITIONS[rollout.status]:
+        raise IllegalTransition(f"rollout {rollout.id!r} is {rollout.status} and cannot become {status}")
+    columns = {"status": status, **fields, "changed": tick(db)}
+    if "rewards" in columns:
+        columns["rewards"] = rows.to_json(columns["rewards"])
+    assignments = ", ".join(f"{name} = ?" for name in columns)
+    db.execute(f"UPDATE rollouts SET {assignments} WHERE id = ?", (*columns.values(), rollout.id))
+    db.queued |= status == "queued"
+    return structs.replace(rollout, status=status, **fields)  # its row is locked: nothing else can have changed
+
+
+def open_attempt(db: Db, rollout: Rollout, runner: str, now: float, seconds: float, token: str | None) -> Lease:
+    attempt = Attempt(
+        rollout=rollout.id,
+        number=rollout.attempts + 1,
+        runner=runner,
+        key=new_key(),
+        started=now,
+        lease_until=now + seconds,
+    )
+    insert = f"INSERT INTO attempts ({rows.ATTEMPT}, token) VALUES ({rows.marks(rows.ATTEMPT)}, ?)"
+    db.execute(insert, (*rows.encode(attempt), token))
+    return Lease(rollout=move(db, rollout, "running", attempts=attempt.number), attempt=attempt)
+
+
+def leased(db: Db, token: str) -> list[Lease]:
+    """The leases that were given to a request before, as far as they still run."""
+    db.alone(token)  # the first one may still be on its way
+    query = f"SELECT {rows.ATTEMPT} FROM attempts WHERE token = ? AND ended IS NULL ORDER BY rollout"
+    found = [rows.attempt(row) for row in db.execute(query, (token,)).fetchall()]
+    return [Lease(rollout=find(db, attempt.rollout), attempt=attempt) for attempt in found]
+
+
+def end(db: Db, rollout: Rollout, cause: Cause | None, detail: str | None, given: Sequence[Reward] = ()) -> Rollout:
+    """End the attempt that runs, if one does, and move its rollout on."""
+    now = time.time()
+    db.execute(
+        "UPDATE attempts SET ended = ?, cause = ?, detail = ? WHERE rollout = ? AND number = ? AND ended IS NULL",
+        (now, cause, detail, rollout.id, rollout.attempts),
+    )
+    if cause is None:
+        return move(db, rollout, "succeeded", ended=now, detail=detail, rewards=merged(db, rollout, given))
+    if cause in ("cancelled", "late"):
+        return move(db, rollout, "cancelled", ended=now, cause=cause, detail=detail)
+    if cause == "interrupted":
+        return move(db, rollout, "queued", due=0.0)
+    query = "SELECT count(*) FROM attempts WHERE rollout = ? AND cause = ?"
+    (times,) = db.execute(query, (rollout.id, cause)).fetchone()
+    retry = rollout.retries.get(cause)
+    if retry is not None and times <= retry.limit:
+        return move(db, rollout, "queued", due=now + retry.pause(times))
+    return move(db, rollout, "failed", ended=now, cause=cause, detail=detail)
+
+
+def ended_so(
+    db: Db, rollout: Rollout, attempt: int, cause: Cause | None, detail: str | None, given: Sequence[Reward]
+) -> bool:
+    """Whether an attempt that is over ended in just this way."""
+    query = "SELECT cause, detail FROM attempts WHERE rollout = ? AND number = ?"
+    ended = db.execute(query, (rollout.id, attempt)).fetchone()
+    if ended is None:
+        raise UnknownId(f"there is no attempt {attempt} of rollout {rollout.id!r}")
+    if tuple(ended) != (cause, detail):
+        return False
+    last = {reward.target: reward for reward in given}
+    return cause is not None or (rollout.attempts == attempt and set(last.values()) <= set(rollout.rewards))
+
+
+def merged(db: Db, rollout: Rollout, given: Sequence[Reward]) -> tuple[Reward, ...]:
+    """Rewards of the attempt's events in their order, then those given; of the same target the last one wins."""
+    said = db.execute(
+        f"SELECT {rows.EVENT} FROM events WHERE rollout = ? AND attempt = ? AND kind = 'reward' ORDER BY seq",
+        (rollout.id, rollout.attempts),
+    ).fetchall()
+    rewards = [*(rows.reward(rows.event(row).data) for row in said), *given]
+    return tuple({reward.target: reward for reward in rewards}.values())
+
+
+def reward(db: Db, rollout: Rollout, given: Sequence[Reward]) -> None:
+    """Give rewards to a rollout that has succeeded. Their events are named after their targets, so that they stay."""
+    if rollout.status != "succeeded":
+        raise StoreError(f"rollout {rollout.id!r} is {rollout.status}: only one that succeeded gets rewards afterwards")
+    for one in given:
+        id = "afterwards/" + rows.to_json(one.target)
+        data, now = to_builtins(one), time.time()
+        event = Event(id=id, rollout=rollout.id, attempt=rollout.attempts, kind="reward", data=data, time=now)
+        query = "SELECT data FROM events WHERE rollout = ? AND attempt = ? AND id = ?"
+        there = db.execute(query, (rollout.id, rollout.attempts, id)).fetchone()
+        if there is None:
+            db.execute(f"INSERT INTO events ({rows.EVENT}) VALUES ({rows.marks(rows.EVENT)})", rows.encode(event))
+        elif there[0] != rows.to_json(data):
+            raise StoreError(f"rollout {rollout.id!r} was given its reward {one.name!r} before: it stays as it is")
+    last = {one.target: one for one in (*rollout.rewards, *given)}
+    db.execute("UPDATE rollouts SET rewards = ? WHERE id = ?", (rows.to_json(tuple(last.values())), rollout.id))
+
+
+def held(db: Db, rollout: Rollout) -> tuple[str, float]:
+    """Lock the attempt that runs: its runner, and when its lease ends. A verb that ends several locks them all before
+    it ends the first, since counting a change comes after every other lock."""
+    query = "SELECT runner, lease_until FROM attempts WHERE rollout = ? AND number = ? AND ended IS NULL" + db.lock
+    return db.execute(query, (rollout.id, rollout.attempts)).fetchone()
+
+
+def reclaimed(db: Db, rollout: Rollout, runner: str, lease_until: float, now: float, everything: bool) -> str | None:
+    """End a rollout's attempt as lost, unless it gave a sign of life meanwhile."""
+    if everything:
+        end(db, rollout, "interrupted", "the run ended while it was running")
+    elif lease_until < now:
+        silent = f"runner {runner} gave no sign of life for {now - lease_until:.0f} s past its lease"
+        end(db, rollout, "lost_runner", silent)
+    else:
+        return None
+    return rollout.id
+
+
+def tried_again(db: Db) -> list[str]:
+    """Queue what failed once more, while no step was ever committed."""
+    if db.execute("SELECT 1 FROM steps LIMIT 1").fetchone():
+        return []
+    query = f"SELECT {rows.ROLLOUT} FROM rollouts WHERE status = 'failed' ORDER BY id" + db.skip
+    failed = [rows.rollout(row) for row in db.execute(query).fetchall()]
+    return [move(db, rollout, "queued", ended=None, cause=None, detail=None, due=0.0).id for rollout in failed]
+
+
+def commit_step(db: Db, step: Step, policy: str) -> None:
+    db.execute("SELECT changes FROM strop" + db.lock).fetchone()  # one step at a time
+    newest = newest_lineage(db)
+    if step.lineage < newest:
+        raise StoreError(f"step {step.version} belongs to a line that {newest} replaced: it is not committed")
+    positions = {rollout: position for position, rollout in enumerate(step.rollouts)}
+    consumed = [
+        (step.lineage, step.number, rollout, positions.get(rollout), step.dropped.get(rollout))
+        for rollout in {**positions, **step.dropped}
+    ]
+    query = "SELECT lineage, digest, time FROM steps WHERE number = ? AND superseded = 0"
+    if there := db.execute(query, (step.number,)).fetchone():
+        query = "SELECT * FROM consumed WHERE lineage = ? AND number = ?"
+        before = {tuple(row) for row in db.execute(query, (step.lineage, step.number)).fetchall()}
+        if tuple(there) == (step.lineage, step.digest, step.time) and before == set(consumed):
+            return  # the answer to the first time was lost
+        raise StoreError(f"step {step.number} was committed before")
+    for first in range(0, len(consumed), 500):
+        _consumable(db, [row[2] for row in consumed[first : first + 500]])
+    db.execute(
+        f"INSERT INTO steps ({rows.STEP}) VALUES ({rows.marks(rows.STEP)})",
+        (
+            step.lineage,
+            step.number,
+            rows.to_json(step.metrics),
+            step.checkpoint,
+            step.digest,
+            int(step.superseded),
+            step.time,
+        ),
+    )
+    db.executemany("INSERT INTO consumed VALUES (?, ?, ?, ?, ?)", consumed)
+    set_version(db, policy, step.version)
+
+
+def _consumable(db: Db, rollouts: Sequence[str]) -> None:
+    """All of them are there, and no step of the present line has consumed one."""
+    marks = ", ".join("?" * len(rollouts))
+    there = {id for (id,) in db.execute(f"SELECT id FROM rollouts WHERE id IN ({marks})", rollouts).fetchall()}
+    for rollout in rollouts:
+        if rollout not in there:
+            find(db, rollout)  # says that it is not there
+    taken = db.execute(
+        "SELECT rollout, number FROM consumed JOIN steps USING (lineage, number)"
+        f" WHERE superseded = 0 AND rollout IN ({marks}) ORDER BY rollout LIMIT 1",
+        rollouts,
+    ).fetchone()
+    if taken:
+        raise StoreError(f"rollout {taken[0]!r} was consumed by step {taken[1]}: it cannot be trained on twice")
+
+
+def newest_lineage(db: Db) -> int:
+    query = "SELECT max(number) FROM (SELECT number FROM lineages UNION SELECT lineage FROM steps) AS all_of_them"
+    return db.execute(query).fetchone()[0] or 0
+
+
+def set_version(db: Db, policy: str, version: str) -> None:
+    if db.execute("UPDATE policies SET version = ? WHERE name = ?", (version, policy)).rowcount == 0:
+        raise UnknownId(f"there is no policy {policy!r}: put it first")

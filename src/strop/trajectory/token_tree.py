@@ -1,0 +1,157 @@
+"""The token tree: turns laid out so that every shared prefix appears once.
+
+Two turns with the paths [1 5 2 | 7 8] and [1 5 2 | 7 9 3] (| is where the response begins), in one piece:
+
+    index  0  1  2  3  4  5  6
+    ids    1  5  2  7  8  9  3
+    pos    0  1  2  3  4  4  5      depth in the tree: the position the model is told
+    end    7  7  7  7  5  7  7      index past the token's subtree
+    at     2  3  /  2  3  5         where the logits that predict 7 8 / 7 9 3 are read
+
+Token i sees token j exactly when j <= i < end[j]: 9 does not see 8, everything sees 1 5 2 7. That one rule is the whole
+attention mask. Both turns sampled the 7 in the same context: they share its computation and keep an entry each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from strop.trajectory.batch import Batch, Ints
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A forest that fits the token budget. `entry[k]` is a row of Entries, `at[k]` the index that predicts it."""
+
+    ids: Ints
+    pos: Ints
+    end: Ints
+    entry: Ints
+    at: Ints
+
+
+def pack(batch: Batch, budget: int, turns: Sequence[int] | Ints | None = None) -> list[Piece]:
+    """Lay the given turns (default: all) out in pieces of at most `budget` tokens; each entry is in exactly one.
+
+    Paths are taken in lexicographic order, which is depth-first order of their tree and does not depend on who came
+    first. A path that would not fit opens a new piece, which repeats the prefix it needs: a tree is cut at a branch.
+    """
+    chosen = range(len(batch.turns)) if turns is None else [int(t) for t in turns]
+    # Big-endian bytes compare like the ids they hold, and a prefix comes right before what extends it.
+    keyed = sorted((batch.paths[t].astype(">u8").tobytes(), len(batch.turns[t].prompt_ids), t) for t in chosen)
+    pieces: list[Piece] = []
+    piece = _Open()
+    riders: list[int] = []
+    for k, (key, _, t) in enumerate(keyed):
+        riders.append(t)
+        if k + 1 < len(keyed) and keyed[k + 1][0].startswith(key):
+            continue  # the next path runs through this one, which therefore needs no tokens of its own
+        path = batch.paths[t]
+        assert len(path) <= budget, f"turn {batch.turns[t].id} has {len(path)} tokens, the budget is {budget}"
+        if piece.size + len(path) - shared(path, piece.branch) > budget:
+            pieces.append(piece.close())
+            piece = _Open()
+        piece.add(path)
+        for rider in riders:
+            piece.attach(batch, rider)
+        riders = []
+    if piece.size:
+        pieces.append(piece.close())
+    return pieces
+
+
+def shared(one: Ints, other: Ints) -> int:
+    """How many ids two paths begin with in common."""
+    n = min(len(one), len(other))
+    differ = np.flatnonzero(one[:n] != other[:n])
+    return int(differ[0]) if len(differ) else n
+
+
+class _Open:
+    """A piece being filled. `branch` is the last path that was added, `where` the index of each of its tokens."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.branch = self.where = np.empty(0, np.int64)
+        self.ids: list[Ints] = []
+        self.pos: list[Ints] = []
+        self.ends: list[tuple[Ints, int]] = []
+        self.entry: list[Ints] = []
+        self.at: list[Ints] = []
+
+    def add(self, path: Ints) -> None:
+        known = shared(path, self.branch)
+        new = len(path) - known
+        self.ends.append((self.where[known:], self.size))  # what the new path does not run through is complete
+        self.where = np.concatenate([self.where[:known], np.arange(self.size, self.size + new)])
+        self.branch = path
+        self.ids.append(path[known:])
+        self.pos.append(np.arange(known, len(path), dtype=np.int64))
+        self.size += new
+
+    def attach(self, batch: Batch, turn: int) -> None:
+        rows = batch.rows(turn)
+        first = len(batch.paths[turn]) - len(rows) - 1  # the last token of the prompt predicts the first sampled one
+        self.entry.append(rows)
+        self.at.append(self.where[first : first + len(rows)])
+
+    def close(self) -> Piece:
+        end = np.empty(self.size, np.int64)
+        for where, index in [*self.ends, (self.where, self.size)]:
+            end[where] = index
+        pos, ids = np.concatenate(self.pos), np.concatenate(self.ids)
+        return Piece(ids=ids, pos=pos, end=end, entry=np.concatenate(self.entry), at=np.concatenate(self.at))
+
+
+def check(pieces: Sequence[Piece], batch: Batch, turns: Sequence[int] | Ints | None = None) -> None:
+    """Assert that what each entry's token will see is exactly its turn's ids, and that each entry is laid out once.
+
+    Works from `ids`, `pos`, `end` and `at` alone, so that it shares nothing with the way `pack` got there.
+    """
+    chosen = np.arange(len(batch.turns)) if turns is None else np.array(turns, np.int64)
+    wanted = np.isin(batch.entries.turn, chosen)
+    laid = np.concatenate([p.entry for p in pieces]) if pieces else np.empty(0, np.int64)
+    assert np.array_equal(np.sort(laid), np.flatnonzero(wanted)), "an entry is not laid out exactly once"
+    for piece in pieces:
+        _check_piece(piece, batch)
+
+
+def _check_piece(piece: Piece, batch: Batch) -> None:
+    size = len(piece.ids)
+    assert len(piece.pos) == len(piece.end) == size, "ragged piece"
+    assert (piece.end > np.arange(size)).all(), "a token that does not see itself"
+    assert piece.end.max() <= size, "a token seen past the piece"
+    opened = np.ones(size + 1, np.int64)
+    opened[size] = 0
+    seen = np.cumsum(opened - np.bincount(piece.end, minlength=size + 1))[:size]
+    assert np.array_equal(seen, piece.pos + 1), "a token sees more or fewer tokens than its depth"
+    # Depth-first order: within a run each token is the child of the one before; a run hangs from an earlier branch.
+    runs = np.flatnonzero(np.diff(piece.pos, prepend=-2) != 1)
+    bounds = np.append(runs, size)
+    turn_of = batch.entries.turn[piece.entry]
+    last = np.flatnonzero(np.diff(turn_of, append=-1))  # an entry block per turn; its last token is the deepest
+    first = np.append(0, last[:-1] + 1)
+    order = np.argsort(piece.at[last], kind="stable")
+    branch = np.empty(int(piece.pos.max()) + 1, np.int64)
+    run = 0
+    for k in order:
+        t, deepest = int(turn_of[last[k]]), int(piece.at[last[k]])
+        while run < len(runs) and bounds[run] <= deepest:
+            a, b = int(bounds[run]), int(bounds[run + 1])
+            branch[piece.pos[a] : piece.pos[a] + b - a] = np.arange(a, b)
+            run += 1
+        way = branch[: piece.pos[deepest] + 1]
+        path = batch.paths[t]
+        name = batch.turns[t].id
+        assert way[-1] == deepest, f"turn {name} ends elsewhere"
+        assert np.array_equal(piece.ids[way], path[:-1]), f"turn {name} reads back as other ids"
+        assert (piece.end[way] > deepest).all(), f"turn {name} does not see its whole context"
+        rows = slice(first[k], last[k] + 1)
+        count = int(last[k] + 1 - first[k])
+        entry = piece.entry[rows]
+        assert np.array_equal(piece.at[rows], way[-count:]), f"turn {name} is read at the wrong place"
+        assert np.array_equal(entry, batch.rows(t)), f"turn {name} is cut in two"
+        assert np.array_equal(batch.entries.target[entry], path[-count:]), f"turn {name} has other targets"

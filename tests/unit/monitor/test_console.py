@@ -1,0 +1,150 @@
+"""What users see: on a terminal, in a pipe, and what machines get."""
+
+import argparse
+import io
+import os
+import pty
+import subprocess
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from strop import demo
+from strop.cli import train
+from strop.monitor import console as view
+from strop.monitor import metrics
+from strop.monitor.summary import summarize
+from strop.run.folder import RunFolder
+from strop.types import Step
+from tests import runs
+
+METRICS = {"critic/rewards/mean": 0.25, "actor/entropy": 0.5, "timing_s/step": 2.0, "failed/timeout": 3.0}
+
+
+def show(console: Console, *, broken: bool = False) -> None:
+    panel = view.Panelled(console)
+    try:
+        with panel:
+            panel.title("runs/demo", 10)
+            panel.past([(1, METRICS)])
+            panel.phase("collecting", 3, 8, [("g000001.2", 75.0), ("g000001.3", 1.0)])
+            panel.step(2, METRICS | {"critic/rewards/mean": 0.75})
+            panel.evaluation(2, {"test reward": 0.5})
+            panel.note("take care")
+            panel._live.refresh()
+            if broken:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert broken
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_panel_fits_the_terminal(width: int) -> None:
+    out = io.StringIO()
+    show(Console(file=out, force_terminal=True, width=width, height=30, color_system=None))
+    text = out.getvalue()
+    for piece in ("runs/demo", "step 2/10", "left", "0.750", "test reward", "! take care", "failed\u00a03", "done"):
+        assert piece in text
+    assert max(len(line) for line in text.splitlines() if line.startswith("│")) <= width
+
+
+def test_the_panel_names_what_is_waited_for() -> None:
+    out = io.StringIO()
+    show(Console(file=out, force_terminal=True, width=80, height=30, color_system=None))
+    assert "g000001.2 for 1:15" in out.getvalue()
+    assert "g000001.3" not in out.getvalue()  # a second is nothing to speak of
+
+
+def test_a_reward_with_the_same_figures_as_one_before_it_is_not_shown() -> None:
+    out = io.StringIO()
+    panel = view.Panelled(Console(file=out, force_terminal=True, width=80, height=30, color_system=None))
+    with panel:
+        for step, right in ((0, 0.3), (5, 0.75)):
+            panel.evaluation(step, {"test reward": 0.25 + step / 10, "test right_call": right})
+            panel.evaluation(step, {"test-greedy reward": 0.5, "test-greedy right_call": 0.5})
+        panel._live.refresh()
+    text = out.getvalue()
+    assert "test right_call" in text  # at the end it is the same, but it was not at the beginning
+    assert "test-greedy reward" in text
+    assert "test-greedy right_call" not in text
+
+
+def test_the_demo_ends_on_what_can_be_learnt() -> None:
+    assert demo.config("calc").loop.eval_splits == demo.config("chain").loop.eval_splits == ("test",)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_end_of_a_run_fits_the_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.argv", ["strop"])
+    monkeypatch.chdir(tmp_path)
+    scores = {
+        (step, split): {"reward": r, "right_call": r} for step, r in ((0, 0.25), (24, 1.0)) for split in ("test",)
+    }
+    config = demo.config()
+    steps = [Step(lineage=1, number=24, rollouts=[], metrics={}, checkpoint="step-000024-1", time=0.0)]
+    run = RunFolder.create("runs/demo")
+    run.keep(config)
+    run.close()
+    summary = summarize(config, tmp_path, steps, scores, seconds=100.0, done=True)
+    train._tell(summary, Path("runs/demo"), argparse.Namespace(json=False))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert [line for line in lines if line.endswith("runs/demo/checkpoints/step-000024-1")]
+    assert [line for line in lines if line.endswith("strop chat runs/demo")]
+    assert not [line for line in lines if "right_call" in line]
+
+
+def test_a_stopped_run_does_not_say_that_it_is_done() -> None:
+    out = io.StringIO()
+    show(Console(file=out, force_terminal=True, width=80, height=30, color_system=None), broken=True)
+    assert "stopped" in out.getvalue()
+    assert "done" not in out.getvalue()
+
+
+def test_lines_where_there_is_no_terminal() -> None:
+    out = io.StringIO()
+    lines = view.choose(json=False, out=out)
+    lines.title("runs/demo", 10)
+    lines.step(1, METRICS)
+    assert out.getvalue().splitlines()[-1] == "step 1/10  reward 0.250  entropy 0.500  s/step 2.000  failed 3"
+
+
+def test_a_run_on_a_real_terminal(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    settings = [*runs.SMALL, "loop.steps=1", "loop.eval_splits=[]"]
+    command = [word for word in runs.demo(tmp_path / "run", *settings) if word != "--json"]
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm-256color"})
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the terminal is closed
+            break
+        if not part:
+            break
+        seen += part
+    os.close(ours)
+    assert process.wait() == 0, seen.decode()
+    assert "╭" in seen.decode()
+    assert b"Traceback" not in seen
+
+
+def test_metrics_nobody_declared_are_refused(tmp_path: Path) -> None:
+    file = metrics.MetricsFile(tmp_path / "m.jsonl", [], {})
+    with pytest.raises(AssertionError, match="actor/typo"):
+        file.write(1, {"actor/typo": 1.0})
+
+
+def test_the_metrics_file_is_made_anew_from_the_store(tmp_path: Path) -> None:
+    step = Step(lineage=2, number=1, rollouts=[], metrics={"actor/lr": 0.1}, time=0.0)
+    (tmp_path / "m.jsonl").write_text("what a killed run left\n")
+    metrics.MetricsFile(tmp_path / "m.jsonl", [step], {(0, "test"): {"reward": 0.5}})
+    assert (tmp_path / "m.jsonl").read_text().splitlines() == [
+        '{"step":0,"val-core/test/reward/mean@1":0.5}',
+        '{"step":1,"actor/lr":0.1}',
+    ]

@@ -1,0 +1,40 @@
+"""A room to chat in whose model plays what a script says; the gateway, the store and the terminal are the real ones."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from strop.config import Config, PolicyConfig
+from strop.engines.scripted import Scripted
+from strop.gateway.template import Renderer
+from strop.models.names import resolve
+from strop.net.server import serve
+from strop.run.chat import Room
+from strop.run.runtime import gateway_of
+from strop.store.opening import open_store
+
+CONFIG = Config(policy=PolicyConfig(model="scripted"))
+
+
+def call(**arguments: Any) -> str:
+    """The words with which strop/nano calls the calculator."""
+    import json
+
+    return "<tool_call>\n" + json.dumps({"name": "calculator", "arguments": arguments}) + "\n</tool_call>"
+
+
+@asynccontextmanager
+async def scripted(folder: Path, script: Any, **options: Any) -> AsyncGenerator[Room]:
+    renderer = Renderer.from_folder(resolve("strop/nano"))
+    store = await open_store(folder)
+    gateway = gateway_of(CONFIG, store, Scripted(script, renderer, **options), renderer)
+    server = await serve(gateway)
+    try:
+        yield Room(config=CONFIG, store=store, gateway=gateway, url=server.url, watches=[], numbers=itertools.count(1))
+    finally:
+        await server.close()
+        await store.close()

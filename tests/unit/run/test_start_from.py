@@ -1,0 +1,268 @@
+"""Going on from an earlier run: a new one's folder, what --overwrite may delete, what a resumed run may change."""
+
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from strop.cli import main
+from strop.config import Config, LoopConfig, StoreConfig
+from strop.errors import ConfigError, PlaceError
+from strop.models.checksums import write_sums
+from strop.monitor.summary import summarize
+from strop.run import start_from
+from strop.run.folder import RunFolder, free
+
+
+def begun(path: Path, config: Config | None = None) -> Path:
+    """A run's folder, as one leaves it."""
+    run = RunFolder.create(path)
+    run.keep(config or Config(agent="a.py:agent", tasks="t.jsonl"))
+    for name in ("store.sqlite", "store.sqlite-wal", "metrics.jsonl", "summary.json", "learner.log"):
+        (path / name).write_text("of the run")
+    (path / "checkpoints" / "step-000002-1").mkdir()
+    run.checkpoint("step-000001-1").mkdir()
+    (run.set_aside("step-000001-1") / "model.safetensors").write_text("of the run, and damaged")
+    (path / "weights" / "1.2").mkdir(parents=True)
+    run.name_best("step-000002-1")
+    run.close()
+    return path
+
+
+def place_of(path: Path) -> Path:
+    with start_from.placed(path, overwrite=False) as place:
+        return place
+
+
+def everything(path: Path) -> dict[str, str]:
+    return {str(p.relative_to(path)): p.read_text() for p in path.rglob("*") if p.is_file()}
+
+
+def test_a_new_run_never_touches_one_that_is_there(tmp_path: Path) -> None:
+    demo = begun(tmp_path / "demo")
+    before = everything(demo)
+    assert place_of(demo) == tmp_path / "demo-2"
+    begun(tmp_path / "demo-2")
+    assert free(demo, RunFolder.taken) == tmp_path / "demo-3"
+    assert everything(demo) == before
+    assert place_of(tmp_path / "new") == tmp_path / "new"
+
+
+def test_a_folder_where_a_run_is_about_to_begin_is_taken(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "demo")  # it has no configuration yet
+    assert place_of(tmp_path / "demo") == tmp_path / "demo-2"
+    run.close()
+    assert place_of(tmp_path / "demo") == tmp_path / "demo"
+
+
+def test_overwrite_deletes_a_run_and_nothing_of_the_users(tmp_path: Path) -> None:
+    demo = begun(tmp_path / "demo")
+    (demo / "notes.md").write_text("mine")
+    (demo / "tasks.jsonl").write_text("mine")
+    (demo / "checkpoints" / "kept").mkdir()
+    (demo / "checkpoints" / "kept" / "model").write_text("mine")
+    config = (demo / "config.json").read_bytes()
+    kept = {"notes.md": "mine", "tasks.jsonl": "mine", "checkpoints/kept/model": "mine", "lock": ""}
+    with start_from.placed(demo, overwrite=True) as place:
+        assert place == demo
+        assert {name: text for name, text in everything(demo).items() if not name.startswith(".overwritten/")} == kept
+        run = RunFolder.create(demo)
+        run.keep(Config(seed=7))
+        assert not (demo / ".overwritten").exists()
+        run.close()
+    assert (demo / "config.json").read_bytes() != config
+    assert everything(demo).keys() == {*kept, "config.json"}
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_would_be_overwritten_stays_until_another_run_has_begun(tmp_path: Path, killed: bool) -> None:
+    demo = begun(tmp_path / "demo")
+    before = everything(demo)
+
+    def fails() -> None:
+        with start_from.placed(demo, overwrite=True):
+            run = RunFolder.create(demo)
+            (demo / "store.sqlite").write_text("the new one's")
+            (demo / "checkpoints" / "step-000001-1").mkdir()
+            run.close()
+            raise ConfigError("no such model")
+
+    if killed:  # nothing is put back
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RunFolder, "_put_back", lambda _: None)
+            with pytest.raises(ConfigError):
+                fails()
+        assert place_of(demo) == tmp_path / "demo-2"
+    with pytest.raises(ConfigError):
+        fails()
+    assert everything(demo) == before
+
+
+def test_overwrite_follows_no_link_out_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "precious").write_text("mine")
+    demo = begun(tmp_path / "demo")
+    (demo / "tensorboard").symlink_to(tmp_path / "elsewhere")
+    with start_from.placed(demo, overwrite=True):
+        run = RunFolder.create(demo)
+        run.keep(Config())
+        run.close()
+    assert not (demo / "tensorboard").is_symlink()
+    assert (tmp_path / "elsewhere" / "precious").read_text() == "mine"
+
+
+@pytest.mark.parametrize("what", ["a model", "a project", "a live run", "a database", "the source"])
+def test_overwrite_refuses_what_is_not_its_to_delete(tmp_path: Path, what: str) -> None:
+    place = tmp_path / "place"
+    if what in ("a model", "a project"):
+        (place / ("checkpoints" if what == "a project" else "model")).mkdir(parents=True)
+        (place / "config.json").write_text('{"model_type": "llama"}')
+        (place / "learner.log").write_text("mine")
+    else:
+        begun(place, Config(store=StoreConfig(url="postgresql://me@here/db")) if what == "a database" else None)
+    held = RunFolder.open(place) if what == "a live run" else None
+    before = everything(place)
+    with (
+        pytest.raises(PlaceError),
+        start_from.placed(place, overwrite=True, beside=place if what == "the source" else None),
+    ):
+        pass
+    assert everything(place) == before
+    if held:
+        held.close()
+
+
+# -- resume ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("loop.steps=40", "learner.optim.lr=1e-5", "learner.optim.decay=90", "loop.eval_every=5"),
+        "loop.eval_samples=4",
+        *("loop.checkpoint_every=3", "policy.eval.temperature=0.5", "monitor.writers=['tensorboard']"),
+        *("runner.workers=2", "runner.timeout=5", "runner.retries.timeout.limit=1"),
+    ],
+)
+def test_what_a_resumed_run_may_change(tmp_path: Path, setting: str) -> None:
+    folder = begun(tmp_path / "run")
+    config, changes = start_from.resumed(folder, sets=[setting])
+    assert list(changes) == [setting.partition("=")[0]]
+    run = RunFolder.open(folder)
+    run.change(changes, step=2)
+    run.close()
+    assert RunFolder.config(folder) == config  # the next resume has it
+    assert start_from.resumed(folder, sets=[setting]) == (config, {})  # said again it changes nothing
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("loop.groups=3", "loop.members=2", "loop.staleness=1", "seed=4", "agent=b.py:agent", "tasks=u.jsonl"),
+        *("policy.model=smollm2-135m", "policy.train.temperature=0.5", "algorithm.name=rloo", "folder=elsewhere"),
+        *("algorithm.settings.clip=0.1", "learner.lora.rank=8", "learner.optim.betas=[0.1, 0.2]", "store.url=x"),
+    ],
+)
+def test_what_a_resumed_run_keeps(tmp_path: Path, setting: str) -> None:
+    folder = begun(tmp_path / "run")
+    with pytest.raises(ConfigError) as refused:
+        start_from.resumed(folder, sets=[setting, "loop.steps=3"])
+    assert f"keeps its {setting.partition('=')[0]}" in str(refused.value)
+    assert f"--from {folder}" in str(refused.value)
+
+
+def test_what_was_changed_when_can_be_read(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run")
+    run = RunFolder.open(folder)
+    run.change({"learner.optim.lr": (1e-6, 1e-5)}, step=2)
+    run.change({"learner.optim.lr": (1e-5, 1e-4), "loop.steps": (100, 9)}, step=6)
+    run.close()
+    rates = [RunFolder.config(folder, step=n).learner.optim.lr for n in (1, 2, 3, 6, 7)]
+    assert rates == [1e-6, 1e-6, 1e-5, 1e-5, 1e-4]
+    assert RunFolder.config(folder).loop.steps == 9
+    first = msgspec.json.decode((folder / "changes.jsonl").read_bytes().splitlines()[0])
+    assert (first["after_step"], first["changed"]) == (2, {"learner.optim.lr": [1e-6, 1e-5]})
+
+
+def test_more_steps_than_the_rate_lasts_for_are_warned_of(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run")
+    assert not start_from.rate_ends(start_from.resumed(folder, sets=["loop.steps=500"])[0])
+    config, _ = start_from.resumed(folder, sets=["loop.steps=500", "learner.optim.decay=400"])
+    assert "learner.optim.decay" in start_from.rate_ends(config)
+
+
+def done(folder: Path, steps: int = 9, *, whole: bool = True) -> Path:
+    """A run that made its steps, and its last evaluation too if it is `whole`."""
+    run = RunFolder.create(folder)
+    run.keep(Config(agent="a.py:agent", tasks="t.jsonl", loop=LoopConfig(steps=steps)))
+    checkpoint = run.checkpoint("step-000009-1")
+    checkpoint.mkdir()
+    (checkpoint / "model.safetensors").write_text("weights")
+    write_sums(checkpoint)
+    (folder / "store.sqlite").write_text("of the run")
+    run.close()
+    told = summarize(RunFolder.config(folder), folder, [], {(0, "test"): {"reward": 0.5}}, seconds=1.0, done=whole)
+    told.steps, told.checkpoint = 9, checkpoint.name
+    (folder / "summary.json").write_bytes(msgspec.json.encode(told))
+    return folder
+
+
+@pytest.mark.parametrize("more", [[], ["--steps", "9"], ["--steps", "5"]])
+def test_a_finished_run_says_so_at_once(
+    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = done(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "strop.run.loop", None)  # nothing is loaded
+    assert main(["train", "--resume", str(folder), *more]) == 0
+    assert capsys.readouterr().out == f"all 9 steps of {folder} are done. Fix: --steps 19 for more\n"
+    assert main(["train", "--resume", str(folder), *more, "--json"]) == 0
+    told = msgspec.json.decode(capsys.readouterr().out)
+    assert (told["steps"], told["done"], told["folder"]) == (9, True, str(folder))
+    assert not (folder / "changes.jsonl").exists()
+
+
+def test_a_run_with_something_left_goes_on(tmp_path: Path) -> None:
+    def left(folder: Path, *sets: str) -> bool:
+        return start_from.finished(folder, start_from.resumed(folder, sets=sets)[1]) is None
+
+    folder = done(tmp_path / "run")
+    assert not left(folder)
+    assert left(folder, "loop.steps=10")
+    assert left(folder, 'loop.eval_splits=["long"]')  # which is to be evaluated
+    assert left(done(tmp_path / "evaluation", whole=False))
+    assert left(done(tmp_path / "steps", steps=20), "loop.steps=9")  # it may have gone on behind its summary
+    run = RunFolder.open(folder)
+    assert left(folder)  # somebody is at work, which is an error
+    run.close()
+    (folder / "checkpoints" / "step-000009-1" / "model.safetensors").write_text("damage")
+    assert left(folder)  # it is made anew
+    lost = done(tmp_path / "lost")
+    (lost / "store.sqlite").unlink()
+    assert left(lost)
+    changed = done(tmp_path / "changed")
+    run = RunFolder.open(changed)
+    run.change({"loop.eval_samples": (1, 2)}, step=9)
+    run.close()
+    os.utime(changed / "summary.json", (1, 1))
+    assert left(changed)
+
+
+# -- checkpoints by name -----------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_by_step(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "a:2")  # a name may hold what looks like a step
+    (folder / "checkpoints" / "step-000010-1").mkdir()
+    (folder / "checkpoints" / "step-000010-2").mkdir()
+    for name, found in (("", "10-2"), (":2", "02-1"), (":10", "10-2"), (":best", "02-1")):
+        run, checkpoint = start_from.source(f"{folder}{name}")
+        assert (run, checkpoint.name) == (folder, f"step-0000{found}")
+    with pytest.raises(PlaceError, match="steps 2, 10"):
+        start_from.source(f"{folder}:3")
+    with pytest.raises(PlaceError, match="holds no run"):
+        start_from.source(str(tmp_path / "nowhere:3"))
+    RunFolder.create(tmp_path / "new").close()
+    with pytest.raises(PlaceError, match="no checkpoint yet"):
+        start_from.source(str(tmp_path / "new:3"))
