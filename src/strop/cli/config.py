@@ -16,9 +16,8 @@ from rich.text import Text
 
 from strop import algorithms
 from strop import config as configs
-from strop.cli import toml
 from strop.cli.output import console
-from strop.config import AlgorithmConfig, Config, Setting
+from strop.config import AlgorithmConfig, Config, Setting, toml
 from strop.errors import ConfigError
 from strop.run.folder import RunFolder
 
@@ -108,7 +107,7 @@ def _nested(found: Sequence[Setting]) -> dict[str, Any]:
 
 
 def _value(setting: Setting) -> str:
-    return "none" if setting.value is None else toml.literal(setting.value, setting.key)
+    return "none" if setting.value is None else toml.format_value(setting.value, setting.key)
 
 
 def _show(found: Sequence[Setting]) -> None:

@@ -9,8 +9,8 @@ import pytest
 import strop
 from strop import algorithms, config
 from strop.cli import config as configuring
-from strop.cli import main, toml
-from strop.config import AlgorithmConfig, Config, LoopConfig, OutsideConfig, PolicyConfig
+from strop.cli import main
+from strop.config import AlgorithmConfig, Config, LoopConfig, OutsideConfig, PolicyConfig, toml
 from strop.errors import ConfigError
 from strop.run.folder import RunFolder
 from tests import runs
@@ -82,7 +82,7 @@ def test_a_pipe_gets_one_whole_line_for_each(capsys: pytest.CaptureFixture[str])
     assert [line.partition(" = ")[0] for line in lines] == list(every)
     for line, setting in zip(lines, every.values(), strict=True):
         value, _, doc = line.partition(" = ")[2].rpartition(f"  # {setting.doc}")
-        assert (doc, config._literal(value)) == ("", json.loads(json.dumps(setting.value, default=list)))
+        assert (doc, toml.parse_value(value)) == ("", json.loads(json.dumps(setting.value, default=list)))
 
 
 def test_json_may_be_narrowed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,48 @@
+"""Every setting of a run, one line of explanation each. TOML, `--set a.b=c` and Python all make the same `Config`.
+
+    config = load(toml="run.toml", sets=["loop.steps=50", "learner.optim.lr=1e-4"])
+
+Unknown keys are refused with the nearest valid name. A run keeps the full configuration it ran with as config.json.
+"""
+
+from strop.config.algorithm import AlgorithmConfig, FailuresConfig
+from strop.config.describe import Setting, walk
+from strop.config.engine import EngineConfig, SglangConfig, VllmConfig
+from strop.config.gateway import GatewayConfig, OutsideConfig
+from strop.config.learner import LearnerConfig, LoraConfig, OptimConfig
+from strop.config.loading import changed, from_builtins, from_json, load, section, to_json
+from strop.config.names import DECLARED, settings
+from strop.config.policy import PolicyConfig, SamplingConfig
+from strop.config.run import Config, LoopConfig, MonitorConfig, StoreConfig
+from strop.config.runner import RetriesConfig, RunnerConfig
+
+__all__ = [
+    "DECLARED",
+    "AlgorithmConfig",
+    "Config",
+    "EngineConfig",
+    "FailuresConfig",
+    "GatewayConfig",
+    "LearnerConfig",
+    "LoopConfig",
+    "LoraConfig",
+    "MonitorConfig",
+    "OptimConfig",
+    "OutsideConfig",
+    "PolicyConfig",
+    "RetriesConfig",
+    "RunnerConfig",
+    "SamplingConfig",
+    "Setting",
+    "SglangConfig",
+    "StoreConfig",
+    "VllmConfig",
+    "changed",
+    "from_builtins",
+    "from_json",
+    "load",
+    "section",
+    "settings",
+    "to_json",
+    "walk",
+]

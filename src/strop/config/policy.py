@@ -1,0 +1,60 @@
+"""The policy being trained, and how it samples."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from strop.config.describe import doc
+from strop.types import Sampling
+
+
+class SamplingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a trained policy samples; these win over what the agent asks for."""
+
+    temperature: Annotated[float, doc("softmax temperature; 0 is greedy"), Meta(ge=0)] = 1.0
+    max_tokens: Annotated[int, doc("most tokens one turn may sample; a request may ask for fewer"), Meta(ge=1)] = 256
+    top_p: Annotated[float, doc("only the likeliest tokens that together have this share"), Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, doc("only so many of the likeliest tokens; 0: all"), Meta(ge=0)] = 0
+    min_p: Annotated[float, doc("only tokens at least this likely beside the likeliest"), Meta(ge=0, le=1)] = 0.0
+    presence_penalty: Annotated[float, doc("taken off the logits of tokens said before"), Meta(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, doc("the same, for each time they were said"), Meta(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float, doc("divides the logits of tokens seen before; 1: none"), Meta(gt=0)] = 1.0
+
+    def sampling(self) -> Sampling:
+        return Sampling(**msgspec.structs.asdict(self))
+
+
+class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The policy being trained."""
+
+    model: Annotated[
+        str, doc("strop/nano, smollm2-135m, a folder, a .gguf file, or ORG/MODEL on the Hugging Face hub")
+    ] = "strop/nano"
+    template: Annotated[str, doc("a file with a Jinja chat template instead of the model's own")] = ""
+    chat_template_kwargs: Annotated[
+        dict[str, Any],
+        doc("variables of the chat template, such as enable_thinking = false; what a request gives goes before"),
+    ] = {}
+    tools: Annotated[
+        Literal["auto", "template", "system"],
+        doc(
+            "who writes tools into prompts: the chat template, with a built-in way for what it leaves out (auto); the "
+            "template alone, and what it leaves out is refused (template); the built-in way, in the system prompt "
+            "(system)"
+        ),
+    ] = "auto"
+    agents: Annotated[tuple[str, ...], doc("names of the agents whose turns are trained")] = ("main",)
+    context: Annotated[
+        Annotated[int, Meta(ge=2)] | None, doc("longest prompt + answer in tokens; default: what the model allows")
+    ] = None
+    history: Annotated[
+        Literal["sampled", "template"],
+        doc("what the model is shown of its own words: as it said them, or as the chat template writes them now"),
+    ] = "sampled"
+    train: Annotated[SamplingConfig, doc("sampling while training")] = SamplingConfig()
+    eval: Annotated[SamplingConfig, doc("sampling while evaluating; greedy evaluation sets temperature 0")] = (
+        SamplingConfig()
+    )

@@ -1,0 +1,53 @@
+"""What runs agents."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from strop.config.describe import doc
+from strop.types import RETRIES, Cause, Retry
+
+
+class RetriesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What leads back to the queue. A runner that was told to stop is not held against a rollout at all."""
+
+    agent_error: Annotated[Retry, doc("the agent raised, or its command failed")] = Retry(limit=0, wait=1.0)
+    timeout: Annotated[Retry, doc("the agent took longer than runner.timeout")] = Retry(limit=0)
+    lost_runner: Annotated[Retry, doc("the process that ran the agent died")] = RETRIES["lost_runner"]
+    engine_error: Annotated[Retry, doc("the engine let the agent down")] = RETRIES["engine_error"]
+
+    def by_cause(self) -> dict[Cause, Retry]:
+        """As a rollout carries them."""
+        given: dict[Cause, Retry] = {
+            "agent_error": self.agent_error,
+            "timeout": self.timeout,
+            "lost_runner": self.lost_runner,
+            "engine_error": self.engine_error,
+        }
+        return {cause: retry for cause, retry in given.items() if retry.limit}
+
+
+class RunnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What runs agents."""
+
+    workers: Annotated[int, doc("agents at work at once"), Meta(ge=1, le=10_000)] = 16
+    agents_in: Annotated[
+        Literal["processes", "threads", "loop"],
+        doc(
+            "where Python agents run: a process each, a thread each, or all in one event loop (async only); outside of "
+            "processes they get everything through `llm`, no variables, and what they print is not kept"
+        ),
+    ] = "processes"
+    python: Annotated[
+        str, doc("the Python of another environment that runs Python agents, with strop in it; default: this one")
+    ] = ""
+    timeout: Annotated[float, doc("seconds an agent may take for one rollout"), Meta(gt=0)] = 300.0
+    lease: Annotated[
+        float, doc("seconds without a sign of life after which a runner counts as lost"), Meta(gt=0, le=3600)
+    ] = 30.0
+    drain: Annotated[float, doc("seconds that running agents get to end once a runner is told to stop"), Meta(ge=0)] = (
+        30.0
+    )
+    retries: Annotated[RetriesConfig, doc("what leads back to the queue")] = RetriesConfig()
