@@ -13,7 +13,7 @@ from strop import demo
 from strop.errors import ConfigError
 from strop.gateway.route import PolicyRoute
 from strop.monitor.console import Lines
-from strop.run.runtime import open_rooms
+from strop.run.runtime import open_run
 from tests import small
 from tests.unit.gateway.test_thinking import HYBRID
 from tests.unit.gateway.test_tool_prompt import CHATML
@@ -29,7 +29,7 @@ def config(tmp_path: Path, template: str, *sets: str) -> Any:
 
 async def test_a_run_says_before_its_first_step_that_its_template_knows_no_tools(tmp_path: Path) -> None:
     told = io.StringIO()
-    async with open_rooms(config(tmp_path, CHATML), Lines(told), resume=False) as run:
+    async with open_run(config(tmp_path, CHATML), Lines(told), resume=False) as run:
         assert "note: the chat template leaves out tools and calls" in told.getvalue()
         route = run.gateway.routes.agents["*"]
         assert isinstance(route, PolicyRoute)
@@ -38,11 +38,11 @@ async def test_a_run_says_before_its_first_step_that_its_template_knows_no_tools
 
 async def test_a_runs_kwargs_reach_its_gateway(tmp_path: Path) -> None:
     given = config(tmp_path, HYBRID, "policy.chat_template_kwargs.enable_thinking=false")
-    async with open_rooms(given, Lines(io.StringIO()), resume=False) as run:
+    async with open_run(given, Lines(io.StringIO()), resume=False) as run:
         route = run.gateway.routes.agents["*"]
         assert isinstance(route, PolicyRoute)
         assert route.renderer.variables == {"enable_thinking": False}
     given = config(tmp_path, HYBRID, "policy.chat_template_kwargs.enable_thoughts=false")
     with pytest.raises(ConfigError, match="does not read enable_thoughts"):
-        async with open_rooms(given, Lines(io.StringIO()), resume=False):
+        async with open_run(given, Lines(io.StringIO()), resume=False):
             pass

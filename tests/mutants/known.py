@@ -71,10 +71,10 @@ MUTANTS = (
         (
             (
                 "run/loop.py",
-                "saved = await checkpoint(run, number)",
+                "saved = await write_checkpoint(run, number)",
                 'saved = None if number % run.config.loop.checkpoint_every else f"step-{number:06d}-{run.lineage}"',
             ),
-            ("run/loop.py", COMMIT, COMMIT + "    await checkpoint(run, number)\n"),
+            ("run/loop.py", COMMIT, COMMIT + "    await write_checkpoint(run, number)\n"),
         ),
         LOOP,
     ),
@@ -86,7 +86,7 @@ MUTANTS = (
         LOOP,
     ),
     _one("adaptive KL coefficient not restored by replay", "run/replay.py", "algorithm.resume(", "dict(", LOOP),
-    _one("any version is trained on at staleness 0", "run/loop.py", "sampled_by <= set(run.names)", "True", RUN),
+    _one("any version is trained on at staleness 0", "run/collect.py", "sampled_by <= set(run.names)", "True", RUN),
     _one("checkpoint not fsynced", "learner/checkpoint.py", "os.fsync(handle)", "pass", CHECKPOINT),
     # -- token law
     Mutant(

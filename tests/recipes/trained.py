@@ -24,7 +24,7 @@ from strop.config import Config
 from strop.gateway.template import Renderer
 from strop.models.names import folder_of
 from strop.run.folder import RunFolder
-from strop.run.loop import assembled
+from strop.run.learn import assemble_batch
 from strop.trajectory.batch import Batch, Sample
 from strop.trajectory.token_tree import check, pack
 from strop.types import Rollout, Turn
@@ -125,7 +125,7 @@ class Trained:
         """What a step was trained on, with the credit that it gave (a critic's values aside)."""
         rollouts = {rollout.id: rollout for rollout in self.story.rollouts}
         samples = [Sample(rollouts[id], self.story.turns[id]) for id in self.story.steps[step - 1].rollouts]
-        batch = assembled(self.config, samples)
+        batch = assemble_batch(self.config, samples)
         if self.config.algorithm.name != "ppo":
             algorithms.make(self.config.algorithm, self.config.learner, self.config.policy).credit(batch)
         return batch

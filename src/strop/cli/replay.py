@@ -36,7 +36,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 async def _rescore(arguments: argparse.Namespace) -> int:
-    from strop.run.loop import last_line
+    from strop.run.collect import last_line
     from strop.run.replay import rescore
 
     config = RunFolder.config(Path(arguments.run))

@@ -30,9 +30,10 @@ from strop.files import private_folder, write_whole
 from strop.models.names import resolve
 from strop.monitor.console import Silent, View
 from strop.monitor.evaluations import Evaluation, Report, Way, report
+from strop.run.collect import stop_if_all_failed, wait_until_ended
 from strop.run.folder import BEST, RunFolder
-from strop.run.loop import at_work, ended_of, stop_if_all_failed
-from strop.run.runtime import Run, engine_name, open_rooms, settled, tasks_of
+from strop.run.runtime import Run, engine_name, open_run, settled, tasks_of
+from strop.run.supervise import run_with_agents
 from strop.tasks.sampling import evaluation
 from strop.types import Rollout, version
 
@@ -83,10 +84,10 @@ async def evaluate(
         for one in done:
             view.title(one.name, 0)
             policy = replace(config.policy, model=str(places[one.number - 1]), history=one.history)
-            async with open_rooms(replace(config, folder=one.folder, policy=policy), view, resume=False) as run:
+            async with open_run(replace(config, folder=one.folder, policy=policy), view, resume=False) as run:
                 if run.tasks != tasks:
                     raise TaskError(f"{config.tasks} gave other tasks the second time: have it give the same ones")
-                await at_work(run, _collect(run, one, samples=samples, greedy=greedy, first=one is done[0]))
+                await run_with_agents(run, _collect(run, one, samples=samples, greedy=greedy, first=one is done[0]))
     told = report(config, done, samples=samples, threshold=threshold)
     if len(ways) > 1 and config.policy.history == "template":
         told.warnings.append("as trained and as deployed are the same here, since policy.history is template")
@@ -112,7 +113,7 @@ async def _collect(run: Run, one: Evaluation, *, samples: int, greedy: bool, fir
             samples=samples,
             retries=run.config.runner.retries.by_cause(),
         )
-        ended = await ended_of(run, wanted, f"evaluating {split}")
+        ended = await wait_until_ended(run, wanted, f"evaluating {split}")
         if first:
             await stop_if_all_failed(run, ended, f"evaluating {split}")
         one.rewards[f"{split}-greedy" if greedy else split] = _rewards(ended)

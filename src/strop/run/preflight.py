@@ -23,10 +23,12 @@ from strop.algorithms.credit import Rewards
 from strop.config import Config, MonitorConfig
 from strop.errors import AgentError
 from strop.monitor.console import View
+from strop.run.collect import check_rewards, explain_if_all_failed, give_group_rewards, wait_until_ended
 from strop.run.health import easier
-from strop.run.loop import all_failed, assembled, at_work, check_rewards, compared, ended_of
-from strop.run.resume import sample
-from strop.run.runtime import open_rooms, refuse_contradictions, settled
+from strop.run.learn import assemble_batch
+from strop.run.rollouts import read_sample
+from strop.run.runtime import open_run, refuse_contradictions, settled
+from strop.run.supervise import run_with_agents
 from strop.trajectory import Batch, explain
 
 
@@ -82,16 +84,16 @@ async def probe(config: Config, view: View, *, groups: int) -> Probe:
     with TemporaryDirectory(prefix="strop-probe-") as place:
         config = settings(settled(config), groups, Path(place) / "run")
         view.title(f"probing {config.policy.model}", 0)
-        async with open_rooms(config, view, resume=False) as run:
+        async with open_run(config, view, resume=False) as run:
             wanted = run.next_rollouts(groups)
             began = time.monotonic()
-            ended = await at_work(run, ended_of(run, wanted, "probing"))
-            if why := await all_failed(run, ended, "probing"):  # nobody can look at them afterwards
+            ended = await run_with_agents(run, wait_until_ended(run, wanted, "probing"))
+            if why := await explain_if_all_failed(run, ended, "probing"):  # nobody can look at them afterwards
                 raise AgentError(f"{why}; mend it, then ask again")
-            samples = await compared(run, [await sample(run, rollout) for rollout in ended])
+            samples = await give_group_rewards(run, [await read_sample(run.store, rollout) for rollout in ended])
             check_rewards(run, [one.rollout for one in samples])
             waited = (time.monotonic() - began) * min(config.runner.workers, len(ended)) / len(ended)
-            found = judged(assembled(config, samples), run.algorithm, config.algorithm.rewards, waited)
+            found = judged(assemble_batch(config, samples), run.algorithm, config.algorithm.rewards, waited)
             return replace(found, model=config.policy.model)
 
 

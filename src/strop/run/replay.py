@@ -32,7 +32,8 @@ from strop.imports import resolve as find
 from strop.learner.process import LearnerProcess
 from strop.models.names import folder_of
 from strop.monitor.transcripts import said
-from strop.run.loop import last_line, learn
+from strop.run.collect import last_line
+from strop.run.learn import learn
 from strop.runners.base import Job, Outcome
 from strop.runners.rewards import Judge, judge_now, load_judge
 from strop.store.base import Store

@@ -21,11 +21,9 @@ from pathlib import Path
 import msgspec
 
 from strop.errors import DamagedCheckpoint, StoreError
+from strop.run.rollouts import find_stored, read_sample
 from strop.run.runtime import POLICY, Collected, Run
-from strop.trajectory import Sample
 from strop.types import TERMINAL, Rollout, Step, version
-
-PAGE = 1000
 
 
 async def go_back(run: Run) -> list[Collected]:
@@ -33,8 +31,8 @@ async def go_back(run: Run) -> list[Collected]:
     made again before anything else."""
     await refuse_loss(run)
     await run.store.reclaim(everything=True)
-    line = await unbroken_line(run)
-    last = await restored(run, line)
+    line = await read_unbroken_line(run)
+    last = await restore_last_checkpoint(run, line)
     base = last.number if last else 0
     run.steps, run.step = line[:base], base
     run.lineage = await run.store.open_lineage(POLICY, after=base)
@@ -44,10 +42,13 @@ async def go_back(run: Run) -> list[Collected]:
         run.algorithm.resume(last.metrics)
         run.names = run.names_of(last)
         await run.weights.publish(last.version)
-    return [Collected([await sample(run, await run.store.get(id)) for id in step.rollouts]) for step in line[base:]]
+    return [
+        Collected([await read_sample(run.store, await run.store.get(id)) for id in step.rollouts])
+        for step in line[base:]
+    ]
 
 
-async def restored(run: Run, line: Sequence[Step]) -> Step | None:
+async def restore_last_checkpoint(run: Run, line: Sequence[Step]) -> Step | None:
     """The last step of the present line whose checkpoint can be had; the learner has its weights. None: there is none,
     and the learner has the model that the run began with."""
     named = [step for step in line if not step.superseded and step.checkpoint]
@@ -64,13 +65,13 @@ async def restored(run: Run, line: Sequence[Step]) -> Step | None:
             broken += [f"{place} is missing"] if step is named[-1] else []
             continue
         assert meta["version"] == step.version, f"checkpoint {meta} is not that of step {step.version}"
-        tell_of_damage(run, broken, step.number, len(line))
+        note_damage(run, broken, step.number, len(line))
         return step
-    tell_of_damage(run, broken, 0, len(line))
+    note_damage(run, broken, 0, len(line))
     return None
 
 
-def tell_of_damage(run: Run, broken: Sequence[str], base: int, last: int) -> None:
+def note_damage(run: Run, broken: Sequence[str], base: int, last: int) -> None:
     """What is done about checkpoints that cannot be had, and what it costs."""
     if broken:
         begin = f"the checkpoint of step {base}" if base else "the model that the run began with"
@@ -86,7 +87,7 @@ async def refuse_loss(run: Run) -> None:
     of a step once it is committed, and checkpoints, of which only the newest may be of a step that never was."""
     steps, there = await run.store.steps(superseded=True), run.folder.checkpoints()
     stored = max((step.number for step in steps), default=0)
-    known = max(max(there.values(), default=0) - 1, last_step(run.folder.metrics))
+    known = max(max(there.values(), default=0) - 1, read_last_step(run.folder.metrics))
     unknown = [name for name in there if name not in {step.checkpoint for step in steps}]
     place, way = run.folder.path, f"begin a new run from its newest weights (strop train --from {run.folder.path})"
     missing = ""
@@ -105,7 +106,7 @@ async def refuse_loss(run: Run) -> None:
         raise StoreError(f"the store of {place} is empty: put back what was there, or {way}")
 
 
-async def unbroken_line(run: Run) -> list[Step]:
+async def read_unbroken_line(run: Run) -> list[Step]:
     """The present line, and where an earlier replay was cut off, the steps it had not come to again."""
     line = await run.store.steps()
     newest = {step.number: step for step in await run.store.steps(superseded=True) if step.superseded}
@@ -114,7 +115,7 @@ async def unbroken_line(run: Run) -> list[Step]:
     return line
 
 
-def last_step(metrics: Path) -> int:
+def read_last_step(metrics: Path) -> int:
     """The last step that metrics.jsonl has, 0 if there is none. Lines that were damaged tell nothing."""
     found = 0
     for line in metrics.read_bytes().splitlines() if metrics.is_file() else ():
@@ -125,14 +126,6 @@ def last_step(metrics: Path) -> int:
 
 class _Line(msgspec.Struct):
     step: int
-
-
-def has_checkpoint(run: Run, step: Step) -> bool:
-    return step.checkpoint is not None and run.folder.checkpoint(step.checkpoint).is_dir()
-
-
-async def sample(run: Run, rollout: Rollout) -> Sample:
-    return Sample(rollout, await run.store.turns(rollout.id))
 
 
 async def clear_queue(run: Run) -> None:
@@ -146,35 +139,13 @@ async def clear_queue(run: Run) -> None:
         after = page[-1].id
 
 
-async def finished_evaluations(run: Run) -> list[tuple[int, str, list[Rollout]]]:
+async def find_finished_evaluations(run: Run) -> list[tuple[int, str, list[Rollout]]]:
     """Evaluations that were finished before the run was interrupted: step, split, rollouts."""
     found: list[tuple[int, str, list[Rollout]]] = []
     versions = {0: version(1, 0)} | {step.number: run.names_of(step)[0] for step in run.steps}
     for number, name in versions.items():
         for split, wanted in run.evaluations(number, name).items():
-            there = list((await stored(run, wanted)).values())
+            there = list((await find_stored(run.store, wanted)).values())
             if len(there) == len(wanted) and all(rollout.status in TERMINAL for rollout in there):
                 found.append((number, split, there))
     return found
-
-
-async def stored(run: Run, wanted: Sequence[Rollout]) -> dict[str, Rollout]:
-    """What the store has of these rollouts, by id. A group may have others too, where loop.eval_samples was changed."""
-    ids, found = [rollout.id for rollout in wanted], dict[str, Rollout]()
-    for group in dict.fromkeys(rollout.group for rollout in wanted):
-        page = await run.store.list(group=group, limit=PAGE)
-        found |= {rollout.id: rollout for rollout in page}
-        while len(page) == PAGE:
-            page = await run.store.list(group=group, after=page[-1].id, limit=PAGE)
-            found |= {rollout.id: rollout for rollout in page}
-    return {id: found[id] for id in ids if id in found}
-
-
-async def superseded(run: Run, wanted: Sequence[Rollout]) -> dict[str, str]:
-    """Earlier rollouts in the place of these, sampled from weights that are no more: left out, and counted by name."""
-    here = {rollout.group for rollout in wanted}
-    before, limit = range(1, run.origin), run.config.loop.members
-    groups = {rollout.group for lineage in before for rollout in run.next_rollouts(origin=lineage)} - here
-    return {
-        rollout.id: "superseded" for name in sorted(groups) for rollout in await run.store.list(group=name, limit=limit)
-    }

@@ -123,6 +123,10 @@ class Run:
         return self.config.loop.staleness > 0
 
     @property
+    def finished(self) -> bool:
+        return self.step >= self.config.loop.steps
+
+    @property
     def next_group(self) -> int:
         """Steps take groups in sampling order: the number behind the last one that a step took."""
         return 1 + max(group_number(id) for id in self.steps[-1].rollouts) if self.steps else 0
@@ -183,7 +187,7 @@ class Run:
 
 
 @asynccontextmanager
-async def open_rooms(config: Config, view: View, *, resume: bool) -> AsyncGenerator[Run]:
+async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerator[Run]:
     """Start every room in the order data walks through them; whatever happens, close them in reverse."""
     hide_keys(config)
     algorithm = algorithms.make(config.algorithm, config.learner, config.policy)

@@ -13,8 +13,8 @@ from strop import config as configs
 from strop.cli import main
 from strop.errors import ModelError, PlaceError
 from strop.learner.export import export
+from strop.run.checkpoints import keep_checkpoints
 from strop.run.folder import RunFolder
-from strop.run.loop import keep_checkpoints
 from strop.types import Step
 from tests.unit.learner.practice import credited, learner
 

@@ -14,9 +14,10 @@ from strop import config as configs
 from strop.config import Config
 from strop.errors import LearnerError
 from strop.monitor.console import Silent
+from strop.run.collect import collect
 from strop.run.folder import RunFolder
 from strop.run.health import Collapse
-from strop.run.loop import collect, stop_collapsed, tell_of_trouble
+from strop.run.notes import note_trouble, stop_collapsed
 from strop.run.runtime import POLICY, Run, sampling_for
 from strop.store.base import Store
 from strop.store.sqlite import SqliteStore
@@ -141,7 +142,7 @@ def test_a_run_is_told_what_its_steps_lack() -> None:
     run.steps += [stepped(n, 0.0) for n in range(1, 7)]
     run.steps[0].metrics.update({"critic/rewards/max": 1.0, "critic/rewards/mean": 1 / 24})
     run.steps.append(last := stepped(7, 0.0, dropped=dropped))
-    tell_of_trouble(run, last)
+    note_trouble(run, last)
     assert told[0].startswith("nothing earned since step 1: the learning rate may be too high (learner.optim.lr=0.02;")
     (said,) = told[1:]
     assert said.startswith(

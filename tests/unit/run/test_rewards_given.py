@@ -7,7 +7,7 @@ import pytest
 
 from strop.config import load
 from strop.errors import ConfigError
-from strop.run.loop import check_rewards
+from strop.run.collect import check_rewards
 from strop.types import Reward, Rollout, Task
 
 

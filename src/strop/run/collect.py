@@ -1,0 +1,152 @@
+"""Collecting a step's rollouts: queue them, wait until they end, give the rewards that are relative to their groups,
+and stop at once where nothing could ever be learnt from what came back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from strop.errors import AgentError, ConfigError
+from strop.run.group_reward import give
+from strop.run.learn import assemble_batch
+from strop.run.rollouts import find_stored, find_superseded, read_sample
+from strop.run.runtime import Collected, Run
+from strop.run.supervise import cancel_all
+from strop.trajectory import Sample
+from strop.types import TERMINAL, Rollout
+
+CALLED = "an agent reaches it at llm.base_url, which is also $OPENAI_BASE_URL"
+
+
+async def collect(run: Run) -> Collected:
+    """Consumes tasks; waits for the next step's rollouts to end or for their deadline; produces them as samples. Where
+    groups taught nothing (loop.groups_most) the groups behind them are taken as well."""
+    began, loop = time.monotonic(), run.config.loop
+    dropped = await find_superseded(run, run.next_rollouts())
+    groups, phase, reads = loop.groups, f"collecting step {run.step + 1}", dict[str, asyncio.Task[Sample]]()
+
+    def read(rollout: Rollout) -> None:
+        """At once, while others still run."""
+        reads[rollout.id] = asyncio.create_task(read_sample(run.store, rollout))
+
+    try:
+        while True:
+            wanted = run.next_rollouts(groups)
+            await run.store.enqueue(run.next_rollouts(groups + run.groups_of_later_steps))
+            fresh = [rollout for rollout in wanted if rollout.id not in reads]
+            await wait_until_ended(run, fresh, phase, then=read)
+            samples = [await reads[rollout.id] for rollout in wanted]
+            await stop_if_all_failed(run, [sample.rollout for sample in samples], phase)
+            samples = await give_group_rewards(run, samples)
+            if run.step == 0 and (run.relative is not None or not run.scores):  # an evaluation would have told
+                check_rewards(run, [sample.rollout for sample in samples])
+            if groups >= (loop.groups_most or loop.groups):
+                break
+            run.algorithm.credit(batch := assemble_batch(run.config, samples))
+            telling = len(batch.teaching())
+            if telling >= loop.groups:
+                break
+            groups = min(groups + loop.groups - telling, loop.groups_most or loop.groups)
+    finally:
+        await cancel_all(*reads.values())
+    if run.step == 0 and not any(sample.turns for sample in samples):
+        raise AgentError(
+            f"none of the {len(samples)} rollouts called the model: {CALLED}; mend it, then begin a new run"
+        )
+    sampled_by = {name for sample in samples for turn in sample.turns for _, name in turn.versions}
+    assert run.overlaps or sampled_by <= set(run.names), f"sampled from {sampled_by}, the weights are {run.names}"
+    return Collected(samples, dropped, time.monotonic() - began)
+
+
+async def give_group_rewards(run: Run, samples: list[Sample]) -> list[Sample]:
+    """The same with the rewards that are relative to their groups, if there are any. All members have ended."""
+    if run.relative is None:
+        return samples
+    seconds = run.config.loop.group_deadline
+    try:
+        with run.timed("group_reward"):
+            async with asyncio.timeout(seconds):
+                return await give(run.store, samples, run.relative)
+    except TimeoutError:
+        raise AgentError(
+            f"group_reward took longer than loop.group_deadline ({seconds:g} s) for one step: mend the function, or "
+            "allow more, then resume"
+        ) from None
+
+
+async def wait_until_ended(
+    run: Run, wanted: Sequence[Rollout], phase: str, *, then: Callable[[Rollout], None] = lambda _: None
+) -> list[Rollout]:
+    """Queue rollouts (those already there stay as they are) and wait until all have ended. When none has for as long as
+    loop.group_deadline, the rest is cancelled as late. Returned in the order they were wanted; `then` is told of each
+    as it ends."""
+    await run.store.enqueue(wanted)
+    ids, now = [rollout.id for rollout in wanted], await find_stored(run.store, wanted)
+    for id in ids:
+        if now[id].status in TERMINAL:
+            then(now[id])
+    deadline = time.monotonic() + run.config.loop.group_deadline
+    while open := [id for id in ids if now[id].status not in TERMINAL]:
+        run.view.phase(phase, len(ids) - len(open), len(ids), run.pool.slowest())
+        if time.monotonic() > deadline:
+            await run.store.cancel(open, cause="late", detail=f"past loop.group_deadline in {phase}")
+        run.cursor, changed = await run.store.wait(run.cursor, timeout=1.0)
+        for rollout in changed:
+            if (before := now.get(rollout.id)) is not None:
+                now[rollout.id] = rollout
+                if rollout.status in TERMINAL and before.status not in TERMINAL:
+                    deadline = time.monotonic() + run.config.loop.group_deadline
+                    then(rollout)
+            if rollout.status in TERMINAL:
+                run.gateway.forget(rollout.id)
+    run.view.phase(phase, len(ids), len(ids))
+    return [now[id] for id in ids]
+
+
+def check_rewards(run: Run, ended: Sequence[Rollout]) -> None:
+    """Before anything is trained: one of the rewards that count must be among those the agent gives. Others may be
+    rare; a name that nobody gave counts as 0, which somebody who misspelt it should hear."""
+    given = {reward.name for rollout in ended for reward in rollout.rewards}
+    wanted = set(run.config.algorithm.rewards)
+    said = f"gave only {', '.join(sorted(given))}" if given else "gave no reward"
+    if not wanted & given:
+        raise ConfigError(
+            f"algorithm.rewards counts {', '.join(sorted(wanted))}, but the agent {said}: return it, or begin a run "
+            f"with --set algorithm.rewards.{sorted(given)[0] if given else 'NAME'}=1"
+        )
+    if missing := sorted(wanted - given):
+        names = ", ".join(missing)
+        run.view.note(f"algorithm.rewards counts {names}, and so far the agent {said}: what is not given counts as 0")
+
+
+async def stop_if_all_failed(run: Run, ended: Sequence[Rollout], phase: str) -> None:
+    """Before the first step that is a bad agent; later it is a bad step."""
+    if run.step == 0 and (why := await explain_if_all_failed(run, ended, phase)):
+        example = find_commonest_failure(ended)
+        resume = run.config.loop.steps and example.cause != "late"
+        mended = "then resume (tasks stay as they are in the run)" if resume else "then begin again"
+        look = f"look, with what the agent printed: strop rollouts {run.folder.path} {example.id}"
+        raise AgentError(f"{why} ({look}); mend it, {mended}")
+
+
+async def explain_if_all_failed(run: Run, ended: Sequence[Rollout], phase: str) -> str:
+    """Why, if every one of them failed; otherwise nothing."""
+    if any(rollout.status == "succeeded" for rollout in ended):
+        return ""
+    example = find_commonest_failure(ended)
+    same = sum(rollout.cause == example.cause for rollout in ended)
+    why = f"all {len(ended)} rollouts failed while {phase}, {same} with {example.cause}: {last_line(example.detail)}"
+    return why if (await run.store.stats())["turns"] else f"{why}; none of them called the model: {CALLED}"
+
+
+def find_commonest_failure(failed: Sequence[Rollout]) -> Rollout:
+    """The first one that failed as most did."""
+    cause = Counter(rollout.cause for rollout in failed).most_common(1)[0][0]
+    return next(rollout for rollout in failed if rollout.cause == cause)
+
+
+def last_line(text: str | None) -> str:
+    """What an error says, without the traceback above it."""
+    return (text or "no reason given").strip().split("\n")[-1]

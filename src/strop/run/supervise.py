@@ -1,0 +1,42 @@
+"""A run's work beside everything that must stay alive for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from strop.run.folder import until_gone
+from strop.run.runtime import Run
+from strop.store.reclaim import reclaiming
+
+T = TypeVar("T")
+
+
+async def run_with_agents(run: Run, main: Coroutine[Any, Any, T]) -> T:
+    """The result of `main` while agents are at work and every room is watched."""
+    run.pool.work()
+    lease = run.config.runner.lease
+    reclaim, gone = reclaiming(run.store, lease / 2, grace=lease), until_gone(run.folder.path)
+    return await run_beside(main, run.learner.watch(), run.pool.watch(), reclaim, gone)
+
+
+async def run_beside(main: Coroutine[Any, Any, T], *watches: Coroutine[Any, Any, None]) -> T:
+    """The result of `main`, unless one of `watches` raises first: then that, with `main` cancelled."""
+    first = asyncio.create_task(main)
+    tasks: list[asyncio.Task[Any]] = [first, *map(asyncio.create_task, watches)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in reversed(tasks):  # a watch that raised says why main may have failed too
+            if task in done:
+                task.result()
+        return first.result()
+    finally:
+        await cancel_all(*tasks)
+
+
+async def cancel_all(*tasks: asyncio.Task[Any]) -> None:
+    """Nothing of them goes on, whatever they were at."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
