@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import strop
-from strop.tools.search.bm25 import K1, B, asked, words
+from strop.tools.search.bm25 import K1, B, query_words, words
 from strop.tools.search.documents import plain
 
 
@@ -32,7 +32,7 @@ class Paragraphs:
         Args:
             query: what to look for, as a question or as keywords
         """
-        wanted = asked(query)
+        wanted = query_words(query)
         scores = [self._score(wanted, count) for count in self._counts]
         best = sorted(range(len(scores)), key=lambda at: -scores[at])[: self._topk]
         found = [self._paragraphs[at] for at in best if scores[at] > 0]

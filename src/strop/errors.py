@@ -3,7 +3,7 @@
 Broken invariants of our own are `assert`s and crash with a traceback: they are not in this tree.
 """
 
-from strop.printable import plain
+from strop.printable import escape_text
 
 
 class StropError(Exception):
@@ -12,7 +12,7 @@ class StropError(Exception):
     code = 1
 
     def __str__(self) -> str:
-        return plain(super().__str__())  # it may tell what an agent said
+        return escape_text(super().__str__())  # it may tell what an agent said
 
 
 class ConfigError(StropError):

@@ -15,18 +15,18 @@ _ORDERS = re.compile(
 )
 
 
-def plain(text: str) -> str:
+def escape_text(text: str) -> str:
     """
-    >>> plain("a\\x1b[31mb\\x9b\\u202ec\\r\\nd")
+    >>> escape_text("a\\x1b[31mb\\x9b\\u202ec\\r\\nd")
     'a␛[31mb\\\\x9b\\\\u202ec\\nd'
     """
     return _ORDERS.sub(_picture, text.replace("\r\n", "\n"))
 
 
-def escaped(json: str) -> str:
+def escape_json(json: str) -> str:
     r"""JSON that says the same without such characters.
 
-    >>> escaped('"a\x9bb"')
+    >>> escape_json('"a\x9bb"')
     '"a\\u009bb"'
     """
     return _ORDERS.sub(lambda found: f"\\u{ord(found[0]):04x}", json)

@@ -13,7 +13,7 @@ import pytest
 
 from recipes.retool import agent, data
 from strop import config
-from strop.agent.episode import Call, Episode
+from strop.agent.episode import Episode, ExecutedCall
 from strop.agent.tool import Observation
 from strop.errors import TaskError
 from strop.types import Task
@@ -67,14 +67,14 @@ def test_a_file_of_one_s_own_has_a_test_split(tmp_path: Path) -> None:
 
 def test_numbers_in_errors_are_not_computed() -> None:
     task = Task(id="t", data={"answer": "1"})
-    failed = Call(
+    failed = ExecutedCall(
         id="c",
         name="python",
         arguments="{}",
         turn="t",
         result=Observation("SyntaxError: invalid syntax, line 1", "error"),
     )
-    printed = Call(id="c", name="python", arguments="{}", turn="t", result=Observation("so it is 1"))
+    printed = ExecutedCall(id="c", name="python", arguments="{}", turn="t", result=Observation("so it is 1"))
     assert agent.score(task, Episode(messages=[], calls=[failed], answer=""))["computed"] == 0.0
     assert agent.score(task, Episode(messages=[], calls=[failed, printed], answer=""))["computed"] == 1.0
 

@@ -23,7 +23,7 @@ from strop.config import load
 from strop.errors import TaskError
 from strop.imports import resolve
 from strop.tools.search import Search
-from strop.tools.search.app import served
+from strop.tools.search.app import serve_index
 from strop.tools.search.index import Index, build
 from tests import runs
 from tests.integration.agent.stand import Stand, call
@@ -178,7 +178,7 @@ def index(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def url(index: Path) -> AsyncIterator[str]:
-    async with served(Index.open(index)) as server:
+    async with serve_index(Index.open(index)) as server:
         yield server.url
 
 

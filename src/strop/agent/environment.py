@@ -25,11 +25,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from strop.agent.calling import calling
-from strop.agent.episode import Action, Limits, Transition, beginning, play
+from strop.agent.episode import Action, EpisodeLimits, Transition, first_messages, play
+from strop.agent.functions import function_caller
 from strop.agent.llm import LLM
 from strop.agent.tool import Tool
-from strop.agent.toolbox import Tools, is_tool, methods
+from strop.agent.toolbox import Tools, is_tool, tools_of
 from strop.imports import one_line
 from strop.types import Task
 
@@ -72,13 +72,13 @@ class EnvironmentAgent:
         seconds: float | None = None,
     ) -> None:
         self.make, self.reward, self.system = make, reward, system
-        self.limits = Limits(max_turns=max_turns, max_tokens=max_tokens, seconds=seconds)
+        self.limits = EpisodeLimits(max_turns=max_turns, max_tokens=max_tokens, seconds=seconds)
 
     async def __call__(self, task: Task, llm: LLM) -> Any:
         environment = self.make()
-        with calling(llm) as call:
+        with function_caller(llm) as call:
             try:
-                messages = beginning(task, self.system, await call(environment.reset, task))
+                messages = first_messages(task, self.system, await call(environment.reset, task))
 
                 async def react(action: Action) -> Transition:
                     return await call(environment.step, action)
@@ -95,7 +95,7 @@ class EnvironmentAgent:
 
 def _tools(environment: Environment) -> list[Tool]:
     has = any(is_tool(value) for kind in type(environment).__mro__ for value in vars(kind).values())
-    return methods(environment) if has else []
+    return tools_of(environment) if has else []
 
 
 class Gym(Environment):

@@ -35,7 +35,7 @@ AT_ONCE = 32
 Message = dict[str, Any]
 
 
-class Call(Struct, kw_only=True):
+class ExecutedCall(Struct, kw_only=True):
     """A tool call as the model wrote it, and what came of it. `turn` is the id of the answer that it stood in."""
 
     id: str
@@ -49,7 +49,7 @@ class Call(Struct, kw_only=True):
     def given(self) -> dict[str, Any]:
         """The arguments as the model meant them; empty if they cannot be read.
 
-        >>> Call(id="c", name="add", arguments='{"a": 1}', turn="t").given
+        >>> ExecutedCall(id="c", name="add", arguments='{"a": 1}', turn="t").given
         {'a': 1}
         """
         with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -61,7 +61,7 @@ class Action(Struct, kw_only=True):
     """What the model did in one turn: what it said, and the calls it made, which have been run."""
 
     text: str
-    calls: list[Call] = []
+    calls: list[ExecutedCall] = []
     turn: str
 
 
@@ -80,7 +80,7 @@ class Episode(Struct, kw_only=True):
 
     messages: list[Message]
     answer: str = ""
-    calls: list[Call] = field(default_factory=list[Call])
+    calls: list[ExecutedCall] = field(default_factory=list[ExecutedCall])
     turns: list[str] = field(default_factory=list[str])
     rewards: dict[str, float] = field(default_factory=dict[str, float])
     tokens: int = 0
@@ -88,7 +88,7 @@ class Episode(Struct, kw_only=True):
     ended: Ended = "answered"
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class EpisodeLimits(Struct, frozen=True, kw_only=True):
     """When an episode ends at the latest: model calls, tokens sampled by all of them, seconds. The clock runs from the
     first model call to the last reaction: making tools, `reset` and `close` are under `runner.timeout` alone."""
 
@@ -106,7 +106,7 @@ async def play(
     llm: LLM,
     messages: Sequence[Message],
     tools: Tools,
-    limits: Limits,
+    limits: EpisodeLimits,
     react: Callable[[Action], Awaitable[Transition]],
     reward: str,
 ) -> Episode:
@@ -129,7 +129,7 @@ async def _turns(
     episode: Episode,
     model: _Model,
     tools: Tools,
-    limits: Limits,
+    limits: EpisodeLimits,
     react: Callable[[Action], Awaitable[Transition]],
     reward: str,
 ) -> Ended:
@@ -166,14 +166,14 @@ async def _turns(
     return "turns"
 
 
-async def _run(call: Call, tools: Tools, room: asyncio.Semaphore) -> None:
+async def _run(call: ExecutedCall, tools: Tools, room: asyncio.Semaphore) -> None:
     async with room:
         began = time.monotonic()
         call.result = await tools.run(call.name, call.arguments)
         call.seconds = time.monotonic() - began
 
 
-def _result(call: Call) -> Message:
+def _result(call: ExecutedCall) -> Message:
     return {"role": "tool", "tool_call_id": call.id, "content": call.result.text}
 
 
@@ -184,7 +184,7 @@ class _Answer(Struct, kw_only=True):
     turn: str
     message: Message
     text: str
-    calls: list[Call]
+    calls: list[ExecutedCall]
     tokens: int
     cut_off: bool
 
@@ -209,7 +209,7 @@ class _Model:
             return None
         choice = said.choices[0]
         calls = [
-            Call(id=call.id, name=call.function.name, arguments=call.function.arguments, turn=said.id)
+            ExecutedCall(id=call.id, name=call.function.name, arguments=call.function.arguments, turn=said.id)
             for call in choice.message.tool_calls or ()
         ]
         return _Answer(
@@ -225,10 +225,10 @@ class _Model:
 # -- the beginning -----------------------------------------------------------------------------------------------------
 
 
-def beginning(task: Task, system: str, first: Any = None) -> list[Message]:
+def first_messages(task: Task, system: str, first: Any = None) -> list[Message]:
     """The messages an episode begins with: `first` as text or as messages, or else what the task asks.
 
-    >>> beginning(Task(id="t", data={"question": "3 * 4?", "answer": 12}), "Be brief.")
+    >>> first_messages(Task(id="t", data={"question": "3 * 4?", "answer": 12}), "Be brief.")
     [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': '3 * 4?'}]
     """
     asked = _asked(task) if first is None else first

@@ -23,7 +23,7 @@ from strop.types import EventKind, Lease, Reward, Sampling, Task
 if TYPE_CHECKING:
     import openai
 
-PATIENCE = 30.0
+EVENT_SECONDS = 30.0
 """Seconds an event is tried again for, while the gateway cannot be reached or cannot answer."""
 
 
@@ -129,13 +129,15 @@ class LLM(Struct, frozen=True, kw_only=True):
             data=msgspec.json.encode({"id": secrets.token_hex(8), "kind": kind, "data": data}),
             headers={"content-type": "application/json", "authorization": f"Bearer {self.api_key}"},
         )
-        pause, deadline = 0.1, time.monotonic() + PATIENCE
+        pause, deadline = 0.1, time.monotonic() + EVENT_SECONDS
         while (failure := _post(request)) is not None:
             again, why = failure
             if not again:
                 raise StropError(f"the gateway refused a {kind} event {why}")
             if time.monotonic() + pause > deadline:
-                raise StropError(f"the gateway took no {kind} event for {PATIENCE:g} s {why}: see whether it is up")
+                raise StropError(
+                    f"the gateway took no {kind} event for {EVENT_SECONDS:g} s {why}: see whether it is up"
+                )
             time.sleep(pause)
             pause = min(2 * pause, 2.0)
 
@@ -143,7 +145,7 @@ class LLM(Struct, frozen=True, kw_only=True):
 def _post(request: urllib.request.Request) -> tuple[bool, str] | None:
     """None, or whether trying again may help, and what went wrong."""
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        with urllib.request.urlopen(request, timeout=EVENT_SECONDS) as answer:
             answer.read()
         return None
     except urllib.error.HTTPError as error:

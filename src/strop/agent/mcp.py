@@ -36,7 +36,7 @@ from strop.agent.tool import LIMIT, TIMEOUT, Observation, Tool
 from strop.errors import ConfigError, ToolError
 from strop.imports import one_line, to_install
 
-PATIENCE = 10.0
+CLOSE_SECONDS = 10.0
 """Seconds a server has to end by itself, or by force, when it is closed."""
 PAGES = 100
 """Most pages of a list of tools that are asked for."""
@@ -183,7 +183,7 @@ class _Link:
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):  # it has ended by itself
             self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(PATIENCE)
+        self._thread.join(CLOSE_SECONDS)
         self.last_words()
         self._errors.close()
 

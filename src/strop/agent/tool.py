@@ -32,7 +32,7 @@ from typing import Any, Literal, cast, get_type_hints, overload
 import msgspec
 from msgspec import Struct
 
-from strop.agent.functions import awaited
+from strop.agent.functions import run_until_done
 from strop.agent.schema import arguments_of, docstring, expected, parameters_of
 from strop.errors import ConfigError
 from strop.imports import one_line
@@ -154,8 +154,8 @@ class Tool:
         except (Exception, SystemExit) as error:  # types of the user's may raise anything while they are made
             why = str(error) if isinstance(error, msgspec.MsgspecError | UnicodeError) else one_line(error)
             said = f"error: the arguments of {self.name} do not fit: {why}; give {expected(self.parameters)}"
-            return Observation(shortened(said, self.limit), "arguments")
-        work = asyncio.ensure_future(called(self.function, given, self.name))
+            return Observation(truncate(said, self.limit), "arguments")
+        work = asyncio.ensure_future(call_function(self.function, given, self.name))
         work.add_done_callback(lambda done: done.cancelled() or done.exception())  # heard, even if it comes too late
         try:
             await asyncio.wait([work], timeout=self.timeout)
@@ -163,15 +163,15 @@ class Tool:
                 return Observation(f"error: {self.name} did not end within {self.timeout:g} s", "timeout")
             if work.cancelled():
                 return Observation(f"error: {self.name} was cancelled", "error")
-            return observed(work.result(), self.limit)
+            return to_observation(work.result(), self.limit)
         except (Exception, SystemExit) as error:
-            return Observation(shortened(f"error: {one_line(error)}", self.limit), "error")
+            return Observation(truncate(f"error: {one_line(error)}", self.limit), "error")
         finally:
             work.cancel()  # nobody waits for it, so that one that takes no notice holds nothing up
 
     def run_now(self, arguments: str) -> Observation:
         """The same where no event loop runs."""
-        return awaited(self.run(arguments))
+        return run_until_done(self.run(arguments))
 
     def _read(self, arguments: str) -> dict[str, Any]:
         text = arguments if arguments.strip() else "{}"  # some models write nothing where there is nothing to say
@@ -203,21 +203,21 @@ def tool(function: Function | None = None, /, **options: Any) -> Tool | Callable
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def observed(value: Any, limit: int) -> Observation:
+def to_observation(value: Any, limit: int) -> Observation:
     """What a function returned, as text: text as it is, bytes as a sentence, anything else as JSON."""
     if isinstance(value, Observation):
-        return Observation(shortened(value.text, limit), value.wrong)
+        return Observation(truncate(value.text, limit), value.wrong)
     if isinstance(value, bytes | bytearray | memoryview):
         size = len(bytes(cast("bytes", value)))
         return Observation(f"{size} bytes of binary data, which cannot be shown as text")
     text = value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
-    return Observation(shortened(text, limit))
+    return Observation(truncate(text, limit))
 
 
-def shortened(text: str, limit: int) -> str:
+def truncate(text: str, limit: int) -> str:
     """At most `limit` characters of it, that can be written as UTF-8, and a note if there were more.
 
-    >>> shortened("abcdefgh", 3)
+    >>> truncate("abcdefgh", 3)
     'abc\\n[cut here: 5 of 8 characters are missing]'
     """
     kept = text[:limit].encode(errors="replace").decode()
@@ -228,7 +228,7 @@ def shortened(text: str, limit: int) -> str:
 # -- running -----------------------------------------------------------------------------------------------------------
 
 
-async def called(function: Function, given: dict[str, Any], name: str) -> Any:
+async def call_function(function: Function, given: dict[str, Any], name: str) -> Any:
     """What a function returns: one that is not `async` in a thread that nobody has to wait for."""
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
         return await _kept_in(function(**given))

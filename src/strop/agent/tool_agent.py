@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from strop.agent.calling import Calling, calling
-from strop.agent.episode import Action, Call, Limits, Transition, beginning, play
+from strop.agent.episode import Action, EpisodeLimits, ExecutedCall, Transition, first_messages, play
+from strop.agent.functions import Caller, function_caller
 from strop.agent.llm import LLM
 from strop.agent.tool import Observation
-from strop.agent.toolbox import Given, opened, settled
+from strop.agent.toolbox import ToolSource, check_tools, open_tools
 from strop.types import Task
 
 CALL = "call"
@@ -47,7 +47,7 @@ class ToolAgent:
 
     def __init__(
         self,
-        tools: Given = (),
+        tools: ToolSource = (),
         reward: Callable[..., Any] | None = None,
         *,
         system: str = "",
@@ -55,26 +55,26 @@ class ToolAgent:
         max_turns: int = 8,
         max_tokens: int | None = None,
         seconds: float | None = None,
-        on_call: Callable[[Task, Call, Observation], Any] | None = None,
+        on_call: Callable[[Task, ExecutedCall, Observation], Any] | None = None,
     ) -> None:
-        self.tools, self.reward, self.on_call = settled(tools), reward, on_call
+        self.tools, self.reward, self.on_call = check_tools(tools), reward, on_call
         self.system, self.prompt = system, prompt
-        self.limits = Limits(max_turns=max_turns, max_tokens=max_tokens, seconds=seconds)
+        self.limits = EpisodeLimits(max_turns=max_turns, max_tokens=max_tokens, seconds=seconds)
 
     async def __call__(self, task: Task, llm: LLM) -> Any:
-        with calling(llm) as call:
+        with function_caller(llm) as call:
             first = None if self.prompt is None else await call(self.prompt, task)
 
             async def react(action: Action) -> Transition:
                 return Transition(reward=await self._worth(task, action, call))
 
-            async with opened(self.tools, task, call) as tools:
-                episode = await play(llm, beginning(task, self.system, first), tools, self.limits, react, CALL)
+            async with open_tools(self.tools, task, call) as tools:
+                episode = await play(llm, first_messages(task, self.system, first), tools, self.limits, react, CALL)
                 if self.on_call is not None and not episode.rewards:
                     llm.reward(CALL, 0.0)  # a reward that counts and was never given would have the rollout left out
                 return episode if self.reward is None else await call(self.reward, task, episode)
 
-    async def _worth(self, task: Task, action: Action, call: Calling) -> float | None:
+    async def _worth(self, task: Task, action: Action, call: Caller) -> float | None:
         if self.on_call is None:
             return None
         given = [await call(self.on_call, task, made, made.result) for made in action.calls]

@@ -1,9 +1,9 @@
-"""Tools by name, and tools that are made for one rollout and closed behind it.
+"""Tools by name, and tools that are made for one rollout and closed after it.
 
-opened([add, read], task, call)                   functions and tools, as they are
-opened(lambda task: [add, read], task, call)      made for this task
-opened(Files, task, call)                         an object: its methods that are tools; closed when the rollout ends
-opened(lambda task: mcp.Server(...), task, call)  a context manager, sync or async, that gives any of these
+open_tools([add, read], task, call)                   functions and tools, as they are
+open_tools(lambda task: [add, read], task, call)      made for this task
+open_tools(Files, task, call)                         an object whose methods are tools; closed when the rollout ends
+open_tools(lambda task: mcp.Server(...), task, call)  a context manager, sync or async, that gives any of these
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, Asyn
 from functools import partial
 from typing import Any, cast
 
-from strop.agent.calling import Calling
+from strop.agent.functions import Caller
 from strop.agent.tool import Function, Observation, Tool
 from strop.errors import ConfigError
 from strop.types import Task
 
-Given = Sequence[Tool | Function] | Callable[[Task], Any]
+ToolSource = Sequence[Tool | Function] | Callable[[Task], Any]
 """What an agent's tools are given as."""
 
 
@@ -44,7 +44,7 @@ class Tools:
         return (await self.run(name, arguments)).text
 
 
-def settled(given: Given) -> Given:
+def check_tools(given: ToolSource) -> ToolSource:
     """What does not depend on the task is made now, so that what is wrong with it is said now."""
     if isinstance(given, Tool):
         return [given]
@@ -62,22 +62,22 @@ def settled(given: Given) -> Given:
 
 
 @asynccontextmanager
-async def opened(given: Given, task: Task, call: Calling) -> AsyncGenerator[Tools]:
+async def open_tools(given: ToolSource, task: Task, call: Caller) -> AsyncGenerator[Tools]:
     """The tools for one rollout. What was made for it is opened and in the end closed by `call`, the last first."""
     async with AsyncExitStack() as stack:
         made: Any = given(task) if callable(given) else given
         if inspect.isawaitable(made):
             made = await made
-        yield Tools(await _opened(made, stack, call))
+        yield Tools(await _open(made, stack, call))
 
 
-async def _opened(made: Any, stack: AsyncExitStack, call: Calling) -> list[Tool]:
+async def _open(made: Any, stack: AsyncExitStack, call: Caller) -> list[Tool]:
     if isinstance(made, Tool):
         return [made]
     if inspect.isroutine(made):
         return [Tool(made)]
     if isinstance(made, list | tuple):
-        return [tool for item in cast("list[Any]", made) for tool in await _opened(item, stack, call)]
+        return [tool for item in cast("list[Any]", made) for tool in await _open(item, stack, call)]
     inside = made
     if isinstance(made, AbstractAsyncContextManager):
         inside = await stack.enter_async_context(cast("AbstractAsyncContextManager[Any]", made))
@@ -87,17 +87,17 @@ async def _opened(made: Any, stack: AsyncExitStack, call: Calling) -> list[Tool]
         stack.push_async_exit(partial(call, manager.__exit__))
     elif callable(close := getattr(made, "aclose", None) or getattr(made, "close", None)):
         stack.push_async_callback(call, close)
-    return methods(made) if inside is made else await _opened(inside, stack, call)
+    return tools_of(made) if inside is made else await _open(inside, stack, call)
 
 
-def methods(thing: Any) -> list[Tool]:
+def tools_of(thing: Any) -> list[Tool]:
     """The tools among an object's methods, in the order they are written.
 
     >>> class Counter:
     ...     @Tool
     ...     def add(self, n: int) -> int:
     ...         return n
-    >>> methods(Counter())
+    >>> tools_of(Counter())
     [Tool(add)]
     """
     names = [name for kind in reversed(type(thing).__mro__) for name, value in vars(kind).items() if is_tool(value)]

@@ -11,7 +11,7 @@ from strop.cli.output import console, json_line
 from strop.cli.rollouts import show_event, show_message
 from strop.errors import StropError
 from strop.monitor.screen import Screen
-from strop.printable import plain
+from strop.printable import escape_text
 from strop.run.chat import Answer, Called, Calls, Recorded, Said, Shown
 from strop.types import Event, Rollout, Turn
 
@@ -65,7 +65,7 @@ class Lines:
         self._begun = False
 
     def _write(self, text: str) -> None:
-        sys.stdout.write(plain(text))
+        sys.stdout.write(escape_text(text))
         sys.stdout.flush()
 
 

@@ -12,7 +12,7 @@ import msgspec
 from rich.text import Text
 
 from strop.monitor.screen import Screen
-from strop.printable import escaped
+from strop.printable import escape_json
 from strop.types import Rollout
 
 MODELS = "strop/nano, smollm2-135m, a folder or ORG/MODEL of Hugging Face, or a .gguf file"
@@ -26,7 +26,7 @@ def console() -> Screen:
 
 def json_line(value: Any) -> None:
     """One JSON object per line, said at once: somebody may be reading along."""
-    sys.stdout.write(escaped(msgspec.json.encode(value).decode()) + "\n")
+    sys.stdout.write(escape_json(msgspec.json.encode(value).decode()) + "\n")
     sys.stdout.flush()
 
 

@@ -122,12 +122,12 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 async def _served(arguments: argparse.Namespace) -> int:
     from strop.run.serve import told_to_stop
-    from strop.tools.search.app import served
+    from strop.tools.search.app import serve_index
     from strop.tools.search.index import Index
 
     with told_to_stop() as stop:
         index = await asyncio.to_thread(Index.open, arguments.index)
-        async with served(
+        async with serve_index(
             index, host=arguments.host, port=arguments.port, hosts=arguments.hosts, topk=arguments.topk
         ) as server:
             if arguments.json:

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from strop.errors import EngineError
-from strop.net.client import Answer, Client
+from strop.net.client import Client, Response
 
 ASKED = 60.0
 """Seconds for an answer that costs the server nothing."""
@@ -42,7 +42,7 @@ class Line:
 
     async def send(
         self, method: str, path: str, body: Said | None = None, *, query: Said | None = None, timeout: float = ASKED
-    ) -> Answer:
+    ) -> Response:
         """Any answer, whatever its status."""
         target = f"{path}?{urlencode(query)}" if query else path
         data = b"" if body is None else msgspec.json.encode(body)
@@ -53,7 +53,7 @@ class Line:
 
     async def ask(
         self, method: str, path: str, body: Said | None = None, *, query: Said | None = None, timeout: float = ASKED
-    ) -> Answer:
+    ) -> Response:
         """What it says if it agrees."""
         answer = await self.send(method, path, body, query=query, timeout=timeout)
         if answer.status != 200:

@@ -25,7 +25,7 @@ from typing import Protocol
 from strop.errors import EngineError
 from strop.files import private
 from strop.net.client import Client
-from strop.net.process_group import Trees
+from strop.net.process_group import ProcessTrees
 
 POLL = 0.25
 """Seconds between two looks at a server that is starting."""
@@ -89,7 +89,7 @@ class Process:
         self.url = ""
         self._name, self._command, self._log, self._env = name, command, log, env
         self._timeout, self._settings = timeout, settings
-        self._trees: Trees | None = None
+        self._trees: ProcessTrees | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: asyncio.Future[str] | None = None  # how
         self._from = 0  # where in the log the present start begins
@@ -132,7 +132,7 @@ class Process:
             self._trees = None
 
     def _spawn(self, arguments: list[str]) -> asyncio.Future[str]:
-        self._trees = self._trees or Trees()
+        self._trees = self._trees or ProcessTrees()
         self._log.parent.mkdir(parents=True, exist_ok=True)
         cookie = secrets.token_hex(16)
         with open(self._log, "ab", opener=private) as log:

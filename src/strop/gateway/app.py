@@ -127,7 +127,7 @@ class Gateway:
         dialect, serve = self._endpoint(scope, address)
         try:
             await serve(scope, receive, send)
-        except asgi.Gone:
+        except asgi.ClientDisconnected:
             pass  # there is nobody to answer
         except Exception as error:
             await _refuse(send, dialect, _told(error))
@@ -200,7 +200,7 @@ class Gateway:
         """What is refused in this block is recorded. An attempt that is over loses its session instead."""
         try:
             yield
-        except asgi.Gone:
+        except asgi.ClientDisconnected:
             raise
         except Exception as error:
             refused = _told(error)

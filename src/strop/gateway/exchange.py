@@ -20,7 +20,7 @@ from strop.gateway.dialects.base import Delta, Dialect, Refused
 from strop.gateway.generate import Call
 from strop.gateway.limits import Limits, late
 from strop.gateway.record import Recorder
-from strop.net.asgi import JSON, Header, until_gone
+from strop.net.asgi import JSON, Header, wait_for_disconnect
 
 EVENTS: Header = (b"content-type", b"text/event-stream; charset=utf-8")
 NO_CACHE: Header = (b"cache-control", b"no-cache")
@@ -75,7 +75,7 @@ class Exchange:
         """Draw every choice to its end. False: the client has gone, and what was sampled is recorded."""
         call = self._call
         work = asyncio.create_task(call.run(self._emit if call.request.stream else _quiet))
-        gone = asyncio.create_task(until_gone(self._receive))
+        gone = asyncio.create_task(wait_for_disconnect(self._receive))
         too_late = False
         try:
             done, _ = await asyncio.wait({work, gone}, timeout=self._deadline, return_when=asyncio.FIRST_COMPLETED)

@@ -27,8 +27,8 @@ from strop.gateway.limits import late
 from strop.gateway.outside import PART_OF, OutsideRoute
 from strop.gateway.record import Recorder
 from strop.gateway.session import Session
-from strop.net.asgi import Header, until_gone
-from strop.net.client import Broken, Lost, Streamed, TooLarge, Unreachable, retry_after
+from strop.net.asgi import Header, wait_for_disconnect
+from strop.net.client import Broken, Lost, StreamedResponse, TooLarge, Unreachable, retry_after
 from strop.types import Finish, Turn
 
 AGAIN = frozenset({408, 429, 500, 502, 503, 504, 529})
@@ -79,7 +79,7 @@ class Passing:
         """Raises while nothing has been sent; later errors go into the stream, and are returned."""
         seconds = min(deadline, self._route.timeout)
         work = asyncio.create_task(self._pass(time.monotonic() + seconds))
-        gone = asyncio.create_task(until_gone(self._receive))
+        gone = asyncio.create_task(wait_for_disconnect(self._receive))
         too_late = False
         try:
             done, _ = await asyncio.wait({work, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -125,7 +125,7 @@ class Passing:
                 raise self._unreachable(error) from None
             await asyncio.sleep(pause)
 
-    async def _deliver(self, answer: Streamed) -> None:
+    async def _deliver(self, answer: StreamedResponse) -> None:
         streamed = answer.headers.get("content-type", "").startswith("text/event-stream")
         if not streamed or answer.status >= 400:
             return await self._whole(answer)
@@ -138,7 +138,7 @@ class Passing:
         await self._record()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _whole(self, answer: Streamed) -> None:
+    async def _whole(self, answer: StreamedResponse) -> None:
         whole = bytearray()
         async for piece in answer:
             whole += piece
@@ -155,7 +155,7 @@ class Passing:
         await self._start(answer, [(b"content-length", b"%d" % len(body))])
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _start(self, answer: Streamed, headers: list[Header]) -> None:
+    async def _start(self, answer: StreamedResponse, headers: list[Header]) -> None:
         self._begun = True
         back = [(name.encode(), value.encode("latin-1")) for name, value in answer.headers.items() if name not in OURS]
         if answer.status < 300 and self._turns:

@@ -33,7 +33,7 @@ from strop.engines.embedded.outbox import Outbox
 from strop.errors import LearnerError, StropError
 from strop.files import private
 from strop.imports import one_line
-from strop.net.secrets import visible
+from strop.net.secrets import child_environment
 from strop.trajectory import Batch, Entries
 from strop.types import Sampling
 
@@ -197,7 +197,7 @@ def _spawn(log: Path) -> tuple[subprocess.Popen[bytes], Connection]:
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            env={"TOKENIZERS_PARALLELISM": "false", **WAIT_SHORTLY, **KEEP_MEMORY, **visible()},
+            env={"TOKENIZERS_PARALLELISM": "false", **WAIT_SHORTLY, **KEEP_MEMORY, **child_environment()},
             start_new_session=True,  # Ctrl-C in the terminal is the run's to handle
         )
     return process, Connection(ours.detach())

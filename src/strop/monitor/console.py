@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strop.monitor.screen import Screen
-from strop.printable import plain
+from strop.printable import escape_text
 
 REWARD = "critic/rewards/mean"
 BARS = "▁▂▃▄▅▆▇█"
@@ -108,7 +108,7 @@ class Lines(View):
         self._print(f"note: {text}")
 
     def _print(self, text: str) -> None:
-        print(plain(text), file=self._out, flush=True)
+        print(escape_text(text), file=self._out, flush=True)
 
 
 class Panelled(View):

@@ -18,7 +18,7 @@ from strop.algorithms.credit import total
 from strop.config import Config
 from strop.files import write_whole
 from strop.monitor.console import figure
-from strop.printable import plain
+from strop.printable import escape_text
 from strop.store.base import Store
 from strop.types import Rollout, Step, Turn
 
@@ -41,7 +41,7 @@ async def leave(folder: Path, store: Store, steps: Sequence[Step], config: Confi
         for rollout in chosen:
             given = total(rollout, weights)
             parts.append(page(rollout, turns[rollout.id], given, config.policy.agents, dropped.get(rollout.id)))
-    whole = plain("\n\n".join(parts) + "\n")  # it is read with `cat` too
+    whole = escape_text("\n\n".join(parts) + "\n")  # it is read with `cat` too
     write_whole(folder / "transcripts.md", whole.encode(errors="replace"))
 
 

@@ -30,15 +30,15 @@ from strop.files import write_whole
 from strop.net.asgi import ByMethod, Header, answer
 
 FILE = "address.json"
-PATIENCE = 60.0
+WAIT_SECONDS = 60.0
 """Seconds that a gateway which is not there yet is waited for."""
 
 
-class Address(Struct, frozen=True, kw_only=True):
+class GatewayAddress(Struct, frozen=True, kw_only=True):
     """`base_url` and `model` are for OpenAI's clients, Anthropic's take `url`. Where only a store is served there is no
     model, and both are empty.
 
-    >>> Address.of("http://10.0.0.7:8640", "strop/nano").base_url
+    >>> GatewayAddress.of("http://10.0.0.7:8640", "strop/nano").base_url
     'http://10.0.0.7:8640/v1'
     """
 
@@ -49,15 +49,15 @@ class Address(Struct, frozen=True, kw_only=True):
     started: float
 
     @classmethod
-    def of(cls, url: str, model: str) -> Address:
+    def of(cls, url: str, model: str) -> GatewayAddress:
         return cls(url=url, base_url=f"{url}/v1" if model else "", model=model, pid=os.getpid(), started=time.time())
 
-    def at(self, url: str) -> Address:
+    def at(self, url: str) -> GatewayAddress:
         """The same as it is reached from elsewhere."""
         return replace(self, url=url, base_url=f"{url}/v1" if self.model else "")
 
 
-def read(where: str | Path, *, timeout: float = PATIENCE) -> Address:
+def read(where: str | Path, *, timeout: float = WAIT_SECONDS) -> GatewayAddress:
     """The address of the gateway of the run in a folder, or of the one at a URL, once it answers. Raises `PlaceError`
     after `timeout` seconds. A file that a killed run has left behind is not taken for an address."""
     deadline, pause = time.monotonic() + timeout, 0.05
@@ -76,19 +76,19 @@ def _is_url(where: str | Path) -> bool:
     return str(where).startswith(("http://", "https://"))
 
 
-def _read(folder: Path) -> Address:
-    written = msgspec.json.decode((folder / FILE).read_bytes(), type=Address)
+def _read(folder: Path) -> GatewayAddress:
+    written = msgspec.json.decode((folder / FILE).read_bytes(), type=GatewayAddress)
     there = _ask(written.url)
     if (there.pid, there.started) != (written.pid, written.started):
         raise ConnectionError(f"{written.url} is another run's by now")
     return written
 
 
-def _ask(url: str) -> Address:
+def _ask(url: str) -> GatewayAddress:
     # Never through a proxy: they do not know what is here.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(f"{url}/address", timeout=5.0) as said:
-        return msgspec.json.decode(said.read(), type=Address).at(url)
+        return msgspec.json.decode(said.read(), type=GatewayAddress).at(url)
 
 
 def _nobody(where: str | Path, timeout: float, why: Exception) -> str:
@@ -102,12 +102,12 @@ def _nobody(where: str | Path, timeout: float, why: Exception) -> str:
     )
 
 
-class Addressed:
+class AddressApp:
     """An ASGI app that tells its address, once it has one, beside what the app inside it does."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._address: Address | None = None
+        self._address: GatewayAddress | None = None
         self._asked = ByMethod({"GET": self._tell})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -121,16 +121,16 @@ class Addressed:
         await answer(send, msgspec.json.encode(seen))
 
     @contextmanager
-    def announced(self, url: str, model: str, folder: Path) -> Generator[Address]:
+    def announce(self, url: str, model: str, folder: Path) -> Generator[GatewayAddress]:
         """Tell it from now on, and write it down in the folder until the end of the block."""
-        self._address = address = Address.of(url, model)
+        self._address = address = GatewayAddress.of(url, model)
         write_whole(folder / FILE, msgspec.json.encode(address) + b"\n")
         try:
             yield address
         finally:
             self._address = None
             with contextlib.suppress(OSError, ValueError):  # it may be another one's by now, or gone with the folder
-                if msgspec.json.decode((folder / FILE).read_bytes(), type=Address) == address:
+                if msgspec.json.decode((folder / FILE).read_bytes(), type=GatewayAddress) == address:
                     (folder / FILE).unlink()
 
 

@@ -65,7 +65,7 @@ class Refusal(Exception):
         self.body = encode(ErrorBody(Problem(message, type, code)))
 
 
-class Gone(Exception):
+class ClientDisconnected(Exception):
     """The client went away: there is nobody to answer."""
 
 
@@ -113,7 +113,7 @@ async def read_body(receive: Receive, limit: int = MAX_BODY) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Gone
+            raise ClientDisconnected
         part: bytes = message.get("body", b"")
         size += len(part)
         if size > limit:
@@ -159,19 +159,19 @@ async def answer(send: Send, body: bytes, status: int = 200, headers: Sequence[H
 
 
 async def refuse(send: Send, error: Exception) -> None:
-    if isinstance(error, Gone):
+    if isinstance(error, ClientDisconnected):
         return
     why = refusal(error)
     await answer(send, why.body, why.status, why.headers)
 
 
-async def until_gone(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Returns when the client has hung up. Call it once the body was read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-class Fixed:
+class FixedResponse:
     """Always the same answer, made ahead."""
 
     def __init__(self, what: Any) -> None:

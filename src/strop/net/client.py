@@ -1,6 +1,6 @@
 """A small HTTP/1.1 client on asyncio and httptools, for the calls that Strop's own parts make to each other.
 
-    request ──▶ a kept-alive connection, or a fresh one ──▶ one message out, one `Answer` back ──▶ kept for the next
+    request ──▶ a kept-alive connection, or a fresh one ──▶ one message out, one `Response` back ──▶ kept for the next
     stream  ──▶ the same, but the answer's body is read piece by piece as it comes
 
 It does what those calls need and costs little: a protocol instead of streams, one parser per connection, what stands in
@@ -30,9 +30,19 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from strop.errors import ConfigError
-from strop.net.connection import Answer, Broken, Connection, Lost, TooLarge, reason_of
+from strop.net.connection import Broken, Connection, Lost, Response, TooLarge, reason_of
 
-__all__ = ["Answer", "Broken", "Client", "Lost", "Streamed", "TooLarge", "Unreachable", "parse", "retry_after"]
+__all__ = [
+    "Broken",
+    "Client",
+    "Lost",
+    "Response",
+    "StreamedResponse",
+    "TooLarge",
+    "Unreachable",
+    "parse_url",
+    "retry_after",
+]
 
 MAX_ANSWER = 64 << 20
 """Bytes of one answer, as they come over the wire."""
@@ -53,10 +63,10 @@ class Unreachable(ConnectionError):
     """No connection could be made: the server has seen nothing of the request."""
 
 
-class Streamed:
+class StreamedResponse:
     """An answer whose body is on its way: `async for piece in streamed`. Raises `Broken` if it is cut off."""
 
-    def __init__(self, head: Answer, pieces: AsyncGenerator[bytes]) -> None:
+    def __init__(self, head: Response, pieces: AsyncGenerator[bytes]) -> None:
         self.status, self.headers = head.status, head.headers
         self._pieces = pieces
 
@@ -77,7 +87,7 @@ class Client:
     def __init__(
         self, url: str, *, key: str | None = None, connect_timeout: float = 10.0, max_answer: int = MAX_ANSWER
     ) -> None:
-        place = parse(url)
+        place = parse_url(url)
         self.url = url
         self._host, self._port, self._ssl = place.host, place.port, place.secure
         self._prefix = place.path.rstrip("/")
@@ -98,7 +108,7 @@ class Client:
         headers: Mapping[str, str] = _NONE,
         timeout: float | None = None,
         again: bool = False,
-    ) -> Answer:
+    ) -> Response:
         """Any answer, whatever its status. Raises `Unreachable`, `Lost`, `Broken`, or `TimeoutError` after `timeout`
         seconds.
 
@@ -121,7 +131,7 @@ class Client:
         *,
         headers: Mapping[str, str] = _NONE,
         timeout: float | None = None,
-    ) -> AsyncGenerator[Streamed]:
+    ) -> AsyncGenerator[StreamedResponse]:
         """The same, once the answer's head has come, which may take `timeout` seconds. The body is not limited in size
         and is taken as it comes; leaving the block before its end closes the connection. Nothing is sent twice."""
         message = self._message(method, path, body, headers)
@@ -132,7 +142,7 @@ class Client:
         except TimeoutError:
             raise TimeoutError(f"{self.url} gave no answer to {method} {path} within {timeout:g} s") from None
         try:
-            yield Streamed(head, pieces)
+            yield StreamedResponse(head, pieces)
         finally:
             self._keep(connection)
 
@@ -153,7 +163,7 @@ class Client:
             parts.append(b"content-length: %d\r\n" % len(body))
         return b"".join([*parts, b"\r\n", body])
 
-    async def _exchange(self, message: bytes, head: bool, again: bool) -> Answer:
+    async def _exchange(self, message: bytes, head: bool, again: bool) -> Response:
         if (connection := self._take()) is not None:
             try:
                 return await self._ask(connection, message, head)
@@ -162,7 +172,7 @@ class Client:
                     raise
         return await self._ask(await self._connect(), message, head)
 
-    async def _ask(self, connection: Connection, message: bytes, head: bool) -> Answer:
+    async def _ask(self, connection: Connection, message: bytes, head: bool) -> Response:
         answer = await connection.ask(message, head)
         self._keep(connection)
         return answer
@@ -208,7 +218,7 @@ class Client:
         self._idle.pop(connection, None)
 
 
-class Place(Struct, frozen=True):
+class ServerUrl(Struct, frozen=True):
     """The parts of a server's address."""
 
     secure: bool
@@ -218,10 +228,10 @@ class Place(Struct, frozen=True):
     path: str
 
 
-def parse(url: str) -> Place:
+def parse_url(url: str) -> ServerUrl:
     """
-    >>> parse("https://[::1]:8443/v1")
-    Place(secure=True, host='::1', port=8443, netloc='[::1]:8443', path='/v1')
+    >>> parse_url("https://[::1]:8443/v1")
+    ServerUrl(secure=True, host='::1', port=8443, netloc='[::1]:8443', path='/v1')
     """
     wrong = None
     try:
@@ -240,7 +250,7 @@ def parse(url: str) -> Place:
     if wrong:
         raise ConfigError(f"{url!r} is no address of a server: {wrong}")
     secure = parts.scheme == "https"
-    return Place(secure, str(parts.hostname), port or (443 if secure else 80), parts.netloc, parts.path)
+    return ServerUrl(secure, str(parts.hostname), port or (443 if secure else 80), parts.netloc, parts.path)
 
 
 def retry_after(value: str) -> float:

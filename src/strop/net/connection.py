@@ -30,7 +30,7 @@ class TooLarge(Broken):
     """An answer that would never fit: asking again does not help."""
 
 
-class Answer(Struct, frozen=True):
+class Response(Struct, frozen=True):
     """Header names are in lower case; a header that came twice is joined by ", "."""
 
     status: int
@@ -47,7 +47,7 @@ class Connection(asyncio.Protocol):
         self._max_answer = max_answer
         self._forget = forget
         self._parser = httptools.HttpResponseParser(self)
-        self._waiter: asyncio.Future[Answer] | None = None
+        self._waiter: asyncio.Future[Response] | None = None
         self._pieces: asyncio.Queue[bytes | Exception | None] | None = None  # of a body that is streamed
         self._held = 0
         self._head = False
@@ -55,7 +55,7 @@ class Connection(asyncio.Protocol):
         self._size = 0
         self._began()
 
-    async def ask(self, message: bytes, head: bool) -> Answer:
+    async def ask(self, message: bytes, head: bool) -> Response:
         self._waiter = waiter = asyncio.get_running_loop().create_future()
         self._head = head
         self._size = 0
@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
             self.abort()
             raise
 
-    async def begin(self, message: bytes) -> tuple[Answer, AsyncGenerator[bytes]]:
+    async def begin(self, message: bytes) -> tuple[Response, AsyncGenerator[bytes]]:
         """The head of an answer, and the pieces of its body."""
         self._pieces = pieces = asyncio.Queue[bytes | Exception | None]()
         self._held = 0
@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
 
     def _deliver(self) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(Answer(self._status, self._headers, b"".join(self._body)))
+            self._waiter.set_result(Response(self._status, self._headers, b"".join(self._body)))
         self._waiter = None
 
     def _fail(self, error: ConnectionError) -> None:

@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-PATIENCE = 5.0
+KILL_SECONDS = 5.0
 """Seconds after which what will not die (it hangs in a system call, or forks faster than it is killed) is given up."""
 PAUSE = 0.01
 MISSES = 3
@@ -39,20 +39,20 @@ parent of one that was born too late to be seen. Otherwise one pass is enough.""
 def kill_tree(pid: int, cookie: str) -> int:
     """Kill the tree of `pid` until nothing of it is left, and say how many processes that were. An empty `cookie`
     matches nothing. `pid` must not have been reaped, or its number may belong to someone else by now."""
-    tree = Tree(pid, cookie)
-    deadline = time.monotonic() + PATIENCE
+    tree = ProcessTree(pid, cookie)
+    deadline = time.monotonic() + KILL_SECONDS
     while _strike([tree]) and time.monotonic() < deadline:
         time.sleep(PAUSE)
     return len(tree.killed)
 
 
-def leftovers(cookie: str) -> list[int]:
+def find_leftovers(cookie: str) -> list[int]:
     """The processes that a tree whose leader has ended by itself left behind."""
-    return [process.pid for process in look({cookie}, set()) if process.cookie]
+    return [process.pid for process in list_processes({cookie}, set()) if process.cookie]
 
 
 @dataclass(eq=False)
-class Tree:
+class ProcessTree:
     """What is to be ended, and how far that got: what was killed of it, which dead the last pass knew of, and how many
     passes in a row found nothing more."""
 
@@ -67,10 +67,10 @@ class Tree:
         assert self.pid not in (0, 1, os.getpid(), os.getpgrp(), os.getsid(0)), "that would be ourselves"
 
 
-class Trees:
+class ProcessTrees:
     """The trees of one runner: each ends when the runner says so, and all end when it dies.
 
-        trees = Trees()
+        trees = ProcessTrees()
         trees.add(process.pid, cookie)
         killed = await trees.end(process.pid)  # then reap it
         await trees.close()
@@ -80,11 +80,11 @@ class Trees:
     """
 
     def __init__(self) -> None:
-        self._trees: dict[int, Tree] = {}
-        self._ending: dict[Tree, asyncio.Future[int]] = {}
+        self._trees: dict[int, ProcessTree] = {}
+        self._ending: dict[ProcessTree, asyncio.Future[int]] = {}
         self._work: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "strop-tree")
-        from strop.net.secrets import visible
+        from strop.net.secrets import child_environment
 
         # By path and isolated (-I): nothing of strop is imported, so that it starts at once and stays small.
         self._watcher = subprocess.Popen(
@@ -94,14 +94,14 @@ class Trees:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env=visible(),
+            env=child_environment(),
         )
         assert self._watcher.stdin is not None
         self._pipe = self._watcher.stdin
         os.set_blocking(self._pipe.fileno(), False)
 
     def add(self, pid: int, cookie: str) -> None:
-        self._trees[pid] = Tree(pid, cookie)
+        self._trees[pid] = ProcessTree(pid, cookie)
         self._tell(f"+{pid} {cookie}")
 
     async def end(self, pid: int) -> int:
@@ -126,14 +126,14 @@ class Trees:
 
     async def _strike(self) -> None:
         loop = asyncio.get_running_loop()
-        since: dict[Tree, float] = {}
+        since: dict[ProcessTree, float] = {}
         try:
             while self._ending:
                 await asyncio.sleep(PAUSE)  # those that end at about the same time come together
                 trees = list(self._ending)
                 alive = await loop.run_in_executor(self._thread, _strike, trees)
                 for tree in trees:
-                    if tree not in alive or loop.time() - since.setdefault(tree, loop.time()) > PATIENCE:
+                    if tree not in alive or loop.time() - since.setdefault(tree, loop.time()) > KILL_SECONDS:
                         self._ended(tree)
         finally:
             if self._ending:  # cancelled, as all tasks are when a loop is left: strike once more, and let nobody wait
@@ -142,7 +142,7 @@ class Trees:
                 for tree in list(self._ending):
                     self._ended(tree)
 
-    def _ended(self, tree: Tree) -> None:
+    def _ended(self, tree: ProcessTree) -> None:
         del self._trees[tree.pid]
         self._tell(f"-{tree.pid}")
         self._ending.pop(tree).set_result(len(tree.killed))
@@ -165,14 +165,14 @@ def watch(lines: Iterable[str]) -> None:
         kill_tree(int(pid), cookie)
 
 
-def _strike(trees: list[Tree]) -> set[Tree]:
+def _strike(trees: list[ProcessTree]) -> set[ProcessTree]:
     """Kill once what is found of these trees; returns those of which more may be left."""
     leaders = {tree.pid: tree for tree in trees}
     cookies = {tree.cookie: tree for tree in trees if tree.cookie}
-    owners: dict[int, Tree | None] = {}
-    found: list[Process] = []
+    owners: dict[int, ProcessTree | None] = {}
+    found: list[ProcessInfo] = []
     dead: set[int] = set()
-    for process in look(cookies, dead):
+    for process in list_processes(cookies, dead):
         found.append(process)
         signs = (leaders.get(number) for number in (process.pid, process.group, process.session))
         if owner := cookies.get(process.cookie) or next(filter(None, signs), None):
@@ -193,12 +193,12 @@ def _strike(trees: list[Tree]) -> set[Tree]:
     return {tree for tree in trees if tree.misses < MISSES}
 
 
-def _inherit(owners: dict[int, Tree | None], found: list[Process]) -> None:
+def _inherit(owners: dict[int, ProcessTree | None], found: list[ProcessInfo]) -> None:
     """Give every process that has no owner yet the one of its nearest ancestor. Each is looked at once."""
     by_pid = {process.pid: process for process in found}
     for process in found:
         line: list[int] = []
-        at: Process | None = process
+        at: ProcessInfo | None = process
         while at is not None and at.pid not in owners:
             owners[at.pid] = None  # parents that were read at different moments may go round in circles
             line.append(at.pid)
@@ -206,7 +206,7 @@ def _inherit(owners: dict[int, Tree | None], found: list[Process]) -> None:
         owners.update(dict.fromkeys(line, None if at is None else owners[at.pid]))
 
 
-def _send(process: Process, number: signal.Signals) -> None:
+def _send(process: ProcessInfo, number: signal.Signals) -> None:
     with contextlib.suppress(OSError):  # it is gone
         if _stat(process.pid)[-1] == process.started:  # not somebody else who got the pid meanwhile
             os.kill(process.pid, number)
@@ -215,7 +215,7 @@ def _send(process: Process, number: signal.Signals) -> None:
 # -- /proc ---------------------------------------------------------------------------------------------------------
 
 
-class Process(NamedTuple):
+class ProcessInfo(NamedTuple):
     """`started` counts from the machine's start: together with the pid it names a process for good. `cookie` is the
     one that was looked for and found in its environment, or empty."""
 
@@ -227,7 +227,7 @@ class Process(NamedTuple):
     cookie: str
 
 
-def look(cookies: Container[str], dead: set[int]) -> Iterator[Process]:
+def list_processes(cookies: Container[str], dead: set[int]) -> Iterator[ProcessInfo]:
     """All live processes of this user except this one, the youngest first; none without /proc. Those that are not alive
     any more are put into `dead`."""
     user, own = os.geteuid(), str(os.getpid())
@@ -243,7 +243,7 @@ def look(cookies: Container[str], dead: set[int]) -> Iterator[Process]:
                 continue
             state, parent, group, session, started = _stat(int(name))
             if state not in "ZX":
-                yield Process(int(name), parent, group, session, started, _cookie(name, cookies))
+                yield ProcessInfo(int(name), parent, group, session, started, _cookie(name, cookies))
                 continue
         except OSError:
             pass

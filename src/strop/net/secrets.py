@@ -47,13 +47,13 @@ def hide_keys(config: Config) -> None:
         hide("PGPASSWORD")
 
 
-def visible() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """The environment for processes that we start."""
     return {name: value for name, value in os.environ.items() if name not in _hidden}
 
 
 @contextmanager
-def without() -> Generator[None]:
+def without_secrets() -> Generator[None]:
     """For agents inside this process: what is hidden is not in its environment until the end of the block."""
     taken = {name: os.environ.pop(name) for name in _hidden if name in os.environ}
     try:

@@ -24,11 +24,11 @@ from strop.files import private
 from strop.net.bounds import Bounded
 from strop.net.hosts import Hosts, names_of
 
-Settings = tuple[str, str]
+SettingNames = tuple[str, str]
 """What an address's host and port are called where people set them."""
 
 
-class Server:
+class HttpServer:
     """`url` is where it answers. Signals are left to whoever owns the process."""
 
     def __init__(self, url: str, server: _Quiet, task: asyncio.Task[None]) -> None:
@@ -52,8 +52,8 @@ async def serve(
     port: int = 0,
     hosts: Sequence[str] = (),
     log: Path | None = None,
-    settings: Settings = ("gateway.host", "gateway.port"),
-) -> Server:
+    settings: SettingNames = ("gateway.host", "gateway.port"),
+) -> HttpServer:
     """Start serving and return once requests are answered. Raises `PlaceError` if the address cannot be had.
 
     Clients may call it by its address, by the machine's name, and by those in `hosts`.
@@ -86,10 +86,10 @@ async def serve(
         await task
     gc.freeze()  # what was imported and loaded stays: it need not be looked at again and again while requests come
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return Server(f"http://{f'[{shown}]' if ':' in shown else shown}:{sock.getsockname()[1]}", server, task)
+    return HttpServer(f"http://{f'[{shown}]' if ':' in shown else shown}:{sock.getsockname()[1]}", server, task)
 
 
-def bind(host: str, port: int, settings: Settings) -> socket.socket:
+def bind(host: str, port: int, settings: SettingNames) -> socket.socket:
     host_setting, port_setting = settings
     if not 0 <= port <= 65535:
         raise PlaceError(f"there is no port {port}: {port_setting} is from 1 to 65535, or 0 for a free one")

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strop.errors import StropError
-from strop.net.secrets import visible
+from strop.net.secrets import child_environment
 
 _idle: list[subprocess.Popen[bytes]] = []
 _room = threading.BoundedSemaphore(os.cpu_count() or 1)
@@ -59,7 +59,7 @@ def _taken() -> subprocess.Popen[bytes]:
 
 def _started() -> subprocess.Popen[bytes]:
     here = [place for place in sys.path if place]  # the agent's process may have added to it
-    environment = {**visible(), "PYTHONPATH": os.pathsep.join(here)}
+    environment = {**child_environment(), "PYTHONPATH": os.pathsep.join(here)}
     pipe = subprocess.PIPE
     command = [sys.executable, "-P", "-m", "strop.rewards.worker_main"]
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment)

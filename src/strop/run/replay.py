@@ -35,7 +35,7 @@ from strop.monitor.transcripts import said
 from strop.run.collect import last_line
 from strop.run.learn import learn
 from strop.runners.base import Job, Outcome
-from strop.runners.rewards import Judge, judge_now, load_judge
+from strop.runners.rewards import RewardFunction, compute_outcome_now, load_reward_function
 from strop.store.base import Store
 from strop.trajectory import Sample
 from strop.types import Mode, Rollout, Step, Turn, version
@@ -101,9 +101,9 @@ async def rescore(store: Store, config: Config, reward: str) -> Rescored:
     return _compared(scored, failed, without)
 
 
-def _judge(spec: str) -> Callable[[Sequence[Turn]], Judge]:
+def _judge(spec: str) -> Callable[[Sequence[Turn]], RewardFunction]:
     """The reward function for a rollout with these turns."""
-    judge = load_judge(spec)
+    judge = load_reward_function(spec)
     if judge is None:
         raise AgentError("reward: which function? write FILE.py:function or package.module:function")
     third = list(inspect.signature(cast("Callable[..., Any]", find(spec, "agent"))).parameters)[2:3]
@@ -115,10 +115,10 @@ def _judge(spec: str) -> Callable[[Sequence[Turn]], Judge]:
     return lambda turns: judge
 
 
-def _again(rollout: Rollout, turns: Sequence[Turn], judge: Callable[[Sequence[Turn]], Judge]) -> Outcome:
+def _again(rollout: Rollout, turns: Sequence[Turn], judge: Callable[[Sequence[Turn]], RewardFunction]) -> Outcome:
     nowhere = LLM(base_url="", api_key="", model="", trace_id="", events_url="", rollout=rollout.id, task=rollout.task)
     answer = "\n".join(said(turns[-1].answer)) if turns else ""
-    return judge_now(answer, Job(llm=nowhere, seed=rollout.seed, task_file=""), judge(turns))
+    return compute_outcome_now(answer, Job(llm=nowhere, seed=rollout.seed, task_file=""), judge(turns))
 
 
 def _with(rollout: Rollout, outcome: Outcome) -> Rollout:

@@ -39,7 +39,7 @@ from strop.models.names import folder_of
 from strop.monitor.console import View
 from strop.monitor.metrics import MetricsFile, Scores
 from strop.monitor.writers import Writers, check
-from strop.net.addresses import Addressed
+from strop.net.addresses import AddressApp
 from strop.net.secrets import hide_keys
 from strop.net.server import serve
 from strop.run.folder import RunFolder
@@ -223,7 +223,7 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
         gateway = gateway_of(config, store, engine, renderer)
         rooms.push_async_callback(gateway.routes.close)
         await gateway.routes.recall(store)
-        app = Addressed(gateway)
+        app = AddressApp(gateway)
         place = config.gateway
         server = await serve(app, host=place.host, port=place.port, hosts=place.hosts, log=folder.gateway_log)
         rooms.push_async_callback(server.close)
@@ -244,7 +244,7 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
         await pool.start()
         await loading
         writers = await Writers.open(rooms, config, folder.path, view.note)
-        rooms.enter_context(app.announced(server.url, config.policy.model, folder.path))
+        rooms.enter_context(app.announce(server.url, config.policy.model, folder.path))
         if not resume:
             folder.keep(config)  # from here on there is a run to resume
         yield Run(

@@ -24,9 +24,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from strop.config import Config
 from strop.errors import ConfigError, PlaceError, StropError
 from strop.files import private, private_folder
-from strop.net.addresses import Addressed
+from strop.net.addresses import AddressApp
 from strop.net.secrets import hide_keys, new_key
-from strop.net.server import Server, serve
+from strop.net.server import HttpServer, serve
 from strop.run.folder import until_gone
 from strop.store.base import Store
 from strop.store.http.keys import run_key
@@ -50,7 +50,7 @@ class StoreServer:
     """A store being served at `url`, to whoever has `key`. Closing it leaves the store open."""
 
     def __init__(
-        self, server: Server, app: StoreApp, addressed: Addressed, key: str, tasks: list[asyncio.Task[None]]
+        self, server: HttpServer, app: StoreApp, addressed: AddressApp, key: str, tasks: list[asyncio.Task[None]]
     ) -> None:
         self.url, self.key, self.addressed = server.url, key, addressed
         self._server, self._app, self._tasks = server, app, tasks
@@ -78,7 +78,7 @@ async def serve_store(
     """Serve an open store, and beside it a gateway if there is one, from the running event loop. Raises `PlaceError` if
     the address cannot be had."""
     app = StoreApp(store, key, model=gateway is not None)
-    addressed = Addressed(app if gateway is None else _beside(gateway, app, store))
+    addressed = AddressApp(app if gateway is None else _beside(gateway, app, store))
     server = await serve(addressed, host=host, port=port, hosts=hosts, log=log, settings=("--host", "--port"))
     tasks = [asyncio.create_task(_reclaim(store, lease_check, grace), name="strop-reclaim")]
     if gateway is not None:
@@ -175,7 +175,7 @@ async def main(
             rooms.push_async_callback(server.close)
             gone = asyncio.create_task(until_gone(folder if store_url else folder / "store.sqlite"))
             await asyncio.sleep(0)  # it has begun to watch before anybody knows of the store
-            rooms.enter_context(server.addressed.announced(server.url, model.policy.model if model else "", folder))
+            rooms.enter_context(server.addressed.announce(server.url, model.policy.model if model else "", folder))
             on_ready(server.url, secret)
             dead = [asyncio.create_task(learner.watch())] if learner else []
             done, left = await asyncio.wait({told, gone, *dead}, return_when=asyncio.FIRST_COMPLETED)

@@ -26,24 +26,24 @@ def make(
     said outside of any rollout, `host` the gateway's, to be reached without a proxy.
     """
     if spec.startswith(("http://", "https://")):
-        from strop.runners.service import Service
+        from strop.runners.service import ServiceAgent
 
-        return Service(spec, judge=judge)
+        return ServiceAgent(spec, judge=judge)
     if is_python(spec):
         if config.agents_in == "processes":
-            from strop.runners.python import Processes
+            from strop.runners.python import ProcessAgent
 
-            return Processes(spec, config, folder=folder, judge=judge, log=log, host=host)
+            return ProcessAgent(spec, config, folder=folder, judge=judge, log=log, host=host)
         if config.python:
             raise ConfigError("runner.python runs agents in processes: leave runner.agents_in at processes with it")
-        from strop.runners.in_process import InLoop
+        from strop.runners.in_process import InProcessAgent
 
-        return InLoop(spec, config, judge=judge, host=host)
+        return InProcessAgent(spec, config, judge=judge, host=host)
     if miss := near_miss(spec):
         raise AgentError(f"agent: {miss}")
-    from strop.runners.command import Command
+    from strop.runners.command import CommandAgent
 
-    return Command(spec, judge=judge)
+    return CommandAgent(spec, judge=judge)
 
 
 def is_python(spec: str) -> bool:

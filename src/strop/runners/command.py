@@ -38,12 +38,12 @@ import msgspec
 
 from strop.agent.llm import bypass_proxy
 from strop.errors import AgentError
-from strop.net.process_group import Trees
-from strop.net.secrets import visible
+from strop.net.process_group import ProcessTrees
+from strop.net.secrets import child_environment
 from strop.runners import output
 from strop.runners.base import Agent, Job, Outcome, Say
 from strop.runners.output import KEPT, PIECE
-from strop.runners.rewards import Judge, is_rewards, judged, load_judge
+from strop.runners.rewards import RewardFunction, compute_outcome, is_rewards, load_reward_function
 
 T = TypeVar("T")
 
@@ -64,17 +64,17 @@ MEANING = {
 SHORT_OF = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO}
 
 
-class Command(Agent):
+class CommandAgent(Agent):
     """The command line `command`, once per job. `judge` names the reward function.
 
-    >>> Command("python agent.py --fast").words
+    >>> CommandAgent("python agent.py --fast").words
     ['python', 'agent.py', '--fast']
     """
 
     def __init__(self, command: str, *, judge: str = "") -> None:
         self._judge_spec = judge
-        self._judge: Judge | None = None
-        self._trees: Trees | None = None
+        self._judge: RewardFunction | None = None
+        self._trees: ProcessTrees | None = None
         try:
             self.words = shlex.split(command)
         except ValueError as error:
@@ -84,8 +84,8 @@ class Command(Agent):
 
     async def start(self) -> None:
         _check(self.words[0])
-        self._judge = load_judge(self._judge_spec)
-        self._trees = Trees()
+        self._judge = load_reward_function(self._judge_spec)
+        self._trees = ProcessTrees()
 
     async def close(self) -> None:
         if self._trees is not None:
@@ -130,7 +130,7 @@ class Command(Agent):
     async def _outcome(self, code: int | None, streams: _Streams, job: Job) -> Outcome:
         if code == 0:
             answer = _answer(streams.out.end())
-            return await judged(answer if self._judge or is_rewards(answer) else None, job, self._judge)
+            return await compute_outcome(answer if self._judge or is_rewards(answer) else None, job, self._judge)
         how = MEANING.get(code) or output.how_ended(code)
         if words := _last_lines(streams.err.end()) or _last_lines(streams.out.end()):
             how = f"{how}: {words}"
@@ -152,7 +152,7 @@ def _check(program: str) -> None:
 def _environment(job: Job) -> dict[str, str]:
     # Python's own hashing must not make one run of an agent differ from the next, and what it printed before it was
     # killed must not be lost.
-    environment = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", **visible()}
+    environment = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", **child_environment()}
     bypass_proxy(urlsplit(job.llm.base_url).hostname or "", environment)
     return environment | job.llm.environment(job.task_file)
 
@@ -190,7 +190,7 @@ async def _exit(process: subprocess.Popen[bytes]) -> None:
         os.close(file)
 
 
-async def _end(process: subprocess.Popen[bytes], streams: _Streams, trees: Trees) -> int:
+async def _end(process: subprocess.Popen[bytes], streams: _Streams, trees: ProcessTrees) -> int:
     """Kill whatever is left of it, hear its last words, reap it. Says how many processes had to be killed."""
     try:
         return await trees.end(process.pid)

@@ -1,7 +1,7 @@
 """The process that workers are forked from: it has imported what they all need, so a new worker costs milliseconds and
 shares that memory.
 
-    processes ──one byte and a socket──▶ zygote ──fork──▶ worker (owns the socket)
+    processes ──one byte and a socket──▶ fork server ──fork──▶ worker (owns the socket)
               ◀──"forked PID" / "ended PID CODE" / "failed WHY": it cannot import what it must──
 
 It ends when its connection to the runner closes, and takes all workers and their folder with it. `multiprocessing`'s
@@ -35,25 +35,25 @@ import signal
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)  # the runner decides when to end
 try:
-    from strop.runners import forkserver as zygote
-    serve = zygote.prepare()
+    from strop.runners import forkserver
+    serve = forkserver.prepare()
 except Exception as error:
     said = " ".join(f"{type(error).__name__}: {error}".split())
     os.write(int(sys.argv[1]), f"failed {said}\\n".encode(errors="replace"))
     raise
-zygote.main(serve, *sys.argv[1:])
+forkserver.main(serve, *sys.argv[1:])
 """
 """What it runs: anything may be missing, strop's own packages too, and must be told."""
 
 
-class Child(NamedTuple):
+class ForkedWorker(NamedTuple):
     """A forked worker. `end` becomes its exit code, or minus the signal that killed it, or None if nobody knows."""
 
     pid: int
     end: asyncio.Future[int | None]
 
 
-class Zygote:
+class ForkServer:
     """Our side: fork workers, hear of their ends. The process starts with the first fork, anew if it died. `python` is
     another environment's, where it is not our own."""
 
@@ -65,25 +65,25 @@ class Zygote:
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._forking = asyncio.Lock()
-        self._forked: asyncio.Future[Child] | None = None
+        self._forked: asyncio.Future[ForkedWorker] | None = None
         self._why = ""
 
-    async def fork(self) -> tuple[Child, socket.socket]:
+    async def fork(self) -> tuple[ForkedWorker, socket.socket]:
         """A new worker, and the socket to talk to it."""
-        ours, theirs = socket.socketpair()
+        source_path, theirs = socket.socketpair()
         # Whoever waits may be cancelled. The answer to the question comes all the same, and must not be taken for the
         # answer to the next one; a worker whose socket is closed ends by itself.
         asking = asyncio.create_task(self._ask(theirs))
         try:
-            return await asyncio.shield(asking), ours
+            return await asyncio.shield(asking), source_path
         except BaseException as error:
-            ours.close()
+            source_path.close()
             if isinstance(error, OSError):
                 why = with_fix(self._why, self._python or sys.executable) if self._why else f"look into {self._log}"
                 raise AgentError(f"the process that starts agents died: {why}") from error
             raise
 
-    async def _ask(self, theirs: socket.socket) -> Child:
+    async def _ask(self, theirs: socket.socket) -> ForkedWorker:
         with theirs:
             async with self._forking:
                 if self._closed:
@@ -121,7 +121,7 @@ class Zygote:
         self._process = process
 
     def _popen(self, control: int) -> subprocess.Popen[bytes]:
-        path = f"sys.path[:0] = {ours()!r}" if self._python else f"sys.path[:] = {sys.path!r}"
+        path = f"sys.path[:0] = {source_path()!r}" if self._python else f"sys.path[:] = {sys.path!r}"
         code = f"import os, sys\n{path}\n{BEGIN}"
         with open(self._log, "ab", opener=private) as log:
             return subprocess.Popen(
@@ -143,7 +143,7 @@ class Zygote:
                 elif what == b"forked":
                     ends[int(rest)] = end = asyncio.get_running_loop().create_future()
                     if self._forked is not None and not self._forked.done():
-                        self._forked.set_result(Child(int(rest), end))
+                        self._forked.set_result(ForkedWorker(int(rest), end))
                 else:
                     pid, code = map(int, rest.split())
                     ends.pop(pid).set_result(code)
@@ -156,7 +156,7 @@ class Zygote:
             self._forked.set_exception(ConnectionResetError())
 
 
-def ours() -> list[str]:
+def source_path() -> list[str]:
     """Where strop's source is, for a Python that has its own copy of strop installed, or none but what strop needs.
     What is installed for us is not for others."""
     root = Path(__file__).parents[2]
@@ -173,7 +173,7 @@ def prepare() -> Serve:
 
 
 def main(serve: Serve, control_fd: str, folder: str) -> None:
-    """The zygote's own life. `folder` goes when it goes."""
+    """The fork server's own life. `folder` goes when it goes."""
     gc.collect()
     gc.freeze()  # what is shared stays shared: the collector no longer writes to it
     control = socket.socket(fileno=int(control_fd))

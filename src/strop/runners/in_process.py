@@ -23,10 +23,10 @@ from strop.agent.functions import is_async
 from strop.agent.llm import LLM, bypass_proxy
 from strop.config import RunnerConfig
 from strop.errors import AgentError, StropError
-from strop.net.secrets import without
+from strop.net.secrets import without_secrets
 from strop.runners.base import Agent, Job, Outcome, Say
-from strop.runners.rewards import judged, load_judge
-from strop.runners.worker import call, failed, load_agent
+from strop.runners.rewards import compute_outcome, load_reward_function
+from strop.runners.worker import call, load_agent, outcome_of_error
 from strop.types import EventKind
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ GRACE = 2.0
 """Seconds a task that is cancelled has for its last words."""
 
 
-class InLoop(Agent):
+class InProcessAgent(Agent):
     """The function `spec`, in threads or in the loop as `config.agents_in` says.
 
     `stuck` are those that were told to stop and go on all the same. Once there are more of them than `config.workers`,
@@ -53,9 +53,9 @@ class InLoop(Agent):
 
     async def start(self) -> None:
         bypass_proxy(self._host, os.environ)
-        self._hiding.enter_context(without())
+        self._hiding.enter_context(without_secrets())
         self._function = load_agent(self._spec)
-        self._judge = load_judge(self._judge_spec)
+        self._judge = load_reward_function(self._judge_spec)
         if self._config.agents_in == "loop" and not is_async(self._function):
             raise AgentError(
                 f'agent: {self._spec} is not async: write it as `async def`, or set runner.agents_in to "threads"'
@@ -97,11 +97,11 @@ class InLoop(Agent):
     async def _call(self, job: Job) -> Outcome:
         """What the agent came to. Hardly anything may escape from here: sys.exit in a task would end the loop."""
         try:
-            return await judged(await self._function(job.llm.task, job.llm), job, self._judge)
+            return await compute_outcome(await self._function(job.llm.task, job.llm), job, self._judge)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            return failed(error)
+            return outcome_of_error(error)
 
     async def _in_thread(self, job: Job) -> Outcome:
         loop = asyncio.get_running_loop()

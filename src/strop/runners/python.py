@@ -29,11 +29,11 @@ from strop.agent.llm import bypass_proxy
 from strop.config import RunnerConfig
 from strop.errors import AgentError, PlaceError
 from strop.files import private
-from strop.net.process_group import PATIENCE, Trees, leftovers
-from strop.net.secrets import visible
+from strop.net.process_group import KILL_SECONDS, ProcessTrees, find_leftovers
+from strop.net.secrets import child_environment
 from strop.runners import output, worker_messages
 from strop.runners.base import Agent, Job, Outcome, Say
-from strop.runners.forkserver import Child, Zygote, ours
+from strop.runners.forkserver import ForkedWorker, ForkServer, source_path
 from strop.runners.output import KEPT
 
 GONE = (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError)
@@ -45,7 +45,7 @@ START_LIMIT = 120.0
 """Seconds an agent's imports may take."""
 
 
-class Processes(Agent):
+class ProcessAgent(Agent):
     """The function `spec`, in up to `config.workers` processes.
 
     What is printed while it is imported goes to the file `log`. `judge` is the reward function, which runs in the
@@ -62,11 +62,11 @@ class Processes(Agent):
         self._folder = folder
         self._log = Path(os.devnull) if log is None else log
         # Python's own hashing must not make one run of an agent differ from the next.
-        environment = {"PYTHONHASHSEED": "0", **visible(), IN_AGENT: "1"}
+        environment = {"PYTHONHASHSEED": "0", **child_environment(), IN_AGENT: "1"}
         bypass_proxy(host, environment)
         self._python = config.python
-        self._zygote = Zygote(self._log, folder, environment, self._python)
-        self._trees: Trees | None = None
+        self._fork_server = ForkServer(self._log, folder, environment, self._python)
+        self._trees: ProcessTrees | None = None
         self._workers: set[Worker] = set()
         self._idle: list[Worker] = []
 
@@ -80,7 +80,7 @@ class Processes(Agent):
             ) from None
         if self._python:
             await asyncio.to_thread(_try_out, self._python)
-        self._trees = Trees()
+        self._trees = ProcessTrees()
         try:
             self._idle.append(await self._start_worker())
             others = (self._start_worker() for _ in range(self._count - 1))
@@ -108,7 +108,7 @@ class Processes(Agent):
     async def close(self) -> None:
         self._idle = []
         await asyncio.gather(*(self._end(worker) for worker in list(self._workers)))
-        await self._zygote.close()
+        await self._fork_server.close()
         if self._trees is not None:
             await self._trees.close()
 
@@ -134,7 +134,7 @@ class Processes(Agent):
     async def _start_worker(self) -> Worker:
         try:
             async with asyncio.timeout(START_LIMIT):
-                child, connection = await self._zygote.fork()
+                child, connection = await self._fork_server.fork()
         except TimeoutError:
             raise AgentError(
                 f"no worker process could be started within {START_LIMIT:g} s: try fewer with runner.workers"
@@ -180,7 +180,9 @@ class Processes(Agent):
 class Worker:
     """Our side of one worker process."""
 
-    def __init__(self, child: Child, file: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, child: ForkedWorker, file: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self.pid = child.pid
         self.file = file
         self._end = child.end
@@ -224,17 +226,22 @@ class Worker:
 
 def _try_out(python: str) -> None:
     """Whether another environment's Python can run agents at all: what it says when it cannot is told in time."""
-    begin = "import strop; from strop.runners import zygote; zygote.prepare(); print(strop.__version__)"
-    code = f"import sys; sys.path[:0] = {ours()!r}; {begin}"
+    begin = "import strop; from strop.runners import forkserver; forkserver.prepare(); print(strop.__version__)"
+    code = f"import sys; sys.path[:0] = {source_path()!r}; {begin}"
     try:
         done = subprocess.run(
-            [python, "-c", code], capture_output=True, text=True, timeout=START_LIMIT, check=False, env=visible()
+            [python, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=START_LIMIT,
+            check=False,
+            env=child_environment(),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise AgentError(f"runner.python: {python} cannot be run ({error}): name an environment's python") from None
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        here = f"{python} -m pip install -e {Path(source[0]).parent}" if (source := ours()) else ""
+        here = f"{python} -m pip install -e {Path(source[0]).parent}" if (source := source_path()) else ""
         fix = here or f"install strop {strop.__version__} there, from where this one came"
         raise AgentError(f"runner.python: {python} cannot run agents: {said}. Fix: {fix}")
     if (there := done.stdout.split()[-1]) != strop.__version__:
@@ -249,8 +256,8 @@ async def _tell(printed: list[dict[str, Any]], say: Say) -> None:
 
 
 def _kill_leftovers(cookie: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while (left := leftovers(cookie)) and time.monotonic() < deadline:
+    deadline = time.monotonic() + KILL_SECONDS
+    while (left := find_leftovers(cookie)) and time.monotonic() < deadline:
         for pid in left:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

@@ -18,14 +18,14 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from strop.agent.functions import awaited, is_async
+from strop.agent.functions import is_async, run_until_done
 from strop.agent.llm import LLM
 from strop.errors import AgentError, BadReward
 from strop.imports import resolve
 from strop.runners.base import Job, Outcome
 from strop.types import Reward, Task
 
-Judge = Callable[[Task, Any, LLM], Any]
+RewardFunction = Callable[[Task, Any, LLM], Any]
 """A reward function, whatever it takes itself."""
 
 MAX_DETAIL = 4000
@@ -120,7 +120,7 @@ def _shown(value: Any) -> str:
 # -- reward functions ----------------------------------------------------------------------------------------------
 
 
-def load_judge(spec: str) -> Judge | None:
+def load_reward_function(spec: str) -> RewardFunction | None:
     """The reward function that `spec` names, or None if it names none. `AgentError` if it cannot be had."""
     if not spec:
         return None
@@ -162,12 +162,12 @@ def _takes_llm(function: Callable[..., Any], spec: str) -> bool:
     raise AgentError(f"reward: {spec} takes {signature}: write it as f(task, answer) or f(task, answer, llm)")
 
 
-async def judged(answer: Any, job: Job, judge: Judge | None) -> Outcome:
+async def compute_outcome(answer: Any, job: Job, judge: RewardFunction | None) -> Outcome:
     """What an agent's answer comes to. Whatever the reward function does wrong is an outcome, never an exception."""
     if judge is None:
         return _outcome(answer, "the agent")
     if not is_async(judge):
-        return await asyncio.to_thread(judge_now, answer, job, judge)
+        return await asyncio.to_thread(compute_outcome_now, answer, job, judge)
     try:
         value = await judge(job.llm.task, answer, job.llm)
     except (Exception, SystemExit) as error:
@@ -175,12 +175,12 @@ async def judged(answer: Any, job: Job, judge: Judge | None) -> Outcome:
     return _outcome(value, "the reward function")
 
 
-def judge_now(answer: Any, job: Job, judge: Judge | None) -> Outcome:
+def compute_outcome_now(answer: Any, job: Job, judge: RewardFunction | None) -> Outcome:
     """The same in a process or thread that has no event loop to keep running."""
     if judge is None:
         return _outcome(answer, "the agent")
     try:
-        value = awaited(judge(job.llm.task, answer, job.llm))
+        value = run_until_done(judge(job.llm.task, answer, job.llm))
     except (Exception, SystemExit) as error:
         return _failed(error)
     return _outcome(value, "the reward function")

@@ -28,9 +28,9 @@ import msgspec
 
 from strop.errors import AgentError, ConfigError
 from strop.net import client as http
-from strop.net.client import Answer, Broken, Client, Lost, Unreachable, retry_after
+from strop.net.client import Broken, Client, Lost, Response, Unreachable, retry_after
 from strop.runners.base import Agent, Job, Outcome, Say
-from strop.runners.rewards import Judge, judged, load_judge
+from strop.runners.rewards import RewardFunction, compute_outcome, load_reward_function
 
 TRIES = 5
 LATER = frozenset({429, 503})
@@ -38,27 +38,27 @@ BETWEEN = frozenset({502, 504})
 """What proxies answer that have no answer of the service."""
 
 
-class Service(Agent):
+class ServiceAgent(Agent):
     """The service at `url`. `judge` names the reward function; `timeout` is for one answer, in seconds; `wait` is how
     long the second try waits, each further one waiting twice as long."""
 
     def __init__(self, url: str, *, judge: str = "", timeout: float | None = None, wait: float = 0.5) -> None:
         self._url = url
         self._judge_spec = judge
-        self._judge: Judge | None = None
+        self._judge: RewardFunction | None = None
         self._timeout = timeout
         self._wait = wait
         self._client: Client | None = None
         base, question, query = url.partition("?")
         try:
-            place = http.parse(base)
+            place = http.parse_url(base)
         except ConfigError as error:
             raise AgentError(f"agent: {error}") from None
         self._path = (place.path or "/") + question + query
         self._root = f"{urlsplit(base).scheme}://{place.netloc}"
 
     async def start(self) -> None:
-        self._judge = load_judge(self._judge_spec)
+        self._judge = load_reward_function(self._judge_spec)
         self._client = Client(self._root)
 
     async def close(self) -> None:
@@ -85,7 +85,7 @@ class Service(Agent):
         detail = f"the service {self._url} took the task in none of {TRIES} tries, see whether it is up: {wrong}"
         return Outcome(cause="lost_runner", detail=detail)
 
-    async def _post(self, job: Job) -> Answer:
+    async def _post(self, job: Job) -> Response:
         assert self._client is not None, "not started"
         llm = job.llm
         body = {
@@ -107,7 +107,7 @@ class Service(Agent):
             "POST", self._path, msgspec.json.encode(body), headers=headers, timeout=self._timeout
         )
 
-    async def _outcome(self, answer: Answer, job: Job) -> Outcome:
+    async def _outcome(self, answer: Response, job: Job) -> Outcome:
         if 300 <= answer.status < 400:
             there = answer.headers.get("location", "elsewhere")
             return Outcome(
@@ -126,8 +126,8 @@ class Service(Agent):
                 detail = f"{self._said(answer)}: answer with JSON: a number, an object of named numbers, or null"
                 return Outcome(cause="bad_reward", detail=detail)
             value = text
-        return await judged(value, job, self._judge)
+        return await compute_outcome(value, job, self._judge)
 
-    def _said(self, answer: Answer) -> str:
+    def _said(self, answer: Response) -> str:
         text = answer.body[:2000].decode(errors="replace").replace("\0", "\ufffd").strip()[:500]
         return f"{self._url} answered {answer.status}" + (f": {text}" if text else "")

@@ -22,11 +22,11 @@ from typing import Any
 
 import msgspec
 
-from strop.agent.functions import awaited
+from strop.agent.functions import run_until_done
 from strop.errors import AgentError, BadReward, StropError
 from strop.imports import resolve, with_fix
 from strop.runners.base import Job, Outcome
-from strop.runners.rewards import Judge, judge_now, last_lines, load_judge
+from strop.runners.rewards import RewardFunction, compute_outcome_now, last_lines, load_reward_function
 from strop.runners.worker_messages import Ready, Start, pack, receive_bytes
 
 Function = Callable[..., Any]
@@ -43,7 +43,7 @@ def serve(connection: socket.socket) -> None:
             stream.reconfigure(line_buffering=True)  # or what is buffered is lost when the worker is killed
     try:
         agent = load_agent(start.agent)
-        judge = load_judge(start.judge)
+        judge = load_reward_function(start.judge)
     except StropError as error:
         connection.sendall(pack(Ready(error=str(error))))
         return
@@ -98,7 +98,7 @@ def load_agent(spec: str) -> Function:
     return agent
 
 
-def run(agent: Function, job: Job, judge: Judge | None = None) -> Outcome:
+def run(agent: Function, job: Job, judge: RewardFunction | None = None) -> Outcome:
     """Run the agent on one job, in surroundings made for it."""
     Path(job.task_file).write_bytes(msgspec.json.encode(job.llm.task))
     random.seed(job.seed)  # an agent that draws its own numbers draws the same ones when a run is repeated
@@ -106,15 +106,15 @@ def run(agent: Function, job: Job, judge: Judge | None = None) -> Outcome:
         return call(agent, job, judge)
 
 
-def call(agent: Function, job: Job, judge: Judge | None = None) -> Outcome:
+def call(agent: Function, job: Job, judge: RewardFunction | None = None) -> Outcome:
     """What the agent comes to. Whatever it does wrong is an outcome, never an exception."""
     try:
-        return judge_now(awaited(agent(job.llm.task, job.llm)), job, judge)
+        return compute_outcome_now(run_until_done(agent(job.llm.task, job.llm)), job, judge)
     except BaseException as error:  # sys.exit in an agent must not end its worker
-        return failed(error)
+        return outcome_of_error(error)
 
 
-def failed(error: BaseException) -> Outcome:
+def outcome_of_error(error: BaseException) -> Outcome:
     """What an agent that raised came to."""
     if isinstance(error, BadReward):
         return Outcome(cause="bad_reward", detail=str(error))

@@ -39,10 +39,10 @@ from collections.abc import Sequence
 
 from strop.errors import ConfigError, StropError
 from strop.tools.sandbox import jail, seccomp
-from strop.tools.sandbox.base import Box, Ended, Observation, Python, Session
-from strop.tools.sandbox.interpreter import Interpreter, Limits
+from strop.tools.sandbox.base import Box, CodeResult, Ended, PythonTool, SandboxSession
+from strop.tools.sandbox.interpreter import Interpreter, SandboxLimits
 
-__all__ = ["Box", "Ended", "Observation", "Python", "PythonBox", "Session"]
+__all__ = ["Box", "CodeResult", "Ended", "PythonBox", "PythonTool", "SandboxSession"]
 
 
 class PythonBox(Box):
@@ -75,7 +75,7 @@ class PythonBox(Box):
         if isolated:
             jail.check()
             seccomp.program()
-        self.limits = Limits(
+        self.limits = SandboxLimits(
             seconds=seconds,
             memory_mb=memory_mb,
             disk_mb=disk_mb,
@@ -86,19 +86,19 @@ class PythonBox(Box):
             isolated=isolated,
         )
 
-    def session(self) -> Session:
+    def session(self) -> SandboxSession:
         """A session. Its interpreter starts with the first call, so one that is never used costs nothing."""
         return _Session(self.limits)
 
 
-class _Session(Session):
-    def __init__(self, limits: Limits) -> None:
+class _Session(SandboxSession):
+    def __init__(self, limits: SandboxLimits) -> None:
         self._limits = limits
         self._interpreter: Interpreter | None = None
         self._turn = asyncio.Lock()
         self._closed = False
 
-    async def run(self, code: str) -> Observation:
+    async def run(self, code: str) -> CodeResult:
         async with self._turn:
             if self._closed:
                 raise StropError("the session is closed: open another one with box.session()")
@@ -111,7 +111,7 @@ class _Session(Session):
                 if not self._interpreter.alive:
                     interpreter, self._interpreter = self._interpreter, None
                     await interpreter.end()
-            return Observation(text=text, ended=ended, seconds=time.monotonic() - began)
+            return CodeResult(text=text, ended=ended, seconds=time.monotonic() - began)
 
     async def close(self) -> None:
         async with self._turn:

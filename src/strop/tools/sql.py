@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from strop.agent.tool import Observation, shortened
+from strop.agent.tool import Observation, truncate
 from strop.errors import PlaceError
 from strop.rewards import worker
 
@@ -35,4 +35,4 @@ def run_query(
     if why:
         return Observation(f"error: {why}", wrong="error")
     lines = [" | ".join(row) for row in [names, *found]] + ([f"[more than {rows} rows]"] if more else [])
-    return Observation(shortened("\n".join(lines if found else [*lines, "[no rows]"]), limit))
+    return Observation(truncate("\n".join(lines if found else [*lines, "[no rows]"]), limit))

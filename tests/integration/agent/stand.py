@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from strop.agent.functions import awaited
+from strop.agent.functions import run_until_done
 from strop.agent.llm import LLM
 from strop.engines.scripted import Answer, Scripted
 from strop.gateway.app import Gateway
@@ -57,7 +57,7 @@ class Stand:
         await self.store.enqueue([Rollout(id=self.id, group="g", member=0, task=task, created=0.0)])
         (lease,) = await self.store.lease("w0", seconds=600)
         llm = LLM.at(self.server.url, lease, model="m")
-        return await asyncio.to_thread(lambda: awaited(agent(task, llm)))
+        return await asyncio.to_thread(lambda: run_until_done(agent(task, llm)))
 
     async def turns(self) -> list[Turn]:
         return await self.store.turns(self.id)

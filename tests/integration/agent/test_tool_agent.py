@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import strop
-from strop.agent.episode import Call
+from strop.agent.episode import ExecutedCall
 from strop.agent.mcp import Server
 from strop.agent.tool import Observation
 from strop.config import RunnerConfig
@@ -157,7 +157,7 @@ async def test_every_limit_ends_an_episode_with_its_reason(stand: Stand) -> None
 
 
 async def test_what_calls_are_worth_reaches_their_turn(stand: Stand) -> None:
-    def worth(task: strop.Task, made: Call, result: Observation) -> float | None:
+    def worth(task: strop.Task, made: ExecutedCall, result: Observation) -> float | None:
         return None if result.wrong else 0.25
 
     agent = strop.ToolAgent(tools=[double], reward=lambda task, episode: 1.0, on_call=worth)

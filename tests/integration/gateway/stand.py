@@ -10,13 +10,13 @@ import openai
 
 from strop.engines.scripted import Answer, Scripted
 from strop.gateway.app import Gateway
-from strop.net.server import Server
+from strop.net.server import HttpServer
 from strop.store.sqlite import SqliteStore
 from strop.types import Attempt, Rollout, Task, Turn
 
 
 class Stand:
-    def __init__(self, store: SqliteStore, engine: Scripted, gateway: Gateway, server: Server) -> None:
+    def __init__(self, store: SqliteStore, engine: Scripted, gateway: Gateway, server: HttpServer) -> None:
         self.store, self.engine, self.gateway, self.server = store, engine, gateway, server
         self.clients: list[openai.AsyncOpenAI] = []
 

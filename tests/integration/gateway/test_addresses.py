@@ -14,7 +14,7 @@ import pytest
 
 from strop.errors import PlaceError
 from strop.net import addresses as address
-from strop.net.addresses import Addressed
+from strop.net.addresses import AddressApp
 from strop.net.client import Client
 from strop.net.server import serve
 from strop.types import Attempt
@@ -165,11 +165,11 @@ async def test_a_session_that_is_open_is_found_without_asking_the_store(
 
 
 async def test_an_app_tells_its_address_while_it_is_announced(stand: Stand, tmp_path: Path) -> None:
-    app = Addressed(stand.gateway)
+    app = AddressApp(stand.gateway)
     server = await serve(app)
     try:
         assert (await fetch(f"{server.url}/address"))[0] == 503
-        with app.announced(server.url, "tiny", tmp_path) as announced:
+        with app.announce(server.url, "tiny", tmp_path) as announced:
             assert json.loads((tmp_path / "address.json").read_text()) == msgspec.to_builtins(announced)
             assert await asyncio.to_thread(address.read, tmp_path) == announced
             port = server.url.rpartition(":")[2]
@@ -184,18 +184,18 @@ async def test_an_app_tells_its_address_while_it_is_announced(stand: Stand, tmp_
 
 
 async def test_an_address_that_is_another_runs_by_now_is_waited_out(stand: Stand, tmp_path: Path) -> None:
-    app = Addressed(stand.gateway)
+    app = AddressApp(stand.gateway)
     server = await serve(app)
     try:
         (tmp_path / "left").mkdir()
-        left = msgspec.structs.replace(address.Address.of(server.url, "old"), started=1.0)
+        left = msgspec.structs.replace(address.GatewayAddress.of(server.url, "old"), started=1.0)
         (tmp_path / "left" / "address.json").write_bytes(msgspec.json.encode(left))
-        with app.announced(server.url, "new", tmp_path):
+        with app.announce(server.url, "new", tmp_path):
             with pytest.raises(PlaceError, match="another run's by now"):
                 await asyncio.to_thread(address.read, tmp_path / "left", timeout=0.3)
             reading = asyncio.create_task(asyncio.to_thread(address.read, tmp_path / "left", timeout=10))
             await asyncio.sleep(0.2)
-            with app.announced(server.url, "newer", tmp_path / "left") as announced:
+            with app.announce(server.url, "newer", tmp_path / "left") as announced:
                 assert await reading == announced
     finally:
         await server.close()

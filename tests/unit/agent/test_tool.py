@@ -18,7 +18,7 @@ import pytest
 from msgspec import Struct
 
 import strop
-from strop.agent.calling import calling
+from strop.agent.functions import function_caller
 from strop.agent.tool import Observation, Tool
 from strop.errors import ConfigError
 
@@ -280,7 +280,7 @@ async def test_what_is_called_off_ends_before_the_next_is_called() -> None:
         gate.wait(30)
         seen.append("step")
 
-    with calling(cast("strop.LLM", Shared())) as call:
+    with function_caller(cast("strop.LLM", Shared())) as call:
         stepping = asyncio.ensure_future(call(step))
         await asyncio.to_thread(begun.wait, 10)
         stepping.cancel()
@@ -298,10 +298,10 @@ async def test_what_is_called_off_ends_before_the_next_is_called() -> None:
 def test_a_function_that_never_ends_holds_up_no_exit() -> None:
     program = """if True:
         import asyncio, threading, types
-        from strop.agent.calling import calling
+        from strop.agent.functions import function_caller
 
         async def main():
-            with calling(types.SimpleNamespace(shares_loop=True)) as call:
+            with function_caller(types.SimpleNamespace(shares_loop=True)) as call:
                 try:
                     async with asyncio.timeout(0.2):
                         await call(threading.Event().wait)

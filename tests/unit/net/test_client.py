@@ -22,7 +22,7 @@ from strop.errors import ConfigError
 from strop.net import client as http
 from strop.net.client import Broken, Client, Lost, Unreachable
 from strop.net.connection import MAX_HELD
-from strop.net.server import Server, serve
+from strop.net.server import HttpServer, serve
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -89,20 +89,20 @@ APP = Starlette(
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Server]:
+async def server() -> AsyncIterator[HttpServer]:
     server = await serve(APP)
     yield server
     await server.close()
 
 
 @pytest.fixture
-async def client(server: Server) -> AsyncIterator[Client]:
+async def client(server: HttpServer) -> AsyncIterator[Client]:
     client = Client(server.url, key="secret")
     yield client
     await client.close()
 
 
-def told(answer: http.Answer) -> dict:
+def told(answer: http.Response) -> dict:
     return json.loads(answer.body)
 
 
@@ -116,7 +116,7 @@ async def test_method_path_headers_and_body_arrive(client: Client) -> None:
     assert answer.headers["content-type"] == "application/json"
 
 
-async def test_the_path_of_the_url_comes_first(server: Server) -> None:
+async def test_the_path_of_the_url_comes_first(server: HttpServer) -> None:
     client = Client(server.url + "/base/")
     said = told(await client.request("POST", "/echo"))
     assert said["path"] == "/base/echo"
@@ -189,7 +189,7 @@ async def test_a_server_that_dies_in_the_middle_of_an_answer(client: Client) -> 
     assert (await client.request("GET", "/echo")).status == 200
 
 
-async def test_closing_ends_requests_in_flight_and_refuses_new_ones(server: Server) -> None:
+async def test_closing_ends_requests_in_flight_and_refuses_new_ones(server: HttpServer) -> None:
     client = Client(server.url)
     request = asyncio.create_task(client.request("GET", "/slow"))
     await asyncio.sleep(0.1)

@@ -12,7 +12,7 @@ import pytest
 from strop.run import serve
 from strop.run.serve import StoreServer
 from strop.store.sqlite import SqliteStore
-from strop.tools.search.app import served as search_served
+from strop.tools.search.app import serve_index as search_served
 from strop.tools.search.index import Index, build
 
 
@@ -69,6 +69,6 @@ async def test_a_search_server_does_the_same(tmp_path: Path) -> None:
 async def test_whoever_asks_for_the_address_is_told_no_name_of_somebody_elses(
     server: StoreServer, tmp_path: Path
 ) -> None:
-    with server.addressed.announced(server.url, "", tmp_path):
+    with server.addressed.announce(server.url, "", tmp_path):
         assert (await ask(server.url, "10.0.0.7:8640", "/address"))[1]["url"] == "http://10.0.0.7:8640"
         assert "url" not in (await ask(server.url, "evil.example.com", "/address"))[1]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from strop.net import process_group
-from strop.net.process_group import Trees, kill_tree, leftovers
+from strop.net.process_group import ProcessTrees, find_leftovers, kill_tree
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 
@@ -51,7 +51,7 @@ def eventually(condition: Callable[[], object], seconds: float = 20.0) -> bool:
 def cookie() -> Iterator[str]:
     cookie = secrets.token_hex(16)
     yield cookie
-    left = leftovers(cookie)
+    left = find_leftovers(cookie)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left
@@ -72,8 +72,8 @@ def number_in(path: Path) -> int:
 
 def test_a_group_ends(cookie: str) -> None:
     with begin(["sh", "-c", "sleep 600 & sleep 600 & wait"], cookie) as process:
-        assert eventually(lambda: len(leftovers(cookie)) == 3)
-        members = leftovers(cookie)
+        assert eventually(lambda: len(find_leftovers(cookie)) == 3)
+        members = find_leftovers(cookie)
         assert kill_tree(process.pid, "") == 3  # found without the cookie
         assert not any(map(alive, members))
     assert process.returncode == -signal.SIGKILL
@@ -86,7 +86,7 @@ def test_a_child_in_a_session_of_its_own_ends(cookie: str, tmp_path: Path) -> No
     with python(code, cookie, tmp_path / "pid") as process:
         child = number_in(tmp_path / "pid")
         assert os.getsid(child) == child
-        assert leftovers(cookie) == [process.pid]
+        assert find_leftovers(cookie) == [process.pid]
         assert kill_tree(process.pid, "") == 2
         assert not alive(child)
 
@@ -94,10 +94,10 @@ def test_a_child_in_a_session_of_its_own_ends(cookie: str, tmp_path: Path) -> No
 def test_a_daemon_ends(cookie: str, tmp_path: Path) -> None:
     with python(DAEMON + "time.sleep(600)", cookie, tmp_path / "pid") as process:
         daemon = number_in(tmp_path / "pid")
-        assert eventually(lambda: sorted(leftovers(cookie)) == sorted([process.pid, daemon]))
+        assert eventually(lambda: sorted(find_leftovers(cookie)) == sorted([process.pid, daemon]))
         assert kill_tree(process.pid, cookie) == 2
         assert not alive(daemon)
-        assert leftovers(cookie) == []
+        assert find_leftovers(cookie) == []
 
 
 def test_what_a_daemon_started_ends_with_it(cookie: str, tmp_path: Path) -> None:
@@ -113,14 +113,14 @@ def test_what_a_daemon_started_ends_with_it(cookie: str, tmp_path: Path) -> None
 
 def leftovers_of_child(children: Path, cookie: str) -> bool:
     """Whether the child still carries the cookie: it has not wiped its environment yet."""
-    return int(children.read_text()) in leftovers(cookie)
+    return int(children.read_text()) in find_leftovers(cookie)
 
 
 def test_a_leader_that_has_ended_left_a_daemon(cookie: str, tmp_path: Path) -> None:
     with python(DAEMON, cookie, tmp_path / "pid") as process:
         daemon = number_in(tmp_path / "pid")
         assert eventually(lambda: not alive(process.pid))
-        assert leftovers(cookie) == [daemon]
+        assert find_leftovers(cookie) == [daemon]
         assert kill_tree(process.pid, cookie) == 1
     assert process.returncode == 0
 
@@ -137,7 +137,7 @@ def test_what_forks_while_it_is_killed_ends_too(cookie: str) -> None:
     with python(code, cookie) as process:
         time.sleep(0.1)
         kill_tree(process.pid, cookie)
-        assert leftovers(cookie) == []
+        assert find_leftovers(cookie) == []
 
 
 def test_others_are_left_alone(cookie: str) -> None:
@@ -145,7 +145,7 @@ def test_others_are_left_alone(cookie: str) -> None:
     other = begin(["sleep", "600"], "x" + cookie, NOTE=f"{cookie} and more")
     with begin(["sleep", "600"], cookie) as process, other:
         try:
-            assert eventually(lambda: leftovers("x" + cookie) == [other.pid])
+            assert eventually(lambda: find_leftovers("x" + cookie) == [other.pid])
             assert kill_tree(process.pid, cookie) == 1
             assert alive(other.pid)
         finally:
@@ -154,7 +154,7 @@ def test_others_are_left_alone(cookie: str) -> None:
 
 def test_an_empty_cookie_matches_nothing(cookie: str) -> None:
     with begin(["sleep", "600"], cookie, EMPTY="") as process:
-        assert leftovers("") == []
+        assert find_leftovers("") == []
         with begin(["sleep", "600"], cookie, EMPTY="") as other:
             assert kill_tree(other.pid, "") == 1
             assert alive(process.pid)
@@ -175,36 +175,36 @@ def test_a_tree_that_is_gone_is_no_error(cookie: str) -> None:
 
 def test_without_proc_the_group_ends(cookie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with begin(["sh", "-c", "sleep 600 & wait"], cookie) as process:
-        assert eventually(lambda: len(leftovers(cookie)) == 2)
+        assert eventually(lambda: len(find_leftovers(cookie)) == 2)
         with monkeypatch.context() as patch:
             patch.setattr(process_group.os, "listdir", lambda path: (_ for _ in ()).throw(FileNotFoundError(path)))
             assert kill_tree(process.pid, cookie) == 0
-            assert leftovers(cookie) == []
-        assert eventually(lambda: not leftovers(cookie))
+            assert find_leftovers(cookie) == []
+        assert eventually(lambda: not find_leftovers(cookie))
 
 
 # -- many of them ----------------------------------------------------------------------------------------------------
 
 
 async def test_many_trees_end_at_once_and_each_counts_its_own(cookie: str) -> None:
-    trees = Trees()
+    trees = ProcessTrees()
     processes = {}
     for number in range(20):
         process = begin(["sh", "-c", "setsid sleep 600 & sleep 600; true"], f"{cookie}-{number}")
         processes[process.pid] = process
         trees.add(process.pid, f"{cookie}-{number}")
     assert await asyncio.to_thread(
-        eventually, lambda: all(len(leftovers(f"{cookie}-{number}")) == 3 for number in range(20))
+        eventually, lambda: all(len(find_leftovers(f"{cookie}-{number}")) == 3 for number in range(20))
     )
     assert await asyncio.gather(*(trees.end(pid) for pid in processes)) == [3] * 20
     assert await trees.end(next(iter(processes))) == 0
     await trees.close()
     assert [process.wait() for process in processes.values()] == [-signal.SIGKILL] * 20
-    assert not any(leftovers(f"{cookie}-{number}") for number in range(20))
+    assert not any(find_leftovers(f"{cookie}-{number}") for number in range(20))
 
 
 async def test_who_waits_may_be_cancelled_and_closing_ends_the_rest(cookie: str) -> None:
-    trees = Trees()
+    trees = ProcessTrees()
     with begin(["sleep", "600"], cookie) as one, begin(["sleep", "600"], cookie) as two:
         trees.add(one.pid, cookie)
         trees.add(two.pid, "")
@@ -218,9 +218,9 @@ async def test_who_waits_may_be_cancelled_and_closing_ends_the_rest(cookie: str)
 def test_trees_end_when_their_runner_is_killed(cookie: str, tmp_path: Path) -> None:
     code = f"""
     import asyncio, os, subprocess, sys
-    from strop.net.process_group import Trees
+    from strop.net.process_group import ProcessTrees
     async def main():
-        trees = Trees()
+        trees = ProcessTrees()
         for number in range(2):
             process = subprocess.Popen(["sh", "-c", "setsid sleep 600 & sleep 600; true"], start_new_session=True,
                                        env={{**os.environ, "OPENAI_API_KEY": sys.argv[2]}})
@@ -232,6 +232,6 @@ def test_trees_end_when_their_runner_is_killed(cookie: str, tmp_path: Path) -> N
     """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), tmp_path / "ready", cookie]) as runner:
         number_in(tmp_path / "ready")
-        assert eventually(lambda: len(leftovers(cookie)) == 6)
+        assert eventually(lambda: len(find_leftovers(cookie)) == 6)
         runner.kill()
-        assert eventually(lambda: not leftovers(cookie))
+        assert eventually(lambda: not find_leftovers(cookie))

@@ -31,10 +31,10 @@ async def test_no_key_that_is_made_begins_with_a_dash(tmp_path: Path, monkeypatc
 def test_what_is_hidden_is_still_readable_here_but_not_from_outside() -> None:
     code = (
         "import os, subprocess, sys\n"
-        "from strop.net.secrets import hide, visible\n"
+        "from strop.net.secrets import hide, child_environment\n"
         "hide('SECRET')\n"
         "shown = open('/proc/self/environ', 'rb').read()\n"
-        "child = subprocess.run([sys.executable, '-c', 'import os; print(os.environ)'], env=visible(),"
+        "child = subprocess.run([sys.executable, '-c', 'import os; print(os.environ)'], env=child_environment(),"
         " capture_output=True, text=True).stdout\n"
         "print(os.environ['SECRET'], b'4711' in shown, b'beside' in shown, '4711' in child, 'beside' in child)\n"
     )

@@ -8,7 +8,7 @@ from strop.config import Config, RunnerConfig
 from strop.errors import AgentError, ConfigError
 from strop.run.runtime import settled
 from strop.runners.agents import make
-from strop.runners.command import Command
+from strop.runners.command import CommandAgent
 
 
 def kind(spec: str, **config) -> str:
@@ -18,18 +18,18 @@ def kind(spec: str, **config) -> str:
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ("http://127.0.0.1:9000/run", "Service"),
-        ("https://agents.example/run", "Service"),
-        ("agent.py:solve", "Processes"),
-        ("some/folder-1/agent.py:solve", "Processes"),
-        ("package.module:solve", "Processes"),
-        ("module:solve", "Processes"),
-        ("node agent.js", "Command"),
-        ("./agent", "Command"),
-        ("python agent.py", "Command"),
-        ("python agent.py:solve", "Command"),
-        ("python -m package.module:solve", "Command"),
-        ("agent --url http://127.0.0.1", "Command"),
+        ("http://127.0.0.1:9000/run", "ServiceAgent"),
+        ("https://agents.example/run", "ServiceAgent"),
+        ("agent.py:solve", "ProcessAgent"),
+        ("some/folder-1/agent.py:solve", "ProcessAgent"),
+        ("package.module:solve", "ProcessAgent"),
+        ("module:solve", "ProcessAgent"),
+        ("node agent.js", "CommandAgent"),
+        ("./agent", "CommandAgent"),
+        ("python agent.py", "CommandAgent"),
+        ("python agent.py:solve", "CommandAgent"),
+        ("python -m package.module:solve", "CommandAgent"),
+        ("agent --url http://127.0.0.1", "CommandAgent"),
     ],
 )
 def test_kinds(spec: str, expected: str):
@@ -37,15 +37,15 @@ def test_kinds(spec: str, expected: str):
 
 
 def test_where_python_agents_run():
-    assert kind("agent.py:solve", agents_in="threads") == kind("agent.py:solve", agents_in="loop") == "InLoop"
-    assert kind("node agent.js", agents_in="loop") == "Command"
+    assert kind("agent.py:solve", agents_in="threads") == kind("agent.py:solve", agents_in="loop") == "InProcessAgent"
+    assert kind("node agent.js", agents_in="loop") == "CommandAgent"
 
 
 def test_a_file_may_lie_in_a_folder_with_spaces(tmp_path: Path):
     place = tmp_path / "my agents"
     place.mkdir()
     (place / "agent.py").touch()
-    assert kind(f"{place}/agent.py:solve") == "Processes"
+    assert kind(f"{place}/agent.py:solve") == "ProcessAgent"
 
 
 def test_a_command_may_lie_in_a_folder_with_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -57,7 +57,7 @@ def test_a_command_may_lie_in_a_folder_with_spaces(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(place)
     once = settled(Config(agent="./run.sh", agents={"far": f"{place}/run.sh", "long": "./run.sh --fast"}))
     for kept in (once, settled(once)):
-        assert Command(kept.agent).words == Command(kept.agents["far"]).words == [f"{place}/run.sh"]
+        assert CommandAgent(kept.agent).words == CommandAgent(kept.agents["far"]).words == [f"{place}/run.sh"]
         assert kept.agents["long"] == "./run.sh --fast"
     assert settled(Config(agent="agent.py:solve")).agent == f"{place}/agent.py:solve"
     assert settled(Config(agent="agent.py")).agent == "agent.py"  # the sentence says what to write instead

@@ -17,9 +17,9 @@ import uvloop
 
 from strop.agent.llm import LLM
 from strop.errors import AgentError, Fenced
-from strop.net.process_group import leftovers
+from strop.net.process_group import find_leftovers
 from strop.runners.base import Job, Outcome, Say
-from strop.runners.command import Command
+from strop.runners.command import CommandAgent
 from strop.runners.output import KEPT, PIECE
 from strop.types import EventKind, Reward, Task
 
@@ -38,7 +38,7 @@ class Bench:
         self.folder = folder
         self.key = secrets.token_hex(16)
         self.said: list[dict[str, Any]] = []
-        self.agents: list[Command] = []
+        self.agents: list[CommandAgent] = []
 
     def job(self, data: Any = None) -> Job:
         base = "http://127.0.0.1:9/r/g1.0/2"
@@ -61,8 +61,8 @@ class Bench:
     def text(self, stream: str) -> str:
         return "".join(data["text"] for data in self.said if data["stream"] == stream and "dropped" not in data)
 
-    async def agent(self, command: str, judge: str = "") -> Command:
-        agent = Command(command, judge=judge)
+    async def agent(self, command: str, judge: str = "") -> CommandAgent:
+        agent = CommandAgent(command, judge=judge)
         await agent.start()
         self.agents.append(agent)
         return agent
@@ -82,7 +82,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     yield bench
     for agent in bench.agents:
         await agent.close()
-    assert leftovers(bench.key) == []
+    assert find_leftovers(bench.key) == []
 
 
 def python(code: str, *arguments: object) -> str:
@@ -342,12 +342,12 @@ async def test_cancelling_kills_everything_first(bench: Bench) -> None:
     agent = await bench.agent(python(DAEMON + "print('waiting', flush=True); time.sleep(600)", bench.folder / "pid"))
     running = asyncio.create_task(agent.run(bench.job(), bench.say))
     daemon = int(await until(bench.folder / "pid"))
-    assert len(leftovers(bench.key)) >= 2
+    assert len(find_leftovers(bench.key)) >= 2
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
     assert not alive(daemon)
-    assert leftovers(bench.key) == []
+    assert find_leftovers(bench.key) == []
 
 
 async def test_a_timeout_is_a_cancellation_and_the_last_words_are_kept(bench: Bench) -> None:
@@ -368,7 +368,7 @@ async def test_cancelling_twice_changes_nothing(bench: Bench) -> None:
         await asyncio.sleep(0)
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert leftovers(bench.key) == []
+    assert find_leftovers(bench.key) == []
 
 
 async def test_an_attempt_that_is_over_ends_its_program(bench: Bench) -> None:
@@ -377,7 +377,7 @@ async def test_an_attempt_that_is_over_ends_its_program(bench: Bench) -> None:
 
     with pytest.raises(Fenced):
         await bench.run(shell("echo hello; sleep 600"), say=refuse)
-    assert leftovers(bench.key) == []
+    assert find_leftovers(bench.key) == []
     with pytest.raises(Fenced):  # said when it has ended already
         await bench.run("echo hello", say=refuse)
 
@@ -395,7 +395,7 @@ def test_leaving_the_loop_ends_what_runs(tmp_path: Path) -> None:
     """As `asyncio.run` does it: every task is cancelled, in the midst of killing too."""
     bench = Bench(tmp_path)
 
-    async def leave() -> Command:
+    async def leave() -> CommandAgent:
         agent = await bench.agent(shell(f"echo 1 > {tmp_path}/x; sleep 600"))
         running = [asyncio.create_task(agent.run(bench.job(), bench.say)) for _ in range(2)]
         await until(tmp_path / "x")
@@ -404,7 +404,7 @@ def test_leaving_the_loop_ends_what_runs(tmp_path: Path) -> None:
         return agent
 
     agent = asyncio.run(leave())
-    assert leftovers(bench.key) == []
+    assert find_leftovers(bench.key) == []
     asyncio.run(agent.close())
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from strop.errors import AgentError
 from strop.runners import in_process
-from strop.runners.in_process import InLoop
+from strop.runners.in_process import InProcessAgent
 from strop.store.sqlite import SqliteStore
 from tests.unit.runners.stand import (
     AGENT,
@@ -24,9 +24,9 @@ from tests.unit.runners.stand import (
 )
 
 
-def inloop_of(pool) -> InLoop:
+def inloop_of(pool) -> InProcessAgent:
     agent = pool._agents[None]
-    assert isinstance(agent, InLoop)
+    assert isinstance(agent, InProcessAgent)
     return agent
 
 

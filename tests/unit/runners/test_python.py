@@ -18,15 +18,15 @@ from strop.errors import AgentError
 from strop.runners import output
 from strop.runners.base import Job
 from strop.runners.output import KEPT, PIECE
-from strop.runners.python import Processes
+from strop.runners.python import ProcessAgent
 from strop.store.sqlite import SqliteStore
 from strop.types import Attempt, EventKind, Lease, Rollout, Task
 from tests.unit.runners.stand import AGENT, AGENTS, alive, eventually, printed, run, running, written
 
 
-def processes_of(pool) -> Processes:
+def processes_of(pool) -> ProcessAgent:
     agent = pool._agents[None]
-    assert isinstance(agent, Processes)
+    assert isinstance(agent, ProcessAgent)
     return agent
 
 
@@ -67,7 +67,7 @@ async def test_interrupts_are_the_parents_business(store: SqliteStore):
 
 async def test_the_process_workers_come_from_is_replaced_if_it_dies(store: SqliteStore):
     async with running(store, workers=1) as pool:
-        process = processes_of(pool)._zygote._process
+        process = processes_of(pool)._fork_server._process
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
         _, after = await run(store, {"do": "exit"}, {"do": "return", "value": 1}, retries={})
@@ -177,7 +177,7 @@ async def test_what_a_stopped_agent_printed_is_not_told_for_ever(tmp_path: Path,
         said.append(data["text"])
         await asyncio.sleep(600)
 
-    agent = Processes(AGENT, RunnerConfig(workers=1), folder=str(tmp_path))
+    agent = ProcessAgent(AGENT, RunnerConfig(workers=1), folder=str(tmp_path))
     await agent.start()
     (worker,) = agent._workers
     task = Task(id="t", data={"do": "print_and_hang"})
@@ -219,7 +219,7 @@ async def test_what_all_workers_need_and_cannot_import_is_told_at_once(tmp_path:
     """The process that workers are forked from dies of it, before it has read that it should fork one."""
     (tmp_path / "openai.py").write_text("import no_such_package.of_openai\n")
     monkeypatch.syspath_prepend(tmp_path)
-    agent = Processes(AGENT, RunnerConfig(workers=4), folder=str(tmp_path / "workers"), log=tmp_path / "log")
+    agent = ProcessAgent(AGENT, RunnerConfig(workers=4), folder=str(tmp_path / "workers"), log=tmp_path / "log")
     began = time.monotonic()
     with pytest.raises(AgentError) as raised:
         await agent.start()
@@ -234,7 +234,7 @@ async def test_an_environment_without_what_agents_need_is_told_of_at_once(tmp_pa
     python = environment(tmp_path / "there")
     (packages,) = (tmp_path / "there").glob("lib/python*/site-packages")
     (packages / "openai.py").write_text("import no_such_package\n")
-    agent = Processes(AGENT, RunnerConfig(workers=1, python=python), folder=str(tmp_path / "workers"))
+    agent = ProcessAgent(AGENT, RunnerConfig(workers=1, python=python), folder=str(tmp_path / "workers"))
     began = time.monotonic()
     with pytest.raises(
         AgentError, match=rf"runner\.python: .* No module named 'no_such_package'.*Fix: {python} -m pip"
@@ -300,7 +300,7 @@ PROGRAM = """
         while (await store.stats())["running"] < 3:
             await asyncio.sleep(0.1)
         agents = pool._agents.values()
-        pids = [agent._zygote._process.pid for agent in agents] + [w.pid for agent in agents for w in agent._workers]
+        pids = [one._fork_server._process.pid for one in agents] + [w.pid for one in agents for w in one._workers]
         print(pool._folder, *pids, flush=True)
         await asyncio.sleep(600)
 
@@ -346,7 +346,7 @@ async def test_agents_may_run_in_another_environment(store: SqliteStore, tmp_pat
 @pytest.mark.parametrize(("python", "said"), [("empty", "No module named 'msgspec'"), ("nowhere", "cannot be run")])
 async def test_an_environment_that_cannot_run_agents_is_told_of(tmp_path: Path, python: str, said: str):
     place = environment(tmp_path / "empty", empty=True) if python == "empty" else str(tmp_path / "no" / "python")
-    agent = Processes(AGENT, RunnerConfig(workers=1, python=place), folder=str(tmp_path))
+    agent = ProcessAgent(AGENT, RunnerConfig(workers=1, python=place), folder=str(tmp_path))
     with pytest.raises(AgentError, match=rf"runner\.python: .*{said}"):
         await agent.start()
     await agent.close()

@@ -11,7 +11,14 @@ from strop.agent.llm import LLM
 from strop.errors import AgentError, BadReward
 from strop.rewards import Verdict
 from strop.runners.base import Job, Outcome
-from strop.runners.rewards import Judge, is_rewards, judge_now, judged, load_judge, rewards_of
+from strop.runners.rewards import (
+    RewardFunction,
+    compute_outcome,
+    compute_outcome_now,
+    is_rewards,
+    load_reward_function,
+    rewards_of,
+)
 from strop.types import Reward, Task
 
 
@@ -181,15 +188,15 @@ def judges(tmp_path: Path) -> Path:
     return path
 
 
-async def both(answer: Any, judge: Judge | None) -> Outcome:
+async def both(answer: Any, judge: RewardFunction | None) -> Outcome:
     """In the loop and without one, it comes to the same."""
-    outcome = await judged(answer, job(), judge)
-    assert await asyncio.to_thread(judge_now, answer, job(), judge) == outcome
+    outcome = await compute_outcome(answer, job(), judge)
+    assert await asyncio.to_thread(compute_outcome_now, answer, job(), judge) == outcome
     return outcome
 
 
 async def test_without_a_reward_function_the_answer_is_the_reward() -> None:
-    assert load_judge("") is None
+    assert load_reward_function("") is None
     assert await both(0.5, None) == Outcome(rewards=[Reward(value=0.5)])
     bad = await both("text", None)
     assert bad.cause == "bad_reward"
@@ -210,7 +217,7 @@ async def test_without_a_reward_function_the_answer_is_the_reward() -> None:
     ],
 )
 async def test_a_reward_function_turns_any_answer_into_rewards(judges: Path, name: str, rewards: list[Reward]) -> None:
-    assert await both(12, load_judge(f"{judges}:{name}")) == Outcome(rewards=rewards)
+    assert await both(12, load_reward_function(f"{judges}:{name}")) == Outcome(rewards=rewards)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +230,7 @@ async def test_a_reward_function_turns_any_answer_into_rewards(judges: Path, nam
     ],
 )
 async def test_a_reward_function_that_fails_is_an_outcome(judges: Path, name: str, says: str) -> None:
-    outcome = await both(12, load_judge(f"{judges}:{name}"))
+    outcome = await both(12, load_reward_function(f"{judges}:{name}"))
     assert outcome.cause == "agent_error"
     assert outcome.detail is not None
     assert outcome.detail.startswith("the reward function failed: ")
@@ -234,7 +241,7 @@ async def test_a_reward_function_that_fails_is_an_outcome(judges: Path, name: st
 
 
 async def test_a_bad_reward_names_the_reward_function(judges: Path) -> None:
-    outcome = await both(12, load_judge(f"{judges}:text"))
+    outcome = await both(12, load_reward_function(f"{judges}:text"))
     assert outcome.cause == "bad_reward"
     assert outcome.detail is not None
     assert outcome.detail.startswith("the reward function returned str 'good'")
@@ -257,7 +264,7 @@ async def test_a_slow_reward_function_does_not_stop_the_loop_and_can_be_left(jud
     for name in ("slow", "never"):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
-                await judged(1, job(), load_judge(f"{judges}:{name}"))
+                await compute_outcome(1, job(), load_reward_function(f"{judges}:{name}"))
 
 
 @pytest.mark.parametrize(
@@ -271,4 +278,4 @@ async def test_a_slow_reward_function_does_not_stop_the_loop_and_can_be_left(jud
 )
 def test_a_reward_function_that_cannot_be_had(judges: Path, name: str, says: str) -> None:
     with pytest.raises(AgentError, match=says):
-        load_judge(f"{judges}:{name}")
+        load_reward_function(f"{judges}:{name}")

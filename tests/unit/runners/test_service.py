@@ -18,9 +18,9 @@ from starlette.routing import Route
 
 from strop.agent.llm import LLM
 from strop.errors import AgentError
-from strop.net.server import Server, serve
+from strop.net.server import HttpServer, serve
 from strop.runners.base import Job, Outcome
-from strop.runners.service import Service
+from strop.runners.service import ServiceAgent
 from strop.types import EventKind, Reward, Task
 
 Answers = Callable[[Request], Awaitable[Response]]
@@ -50,8 +50,8 @@ class Stand:
     def __init__(self) -> None:
         self.answers: list[Answers | Response] = []
         self.seen: list[tuple[dict[str, str], Any]] = []
-        self.agents: list[Service] = []
-        self.server: Server
+        self.agents: list[ServiceAgent] = []
+        self.server: HttpServer
 
     async def open(self) -> None:
         self.server = await serve(Starlette(routes=[Route("/agent", self._answer, methods=["POST"])]))
@@ -62,8 +62,8 @@ class Stand:
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return answer if isinstance(answer, Response) else await answer(request)
 
-    async def agent(self, path: str = "/agent", **settings: Any) -> Service:
-        agent = Service(self.server.url + path, **({"wait": 0.01} | settings))
+    async def agent(self, path: str = "/agent", **settings: Any) -> ServiceAgent:
+        agent = ServiceAgent(self.server.url + path, **({"wait": 0.01} | settings))
         await agent.start()
         self.agents.append(agent)
         return agent
@@ -196,7 +196,7 @@ async def test_a_service_that_is_not_up_yet(stand: Stand) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        agent = Service(f"http://127.0.0.1:{port}/agent", wait=0.01)
+        agent = ServiceAgent(f"http://127.0.0.1:{port}/agent", wait=0.01)
         await agent.start()
         outcome = await agent.run(job(), say)
         await agent.close()
@@ -206,7 +206,7 @@ async def test_a_service_that_is_not_up_yet(stand: Stand) -> None:
     assert "Connection refused" in outcome.detail
 
     stand.answers = [JSONResponse(1)]
-    late = Service(f"http://127.0.0.1:{port}/agent", wait=0.2)
+    late = ServiceAgent(f"http://127.0.0.1:{port}/agent", wait=0.2)
     await late.start()
     running = asyncio.create_task(late.run(job(), say))
     await asyncio.sleep(0.1)
@@ -232,7 +232,7 @@ async def test_a_service_that_hangs_up_before_it_answers_gets_no_second_task_wit
         await writer.wait_closed()
 
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    agent = Service(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", wait=0.01)
+    agent = ServiceAgent(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", wait=0.01)
     await agent.start()
     assert await agent.run(job(), say) == Outcome(rewards=[Reward(value=1.0)])
     outcome = await agent.run(job(), say)
@@ -315,9 +315,9 @@ async def test_many_at_once(stand: Stand) -> None:
 )
 def test_an_address_that_cannot_be_is_refused_with_the_way_out(url: str, says: str) -> None:
     with pytest.raises(AgentError, match=says):
-        Service(url)
+        ServiceAgent(url)
 
 
 async def test_a_reward_function_that_cannot_be_had_is_found_at_the_start() -> None:
     with pytest.raises(AgentError, match=r"^reward: "):
-        await Service("http://127.0.0.1:9/", judge=f"no_{secrets.token_hex(4)}:judge").start()
+        await ServiceAgent("http://127.0.0.1:9/", judge=f"no_{secrets.token_hex(4)}:judge").start()

@@ -17,7 +17,7 @@ from strop.agent import llm as llm_module
 from strop.agent.llm import LLM
 from strop.errors import AgentError, BadReward, StropError
 from strop.runners.base import Job
-from strop.runners.rewards import load_judge
+from strop.runners.rewards import load_reward_function
 from strop.runners.worker import load_agent, run
 from strop.types import Attempt, Lease, Reward, Rollout, Sampling, Task
 
@@ -107,7 +107,7 @@ def test_an_agent_must_be_callable():
 
 def test_the_reward_function_sees_what_the_agent_returned(tmp_path: Path):
     (tmp_path / "judges.py").write_text("async def judge(task, answer, llm):\n    return len(answer) + task.data['x']")
-    judge = load_judge(f"{tmp_path}/judges.py:judge")
+    judge = load_reward_function(f"{tmp_path}/judges.py:judge")
     assert run(lambda task, llm: "four", job(tmp_path), judge).rewards == [Reward(value=7.0)]
     assert run(lambda task, llm: None, job(tmp_path), judge).cause == "agent_error"
 
@@ -241,6 +241,6 @@ def test_an_event_waits_for_a_gateway_that_is_started_again(tmp_path: Path, serv
 
 
 def test_patience_with_a_gateway_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(llm_module, "PATIENCE", 0.3)
+    monkeypatch.setattr(llm_module, "EVENT_SECONDS", 0.3)
     with pytest.raises(StropError, match=r"took no message event for 0.3 s .*refused.*: see whether it is up"):
         job(tmp_path).llm.event("message", {"text": "hello"})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from strop.net.client import Answer, Client
+from strop.net.client import Client, Response
 from strop.run.serve import StoreServer, served
 from strop.store.http import keys
 from strop.store.http.keys import AttemptKeys
@@ -332,7 +332,7 @@ async def test_a_body_larger_than_any_batch(stand: Stand) -> None:
 
 async def test_content_types_do_not_matter(stand: Stand) -> None:
     for kind in ("application/x-www-form-urlencoded", "text/plain", "application/json; charset=latin-1"):
-        answer: Answer = await stand.client("run-key").request(
+        answer: Response = await stand.client("run-key").request(
             "POST", "/v1/lease", b'{"runner": "w", "seconds": 1}', headers={"content-type": kind}
         )
         assert (answer.status, answer.body) == (200, b"[]")

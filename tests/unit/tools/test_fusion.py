@@ -13,7 +13,7 @@ import pytest
 
 from strop.errors import ConfigError, StropError
 from strop.tools.python import PythonBox
-from strop.tools.sandbox.fusion import FusionBox, shown
+from strop.tools.sandbox.fusion import FusionBox, print_last_value
 
 from .boxes import needs_walls
 
@@ -174,6 +174,6 @@ def test_the_server_here_speaks_as_the_reference_client_expects(server: Server) 
 def test_the_last_value_is_shown(code: str, printed: str) -> None:
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        exec(shown(code), {})
+        exec(print_last_value(code), {})
     assert out.getvalue() == printed
-    assert shown(code).count("\n") == code.count("\n"), "lines keep their numbers"
+    assert print_last_value(code).count("\n") == code.count("\n"), "lines keep their numbers"

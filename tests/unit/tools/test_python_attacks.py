@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from strop.tools.python import Observation, PythonBox, Session
+from strop.tools.python import CodeResult, PythonBox, SandboxSession
 
 from .boxes import Marked, needs_walls
 
@@ -106,7 +106,7 @@ async def marked() -> AsyncIterator[Marked]:
 
 
 @pytest.fixture
-async def session(marked: Marked) -> AsyncIterator[Session]:
+async def session(marked: Marked) -> AsyncIterator[SandboxSession]:
     async with marked.box.session() as session:
         yield session
 
@@ -161,7 +161,7 @@ REFUSED = {  # what raises, and the session goes on as if nothing had been
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_what_is_refused(session: Session, name: str) -> None:
+async def test_what_is_refused(session: SandboxSession, name: str) -> None:
     code, error = REFUSED[name]
     await session.run("x = 1")
     observation = await session.run(code)
@@ -181,18 +181,18 @@ def tried(name, *given):
 """
 
 
-async def test_system_calls_that_are_refused(session: Session) -> None:
+async def test_system_calls_that_are_refused(session: SandboxSession) -> None:
     said = (await session.run(SYSTEM_CALLS)).text
     assert said.count(", -1, 1)") == 7, said
 
 
-async def test_a_namespace_of_its_own_cannot_be_cloned(session: Session) -> None:
+async def test_a_namespace_of_its_own_cannot_be_cloned(session: SandboxSession) -> None:
     call = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
     said = await session.run(f"import ctypes\nctypes.CDLL(None).syscall({call}, 0x10000000 | 17, 0, 0, 0, 0)")
     assert said.text == "-1"
 
 
-async def test_signals_to_pid_1_and_to_all(session: Session) -> None:
+async def test_signals_to_pid_1_and_to_all(session: SandboxSession) -> None:
     await session.run("import os, signal; x = 1")
     for code in ("os.kill(1, 9)", "os.kill(os.getppid(), signal.SIGSTOP)", "os.killpg(0, 0)"):
         await session.run(code)
@@ -200,7 +200,9 @@ async def test_signals_to_pid_1_and_to_all(session: Session) -> None:
     assert (await session.run("x")).text == "1"
 
 
-async def test_nothing_of_the_host_is_seen(session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_nothing_of_the_host_is_seen(
+    session: SandboxSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "secret").write_text("hidden")
     seen = (
         await session.run("import os; sorted(os.listdir('/')), sorted(os.listdir('/dev')), os.listdir('/tmp')")
@@ -223,7 +225,7 @@ async def test_no_keys_of_the_parent(marked: Marked, monkeypatch: pytest.MonkeyP
         assert "API_KEY" not in said.text
 
 
-async def test_no_file_descriptors_of_the_parent(session: Session) -> None:
+async def test_no_file_descriptors_of_the_parent(session: SandboxSession) -> None:
     said = await session.run(
         "import os, stat\nfound = []\n"
         "for n in range(256):\n    try: found.append((n, stat.S_IFMT(os.fstat(n).st_mode)))\n    except OSError: pass\n"
@@ -234,7 +236,7 @@ async def test_no_file_descriptors_of_the_parent(session: Session) -> None:
     assert sorted(kinds) == sorted([char, char, fifo, fifo, fifo, sock])
 
 
-async def test_the_hosts_loopback_cannot_be_reached(session: Session) -> None:
+async def test_the_hosts_loopback_cannot_be_reached(session: SandboxSession) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:
         name = f"strop-test-{os.getpid()}"
         abstract.bind(f"\0{name}")
@@ -246,7 +248,7 @@ async def test_the_hosts_loopback_cannot_be_reached(session: Session) -> None:
         assert "ConnectionRefusedError" in said.text
 
 
-async def test_a_full_disk(session: Session) -> None:
+async def test_a_full_disk(session: SandboxSession) -> None:
     fill = (
         "n = 0\n"
         "def fill(folder):\n    global n\n    while True:\n"
@@ -261,7 +263,7 @@ async def test_a_full_disk(session: Session) -> None:
     ).text == "4"
 
 
-async def test_binary_and_much_output(session: Session) -> None:
+async def test_binary_and_much_output(session: SandboxSession) -> None:
     said = await session.run("import sys; _ = sys.stdout.buffer.write(bytes(range(256)) * 10)")
     assert said.ok
     assert "\0" not in said.text
@@ -287,27 +289,27 @@ async def test_ten_megabytes_are_cut() -> None:
 @pytest.mark.parametrize(
     "code", ["import sys; sys.stdout.close(); sys.stderr.close()", "import os; os.close(1); os.close(2); os.close(0)"]
 )
-async def test_closed_streams_are_open_again(session: Session, code: str) -> None:
+async def test_closed_streams_are_open_again(session: SandboxSession, code: str) -> None:
     await session.run("x = 1")
     assert (await session.run(code)).ok
     assert (await session.run("import sys\nprint(x)\nprint(2, file=sys.stderr)")).text == "1\n2"
 
 
-async def test_threads_that_outlive_a_call_are_stopped_with_it(session: Session) -> None:
+async def test_threads_that_outlive_a_call_are_stopped_with_it(session: SandboxSession) -> None:
     await session.run("import threading, time\ndef spin():\n    while True: pass")
     await session.run("threading.Thread(target=spin).start()\nused = time.process_time()")
     await asyncio.sleep(1)
     assert float((await session.run("time.process_time() - used")).text) < 0.6
 
 
-async def test_processes_that_outlive_a_call_are_killed(session: Session) -> None:
+async def test_processes_that_outlive_a_call_are_killed(session: SandboxSession) -> None:
     await session.run("import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', 'while True: pass'])")
     assert (await session.run("p.poll() is not None")).text == "True"
     await session.run("import os\nfor _ in range(100): os.fork()")
     assert (await session.run("subprocess.run([sys.executable, '-c', 'print(1)']).returncode")).text == "1\n0"
 
 
-async def test_a_cell_that_answers_itself_stands_still_too(session: Session) -> None:
+async def test_a_cell_that_answers_itself_stands_still_too(session: SandboxSession) -> None:
     said = await session.run(
         "import os, struct, time\nx = 0\nos.write(3, struct.pack('>cI', b'=', 4) + b'done')\n"
         "used = time.process_time()\nwhile time.process_time() - used < 0.5: x += 1"
@@ -318,12 +320,12 @@ async def test_a_cell_that_answers_itself_stands_still_too(session: Session) -> 
     assert (await session.run("1")).text == "", "the first call's own answer comes only now"
 
 
-async def test_a_name_that_is_no_text(session: Session) -> None:
+async def test_a_name_that_is_no_text(session: SandboxSession) -> None:
     await session.run("import ctypes, time; ctypes.CDLL(None).prctl(15, b') R \\xff\\xfe')")
     assert (await session.run("time.sleep(0.2); 1 + 1")).text == "2"
 
 
-async def test_a_forgotten_copy_answers_nothing(session: Session) -> None:
+async def test_a_forgotten_copy_answers_nothing(session: SandboxSession) -> None:
     said = await session.run("import os\nx = os.fork()\nprint('once' if x else 'copy')")
     assert said.ok
     assert "once" in said.text
@@ -357,7 +359,7 @@ asyncio.run(main())
 """
 
 
-def as_user(codes: list[str]) -> list[Observation]:
+def as_user(codes: list[str]) -> list[CodeResult]:
     """What a session of user `nobody` says, with a Python that he can use."""
     python = f"/usr/bin/python{sys.version_info[0]}.{sys.version_info[1]}"
     if os.geteuid() != 0:
@@ -381,7 +383,7 @@ def as_user(codes: list[str]) -> list[Observation]:
         pytest.skip("the project lies where other users cannot read it")
     assert ran.returncode == 0, ran.stderr.decode()
     lines = [msgspec.json.decode(line) for line in ran.stdout.splitlines()]
-    return [Observation(ended=ended, text=text) for ended, text in lines]
+    return [CodeResult(ended=ended, text=text) for ended, text in lines]
 
 
 def test_an_ordinary_user_has_the_same_walls() -> None:

@@ -14,9 +14,9 @@ import pytest
 from strop.cli.tool_functions import load
 from strop.net.client import Client
 from strop.tools.search import Search
-from strop.tools.search.app import served
+from strop.tools.search.app import serve_index
 from strop.tools.search.batches import Batches
-from strop.tools.search.index import Found, Index
+from strop.tools.search.index import Index, ScoredPassage
 from tests.unit.tools.test_search_index import TOWNS, made
 
 
@@ -43,7 +43,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 @pytest.fixture
 async def asked(index: Index) -> AsyncIterator[Asked]:
-    async with served(index) as server:
+    async with serve_index(index) as server:
         asked = Asked(server.url, index)
         yield asked
         await asked.close()
@@ -118,12 +118,12 @@ async def test_many_at_once_get_what_each_would_get_alone(asked: Asked) -> None:
 
 async def test_a_search_that_takes_long_holds_nobody_up(tmp_path: Path) -> None:
     class Slow(Index):
-        def search(self, queries: Sequence[str], topk: int) -> list[list[Found]]:
+        def search(self, queries: Sequence[str], topk: int) -> list[list[ScoredPassage]]:
             time.sleep(0.7)
             return super().search(queries, topk)
 
     index = made(tmp_path, TOWNS)
-    async with served(Slow(tmp_path / "index", index.about)) as server:
+    async with serve_index(Slow(tmp_path / "index", index.about)) as server:
         asked = Asked(server.url, index)
         waiting = asyncio.create_task(asked("/retrieve", {"queries": ["Ulm"]}))
         await asyncio.sleep(0.1)
@@ -138,12 +138,12 @@ async def test_a_search_that_takes_long_holds_nobody_up(tmp_path: Path) -> None:
 async def test_what_waits_goes_together() -> None:
     seen: list[tuple[list[str], int]] = []
 
-    def search(queries: Sequence[str], topk: int) -> list[list[Found]]:
+    def search(queries: Sequence[str], topk: int) -> list[list[ScoredPassage]]:
         seen.append((list(queries), topk))
         time.sleep(0.1)
         if "bad" in queries:
             raise ValueError("a bad one")
-        return [[Found(query, float(topk))] for query in queries]  # type: ignore[arg-type]
+        return [[ScoredPassage(query, float(topk))] for query in queries]  # type: ignore[arg-type]
 
     batches = Batches(search, threads=1)
     asked = [(["a"], 3), (["b", "c"], 3), (["d"], 3), (["e"] * 64, 3), (["f"], 9)]

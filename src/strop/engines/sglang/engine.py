@@ -22,7 +22,7 @@ from strop.engines.sglang.protocol import Api
 from strop.engines.weight_files import probe_of, refuse_bad
 from strop.errors import EngineError
 from strop.net.client import Client
-from strop.net.secrets import visible
+from strop.net.secrets import child_environment
 from strop.types import Sampling
 
 LIMIT = 0.1
@@ -53,7 +53,7 @@ class Sglang(Served[Api, SglangConfig]):
         version: str = "1.0",
     ) -> None:
         # This variable would have it give logprobs without the temperature.
-        env = {name: value for name, value in visible().items() if name != "SGLANG_RETURN_ORIGINAL_LOGPROB"}
+        env = {name: value for name, value in child_environment().items() if name != "SGLANG_RETURN_ORIGINAL_LOGPROB"}
         self._weights = weights
         self._aborts: set[asyncio.Task[None]] = set()
         super().__init__(

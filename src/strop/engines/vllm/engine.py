@@ -17,7 +17,7 @@ from strop.engines.server_events import Piece
 from strop.engines.vllm.protocol import MODEL, Api
 from strop.errors import ConfigError
 from strop.net.client import Client
-from strop.net.secrets import visible
+from strop.net.secrets import child_environment
 from strop.types import Sampling
 
 ENTRY = "vllm.entrypoints.openai.api_server"
@@ -157,4 +157,4 @@ def environment(settings: VllmConfig) -> dict[str, str]:
         ours["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     if settings.lora_rank:
         ours["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
-    return {**visible(), **ours, **settings.env}
+    return {**child_environment(), **ours, **settings.env}

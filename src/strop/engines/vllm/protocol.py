@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from strop.engines.server_events import ASKED, MOVED, BrokenOff, Line, Piece, Said
 from strop.errors import EngineError
-from strop.net.client import Answer, Client
+from strop.net.client import Client, Response
 from strop.types import Sampling
 
 TESTED = ((0, 24), (0, 32))
@@ -150,7 +150,7 @@ class Api:
 
     async def _ask(
         self, method: str, path: str, body: Said | None = None, *, query: Said | None = None, timeout: float = ASKED
-    ) -> Answer:
+    ) -> Response:
         if path != "/health" and path not in self._paths:
             raise EngineError(f"vLLM {self.version} as it was started has no {path}: see engine.vllm in `strop config`")
         return await self._line.ask(method, path, body, query=query, timeout=timeout)

@@ -25,7 +25,7 @@ import msgspec
 
 from strop.errors import ConfigError, IllegalTransition, StoreError, Unavailable, UnknownId
 from strop.net.asgi import ErrorBody
-from strop.net.client import Answer, Client, TooLarge
+from strop.net.client import Client, Response, TooLarge
 from strop.store import rows
 from strop.store.base import Ref, Store
 from strop.store.http import wire
@@ -310,7 +310,7 @@ class HttpStore(Store):
             "check the address, and whether `strop serve` is up there"
         )
 
-    def _refused(self, answer: Answer) -> Exception:
+    def _refused(self, answer: Response) -> Exception:
         try:
             problem = _ERROR.decode(answer.body).error
         except msgspec.MsgspecError:

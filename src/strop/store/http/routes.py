@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from strop import __version__
 from strop.net.asgi import (
     ByMethod,
-    Fixed,
+    FixedResponse,
     answer,
     check_depth,
     encode,
@@ -100,9 +100,9 @@ class StoreApp:
         routes = [
             *attempt_routes(store, attempts, run_key),
             *store_routes(self._verbs, run_key),
-            Route("/health", ByMethod({"GET": Fixed(Health("ok", __version__))})),
-            Route("/openapi.json", ByMethod({"GET": Fixed(describe())})),
-            Route("/", ByMethod({"GET": Fixed(ABOUT)})),
+            Route("/health", ByMethod({"GET": FixedResponse(Health("ok", __version__))})),
+            Route("/openapi.json", ByMethod({"GET": FixedResponse(describe())})),
+            Route("/", ByMethod({"GET": FixedResponse(ABOUT)})),
         ]
         self._plain: dict[str, ASGIApp] = {route.path: route.app for route in routes if "{" not in route.path}
         named = [route for route in routes if "{" in route.path]

@@ -15,7 +15,7 @@ from msgspec import Struct
 from starlette.types import Receive
 
 from strop.errors import Unavailable, UnknownId
-from strop.net.asgi import Gone, until_gone
+from strop.net.asgi import ClientDisconnected, wait_for_disconnect
 from strop.store.base import Store
 from strop.store.http import wire
 from strop.store.http.keys import AttemptKeys
@@ -215,14 +215,14 @@ class Verbs:
         """What `work` finds, unless the client goes away or the server closes: nothing may be taken for nobody. Where
         nobody can say that nothing was found, the client is told to ask again."""
         working = asyncio.create_task(work)
-        gone = asyncio.create_task(until_gone(receive))
+        gone = asyncio.create_task(wait_for_disconnect(receive))
         closing = asyncio.create_task(self._closing.wait())
         try:
             await asyncio.wait({working, gone, closing}, return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 return working.result()
             if gone.done():
-                raise Gone
+                raise ClientDisconnected
             if nothing is None:
                 raise Unavailable("the server is closing: ask again")
             return nothing

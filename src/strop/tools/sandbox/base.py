@@ -22,10 +22,10 @@ Ended = Literal["done", "raised", "timeout", "memory", "output", "died"]
 state is lost: too long, too much memory, endless output, or it ended itself (os._exit, a crash)."""
 
 
-class Observation(Struct, frozen=True, kw_only=True):
+class CodeResult(Struct, frozen=True, kw_only=True):
     """What one call printed and came to, as the model reads it.
 
-    >>> Observation(text="42", ended="done").ok
+    >>> CodeResult(text="42", ended="done").ok
     True
     """
 
@@ -38,18 +38,18 @@ class Observation(Struct, frozen=True, kw_only=True):
         return self.ended == "done"
 
 
-class Session(ABC):
+class SandboxSession(ABC):
     """What one rollout runs, call after call. Calls of one session wait for each other."""
 
     @abstractmethod
-    async def run(self, code: str) -> Observation:
+    async def run(self, code: str) -> CodeResult:
         """Run `code`. Whatever it does is an observation, no longer than a model should read; what raises is our own
         trouble (`StropError`)."""
 
     @abstractmethod
     async def close(self) -> None: ...
 
-    async def __aenter__(self) -> Session:
+    async def __aenter__(self) -> SandboxSession:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -63,14 +63,14 @@ class Box(ABC):
     """What a model is told of its earlier calls."""
 
     @abstractmethod
-    def session(self) -> Session: ...
+    def session(self) -> SandboxSession: ...
 
-    def tool(self) -> Python:
+    def tool(self) -> PythonTool:
         """A session as a tool, for one rollout."""
-        return Python(self)
+        return PythonTool(self)
 
 
-class Python:
+class PythonTool:
     """A session as a function that a model may call; `close` ends it.
 
         ToolAgent(tools=lambda task: box.tool())        a session of its own for every rollout
@@ -101,7 +101,7 @@ class Python:
     def close(self) -> None:
         _begin(self._session.close()).result()
 
-    def __enter__(self) -> Python:
+    def __enter__(self) -> PythonTool:
         return self
 
     def __exit__(self, *_: object) -> None:

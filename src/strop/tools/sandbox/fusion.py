@@ -21,16 +21,16 @@ import msgspec
 from msgspec import Struct
 
 from strop.errors import ConfigError, StropError
-from strop.net.client import Answer, Broken, Client, Lost, Unreachable, parse, retry_after
-from strop.tools.sandbox.base import Box, Ended, Observation, Session
-from strop.tools.sandbox.runner import shortened
+from strop.net.client import Broken, Client, Lost, Response, Unreachable, parse_url, retry_after
+from strop.tools.sandbox.base import Box, CodeResult, Ended, SandboxSession
+from strop.tools.sandbox.runner import shorten
 
 TRIES = 5
 GRACE = 30.0
 """Seconds that an answer may take beyond the call's own, since the server may have others to run first."""
 
 
-class Run(Struct):
+class FusionRun(Struct):
     """What the server says about the program."""
 
     status: str
@@ -39,12 +39,12 @@ class Run(Struct):
     stderr: str | None = None
 
 
-class Result(Struct):
+class FusionResult(Struct):
     """What the server answers. `status`: Success, Failed, or SandboxError, which is trouble of its own."""
 
     status: str
     message: str = ""
-    run_result: Run | None = None
+    run_result: FusionRun | None = None
 
 
 class FusionBox(Box):
@@ -55,7 +55,7 @@ class FusionBox(Box):
     def __init__(
         self, url: str, *, key: str | None = None, seconds: float = 5.0, memory_mb: int = 512, output: int = 10_000
     ) -> None:
-        parse(url)
+        parse_url(url)
         if seconds <= 0:
             raise ConfigError(f"seconds is {seconds}: give a call some time")
         self.url, self.key, self.output = url, key, output
@@ -66,22 +66,22 @@ class FusionBox(Box):
             "memory_limit_MB": memory_mb,
         }
 
-    def session(self) -> Session:
+    def session(self) -> SandboxSession:
         return _Session(self)
 
 
-class _Session(Session):
+class _Session(SandboxSession):
     def __init__(self, box: FusionBox) -> None:
         self._box = box
         self._client: Client | None = None
         self._turn = asyncio.Lock()
 
-    async def run(self, code: str) -> Observation:
+    async def run(self, code: str) -> CodeResult:
         async with self._turn:
             began = time.monotonic()
             ended, text = _read(await self._asked(code), self._box.asked["run_timeout"])
-            text = shortened(text.replace("\0", "�"), self._box.output)
-            return Observation(text=text, ended=ended, seconds=time.monotonic() - began)
+            text = shorten(text.replace("\0", "�"), self._box.output)
+            return CodeResult(text=text, ended=ended, seconds=time.monotonic() - began)
 
     async def close(self) -> None:
         async with self._turn:
@@ -89,9 +89,9 @@ class _Session(Session):
             if client is not None:
                 await client.close()
 
-    async def _asked(self, code: str) -> Run:
+    async def _asked(self, code: str) -> FusionRun:
         """What the server says, once it says anything about the program."""
-        body = msgspec.json.encode(self._box.asked | {"code": shown(code).encode(errors="replace").decode()})
+        body = msgspec.json.encode(self._box.asked | {"code": print_last_value(code).encode(errors="replace").decode()})
         wrong, pause = "", 0.0
         for number in range(TRIES):
             await asyncio.sleep(pause)
@@ -111,7 +111,7 @@ class _Session(Session):
             wrong = result.message or result.status
         raise StropError(f"no result from the sandbox at {self._box.url}: {wrong}; see whether it is up")
 
-    async def _sent(self, body: bytes) -> Answer:
+    async def _sent(self, body: bytes) -> Response:
         if self._client is None:
             self._client = Client(self._box.url, key=self._box.key)
         headers = {"content-type": "application/json"}
@@ -119,17 +119,17 @@ class _Session(Session):
         return await self._client.request("POST", "/run_code", body, headers=headers, timeout=timeout, again=True)
 
 
-def _decoded(answer: Answer, url: str) -> Result:
+def _decoded(answer: Response, url: str) -> FusionResult:
     if answer.status != 200:
         said = answer.body[:300].decode(errors="replace")
         raise StropError(f"{url} refused to run code ({answer.status}): {said}; is it a SandboxFusion server?")
     try:
-        return msgspec.json.decode(answer.body, type=Result)
+        return msgspec.json.decode(answer.body, type=FusionResult)
     except msgspec.MsgspecError as error:
         raise StropError(f"{url} does not answer as a SandboxFusion server: {error}") from None
 
 
-def _read(run: Run, seconds: float) -> tuple[Ended, str]:
+def _read(run: FusionRun, seconds: float) -> tuple[Ended, str]:
     out, err = run.stdout or "", run.stderr or ""
     text = out + ("\n" if out and err and not out.endswith("\n") else "") + err
     if run.status == "TimeLimitExceeded":
@@ -141,13 +141,13 @@ def _read(run: Run, seconds: float) -> tuple[Ended, str]:
     return ended, text.rstrip("\n")
 
 
-def shown(code: str) -> str:
+def print_last_value(code: str) -> str:
     """The same program, which prints the value of its last expression as a notebook does. Line numbers stay as they
     are; what cannot be read is sent as it is.
 
-    >>> shown("x = 3\\nx + 1  # more")
+    >>> print_last_value("x = 3\\nx + 1  # more")
     "x = 3\\n__import__('sys').displayhook((x + 1))  # more"
-    >>> shown("x = 3")
+    >>> print_last_value("x = 3")
     'x = 3'
     """
     try:

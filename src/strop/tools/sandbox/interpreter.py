@@ -33,7 +33,7 @@ LOOK = 0.05
 LOST = "All variables and files are lost; the next call starts afresh."
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class SandboxLimits(Struct, frozen=True, kw_only=True):
     """What a session may use. See `PythonBox`."""
 
     seconds: float
@@ -46,14 +46,14 @@ class Limits(Struct, frozen=True, kw_only=True):
     isolated: bool
 
 
-class Gone(Exception):
+class InterpreterGone(Exception):
     """The runner has ended, or its end of the socket has."""
 
 
 class Interpreter:
     """`start` one, `run` code in it until that says that it is gone (`alive`), then `end` it."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SandboxLimits) -> None:
         self.alive = True
         self._limits = limits
         self._folder = None if limits.isolated else tempfile.TemporaryDirectory(prefix="strop-python-")
@@ -66,7 +66,7 @@ class Interpreter:
         self._walls: list[int] = []
 
     @classmethod
-    async def start(cls, limits: Limits) -> Interpreter:
+    async def start(cls, limits: SandboxLimits) -> Interpreter:
         if limits.isolated:
             await asyncio.to_thread(jail.view, limits.packages)  # the first time it takes a while
         made = cls(limits)
@@ -74,7 +74,7 @@ class Interpreter:
             pid = await made._launch()
             async with asyncio.timeout(STARTING):
                 await made._answer()
-        except (Gone, TimeoutError):
+        except (InterpreterGone, TimeoutError):
             await made.end()
             raise StropError(f"the sandbox does not start: {made._printed.take().strip() or 'no answer'}") from None
         except BaseException:
@@ -94,7 +94,7 @@ class Interpreter:
                 kind, said = answer.result()
                 text = _joined(self._printed.take(), said)
                 return text, "raised" if kind == RAISED else "done"
-        except Gone:
+        except InterpreterGone:
             ended = "died"
         finally:
             if not answer.done() or answer.cancelled() or answer.exception():
@@ -169,7 +169,7 @@ class Interpreter:
         try:
             await asyncio.get_running_loop().sock_sendall(self._socket, CELL.pack(len(said)) + said)
         except OSError:
-            raise Gone from None
+            raise InterpreterGone from None
         answer = await self._answer()
         await self._rest()
         return answer
@@ -192,7 +192,7 @@ class Interpreter:
     async def _answer(self) -> tuple[bytes, str]:
         kind, length = ANSWER.unpack(await self._read(ANSWER.size))
         if length > 8 * self._limits.output + 1000:  # nothing that the runner would say
-            raise Gone
+            raise InterpreterGone
         return kind, (await self._read(length)).decode(errors="replace")
 
     async def _read(self, length: int) -> bytes:
@@ -204,7 +204,7 @@ class Interpreter:
             except OSError:
                 part = b""
             if not part:
-                raise Gone
+                raise InterpreterGone
             got += part
         return got
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from strop.tools.sandbox.runner import shortened
+from strop.tools.sandbox.runner import shorten
 
 MOST_PRINTED = 32 << 20
 """Bytes of output after which a call is ended."""
@@ -35,7 +35,7 @@ class Printed:
         self._deafen()
         kept = bytes(self._head + self._tail)
         text = kept.decode(errors="replace").replace("\0", "�")  # which a database may refuse
-        text = shortened(text, self._kept, self.total - len(kept))
+        text = shorten(text, self._kept, self.total - len(kept))
         self.total = 0
         self._head, self._tail = bytearray(), bytearray()
         return text

@@ -178,11 +178,11 @@ def end_others() -> None:
         pass
 
 
-def shortened(text: str, kept: int, gone: int = 0) -> str:
+def shorten(text: str, kept: int, gone: int = 0) -> str:
     """Its first and its last characters, `kept` together, and how many are missing between them. `gone` were lost from
     its middle before.
 
-    >>> shortened("abcdefghij", 4)
+    >>> shorten("abcdefghij", 4)
     'ab\\n[... 6 characters are left out here ...]\\nij'
     """
     if len(text) + gone <= kept:
@@ -193,7 +193,7 @@ def shortened(text: str, kept: int, gone: int = 0) -> str:
 
 
 def send(control: int, kind: bytes, text: str, kept: int) -> None:
-    said = shortened(text, kept).encode(errors="backslashreplace")
+    said = shorten(text, kept).encode(errors="backslashreplace")
     message = memoryview(ANSWER.pack(kind, len(said)) + said)
     while message:
         message = message[os.write(control, message) :]

@@ -23,8 +23,8 @@ import msgspec
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
-from strop.net.asgi import ByMethod, Fixed, Refusal, answer, encode, malformed, read_body, refuse
-from strop.net.server import Server, serve
+from strop.net.asgi import ByMethod, FixedResponse, Refusal, answer, encode, malformed, read_body, refuse
+from strop.net.server import HttpServer, serve
 from strop.tools.search.batches import Batches
 from strop.tools.search.documents import KINDS, Kind, Page
 from strop.tools.search.index import Index
@@ -65,7 +65,7 @@ class SearchApp:
         self._routes = {
             "/retrieve": ByMethod({"POST": self._retrieve}),
             "/access": ByMethod({"POST": self._access}),
-            "/health": ByMethod({"GET": Fixed(health)}),
+            "/health": ByMethod({"GET": FixedResponse(health)}),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,9 +131,9 @@ def _title(url: str) -> str:
 
 
 @asynccontextmanager
-async def served(
+async def serve_index(
     index: Index, *, host: str = "127.0.0.1", port: int = 0, hosts: Sequence[str] = (), topk: int = TOPK
-) -> AsyncGenerator[Server]:
+) -> AsyncGenerator[HttpServer]:
     """Serve an index as long as the block lasts. Raises `PlaceError` if the address cannot be had."""
     app = SearchApp(index, topk)
     server = await serve(app, host=host, port=port, hosts=hosts, settings=("--host", "--port"))

@@ -20,7 +20,7 @@ class Searcher(Protocol):
     def search(self, queries: Sequence[str], topk: int) -> list[Hits]: ...
 
 
-def needed(library: str) -> Any:
+def import_optional(library: str) -> Any:
     """An optional library, or `ConfigError` with the way to get it."""
     try:
         return importlib.import_module(library)

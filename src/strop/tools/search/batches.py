@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from strop.tools.search.index import Found
+from strop.tools.search.index import ScoredPassage
 
-Answers = list[list[Found]]
+Answers = list[list[ScoredPassage]]
 AT_ONCE = 64
 """Queries in one batch; a request with more goes alone."""
 

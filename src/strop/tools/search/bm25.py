@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Struct
 
 from strop.errors import PlaceError
-from strop.tools.search.base import Hit, Hits, Progress, needed
+from strop.tools.search.base import Hit, Hits, Progress, import_optional
 
 K1, B = 1.2, 0.75
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -45,10 +45,10 @@ STOPWORDS = frozenset(
 )
 
 
-def asked(query: str) -> list[str]:
+def query_words(query: str) -> list[str]:
     """The words that are searched for: those that are everywhere only if there are no others.
 
-    >>> asked("the director of It"), asked("The The")
+    >>> query_words("the director of It"), query_words("The The")
     (['director'], ['the', 'the'])
     """
     found = words(query)
@@ -59,11 +59,11 @@ def library() -> Any:
     """bm25s, imported as if there were no jax: it would use that where it is installed, and the first touch of jax
     takes most of a GPU's memory for itself."""
     if "bm25s" in sys.modules:
-        return needed("bm25s")
+        return import_optional("bm25s")
     before = sys.modules.get("jax")
     sys.modules["jax"] = None  # pyright: ignore[reportArgumentType] (Python's own way to say that it cannot be had)
     try:
-        return needed("bm25s")
+        return import_optional("bm25s")
     finally:
         del sys.modules["jax"]
         if before is not None:
@@ -141,7 +141,7 @@ class Bm25:
         return [self._search(query, topk) for query in queries]
 
     def _search(self, query: str, topk: int) -> Hits:
-        numbers = self._index.get_tokens_ids(asked(query))
+        numbers = self._index.get_tokens_ids(query_words(query))
         return best(self._index.get_scores_from_ids(numbers), topk) if numbers else []
 
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from strop.net.client import parse
+from strop.net.client import parse_url
 from strop.tools.search.corpus import parts
 from strop.tools.search.documents import Page
 
@@ -62,7 +62,7 @@ class Search:
     def __init__(
         self, url: str, *, topk: int = 3, longest: int = 10_000, timeout: float = 10.0, retries: int = 2
     ) -> None:
-        parse(url)
+        parse_url(url)
         self._url, self._topk, self._longest = url.rstrip("/"), topk, longest
         self._timeout, self._retries = timeout, retries
 

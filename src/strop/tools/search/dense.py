@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Struct
 
 from strop.errors import ModelError
-from strop.tools.search.base import Hits, Progress, needed
+from strop.tools.search.base import Hits, Progress, import_optional
 from strop.tools.search.documents import Documents
 from strop.tools.search.encoder import DEFAULT, Encoder, Pooling, folder_of
 
@@ -42,7 +42,7 @@ class Dense(Struct, frozen=True, kw_only=True):
 
 def encoder_of(about: Dense) -> Encoder:
     """The model, loaded. Raises `ModelError`, or `ConfigError` if a library is missing."""
-    needed("faiss")
+    import_optional("faiss")
     return Encoder(folder_of(about.model), about.pooling)
 
 
@@ -50,7 +50,7 @@ def build(
     folder: Path, documents: Documents, about: Dense, encoder: Encoder, progress: Progress, flat: int = FLAT
 ) -> None:
     """Make the vectors of all passages, and an index over them."""
-    faiss, stage, done = needed("faiss"), folder / "vectors.part", 0
+    faiss, stage, done = import_optional("faiss"), folder / "vectors.part", 0
 
     def tick(more: int) -> None:
         nonlocal done
@@ -87,7 +87,7 @@ class DenseSearch:
     """An index as `build` made it. One call at a time: the model uses all cores."""
 
     def __init__(self, folder: Path, documents: Documents, about: Dense) -> None:
-        faiss = needed("faiss")
+        faiss = import_optional("faiss")
         self._about = about
         self._index = faiss.read_index(str(folder / "dense.faiss"), faiss.IO_FLAG_MMAP_IFC)
         self._encoder = encoder_of(about)

@@ -53,7 +53,7 @@ def _hash(name: str) -> int:
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
-class Writer:
+class PassageWriter:
     """Writes the passages of an index into a folder: `add` each, then `close`. Raises `PlaceError` for an id that was
     there before."""
 

