@@ -7,7 +7,6 @@ import json
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,15 +33,20 @@ SERVE = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))
 from strop.cli import main
+from strop.net import bounds
+bounds.HEAD_TIME = bounds.BODY_TIME = {patience}
 sys.exit(main(sys.argv[1:]))
 """
+PATIENCE = 600.0
+"""Seconds that the server waits for heads and bodies: longer than a test takes on the busiest machine, so that nobody
+is answered because the others were given up."""
 
 
 @contextmanager
 def served(folder: Path, files: int) -> Iterator[tuple[str, str]]:
     """A store served by a process that may have so many files and connections open."""
     arguments = runs.strop("serve", "--folder", folder, "--port", "0", "--json")[3:]
-    command = [sys.executable, "-c", SERVE.format(files=files), *arguments]
+    command = [sys.executable, "-c", SERVE.format(files=files, patience=PATIENCE), *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         said = json.loads(server.stdout.readline())
@@ -97,11 +101,9 @@ async def test_many_that_trickle_keep_nobody_else_waiting(
             begins = [KINDS[kind].replace("KEY", key) for kind in kinds]
             held += [await Holding.at(url, begins[n % len(begins)]) for n in range(number)]
             for _ in range(3):
-                began = time.monotonic()
-                store = await HttpStore.open(url, key, patience=5.0)
+                store = await HttpStore.open(url, key, patience=PATIENCE / 10)
                 assert await store.list() == []
                 await store.close()
-                assert time.monotonic() - began < 5
                 await asyncio.sleep(0.5)
     finally:
         for one in held:
@@ -120,7 +122,7 @@ async def server(tmp_path: Path) -> AsyncIterator[StoreServer]:
 @pytest.mark.parametrize("kind", ["no key", "a wrong key", "no such address"])
 async def test_a_body_that_nobody_wants_is_refused_and_not_waited_for(server: StoreServer, kind: str) -> None:
     one = await Holding.at(server.url, KINDS[kind])
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(120):
         await one.tasks[1]
     one.end()
     head, _, body = one.answer.partition(b"\r\n\r\n")
@@ -134,7 +136,7 @@ async def test_a_large_body_with_a_wrong_key_still_reads_why(server: StoreServer
     for _ in range(100):  # as clients do that send all of it before they look
         writer.write(b"a" * 100_000)
         await asyncio.sleep(0)
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(120):
         assert (await reader.readline()).split()[1] == b"401"
     writer.transport.abort()
 
@@ -142,7 +144,7 @@ async def test_a_large_body_with_a_wrong_key_still_reads_why(server: StoreServer
 async def test_a_body_that_is_sent_too_slowly_is_given_up(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strop.net.bounds.BODY_TIME", 0.5)
     one = await Holding.at(server.url, KINDS["the key"].replace("KEY", server.key))
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(120):
         await one.tasks[1]
     one.end()
     assert one.answer.split()[1] == b"408"
@@ -158,6 +160,6 @@ async def test_a_slow_body_that_goes_on_is_taken(server: StoreServer, monkeypatc
     for first in range(0, len(body), 20_000):
         writer.write(body[first : first + 20_000])
         await asyncio.sleep(0.3)
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(120):
         assert (await reader.readline()).split()[1] == b"200"
     writer.close()
