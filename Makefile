@@ -7,6 +7,10 @@ TASK ?= calc
 NAME ?= calc
 SIZE ?= laptop
 
+# Tests run in as many processes as there are cores, a file in one of them: fixtures of modules are made once.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
+PARALLEL := -n $(WORKERS) --dist loadfile
+
 QUICK := not slow and not fault and not gpu and not postgres and not browser and not frameworks
 
 .PHONY: exactness install dev demo recipe recipes test test-all bench lint mutants nano postgres sandbox frameworks engines oracles clean locked lock
@@ -61,10 +65,10 @@ recipes: install
 		test ! -e recipes/$$name/laptop.toml || $(BIN)/python recipes/prepare.py $$name || exit 1; done
 
 test: dev
-	$(BIN)/python -m pytest -m "$(QUICK)"
+	$(BIN)/python -m pytest $(PARALLEL) -m "$(QUICK)"
 
 test-all: dev lint postgres sandbox frameworks recipes engines oracles
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu"
 
 # The store, the gateway and the embedded engine beside their peers, in virtual environments of their own; results go to benchmarks/results.
 bench: dev engines

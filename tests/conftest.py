@@ -1,16 +1,35 @@
-"""What every test run says at its end: which tests were left out by the command's markers, and how many."""
+"""What every test run says at its end: which tests were left out by the command's markers, and how many. Of several
+worker processes (`make test`: one per core) each leaves out the same ones, and the first tells of them."""
 
+import os
 from collections import Counter
+from typing import Any
 
 import pytest
 
 MARKERS = ("gpu", "postgres", "browser", "frameworks", "fault", "slow")
 left_out: Counter[str] = Counter()
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The workers are as many as the cores: more threads of torch's would only wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker process has ended."""
+    if not left_out:
+        left_out.update(getattr(node, "workeroutput", {}).get("left_out", {}))
+
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
     for item in items:
         left_out[", ".join(name for name in MARKERS if item.get_closest_marker(name)) or "not selected"] += 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (told := getattr(session.config, "workeroutput", None)) is not None:
+        told["left_out"] = dict(left_out)
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
