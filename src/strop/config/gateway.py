@@ -17,12 +17,9 @@ class OutsideConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     key_env: Annotated[str, doc("the environment variable that holds its key")] = ""
     agents: Annotated[tuple[str, ...], doc("names of the agents it answers")] = ()
     models: Annotated[tuple[str, ...], doc("it also answers whoever asks for one of these models")] = ()
-    dialects: Annotated[tuple[str, ...], doc("the model APIs it speaks, by the end of their addresses")] = (
-        "chat/completions",
-        "completions",
-        "responses",
-        "messages",
-    )
+    dialects: Annotated[
+        tuple[str, ...], doc("the model APIs it speaks, by their paths: chat/completions, messages, ...; default: all")
+    ] = ()
     per_minute: Annotated[int, doc("requests begun per minute, the others wait; 0: no limit"), Meta(ge=0)] = 0
     at_once: Annotated[int, doc("requests at once, the others wait; 0: no limit"), Meta(ge=0)] = 0
     timeout: Annotated[float, doc("seconds a request may take, waiting and tries included"), Meta(gt=0)] = 600.0

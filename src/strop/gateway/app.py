@@ -3,8 +3,8 @@
     gateway = Gateway(store, Routes({"*": PolicyRoute(policy="main", ...)}))
     server = await serve(gateway, host="127.0.0.1", port=0)
 
-    POST /r/{rollout}/{attempt}/agents/{name}/v1/{chat/completions, completions, responses, messages}
-    POST .../v1/messages/count_tokens, .../v1/responses/input_tokens
+    POST /r/{rollout}/{attempt}/agents/{name}/v1/{path}      a dialect's path: chat/completions, messages, ...
+    POST .../v1/{count_path}                                 where it counts tokens
     GET  .../v1/models, .../v1/models/{name}
     GET  /health
 
@@ -22,24 +22,22 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from strop.errors import ContextOverflow
-from strop.gateway.dialects import chat, completions, messages, responses
 from strop.gateway.dialects.base import Dialect, Refused, Request
+from strop.gateway.dialects.registry import BY_PATH, DIALECTS, is_model_path
 from strop.gateway.exchange import Exchange, overflow, own
 from strop.gateway.generate import Call, check_length, conversations
 from strop.gateway.jinja import BadTemplate
 from strop.gateway.limits import Flights, Limits
 from strop.gateway.outside import OutsideRoute
-from strop.gateway.proxy import Passing
+from strop.gateway.proxy import ProxiedRequest
 from strop.gateway.record import Recorder
 from strop.gateway.route import PolicyRoute, Routes
 from strop.gateway.session import Session
@@ -54,21 +52,6 @@ MANY = 10_000
 AGENT = "main"
 """The name of agents that say none."""
 AGENT_HEADER = b"x-strop-agent"
-
-DIALECTS: dict[str, ModuleType] = {
-    "chat/completions": chat,
-    "completions": completions,
-    "responses": responses,
-    "messages": messages,
-}
-"""Every model API, by the end of its address."""
-NOT_OFFERED = {
-    "responses/": "responses are recorded but not given out again, cancelled or deleted by id: keep what you were"
-    " answered, or go on from it with previous_response_id",
-    "messages/batches": "batches are not offered: send the requests one by one, as many at once as you like",
-    "chat/completions/": "stored completions are not given out again: keep what you were answered",
-}
-"""What these APIs have besides, by how the rest of its address begins."""
 
 
 class Address(Struct, frozen=True, kw_only=True):
@@ -112,11 +95,11 @@ class Gateway:
         self._limits = limits or Limits()
         self._flights = Flights(self._limits, self.counts)
         self._others = Router(attempt_routes(store), redirect_slashes=False, default=_no_such_route)
-        self._posts: dict[str, tuple[Dialect, Callable[..., Awaitable[None]]]] = {
-            path: (cast(Dialect, dialect), self._answer) for path, dialect in DIALECTS.items()
-        }
-        self._posts["messages/count_tokens"] = (cast(Dialect, messages.Counting), self._count)
-        self._posts["responses/input_tokens"] = (cast(Dialect, responses), self._count)
+        self._posts: dict[str, tuple[Dialect, Callable[..., Awaitable[None]]]] = {}
+        for dialect in DIALECTS:
+            self._posts[dialect.path] = dialect, self._answer
+            if dialect.count_path is not None:
+                self._posts[dialect.count_path] = dialect, self._count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         address = Address.of(scope["path"], scope["headers"])
@@ -146,7 +129,7 @@ class Gateway:
     def answers(self, path: str) -> bool:
         """Whether an address is a model API's: below /v1/ others may have theirs beside it."""
         address = Address.of(path)
-        return address is not None and (address.rollout is not None or path.startswith(asgi.MODEL_APIS))
+        return address is not None and (address.rollout is not None or is_model_path(address.path))
 
     def samples(self, scope: Scope) -> bool:
         """Whether a request is a model call that names no rollout."""
@@ -219,7 +202,7 @@ class Gateway:
                 body = await _body(receive, deadline)
                 if (outside := self.routes.outside(agent, body)) is not None:
                     return await self._pass(outside, dialect, address, body, session, scope, receive, send)
-                call = self._call(session, agent, await self._read(dialect, session, body))
+                call = self._call(session, agent, await self._resume(dialect, session, dialect.read(body)))
                 ended = await Exchange(call, dialect, self.recorder, receive, send, deadline=deadline).run()
                 self._drop_if_over(session, ended)
 
@@ -234,19 +217,19 @@ class Gateway:
         receive: Receive,
         send: Send,
     ) -> None:
-        route.check(address.path)
-        passing = Passing(
+        route.check(dialect, address.path)
+        proxied = ProxiedRequest(
             route, dialect, address.path, body, session, address.agent, self.recorder, scope, receive, send
         )
-        self._drop_if_over(session, await passing.run(self._limits.deadline))
+        self._drop_if_over(session, await proxied.run(self._limits.deadline))
 
     def _drop_if_over(self, session: Session, ended: Refused | None) -> None:
         """A stream that an attempt's end broke off has said so itself."""
         if ended is not None and ended.status == 409:
             self.sessions.drop(session)
 
-    async def _read(self, dialect: Dialect, session: Session, body: bytes) -> Request:
-        request = dialect.read(body)
+    async def _resume(self, dialect: Dialect, session: Session, request: Request) -> Request:
+        """A request that goes on from a turn it names, with what was said up to there."""
         if request.previous is None:
             return request
         turns = await self._store.turns(session.rollout.id, attempt=session.attempt.number)
@@ -258,12 +241,7 @@ class Gateway:
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
-        # Instructions are for one response: the old ones go, the new ones stand before everything.
-        old, new = "instructions" in turn.requested, "instructions" in request.requested
-        said = turn.answer | {"turn": turn.id}
-        joined = [*request.messages[:new], *turn.messages[old:], said, *request.messages[new:]]
-        responses.check_results(joined)
-        return replace(request, messages=joined)
+        return dialect.continue_from(request, turn)
 
     def _call(self, session: Session, agent: str, request: Request) -> Call:
         route = self.routes.find(agent, request.requested.get("model")).of(session.rollout)
@@ -277,14 +255,13 @@ class Gateway:
                 body = await _body(receive, self._limits.deadline)
                 if (outside := self.routes.outside(agent, body)) is not None:
                     return await self._pass(outside, dialect, address, body, session, scope, receive, send)
-                request = await self._read(dialect, session, body)
+                request = await self._resume(dialect, session, dialect.read_count(body))
                 route = self.routes.find(agent, request.requested.get("model")).asked_by(request)
                 (asked,) = conversations(request, route)
                 check_length(asked, route)
                 contexts = session.contexts(agent, route.policy)
                 count = len(contexts.prompt(route.renderer, asked, route.history, remember=False).ids)
-        kind = {"object": "response.input_tokens"} if dialect is responses else {}
-        await _answer_json(send, kind | {"input_tokens": count})
+        await _answer_json(send, dialect.write_count(count))
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
@@ -303,12 +280,10 @@ class Gateway:
                 message = f"there is no model {asked!r} here: the one that answers is called {name!r}"
                 raise Refused(message, status=404, param="model", code="model_not_found")
             route, name = self.routes.models[asked], asked
-        if _spoken(scope, address.path) is messages:
-            context = route.engine.context if isinstance(route, PolicyRoute) else 0
-            page = messages.model_page(name, created=started, context=context)
-            return await _answer_json(send, page["data"][0] if listed else page)
-        model = {"id": name, "object": "model", "owned_by": "strop", "created": int(started)}
-        await _answer_json(send, model if listed else {"object": "list", "data": [model]})
+        dialect = _spoken(scope, address.path)
+        context = route.engine.context if isinstance(route, PolicyRoute) else 0
+        model = dialect.write_model(name, created=started, context=context)
+        await _answer_json(send, model if listed else dialect.write_models([model]))
 
     async def _not_served(self, address: Address, scope: Scope, receive: Receive, send: Send) -> None:
         allowed = "POST" if address.path in self._posts else "GET" if _names_models(address.path) else None
@@ -327,9 +302,11 @@ def _names_models(path: str) -> bool:
 
 
 def _spoken(scope: Scope, path: str) -> Dialect:
-    """Whose errors a client understands, where the address may not say it: Anthropic's clients name a version."""
-    versioned = any(name == b"anthropic-version" for name, _ in scope["headers"])
-    return cast(Dialect, messages if versioned or path.startswith("messages") else chat)
+    """Whose errors a client understands, where the address may not say it."""
+    headers = scope["headers"]
+    by_header = (dialect for dialect in DIALECTS if dialect.is_spoken(headers))
+    by_path = (dialect for dialect in DIALECTS if path.startswith(dialect.path))
+    return next(by_header, None) or next(by_path, DIALECTS[0])
 
 
 async def _body(receive: Receive, deadline: float) -> bytes:
@@ -372,9 +349,10 @@ def _no_such(scope: Scope, path: str, allowed: str | None) -> Refused:
     asked = f"{scope['method']} {scope['path']}"
     if allowed is not None:
         return Refused(f"{asked} is not served: use {allowed}", status=405, code="method_not_allowed")
-    why = next((why for begins, why in NOT_OFFERED.items() if path.startswith(begins)), None) or (
+    known = (pair for dialect in DIALECTS for pair in dialect.not_offered.items())
+    why = next((why for begins, why in known if path.startswith(begins)), None) or (
         "an agent's base URL ends in /agents/<name>/v1 (without /v1 for Anthropic's clients, which add it), and of the"
-        f" model APIs {', '.join(DIALECTS)} are spoken, with POST"
+        f" model APIs {', '.join(BY_PATH)} are spoken, with POST"
     )
     return Refused(f"{asked} is not served here: {why}", status=404, code="not_found")
 

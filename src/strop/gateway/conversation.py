@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from strop.gateway.dialects.base import Json
-from strop.gateway.dialects.messages_plain import LONGEST, REMEMBERED
+from strop.gateway.dialects.chat_messages import LONGEST, REMEMBERED
 from strop.gateway.template import Messages, Tools
 
 

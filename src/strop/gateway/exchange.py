@@ -66,7 +66,7 @@ class Exchange:
             await self._begin()
             await self._last(self._stream.closing(call.answer, done))
         else:
-            body = self._dialect.whole(call.answer, done, call.request)
+            body = self._dialect.write(call.answer, done, call.request)
             await self._start([JSON, (b"content-length", b"%d" % len(body))])
             await self._last(body)
         return None

@@ -6,7 +6,7 @@
     key_env = "OPENAI_API_KEY"
     agents = ["judge"]
 
-For opponents, judges and helpers, never trained. `passing.py` is how a request gets there and back.
+For opponents, judges and helpers, never trained. proxy.py is how a request gets there and back.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from starlette.types import Scope
 from strop.config import OutsideConfig
 from strop.errors import ConfigError
 from strop.gateway.budget import Budget
-from strop.gateway.dialects.base import Refused
+from strop.gateway.dialects.base import Dialect, Refused
+from strop.gateway.dialects.registry import DIALECTS
 from strop.net.client import Client
 
-ON = (b"content-type", b"accept", b"anthropic-version", b"anthropic-beta", b"openai-beta", b"idempotency-key")
+FORWARDED = frozenset({b"content-type", b"accept", b"idempotency-key"}).union(*(api.forwarded for api in DIALECTS))
 """Headers that go on to the provider. All others are about the connection, or about who asks."""
-PART_OF = {"messages/count_tokens": "messages", "responses/input_tokens": "responses"}
-"""Addresses that a provider has if it speaks these model APIs."""
 
 
 class Pace:
@@ -66,7 +65,7 @@ class Pace:
 
 class OutsideRoute(Struct, frozen=True, kw_only=True):
     """A provider, and how it is asked. `policy` is the name its turns are recorded under. `url` ends where `dialects`
-    (the ends of model APIs' addresses) begin. An empty `model` leaves what the agent asks for as it is."""
+    (paths of model APIs; empty for all) begin. An empty `model` leaves what the agent asks for as it is."""
 
     policy: str
     url: str
@@ -102,8 +101,8 @@ class OutsideRoute(Struct, frozen=True, kw_only=True):
             client=Client(config.url),
         )
 
-    def check(self, path: str) -> None:
-        if PART_OF.get(path, path) not in self.dialects:
+    def check(self, dialect: Dialect, path: str) -> None:
+        if self.dialects and dialect.path not in self.dialects:
             speaks = ", ".join(self.dialects)
             message = f"{self.policy} is an outside model and does not speak {path}, only {speaks}: use such a client"
             raise Refused(message, status=404, code="model_not_found")
@@ -118,14 +117,11 @@ class OutsideRoute(Struct, frozen=True, kw_only=True):
             return body  # the provider says what is wrong with it
         return msgspec.json.encode(fields | {"model": msgspec.Raw(msgspec.json.encode(self.model))})
 
-    def headers(self, scope: Scope, path: str) -> dict[str, str]:
+    def headers(self, scope: Scope, dialect: Dialect) -> dict[str, str]:
         """A header that came several times goes on as one with several values, which means the same."""
         on: dict[str, str] = {}
         for name, value in scope["headers"]:
-            if name in ON:
+            if name in FORWARDED:
                 key, text = name.decode(), value.decode("latin-1")
                 on[key] = f"{on[key]}, {text}" if key in on else text
-        if not self.key:
-            return on
-        anthropic = PART_OF.get(path, path) == "messages"
-        return on | ({"x-api-key": self.key} if anthropic else {"authorization": f"Bearer {self.key}"})
+        return on | dialect.key_headers(self.key) if self.key else on

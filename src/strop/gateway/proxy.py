@@ -19,12 +19,11 @@ from urllib.parse import quote
 from starlette.types import Receive, Scope, Send
 
 from strop.errors import Fenced, StoreError
-from strop.gateway.answer_reader import Listening, asked
-from strop.gateway.dialects.base import Dialect, Json, Refused, Request
-from strop.gateway.dialects.fields import error_body, event
+from strop.gateway.answer_reader import AnswerReader, read_request
+from strop.gateway.dialects.base import Dialect, Json, Refused
 from strop.gateway.exchange import fenced, own
 from strop.gateway.limits import late
-from strop.gateway.outside import PART_OF, OutsideRoute
+from strop.gateway.outside import OutsideRoute
 from strop.gateway.record import Recorder
 from strop.gateway.session import Session
 from strop.net.asgi import Header, wait_for_disconnect
@@ -46,7 +45,7 @@ OURS = {"connection", "keep-alive", "transfer-encoding", "content-length", "set-
 """Headers that do not come back: those of the provider's own connection."""
 
 
-class Passing:
+class ProxiedRequest:
     """One request on its way to a provider and back. `path` is the end of the API's address."""
 
     def __init__(
@@ -66,12 +65,11 @@ class Passing:
         self._session, self._agent, self._recorder = session, agent, recorder
         self._scope, self._receive, self._send = scope, receive, send
         self._started = time.time()
-        self._messages, self._requested = asked(dialect, body)
-        self._listening = Listening(path)
+        self._conversations, self._requested = read_request(dialect, body)
+        self._reader = AnswerReader(dialect)
         n = self._requested.get("n")
         self._n = n if isinstance(n, int) and 0 < n <= MAX_CHOICES else 1
-        prompts = max(1, len(self._messages)) if path == "completions" else 1
-        num_turns = 0 if path in PART_OF else min(prompts * self._n, MAX_CHOICES)
+        num_turns = 0 if path == dialect.count_path else min(len(self._conversations) * self._n, MAX_CHOICES)
         self._turns = [session.next_turn() for _ in range(num_turns)]
         self._begun = self._recorded = False
 
@@ -109,7 +107,7 @@ class Passing:
         route, body = self._route, self._route.body(self._body)
         query = quote(self._scope["query_string"], safe=QUERY)
         path = f"/{quote(self._path)}" + (f"?{query}" if query else "")
-        headers = route.headers(self._scope, self._path)
+        headers = route.headers(self._scope, self._dialect)
         for number in range(1, TRIES + 1):
             pause = WAIT * 2 ** (number - 1)
             try:
@@ -131,8 +129,8 @@ class Passing:
             return await self._whole(answer)
         await self._start(answer, [])
         async for piece in answer:
-            self._listening.feed(piece)
-            if self._listening.ended:
+            self._reader.feed(piece)
+            if self._reader.answer.ended:
                 await self._record()
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         await self._record()
@@ -146,7 +144,7 @@ class Passing:
                 raise TooLarge(f"the answer of {self._route.url} is larger than {MAX_BODY} bytes")
         body = bytes(whole)
         if answer.status < 300:
-            self._listening.whole(body)
+            self._reader.read(body)
             await self._record()
         elif answer.status >= 400:
             text = body[:2000].decode(errors="replace")
@@ -166,11 +164,7 @@ class Passing:
 
     async def _cut(self, refused: Refused) -> None:
         """A stream that cannot go on says why, if its reader takes it."""
-        if self._path == "messages":
-            body = self._dialect.stream(Request()).error(refused)
-        else:
-            said = {"type": "error", "code": refused.code, "message": refused.message, "param": refused.param}
-            body = b"event: error\n" + event(said | error_body(refused))
+        body = self._dialect.error_event(refused)
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST):
                 await self._send({"type": "http.response.body", "body": body, "more_body": False})
@@ -195,7 +189,7 @@ class Passing:
             raise fenced(error) from None
         except StoreError as error:
             raise Refused(str(error), status=503, kind="server_error", code="store_error") from None
-        if self._listening.unread:
+        if self._reader.unread:
             self._recorder.counts["outside_unread"] += 1
 
     async def _undelivered(self, finish: Finish) -> None:
@@ -205,7 +199,7 @@ class Passing:
             self._recorder.counts["fenced" if refused.status == 409 else "unrecorded"] += len(self._turns)
 
     def _turn(self, choice: int, finish: Finish | None) -> Turn:
-        said, route = self._listening.said(choice), self._route
+        said, route = self._reader.answer.choice(choice), self._route
         outside: Json = {"url": route.url, "model": route.model or self._requested.get("model")}
         return Turn(
             id=self._turns[choice],
@@ -217,12 +211,12 @@ class Passing:
             response_ids=[],
             logprobs=[],
             versions=[],
-            requested=self._requested | {"outside": outside | {"usage": self._listening.spent}},
-            finish=finish or said.finish or ("stop" if self._listening.ended else "error"),
+            requested=self._requested | {"outside": outside | {"usage": self._reader.usage}},
+            finish=finish or said.finish or ("stop" if self._reader.answer.ended else "error"),
             choice=choice,
             choices=len(self._turns),
-            messages=self._messages[choice // self._n :][:1] if self._path == "completions" else self._messages,
-            answer=said.message,
+            messages=self._conversations[choice // self._n],
+            answer=self._reader.message(choice),
             started=self._started,
             ended=time.time(),
         )

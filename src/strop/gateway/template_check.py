@@ -24,7 +24,7 @@ from strop.errors import ConfigError
 from strop.gateway.continuation import HIDDEN, Seam, rewriting
 from strop.gateway.conversation import Asked
 from strop.gateway.dialects.base import Json, Refused
-from strop.gateway.dialects.messages_plain import read_messages
+from strop.gateway.dialects.chat_messages import read_messages
 from strop.gateway.jinja import BadTemplate
 from strop.gateway.session import Contexts, History, Prompt
 from strop.gateway.simulated_model import Ending, Speaker, Spoken

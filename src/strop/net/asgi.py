@@ -34,8 +34,6 @@ by everybody who wants to."""
 MAX_LISTS = 1_000_000
 """How many lists and tables one body may hold: each costs much more memory and time than the bytes it came as."""
 
-MODEL_APIS = ("/v1/chat/", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/models")
-"""Where a gateway answers, and a store does not."""
 JSON: Header = (b"content-type", b"application/json")
 LOG = logging.getLogger("strop.store")
 
@@ -196,16 +194,3 @@ class ByMethod:
             await refuse(send, Refusal(message, 405, "WrongMethod", "wrong_method", headers))
         else:
             await endpoint(scope, receive, send)
-
-
-async def no_such_route(scope: Scope, receive: Receive, send: Send) -> None:
-    message = f"{scope['method']} {scope['path']} is not served here: /openapi.json says what is"
-    path = scope["path"]
-    if any(path.endswith(api.removeprefix("/v1").rstrip("/")) for api in MODEL_APIS) and "/v1" not in path:
-        message = f"{path} lacks its /v1: an OpenAI client's base URL ends in /v1"
-    elif "/agents/" in path or path.startswith(MODEL_APIS):
-        message = (
-            "no model is served here, only a store: start `strop serve` with --model, let agents bring a model of "
-            "their own, or run them under `strop train`"
-        )
-    await refuse(send, Refusal(message, 404, "NoSuchRoute", "not_found"))

@@ -14,8 +14,8 @@ from anthropic.types import Message
 from strop.demo import TOOLS as CHAT_TOOLS
 from strop.engines.scripted import Breaks
 from strop.errors import EngineError
-from strop.gateway.dialects import messages as dialect
 from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Refused, Request, ToolCall
+from strop.gateway.dialects.messages import Messages
 from strop.net.server import serve
 from strop.types import Attempt, Turn
 from tests.integration.gateway.stand import Stand, fetch
@@ -419,7 +419,7 @@ async def test_engine_failures(stand: Stand, connect: Connect, stream: bool) -> 
 
 
 def read(*messages: Any, **fields: Any) -> Request:
-    return dialect.read(json.dumps(ASK | {"messages": messages} | fields).encode())
+    return Messages().read(json.dumps(ASK | {"messages": messages} | fields).encode())
 
 
 def test_messages_in_their_plain_form() -> None:
@@ -507,13 +507,13 @@ async def _thinker(scope: Any, receive: Any, send: Any) -> None:
         body += message["body"]
         if not message.get("more_body"):
             break
-    request, sent = dialect.read(body), "application/json"
+    request, sent = Messages().read(body), "application/json"
     if request.stream:
-        sent, events = "text/event-stream", dialect.stream(request)
+        sent, events = "text/event-stream", Messages().stream(request)
         middle = b"".join(events.delta(ANSWER, delta) for delta in DELTAS)
         data = events.opening(ANSWER) + middle + events.closing(ANSWER, [DONE])
     else:
-        data = dialect.whole(ANSWER, [DONE], request)
+        data = Messages().write(ANSWER, [DONE], request)
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", sent.encode())]})
     await send({"type": "http.response.body", "body": data})
 
@@ -538,7 +538,7 @@ async def test_thinking_reaches_the_client_and_comes_back() -> None:
 
 
 def test_thinking_once_more_is_a_block_of_its_own() -> None:
-    events = dialect.stream(Request())
+    events = Messages().stream(Request())
     data = events.opening(ANSWER) + b"".join(
         events.delta(ANSWER, delta) for delta in (Delta(reasoning="a"), Delta(text="b"), Delta(reasoning="c"))
     )

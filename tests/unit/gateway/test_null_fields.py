@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from strop.gateway.dialects import chat, completions, messages, responses
-from strop.gateway.dialects.base import Refused, Request
+from strop.gateway.dialects.base import Dialect, Refused, Request
 
 USER = {"role": "user", "content": "hi"}
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [None, 1], "default": None}}}
@@ -19,8 +19,16 @@ BODIES: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
+SPOKEN: dict[Any, Dialect] = {
+    chat: chat.ChatCompletions(),
+    completions: completions.Completions(),
+    responses: responses.Responses(),
+    messages: messages.Messages(),
+}
+
+
 def read(dialect: Any, body: dict[str, Any]) -> Request:
-    return dialect.read(json.dumps(body).encode())
+    return SPOKEN[dialect].read(json.dumps(body).encode())
 
 
 @pytest.mark.parametrize(("dialect", "body"), BODIES)

@@ -7,8 +7,8 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from strop.gateway.dialects import responses
 from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Request, SampledToken, ToolCall
+from strop.gateway.dialects.responses import Responses, read_input
 
 ANSWER = Answer(id="r1/1/4", model="tiny", created=7, prompt_tokens=5, response_tokens=9, reasoning_tokens=3)
 CALL = ToolCall(0, "c1", "calculator", {"expression": "é"})
@@ -60,9 +60,9 @@ def test_events_add_up_to_the_response(deltas: list[Delta], finish: Any) -> None
         finish=finish,
     )
     request = Request(messages=[{"role": "user", "content": "hi"}], logprobs=bool(done.tokens))
-    whole = json.loads(responses.whole(ANSWER, [done], request))
+    whole = json.loads(Responses().write(ANSWER, [done], request))
     Response.model_validate(whole)
-    events = told(responses.stream(request), deltas, done)
+    events = told(Responses().stream(request), deltas, done)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[-1]["response"] == whole
     items: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def test_events_add_up_to_the_response(deltas: list[Delta], finish: Any) -> None
 
 def test_an_answer_comes_back_as_the_one_message_it_was() -> None:
     done = ChoiceDone(choice=0, text="So.", reasoning="Let me.", calls=(CALL, OTHER), finish="tool_calls")
-    output = json.loads(responses.whole(ANSWER, [done], Request()))["output"]
+    output = json.loads(Responses().write(ANSWER, [done], Request()))["output"]
     assert [item["type"] for item in output] == ["reasoning", "message", "function_call", "function_call"]
     assert output[0]["content"] == [{"type": "reasoning_text", "text": "Let me."}]
     message = {
@@ -100,19 +100,19 @@ def test_an_answer_comes_back_as_the_one_message_it_was() -> None:
             {"id": "c2", "type": "function", "function": {"name": "calculator", "arguments": {}}},
         ],
     }
-    assert responses.read_input(output) == [message]
-    assert responses.read_input([output[2], output[3], output[0], output[1]]) == [message], "in any order, by the ids"
+    assert read_input(output) == [message]
+    assert read_input([output[2], output[3], output[0], output[1]]) == [message], "in any order, by the ids"
 
 
 def test_two_answers_in_a_row_stay_two() -> None:
     """A model that thought and was cut off, asked again at once: nothing but the ids tells whose words are whose."""
     thought = ChoiceDone(choice=0, text="", reasoning="Let me.", finish="length")
     said = ChoiceDone(choice=0, text="So.", finish="stop")
-    first = json.loads(responses.whole(ANSWER, [thought], Request()))
+    first = json.loads(Responses().write(ANSWER, [thought], Request()))
     assert (first["status"], first["output"][0]["status"]) == ("incomplete", "incomplete")
     after = Answer(id="r1/1/5", model="tiny", created=8, prompt_tokens=5)
-    second = json.loads(responses.whole(after, [said], Request()))
-    assert responses.read_input(first["output"] + second["output"]) == [
+    second = json.loads(Responses().write(after, [said], Request()))
+    assert read_input(first["output"] + second["output"]) == [
         {"role": "assistant", "content": "", "turn": "r1/1/4", "reasoning_content": "Let me."},
         {"role": "assistant", "content": "So.", "turn": "r1/1/5"},
     ]

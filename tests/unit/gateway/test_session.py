@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, normalizers
 from strop.engines.scripted import Scripted
 from strop.errors import ContextOverflow
 from strop.gateway.conversation import Asked
-from strop.gateway.dialects import chat
 from strop.gateway.dialects.base import Delta, Request
+from strop.gateway.dialects.chat import ChatCompletions
 from strop.gateway.generate import Call, check_length
 from strop.gateway.record import Recorder
 from strop.gateway.route import PolicyRoute
@@ -59,7 +59,7 @@ class Desk:
     def ask(self, messages: list[dict[str, Any]], answer: Any, *, agent: str = "main", **fields: Any) -> Turn:
         self.next = answer
         body = {"messages": messages, **fields}
-        request = chat.read(json.dumps(body).encode())
+        request = ChatCompletions().read(json.dumps(body).encode())
         call = Call(self.session, agent, self.route, request)
 
         async def work() -> None:

@@ -10,8 +10,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from strop.errors import ConfigError
-from strop.gateway.dialects import messages, responses
 from strop.gateway.dialects.base import Refused
+from strop.gateway.dialects.messages import Messages
+from strop.gateway.dialects.responses import Responses
 from strop.gateway.template import Renderer
 from tests.chatml import TEMPLATE
 from tests.unit.gateway.test_session import TOOLS, Desk, said, user
@@ -214,21 +215,23 @@ def switched(place: Desk, dialect: Any, body: dict[str, Any]) -> Any:
 def test_every_api_has_its_own_word_for_it(renderer: Renderer) -> None:
     place = desk(renderer, EFFORT)
     claude: dict[str, Any] = {"max_tokens": 9, "messages": [user("hi")]}
-    assert switched(place, messages, claude) == {}
-    assert switched(place, messages, claude | {"thinking": {"type": "disabled"}}) == OFF
-    assert switched(place, messages, claude | {"thinking": {"type": "enabled", "budget_tokens": 1024}}) == ON
-    assert switched(place, messages, claude | {"chat_template_kwargs": OFF}) == OFF
-    much = switched(place, messages, claude | {"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}})
+    assert switched(place, Messages(), claude) == {}
+    assert switched(place, Messages(), claude | {"thinking": {"type": "disabled"}}) == OFF
+    assert switched(place, Messages(), claude | {"thinking": {"type": "enabled", "budget_tokens": 1024}}) == ON
+    assert switched(place, Messages(), claude | {"chat_template_kwargs": OFF}) == OFF
+    much = switched(place, Messages(), claude | {"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}})
     assert much == OFF | {"reasoning_effort": "low"}
-    assert switched(place, responses, {"input": "hi", "reasoning": {"effort": "none"}}) == OFF
-    assert switched(place, responses, {"input": "hi", "reasoning": {"effort": "high"}}) == ON | {
+    assert switched(place, Responses(), {"input": "hi", "reasoning": {"effort": "none"}}) == OFF
+    assert switched(place, Responses(), {"input": "hi", "reasoning": {"effort": "high"}}) == ON | {
         "reasoning_effort": "high"
     }
     alone = desk(renderer, TEMPLATE + "{{ reasoning_effort }}")
-    assert switched(alone, responses, {"input": "hi", "reasoning": {"effort": "none"}}) == {"reasoning_effort": "none"}
-    assert switched(place, responses, {"input": "hi", "reasoning": {"summary": "auto"}}) == {}
-    assert switched(place, responses, {"input": "hi", "chat_template_kwargs": ON}) == ON
-    assert switched(desk(renderer, TEMPLATE), messages, claude | {"thinking": {"type": "disabled"}}) == {}
+    assert switched(alone, Responses(), {"input": "hi", "reasoning": {"effort": "none"}}) == {
+        "reasoning_effort": "none"
+    }
+    assert switched(place, Responses(), {"input": "hi", "reasoning": {"summary": "auto"}}) == {}
+    assert switched(place, Responses(), {"input": "hi", "chat_template_kwargs": ON}) == ON
+    assert switched(desk(renderer, TEMPLATE), Messages(), claude | {"thinking": {"type": "disabled"}}) == {}
 
 
 @cache

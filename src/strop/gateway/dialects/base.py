@@ -1,18 +1,24 @@
-"""What every dialect is turned into and made from: the neutral request, the pieces of an answer, the refusal.
+"""A model API, as the gateway sees it: what a dialect must say, and what it is turned into and made from.
 
-A dialect is one file: `read` turns a body into a `Request`, the rest turns an `Answer` into that API's objects. Adding
-one adds a file here and a line to the routes; nothing behind this seam knows which API was spoken.
+    body ──Dialect.read──▶ Request ──▶ gateway ──▶ Answer, Delta, ChoiceDone ──Dialect.write or .stream──▶ body
+
+A dialect is one class, which owns its address, how a request is read, how an answer and a stream are written, how a
+provider's answer is read that passes through, and the shape of its errors. Adding one adds a file to this folder and a
+line to registry.py; nothing outside this folder knows which API was spoken.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from strop.types import Finish
+from strop.gateway.dialects.proxied import ProxiedAnswer
+from strop.types import Finish, Turn
 
 Json = dict[str, Any]
 
@@ -159,15 +165,68 @@ class Stream(Protocol):
         ...
 
 
-class Dialect(Protocol):
-    """A module of this package, seen as an object."""
+class Dialect(ABC):
+    """One model API. `path` is the end of its address, below /v1/.
 
+    `count_path` is where it counts the tokens of a request, if it does. `not_offered` says of other addresses that the
+    API has, by how they begin, why they are not served. `forwarded` are headers of its own that go on to a provider.
+    """
+
+    path: ClassVar[str]
+    count_path: ClassVar[str | None] = None
+    not_offered: ClassVar[Mapping[str, str]] = {}
+    forwarded: ClassVar[tuple[bytes, ...]] = ()
+
+    # -- requests and answers of our own models ------------------------------------------------------------------------
+
+    @abstractmethod
     def read(self, body: bytes) -> Request:
         """The neutral request, or `Refused` with a sentence that names the parameter."""
-        ...
 
-    def whole(self, answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes: ...
+    @abstractmethod
+    def write(self, answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes:
+        """An answer that is not streamed."""
 
+    @abstractmethod
     def stream(self, request: Request) -> Stream: ...
 
-    def error(self, refused: Refused) -> bytes: ...
+    @abstractmethod
+    def error(self, refused: Refused) -> bytes:
+        """The body of an answer that is an error."""
+
+    def continue_from(self, request: Request, turn: Turn) -> Request:
+        """A request that names the turn before it (`Request.previous`), with that turn's conversation."""
+        said = turn.answer | {"turn": turn.id}
+        return replace(request, messages=[*turn.messages, said, *request.messages])
+
+    def read_count(self, body: bytes) -> Request:
+        """A request whose tokens are to be counted."""
+        return self.read(body)
+
+    def write_count(self, num_tokens: int) -> Json:
+        return {"input_tokens": num_tokens}
+
+    def is_spoken(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Whether a request is this API's, as its headers say, where the address may be any API's."""
+        return False
+
+    def write_model(self, name: str, *, created: float, context: int) -> Json:
+        return {"id": name, "object": "model", "owned_by": "strop", "created": int(created)}
+
+    def write_models(self, models: list[Json]) -> Json:
+        return {"object": "list", "data": models}
+
+    # -- answers of providers, which pass through ----------------------------------------------------------------------
+
+    @abstractmethod
+    def read_answer(self, data: Json, answer: ProxiedAnswer) -> None:
+        """Add to `answer` what a provider's body says, or one event of its stream. An error of Python's own for data
+        that is not as it should be means that it was not read."""
+
+    def error_event(self, refused: Refused) -> bytes:
+        """The last event of a provider's stream that breaks off."""
+        return b"data: " + self.error(refused) + b"\n\n"
+
+    def key_headers(self, key: str) -> dict[str, str]:
+        """How clients of this API send a key."""
+        return {"authorization": f"Bearer {key}"}

@@ -15,27 +15,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Json, Refused, Request, SampledToken, ToolCall
-from strop.gateway.dialects.fields import (
+from strop.gateway.dialects.chat_messages import read_messages
+from strop.gateway.dialects.fields import Fields, unsupported
+from strop.gateway.dialects.openai import (
     DRAWN,
-    Fields,
-    Tool,
+    FunctionTool,
+    OpenAIDialect,
     check_tool,
-    error,
     error_body,
     event,
+    read_choices,
     read_stop,
     read_stream_options,
-    unsupported,
 )
-from strop.gateway.dialects.messages_plain import read_messages
-
-__all__ = ["error", "read", "stream", "whole"]
+from strop.gateway.dialects.proxied import ProxiedAnswer
 
 FIELDS: Json = {
     "model": str,
@@ -89,11 +89,30 @@ RECORDED = (
 
 _BODY = Fields(FIELDS, HARMLESS, raw=["messages"])
 
+
+class ChatCompletions(OpenAIDialect):
+    path = "chat/completions"
+    not_offered = MappingProxyType(
+        {"chat/completions/": "stored completions are not given out again: keep what you were answered"}
+    )
+
+    def read(self, body: bytes) -> Request:
+        return _read(body)
+
+    def write(self, answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes:
+        return _write(answer, choices, request)
+
+    def stream(self, request: Request) -> ChatChunks:
+        return ChatChunks(request)
+
+    def read_answer(self, data: Json, answer: ProxiedAnswer) -> None:
+        read_choices(data, answer)
+
+
 # -- request -----------------------------------------------------------------------------------------------------------
 
 
-def read(body: bytes) -> Request:
-    """The neutral request, or `Refused` with a sentence that names the parameter."""
+def _read(body: bytes) -> Request:
     fields = _BODY.read(body)
     if "messages" not in fields:
         raise Refused("messages is required", param="messages", code="missing_required_parameter")
@@ -136,7 +155,7 @@ def _tool_choice(choice: Any, tools: Sequence[Json]) -> tuple[Literal["auto", "n
     if choice == "required" and named:
         return "required", None
     try:
-        name = msgspec.convert(choice, Tool).function.name
+        name = msgspec.convert(choice, FunctionTool).function.name
     except msgspec.ValidationError:
         name = None
     if name not in named:
@@ -163,7 +182,7 @@ def _prefill(messages: list[Json], prompted: bool) -> tuple[list[Json], str]:
 # -- answer ------------------------------------------------------------------------------------------------------------
 
 
-def whole(answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes:
+def _write(answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes:
     body = _head(answer, "chat.completion") | {
         "choices": [
             {
@@ -174,12 +193,12 @@ def whole(answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> by
             }
             for done in choices
         ],
-        "usage": usage(answer),
+        "usage": _usage(answer),
     }
     return msgspec.json.encode(body)
 
 
-class Chunks:
+class ChatChunks:
     """A stream of `chat.completion.chunk` objects."""
 
     def __init__(self, request: Request) -> None:
@@ -200,7 +219,7 @@ class Chunks:
     def closing(self, answer: Answer, choices: Sequence[ChoiceDone]) -> bytes:
         events = [self._chunk(answer, done.choice, {}, finish=done.finish) for done in choices]
         if self._request.options["include_usage"]:
-            events.append(event(_head(answer, "chat.completion.chunk") | {"choices": [], "usage": usage(answer)}))
+            events.append(event(_head(answer, "chat.completion.chunk") | {"choices": [], "usage": _usage(answer)}))
         return b"".join([*events, b"data: [DONE]\n\n"])
 
     def error(self, refused: Refused) -> bytes:
@@ -224,9 +243,6 @@ class Chunks:
         return event(chunk)
 
 
-stream = Chunks
-
-
 def _message(done: ChoiceDone) -> Json:
     """The assistant's message as it is delivered."""
     body: Json = {"role": "assistant", "content": done.text if done.text or not done.calls else None, "refusal": None}
@@ -246,7 +262,7 @@ def _head(answer: Answer, kind: str) -> Json:
     return {"id": answer.id, "object": kind, "created": answer.created, "model": answer.model}
 
 
-def usage(answer: Answer) -> Json:
+def _usage(answer: Answer) -> Json:
     return {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.response_tokens,

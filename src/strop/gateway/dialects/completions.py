@@ -17,19 +17,17 @@ import msgspec
 from msgspec import Meta
 
 from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Json, Refused, Request, SampledToken
-from strop.gateway.dialects.fields import (
+from strop.gateway.dialects.fields import read_fields, read_object, unsupported
+from strop.gateway.dialects.openai import (
     DRAWN,
-    error,
+    OpenAIDialect,
     error_body,
     event,
-    read_fields,
-    read_object,
+    read_choices,
     read_stop,
     read_stream_options,
-    unsupported,
 )
-
-__all__ = ["error", "read", "stream", "whole"]
+from strop.gateway.dialects.proxied import ProxiedAnswer
 
 FIELDS: Json = {
     "model": str,
@@ -63,11 +61,27 @@ MOST = 128
 Ids = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
 Text = Annotated[str, Meta(min_length=1)]
 
+
+class Completions(OpenAIDialect):
+    path = "completions"
+
+    def read(self, body: bytes) -> Request:
+        return _read(body)
+
+    def write(self, answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes:
+        return _write(answer, choices, request)
+
+    def stream(self, request: Request) -> CompletionChunks:
+        return CompletionChunks(request)
+
+    def read_answer(self, data: Json, answer: ProxiedAnswer) -> None:
+        read_choices(data, answer)
+
+
 # -- request -----------------------------------------------------------------------------------------------------------
 
 
-def read(body: bytes) -> Request:
-    """The neutral request, or `Refused` with a sentence that names the parameter."""
+def _read(body: bytes) -> Request:
     fields = read_fields(read_object(body), FIELDS, HARMLESS)
     if "prompt" not in fields:
         raise Refused("prompt is required", param="prompt", code="missing_required_parameter")
@@ -126,7 +140,7 @@ def _check_echo(prompts: Sequence[str | list[int]], logprobs: bool) -> None:
 # -- answer ------------------------------------------------------------------------------------------------------------
 
 
-def whole(answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes:
+def _write(answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes:
     body = _head(answer) | {
         "choices": [
             {
@@ -142,7 +156,7 @@ def whole(answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> by
     return msgspec.json.encode(body)
 
 
-class Chunks:
+class CompletionChunks:
     """A stream of `text_completion` objects, each with a piece of one choice."""
 
     def __init__(self, request: Request) -> None:
@@ -179,9 +193,6 @@ class Chunks:
         if self._request.options["include_usage"]:
             chunk["usage"] = None
         return event(chunk)
-
-
-stream = Chunks
 
 
 def _head(answer: Answer) -> Json:

@@ -1,27 +1,15 @@
-"""What dialects have in common: reading a body field by field, and OpenAI's shapes of errors and events."""
+"""Reading a body field by field, which dialects have in common."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, cast
+from typing import Any, cast
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from strop.gateway.dialects.base import Json, Refused
-
-DRAWN: Json = {
-    "temperature": Annotated[float, Meta(ge=0, le=2)],
-    "top_p": Annotated[float, Meta(gt=0, le=1)],
-    "top_k": Annotated[int, Meta(ge=-1)],
-    "min_p": Annotated[float, Meta(ge=0, le=1)],
-    "presence_penalty": Annotated[float, Meta(ge=-2, le=2)],
-    "frequency_penalty": Annotated[float, Meta(ge=-2, le=2)],
-    "seed": int,
-}
-"""How chat completions and completions ask for tokens to be drawn: recorded, and overruled by the policy's settings."""
-
 
 OWN = frozenset({"chat_template_kwargs", "logit_bias", "metadata"})
 """Parameters whose keys are the agent's own: null is a value there."""
@@ -98,27 +86,6 @@ def read_fields(raw: Json, fields: Json, harmless: Json) -> Json:
     return found
 
 
-def read_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    if not all(stops):
-        raise Refused("stop strings must not be empty", param="stop")
-    return stops
-
-
-def read_stream_options(options: Json) -> bool:
-    """Whether a stream ends with what it used."""
-    if options.get("include_obfuscation"):
-        raise unsupported("stream_options.include_obfuscation", "only false is served")
-    if unknown := set(options) - {"include_usage", "include_obfuscation"}:
-        raise unsupported(f"stream_options.{min(unknown)}", "it is not served")
-    usage = options.get("include_usage")
-    if not isinstance(usage, bool | None):
-        raise Refused(
-            "stream_options.include_usage is true or false", param="stream_options.include_usage", code="invalid_value"
-        )
-    return bool(usage)
-
-
 def unsupported(param: str, why: str) -> Refused:
     return Refused(f"unsupported parameter {param!r}: {why}", param=param, code="unsupported_parameter")
 
@@ -135,43 +102,8 @@ class Schema(Struct):
     allOf: list[Schema | bool] | None = None
 
 
-class ToolFunction(Struct):
-    name: Annotated[str, Meta(min_length=1)]
-    parameters: Schema | None = None
-
-
-class Tool(Struct):
-    type: Literal["function"]
-    function: ToolFunction
-
-
-def check_tool(tool: Json, where: str) -> None:
-    try:
-        msgspec.convert(tool, Tool)
-    except msgspec.ValidationError as error:
-        raise Refused(
-            f'{where}: {error}; a tool is {{"type": "function", "function": {{"name": ...}}}}',
-            param=where,
-            code="invalid_value",
-        ) from None
-
-
 def check_schema(schema: Json | None, where: str) -> None:
     try:
         msgspec.convert(schema, Schema | None)
     except msgspec.ValidationError as error:
         raise Refused(f"{where} is no JSON schema: {error}", param=where, code="invalid_function_parameters") from None
-
-
-def error(refused: Refused) -> bytes:
-    """OpenAI's error object."""
-    return msgspec.json.encode(error_body(refused))
-
-
-def error_body(refused: Refused) -> Json:
-    return {"error": {"message": refused.message, "type": refused.kind, "param": refused.param, "code": refused.code}}
-
-
-def event(body: Json) -> bytes:
-    """A server-sent event without a name."""
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"

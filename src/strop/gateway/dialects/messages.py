@@ -1,4 +1,4 @@
-"""Anthropic's messages: requests, whole answers, errors. `messages_stream` has the events.
+"""Anthropic's messages. `messages_stream`, which is part of this dialect, has the blocks and events of answers.
 
 A parameter is either honoured, recorded and overruled by the policy's settings (temperature, top_p, top_k), accepted
 because it changes nothing (metadata, service_tier, cache_control wherever it stands), or refused by name.
@@ -18,18 +18,19 @@ What has no counterpart in a chat template, and what is done about it:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
-from strop.gateway.dialects.base import Answer, ChoiceDone, Json, Refused, Request, turn_named
+from strop.gateway.dialects.base import Answer, ChoiceDone, Dialect, Json, Refused, Request, turn_named
 from strop.gateway.dialects.fields import check_schema, read_fields, read_object, unsupported
-from strop.gateway.dialects.messages_stream import Events, content, error_body, stop, usage
-
-__all__ = ["Counting", "error", "model_page", "read", "stream", "whole"]
+from strop.gateway.dialects.messages_stream import MessageEvents, content, error_body, error_event, stop, usage
+from strop.gateway.dialects.proxied import ProxiedAnswer, ProxiedChoice, read_finish
 
 Role = Literal["system", "user", "assistant"]
 
@@ -101,15 +102,59 @@ RECORDED = ("temperature", "top_p", "top_k", "model",
             "max_tokens", "stop_sequences", "tool_choice", "thinking", "output_config", "service_tier",
             "context_management", "chat_template_kwargs")  # fmt: skip
 
+
+class Messages(Dialect):
+    path = "messages"
+    count_path = "messages/count_tokens"
+    not_offered = MappingProxyType(
+        {"messages/batches": "batches are not offered: send the requests one by one, as many at once as you like"}
+    )
+    forwarded = (b"anthropic-version", b"anthropic-beta")
+
+    def read(self, body: bytes) -> Request:
+        request = _read(body)
+        if request.max_tokens is None:
+            raise Refused("max_tokens is required", param="max_tokens", code="missing_required_parameter")
+        return request
+
+    def read_count(self, body: bytes) -> Request:
+        """The same request, which need not say how long the answer may be."""
+        return _read(body)
+
+    def write(self, answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes:
+        (done,) = choices
+        message = {"id": answer.id, "type": "message", "role": "assistant", "model": answer.model}
+        body = message | {"content": content(answer, done)} | stop(done) | {"usage": usage(answer)}
+        return msgspec.json.encode(body)
+
+    def stream(self, request: Request) -> MessageEvents:
+        return MessageEvents()
+
+    def error(self, refused: Refused) -> bytes:
+        return msgspec.json.encode(error_body(refused))
+
+    def error_event(self, refused: Refused) -> bytes:
+        return error_event(refused)
+
+    def is_spoken(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        return any(name == b"anthropic-version" for name, _ in headers)
+
+    def key_headers(self, key: str) -> dict[str, str]:
+        return {"x-api-key": key}
+
+    def write_model(self, name: str, *, created: float, context: int) -> Json:
+        info: Json = {"type": "model", "id": name, "display_name": name, "lifecycle": "active"}
+        since = datetime.fromtimestamp(int(created), UTC).isoformat()
+        return info | {"created_at": since, "max_input_tokens": context}
+
+    def write_models(self, models: list[Json]) -> Json:
+        return {"data": models, "has_more": False, "first_id": models[0]["id"], "last_id": models[-1]["id"]}
+
+    def read_answer(self, data: Json, answer: ProxiedAnswer) -> None:
+        _read_answer(data, answer)
+
+
 # -- request -----------------------------------------------------------------------------------------------------------
-
-
-def read(body: bytes) -> Request:
-    """The neutral request, or `Refused` with a sentence that names the parameter."""
-    request = _read(body)
-    if request.max_tokens is None:
-        raise Refused("max_tokens is required", param="max_tokens", code="missing_required_parameter")
-    return request
 
 
 def _read(body: bytes) -> Request:
@@ -315,33 +360,33 @@ def _result(block: _ToolResult) -> str:
     return f"Error: {text}" if text else "Error"
 
 
-# -- answer ------------------------------------------------------------------------------------------------------------
+# -- a provider's answer -----------------------------------------------------------------------------------------------
 
 
-def whole(answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes:
-    (done,) = choices
-    message = {"id": answer.id, "type": "message", "role": "assistant", "model": answer.model}
-    body = message | {"content": content(answer, done)} | stop(done) | {"usage": usage(answer)}
-    return msgspec.json.encode(body)
+def _read_answer(data: Json, answer: ProxiedAnswer) -> None:
+    choice, kind = answer.choice(), data.get("type")
+    if kind == "message_start":
+        return _read_answer(data["message"], answer)
+    used: Json = data.get("usage") or {}
+    answer.usage |= {name: value for name, value in used.items() if value is not None}
+    for place, block in enumerate(data.get("content") or ()) if kind == "message" else ():
+        _read_block(choice, place, block)
+    if kind == "content_block_start":
+        _read_block(choice, data["index"], data["content_block"])
+    elif kind == "content_block_delta":
+        _read_block(choice, data["index"], data["delta"])
+    delta: Json = data.get("delta") or {}
+    if reason := data.get("stop_reason") or delta.get("stop_reason"):
+        choice.finish = read_finish(reason)
+    answer.ended |= kind == "message_stop"
 
 
-stream = Events
-
-
-def error(refused: Refused) -> bytes:
-    """Anthropic's error object."""
-    return msgspec.json.encode(error_body(refused))
-
-
-class Counting:
-    """The dialect of count_tokens: the same request, which need not say how long the answer may be."""
-
-    read = staticmethod(_read)
-    error = staticmethod(error)
-
-
-def model_page(model: str, *, created: float, context: int) -> Json:
-    """The list of models, which has one."""
-    info: Json = {"type": "model", "id": model, "display_name": model, "lifecycle": "active"}
-    info |= {"created_at": datetime.fromtimestamp(int(created), UTC).isoformat(), "max_input_tokens": context}
-    return {"data": [info], "has_more": False, "first_id": model, "last_id": model}
+def _read_block(choice: ProxiedChoice, place: int, block: Json) -> None:
+    choice.text += block.get("text") or ""
+    choice.reasoning += block.get("thinking") or ""
+    if block.get("type") == "tool_use":
+        given = block.get("input")
+        arguments = json.dumps(given, ensure_ascii=False) if given else ""
+        choice.add_call(place, block["id"], block["name"], arguments)
+    elif block.get("type") == "input_json_delta":
+        choice.add_call(place, arguments=block.get("partial_json"))

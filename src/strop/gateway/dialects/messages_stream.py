@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Json, Refused, Request, ToolCall
+from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Json, Refused, ToolCall
 
 KINDS = {
     401: "authentication_error",
@@ -27,7 +27,7 @@ KINDS = {
 }
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
-Said = Literal["thinking", "text"]
+BlockKind = Literal["thinking", "text"]
 
 
 def content(answer: Answer, done: ChoiceDone) -> list[Json]:
@@ -65,12 +65,16 @@ def error_body(refused: Refused) -> Json:
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": None}
 
 
-class Events:
+def error_event(refused: Refused) -> bytes:
+    return _event("error", **{name: value for name, value in error_body(refused).items() if name != "type"})
+
+
+class MessageEvents:
     """One message as events. A block is open until the next one begins."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self) -> None:
         self._index = -1
-        self._open: Said | None = None
+        self._open: BlockKind | None = None
 
     def opening(self, answer: Answer) -> bytes:
         message: Json = {"id": answer.id, "type": "message", "role": "assistant", "model": answer.model, "content": []}
@@ -93,9 +97,9 @@ class Events:
         return b"".join([*events, _event("message_stop")])
 
     def error(self, refused: Refused) -> bytes:
-        return _event("error", **{name: value for name, value in error_body(refused).items() if name != "type"})
+        return error_event(refused)
 
-    def _say(self, answer: Answer, kind: Said, text: str) -> bytes:
+    def _say(self, answer: Answer, kind: BlockKind, text: str) -> bytes:
         events = b""
         if self._open != kind:
             events = self._end(answer)

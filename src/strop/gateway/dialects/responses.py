@@ -13,16 +13,19 @@ such an id belong together as long as they come in that order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
-from strop.gateway.dialects.base import Json, Refused, Request
-from strop.gateway.dialects.fields import check_schema, error, read_fields, read_object, unsupported
-from strop.gateway.dialects.responses_stream import stream, turn_of, whole
-
-__all__ = ["check_results", "error", "read", "stream", "whole"]
+from strop.gateway.dialects.base import Answer, ChoiceDone, Json, Refused, Request
+from strop.gateway.dialects.fields import check_schema, read_fields, read_object, unsupported
+from strop.gateway.dialects.openai import OpenAIDialect
+from strop.gateway.dialects.proxied import ProxiedAnswer, ProxiedChoice, join_parts, read_finish
+from strop.gateway.dialects.responses_stream import ResponseEvents, turn_of, write
+from strop.types import Turn
 
 FIELDS: Json = {
     "model": str,
@@ -92,8 +95,47 @@ ECHOED = (
 """What a response repeats of its request."""
 
 
-def read(body: bytes) -> Request:
-    """The neutral request, or `Refused` with a sentence that names the parameter."""
+class Responses(OpenAIDialect):
+    path = "responses"
+    count_path = "responses/input_tokens"
+    not_offered = MappingProxyType(
+        {
+            "responses/": "responses are recorded but not given out again, cancelled or deleted by id: keep what you "
+            "were answered, or go on from it with previous_response_id"
+        }
+    )
+
+    def read(self, body: bytes) -> Request:
+        return _read(body)
+
+    def continue_from(self, request: Request, turn: Turn) -> Request:
+        """Instructions are for one response: the old ones go, the new ones stand before everything."""
+        old, new = "instructions" in turn.requested, "instructions" in request.requested
+        said = turn.answer | {"turn": turn.id}
+        joined = [*request.messages[:new], *turn.messages[old:], said, *request.messages[new:]]
+        _check_results(joined)
+        return replace(request, messages=joined)
+
+    def write(self, answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes:
+        return write(answer, choices[0], request)
+
+    def stream(self, request: Request) -> ResponseEvents:
+        return ResponseEvents(request)
+
+    def write_count(self, num_tokens: int) -> Json:
+        return {"object": "response.input_tokens", "input_tokens": num_tokens}
+
+    def read_answer(self, data: Json, answer: ProxiedAnswer) -> None:
+        """The last event of a stream has all of it."""
+        kind = data.get("type") or ""
+        if kind == "response.output_text.delta":
+            answer.choice().text += data["delta"]
+        whole = data.get("response") if kind in ENDS else None if kind else data
+        if whole is not None:
+            _read_response(whole, answer)
+
+
+def _read(body: bytes) -> Request:
     fields = read_fields(read_object(body), FIELDS, HARMLESS)
     if not fields.get("input"):
         raise Refused("input is required: text, or a list of items", param="input", code="missing_required_parameter")
@@ -107,7 +149,7 @@ def read(body: bytes) -> Request:
     previous = fields.get("previous_response_id")
     messages = read_input(fields["input"])
     if previous is None:
-        check_results(messages)
+        _check_results(messages)
     requested = {name: fields[name] for name in RECORDED if name in fields}
     if "instructions" in fields:
         messages = [{"role": "system", "content": fields["instructions"]}, *messages]
@@ -338,7 +380,7 @@ def _call(item: _Call, where: str) -> Json:
     return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
 
 
-def check_results(messages: Sequence[Json]) -> None:
+def _check_results(messages: Sequence[Json]) -> None:
     """Refuse the result of a call that nobody made."""
     made: set[str] = set()
     for message in messages:
@@ -349,3 +391,23 @@ def check_results(messages: Sequence[Json]) -> None:
                 " it has: send the call too, or the previous_response_id of the response that made it",
                 param="input",
             )
+
+
+# -- a provider's answer -----------------------------------------------------------------------------------------------
+
+ENDS = ("response.completed", "response.incomplete", "response.failed")
+
+
+def _read_response(response: Json, answer: ProxiedAnswer) -> None:
+    choice = ProxiedChoice()
+    answer.ended, answer.choices, answer.usage = True, {0: choice}, response.get("usage") or {}
+    for place, item in enumerate(response.get("output") or ()):
+        if item.get("type") == "function_call":
+            choice.add_call(place, item.get("call_id"), item.get("name"), item.get("arguments"))
+        elif item.get("type") == "message":
+            choice.text += join_parts(item.get("content"))
+        elif item.get("type") == "reasoning":
+            choice.reasoning += join_parts(item.get("content") or item.get("summary"))
+    details: Json = response.get("incomplete_details") or {}
+    why = details.get("reason") or ("tool_calls" if choice.calls else "stop")
+    choice.finish = "error" if response.get("status") == "failed" else read_finish(why)

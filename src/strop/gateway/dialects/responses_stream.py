@@ -33,7 +33,7 @@ from strop.gateway.dialects.base import (
     ToolCall,
     turn_named,
 )
-from strop.gateway.dialects.fields import error_body
+from strop.gateway.dialects.openai import error_body
 
 
 def turn_of(item: str | None) -> str | None:
@@ -48,8 +48,8 @@ def turn_of(item: str | None) -> str | None:
 # -- the object --------------------------------------------------------------------------------------------------------
 
 
-def whole(answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes:
-    return msgspec.json.encode(_finished(answer, choices[0], request))
+def write(answer: Answer, done: ChoiceDone, request: Request) -> bytes:
+    return msgspec.json.encode(_finished(answer, done, request))
 
 
 def _finished(answer: Answer, done: ChoiceDone, request: Request) -> Json:
@@ -153,7 +153,7 @@ def _arguments(call: ToolCall) -> str:
 # -- the events --------------------------------------------------------------------------------------------------------
 
 
-class Events:
+class ResponseEvents:
     """One response on its way. Calls wait for the end: only then is it certain that no text comes before them."""
 
     def __init__(self, request: Request) -> None:
@@ -245,6 +245,3 @@ class Events:
         body = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
         return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(body) + b"\n\n"
-
-
-stream = Events

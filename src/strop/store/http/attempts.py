@@ -24,7 +24,6 @@ from strop.net.asgi import (
     check_depth,
     encode,
     malformed,
-    no_such_route,
     read_body,
     refuse,
 )
@@ -111,12 +110,22 @@ class Elsewhere:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         _, top, *parts = scope["path"].split("/")
-        if top != "r" or (not self._model and parts[2:3] == ["agents"]):
-            return await no_such_route(scope, receive, send)
         try:
+            if top != "r" or (not self._model and parts[2:3] == ["agents"]):
+                raise Refusal(self._no_such(scope, top), 404, "NoSuchRoute", "not_found")
             await self._tell(scope, parts)
         except Exception as error:
             await refuse(send, error)
+
+    def _no_such(self, scope: Scope, top: str) -> str:
+        asked = f"{scope['method']} {scope['path']}"
+        if top in ("v1", "r") and not self._model:
+            return (
+                f"{asked} is not one of the store's verbs, and no model is served here: start `strop serve` with "
+                "--model, let agents bring a model of their own, or run them under `strop train`"
+            )
+        base = "" if top == "v1" else "; the base URL of an OpenAI client ends in /v1"
+        return f"{asked} is not served here: /openapi.json says what is{base}"
 
     async def _tell(self, scope: Scope, parts: list[str]) -> None:
         rollout, number = [*parts, "", ""][:2]
@@ -127,7 +136,7 @@ class Elsewhere:
             await attempt_of(self._store, rollout, attempt)
         elif not attempt or not await self._keys.open(rollout, attempt, key):
             raise _shut()
-        below = ", ".join(["/events", "/agents/NAME/v1/chat/completions and the other model APIs"][: 1 + self._model])
+        below = ", ".join(["/events", "/agents/NAME/v1 with the model APIs"][: 1 + self._model])
         message = f"{scope['method']} {scope['path']} is not served: below an attempt there are {below}"
         raise Refusal(message, 404, "NoSuchRoute", "not_found")
 

@@ -1,0 +1,103 @@
+"""What OpenAI's APIs have in common: errors, events, parameters, and how their providers' answers are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from strop.gateway.dialects.base import Dialect, Json, Refused
+from strop.gateway.dialects.fields import Schema, unsupported
+from strop.gateway.dialects.proxied import ProxiedAnswer, join_parts, read_finish
+
+DRAWN: Json = {
+    "temperature": Annotated[float, Meta(ge=0, le=2)],
+    "top_p": Annotated[float, Meta(gt=0, le=1)],
+    "top_k": Annotated[int, Meta(ge=-1)],
+    "min_p": Annotated[float, Meta(ge=0, le=1)],
+    "presence_penalty": Annotated[float, Meta(ge=-2, le=2)],
+    "frequency_penalty": Annotated[float, Meta(ge=-2, le=2)],
+    "seed": int,
+}
+"""How chat completions and completions ask for tokens to be drawn: recorded, and overruled by the policy's settings."""
+
+
+class OpenAIDialect(Dialect):
+    """An API with OpenAI's errors."""
+
+    forwarded = (b"openai-beta",)
+
+    def error(self, refused: Refused) -> bytes:
+        return msgspec.json.encode(error_body(refused))
+
+    def error_event(self, refused: Refused) -> bytes:
+        flat = {"type": "error", "code": refused.code, "message": refused.message, "param": refused.param}
+        return b"event: error\n" + event(flat | error_body(refused))
+
+
+def error_body(refused: Refused) -> Json:
+    return {"error": {"message": refused.message, "type": refused.kind, "param": refused.param, "code": refused.code}}
+
+
+def event(body: Json) -> bytes:
+    """A server-sent event without a name."""
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def read_choices(data: Json, answer: ProxiedAnswer) -> None:
+    """A provider's answer to chat completions or completions, whole or in chunks."""
+    answer.usage = data.get("usage") or answer.usage
+    for item in data.get("choices") or ():
+        choice = answer.choice(item.get("index", 0))
+        part: Json = item.get("message") or item.get("delta") or {"content": item.get("text")}
+        choice.text += join_parts(part.get("content"))
+        choice.reasoning += part.get("reasoning_content") or part.get("reasoning") or ""
+        for place, call in enumerate(part.get("tool_calls") or ()):
+            function = call.get("function") or {}
+            choice.add_call(call.get("index", place), call.get("id"), function.get("name"), function.get("arguments"))
+        if item.get("finish_reason"):
+            choice.finish = read_finish(item["finish_reason"])
+
+
+def read_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(stops):
+        raise Refused("stop strings must not be empty", param="stop")
+    return stops
+
+
+def read_stream_options(options: Json) -> bool:
+    """Whether a stream ends with what it used."""
+    if options.get("include_obfuscation"):
+        raise unsupported("stream_options.include_obfuscation", "only false is served")
+    if unknown := set(options) - {"include_usage", "include_obfuscation"}:
+        raise unsupported(f"stream_options.{min(unknown)}", "it is not served")
+    usage = options.get("include_usage")
+    if not isinstance(usage, bool | None):
+        raise Refused(
+            "stream_options.include_usage is true or false", param="stream_options.include_usage", code="invalid_value"
+        )
+    return bool(usage)
+
+
+class ToolFunction(Struct):
+    name: Annotated[str, Meta(min_length=1)]
+    parameters: Schema | None = None
+
+
+class FunctionTool(Struct):
+    type: Literal["function"]
+    function: ToolFunction
+
+
+def check_tool(tool: Json, where: str) -> None:
+    try:
+        msgspec.convert(tool, FunctionTool)
+    except msgspec.ValidationError as error:
+        raise Refused(
+            f'{where}: {error}; a tool is {{"type": "function", "function": {{"name": ...}}}}',
+            param=where,
+            code="invalid_value",
+        ) from None
