@@ -58,10 +58,10 @@ async def seen(folder: Path) -> Seen:
     seen, patch = Seen(), pytest.MonkeyPatch()
     commit_step, publish, call = SqliteStore.commit_step, Shared.publish, LearnerProcess.call
 
-    async def seen_commit(self, step, *, policy):
+    async def seen_commit(self, step):
         seen.calls.append(("commit", step.version))
         seen.checkpoints_at_commit[step.version] = {path.name for path in (folder / "checkpoints").iterdir()}
-        await commit_step(self, step, policy=policy)
+        await commit_step(self, step)
 
     async def seen_publish(self, version):
         seen.calls.append(("publish", version))

@@ -58,9 +58,7 @@ async def filled(url: str) -> None:
         await store.add_events([Event(rollout=id, attempt=1, kind="message", data={"text": "hi"}, time=1.0)])
     await store.finish("ran", 1, rewards=[Reward(value=1.0)])
     await store.put_policy(Policy(name="main", version="1.0", model="m"))
-    await store.commit_step(
-        Step(lineage=1, number=1, rollouts=["ran"], metrics={"kl": float("nan")}, time=1.0), policy="main"
-    )
+    await store.commit_step(Step(lineage=1, number=1, rollouts=["ran"], metrics={"kl": float("nan")}, time=1.0))
     await store.close()
 
 

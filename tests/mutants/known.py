@@ -39,7 +39,7 @@ def _one(name: str, file: str, old: str, new: str, tests: str) -> Mutant:
 
 LOOP, RUN = "tests/integration/test_loop.py", "tests/unit/run/test_loop.py"
 CHECKPOINT = "tests/unit/learner/test_checkpoint.py"
-COMMIT = "    await run.store.commit_step(step, policy=POLICY)\n"
+COMMIT = "    await run.store.commit_step(step)\n"
 PUBLISH = "    await publish(run, step)\n"
 SQLITE, STORE = "tests/unit/store/test_sqlite.py", "tests/unit/store/test_store.py -k sqlite"
 GRPO, CREDIT = "tests/unit/algorithms/test_grpo.py", "tests/unit/algorithms/test_credit.py"

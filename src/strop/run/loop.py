@@ -29,7 +29,7 @@ from strop.run.health import collapse
 from strop.run.learn import learn
 from strop.run.notes import note_trouble, stop_collapsed, stop_if_hopeless
 from strop.run.resume import clear_queue, find_finished_evaluations, go_back
-from strop.run.runtime import POLICY, Collected, Run, open_run
+from strop.run.runtime import Collected, Run, open_run
 from strop.run.scoring import evaluate_if_due, show_scores
 from strop.run.supervise import run_with_agents
 from strop.types import Step
@@ -118,7 +118,7 @@ async def advance(run: Run, collected: Collected) -> None:
         digest=await run.learner.call("digest") if run.config.engine.deterministic else None,
         time=time.time(),
     )
-    await run.store.commit_step(step, policy=POLICY)
+    await run.store.commit_step(step)
     await publish(run, step)
 
 

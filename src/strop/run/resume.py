@@ -22,7 +22,7 @@ import msgspec
 
 from strop.errors import DamagedCheckpoint, StoreError
 from strop.run.rollouts import find_stored, read_sample
-from strop.run.runtime import POLICY, Collected, Run
+from strop.run.runtime import Collected, Run
 from strop.types import TERMINAL, Rollout, Step, version
 
 
@@ -35,7 +35,7 @@ async def go_back(run: Run) -> list[Collected]:
     last = await restore_last_checkpoint(run, line)
     base = last.number if last else 0
     run.steps, run.step = line[:base], base
-    run.lineage = await run.store.open_lineage(POLICY, after=base)
+    run.lineage = await run.store.open_lineage(after=base)
     run.left_behind = [step for step in await run.store.steps(superseded=True) if step.superseded]
     run.folder.prune([step.checkpoint for step in run.steps if step.checkpoint])
     if last:

@@ -144,18 +144,18 @@ class Store(ABC):
     async def policies(self) -> list[Policy]: ...
 
     @abstractmethod
-    async def commit_step(self, step: Step, *, policy: str) -> None:
-        """One transaction: the step, what it consumed, its metrics, and the policy's new version. Refused if a step
-        that is not superseded already has the number or consumed one of the rollouts; the same step again is not."""
+    async def commit_step(self, step: Step) -> None:
+        """One transaction: the step, what it consumed, its metrics, and the new version of every policy. Refused if a
+        step that is not superseded already has the number or consumed one of the rollouts; the same again is not."""
 
     @abstractmethod
     async def steps(self, *, superseded: bool = False) -> list[Step]:
         """The steps of the present line in order, or all that ever were."""
 
     @abstractmethod
-    async def open_lineage(self, policy: str, *, after: int) -> int:
-        """Begin a new line after step number `after`, in one transaction: later steps become superseded, and the
-        policy goes back to the version at that step. Returns the new lineage's number (the first is 1)."""
+    async def open_lineage(self, *, after: int) -> int:
+        """Begin a new line after step number `after`, in one transaction: later steps become superseded, and
+        every policy goes back to the version at that step. Returns the new lineage's number (the first is 1)."""
 
     @abstractmethod
     async def close(self) -> None: ...

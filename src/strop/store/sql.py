@@ -37,6 +37,7 @@ from strop.types import (
     Status,
     Step,
     Turn,
+    version,
 )
 
 T = TypeVar("T")
@@ -343,10 +344,10 @@ class SqlStore(Store):
 
         return await self._read(read)
 
-    async def commit_step(self, step: Step, *, policy: str) -> None:
+    async def commit_step(self, step: Step) -> None:
         if len(set(step.rollouts)) < len(step.rollouts):
             raise StoreError(f"step {step.number} names a rollout twice: consume each one once")
-        await self._write(lambda db: transitions.commit_step(db, step, policy))
+        await self._write(lambda db: transitions.commit_step(db, step))
 
     async def steps(self, *, superseded: bool = False) -> builtins.list[Step]:
         def read(db: Db) -> builtins.list[Step]:
@@ -360,20 +361,18 @@ class SqlStore(Store):
 
         return await self._read(read)
 
-    async def open_lineage(self, policy: str, *, after: int) -> int:
+    async def open_lineage(self, *, after: int) -> int:
         def write(db: Db) -> int:
             db.execute("SELECT changes FROM strop" + db.lock).fetchone()  # one new line at a time
             lineage = transitions.newest_lineage(db) + 1
             if after == 0:
-                row = db.execute("SELECT original FROM policies WHERE name = ?", (policy,)).fetchone()
-                version = row[0] if row else ""
+                transitions.set_versions(db, None)
             else:
                 query = "SELECT lineage FROM steps WHERE number = ? AND superseded = 0"
                 row = db.execute(query, (after,)).fetchone()
                 if row is None:
                     raise UnknownId(f"there is no step {after} to go on from: list them with `steps()`")
-                version = f"{row[0]}.{after}"
-            transitions.set_version(db, policy, version)
+                transitions.set_versions(db, version(row[0], after))
             db.execute("UPDATE steps SET superseded = 1 WHERE number > ?", (after,))
             db.execute("INSERT INTO lineages VALUES (?, ?)", (lineage, after))
             return lineage

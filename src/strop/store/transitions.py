@@ -223,7 +223,7 @@ def tried_again(db: Db) -> list[str]:
     return [move(db, rollout, "queued", ended=None, cause=None, detail=None, due=0.0).id for rollout in failed]
 
 
-def commit_step(db: Db, step: Step, policy: str) -> None:
+def commit_step(db: Db, step: Step) -> None:
     db.execute("SELECT changes FROM strop" + db.lock).fetchone()  # one step at a time
     newest = newest_lineage(db)
     if step.lineage < newest:
@@ -255,7 +255,7 @@ def commit_step(db: Db, step: Step, policy: str) -> None:
         ),
     )
     db.executemany("INSERT INTO consumed VALUES (?, ?, ?, ?, ?)", consumed)
-    set_version(db, policy, step.version)
+    set_versions(db, step.version)
 
 
 def _consumable(db: Db, rollouts: Sequence[str]) -> None:
@@ -279,6 +279,12 @@ def newest_lineage(db: Db) -> int:
     return db.execute(query).fetchone()[0] or 0
 
 
-def set_version(db: Db, policy: str, version: str) -> None:
-    if db.execute("UPDATE policies SET version = ? WHERE name = ?", (version, policy)).rowcount == 0:
-        raise UnknownId(f"there is no policy {policy!r}: put it first")
+def set_versions(db: Db, version: str | None) -> None:
+    """Every policy of the store has this version now; None: the one it began with."""
+    count = (
+        db.execute("UPDATE policies SET version = original")
+        if version is None
+        else db.execute("UPDATE policies SET version = ?", (version,))
+    ).rowcount
+    if count == 0:
+        raise UnknownId("the store has no policy: put one first")

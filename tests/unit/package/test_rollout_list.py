@@ -45,7 +45,7 @@ async def _fill(folder: Path) -> None:
                     await _end(store, one.id, value)
                 ids = [rollout.id for rollout in made]
                 step = Step(lineage=1, number=number, rollouts=ids, metrics={}, time=time.time())
-                await store.commit_step(step, policy="main")
+                await store.commit_step(step)
             for greedy in (False, True):
                 given = {"seed": 0, "version": f"1.{number}", "step": number, "split": "test"}
                 asked = evaluation(TASKS, greedy=greedy, **given)  # type: ignore[arg-type]

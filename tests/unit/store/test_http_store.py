@@ -195,7 +195,7 @@ async def test_metrics_that_are_no_numbers(server: StoreServer, behind: SqliteSt
     async with client(server.url) as store:
         await store.put_policy(Policy(name="main", version="1.0", model="m"))
         metrics = {"kl": math.nan, "loss": -0.5}
-        await store.commit_step(Step(lineage=1, number=1, rollouts=[], metrics=metrics, time=1.0), policy="main")
+        await store.commit_step(Step(lineage=1, number=1, rollouts=[], metrics=metrics, time=1.0))
         for found in ((await store.steps())[0].metrics, (await behind.steps())[0].metrics):
             assert math.isnan(found["kl"])
             assert found["loss"] == -0.5
@@ -286,7 +286,7 @@ async def test_what_was_done_is_not_done_twice(server: StoreServer, behind: Sqli
         done = await say("finish", "a", 1, rewards=[Reward(value=1.0)])
         assert done.status == "succeeded"
         await say("put_policy", Policy(name="main", version="1.0", model="m"))
-        await say("commit_step", Step(lineage=1, number=1, rollouts=["a"], metrics={}, time=1.0), policy="main")
+        await say("commit_step", Step(lineage=1, number=1, rollouts=["a"], metrics={}, time=1.0))
     assert len(connections) == 14
     assert [(r.id, r.status, r.attempts) for r in await behind.list()] == [("a", "succeeded", 1), ("b", "queued", 0)]
     assert await behind.turns("a") == [turn]

@@ -216,9 +216,9 @@ async def test_no_two_verbs_ever_wait_for_each_other(open: Open, sql: Callable):
         if some:
             verbs += [lambda: store.finish(ids[0], some[0].attempt.number, cause=rng.choice(CAUSES))] * 3
         if n > 60:
-            verbs.append(lambda: store.open_lineage("main", after=0))
+            verbs.append(lambda: store.open_lineage(after=0))
             step = Step(lineage=10**6, number=rng.randrange(9), rollouts=ids, metrics={}, time=rng.random())
-            verbs.append(lambda: store.commit_step(step, policy="main"))
+            verbs.append(lambda: store.commit_step(step))
         answer = await rng.choice(verbs)()
         if isinstance(answer, list) and answer and isinstance(answer[0], Lease):
             leases.extend(answer)
@@ -351,7 +351,7 @@ async def test_an_answer_that_is_lost_after_the_commit_does_nothing_twice(open: 
     assert (await store.finish("g1.1", 1, cause="lost_runner")).status == "queued"
     await store.cancel(["g1.2"], detail="not wanted")
     step = Step(lineage=1, number=1, rollouts=["g1.0"], metrics={}, time=1.0)
-    await store.commit_step(step, policy="main")
+    await store.commit_step(step)
     assert sum(lost) == 10
     assert await store.steps() == [step]
     expected = {"queued": 3, "running": 0, "succeeded": 1, "failed": 0, "cancelled": 1}
@@ -425,7 +425,7 @@ async def test_no_text_gives_more_than_a_sentence(open: Open, odd: str):
     await store.put_policy(Policy(name="main", version=odd, model=odd))
     for verb in (
         store.commit_step(step, policy=odd),
-        store.commit_step(step, policy="main"),
+        store.commit_step(step),
         store.open_lineage(odd, after=0),
         store.get(odd),
         store.list(group=odd),

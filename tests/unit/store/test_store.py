@@ -634,7 +634,7 @@ def step(number: int, rollouts: list[str], lineage: int = 1, **fields) -> Step:
 async def prepared(store: Store) -> None:
     await store.put_policy(Policy(name="main", version="1.0", model="strop/nano"))
     await store.enqueue([rollout(f"g{i}.0") for i in range(8)])
-    assert await store.open_lineage("main", after=0) == 1
+    assert await store.open_lineage(after=0) == 1
 
 
 async def version(store: Store) -> str:
@@ -662,22 +662,22 @@ async def test_a_step_comes_back_as_it_was_committed(store: Store):
         checkpoint="checkpoints/1",
         digest="abc",
     )
-    await store.commit_step(given, policy="main")
-    await store.commit_step(given, policy="main")  # said again, because the answer was lost
+    await store.commit_step(given)
+    await store.commit_step(given)  # said again, because the answer was lost
     assert await store.steps() == [given]
     assert await version(store) == "1.1"
 
 
 async def test_metrics_may_be_nan(store: Store):
     await prepared(store)
-    await store.commit_step(step(1, [], metrics={"kl": math.nan}), policy="main")
+    await store.commit_step(step(1, [], metrics={"kl": math.nan}))
     (found,) = await store.steps()
     assert math.isnan(found.metrics["kl"])
 
 
 async def test_nothing_is_committed_or_consumed_twice(store: Store):
     await prepared(store)
-    await store.commit_step(step(1, ["g0.0"], dropped={"g1.0": "late"}), policy="main")
+    await store.commit_step(step(1, ["g0.0"], dropped={"g1.0": "late"}))
     for again, says in (
         (step(1, ["g2.0"]), "step 1 was committed"),
         (step(2, ["g2.0", "g0.0"]), r"'g0\.0' was consumed by step 1"),
@@ -686,26 +686,24 @@ async def test_nothing_is_committed_or_consumed_twice(store: Store):
         (step(2, ["nope.0"]), r"no rollout 'nope\.0'"),
     ):
         with pytest.raises(StoreError, match=says):
-            await store.commit_step(again, policy="main")
-    with pytest.raises(UnknownId, match="'other'"):
-        await store.commit_step(step(2, ["g2.0"]), policy="other")
+            await store.commit_step(again)
     assert [s.number for s in await store.steps()] == [1]
     assert await version(store) == "1.1"
-    await store.commit_step(step(2, ["g2.0"]), policy="main")  # a refused step left nothing behind
+    await store.commit_step(step(2, ["g2.0"]))  # a refused step left nothing behind
 
 
 async def test_a_new_line_supersedes_later_steps_and_may_consume_their_rollouts_again(store: Store):
     await prepared(store)
     for number in (1, 2, 3):
-        await store.commit_step(step(number, [f"g{number}.0"]), policy="main")
-    assert await store.open_lineage("main", after=2) == 2
+        await store.commit_step(step(number, [f"g{number}.0"]))
+    assert await store.open_lineage(after=2) == 2
     assert await version(store) == "1.2"
     assert [s.version for s in await store.steps()] == ["1.1", "1.2"]
     with pytest.raises(StoreError, match="replaced"):
-        await store.commit_step(step(3, ["g4.0"], lineage=1), policy="main")  # whoever still holds the old line
+        await store.commit_step(step(3, ["g4.0"], lineage=1))  # whoever still holds the old line
     with pytest.raises(StoreError, match="consumed by step 2"):
-        await store.commit_step(step(3, ["g2.0"], lineage=2), policy="main")
-    await store.commit_step(step(3, ["g3.0"], lineage=2), policy="main")
+        await store.commit_step(step(3, ["g2.0"], lineage=2))
+    await store.commit_step(step(3, ["g3.0"], lineage=2))
     assert [(s.version, s.superseded) for s in await store.steps(superseded=True)] == [
         ("1.1", False),
         ("1.2", False),
@@ -714,20 +712,42 @@ async def test_a_new_line_supersedes_later_steps_and_may_consume_their_rollouts_
     ]
     assert await version(store) == "2.3"
     assert (await store.stats())["steps"] == 3
-    assert await store.open_lineage("main", after=3) == 3
+    assert await store.open_lineage(after=3) == 3
     assert await version(store) == "2.3"
-    assert await store.open_lineage("main", after=0) == 4
+    assert await store.open_lineage(after=0) == 4
     assert await version(store) == "1.0"
+    assert await store.steps() == []
+
+
+async def test_a_step_raises_every_policy_and_a_new_line_takes_all_back(store: Store):
+    await prepared(store)
+    await store.put_policy(Policy(name="critic", version="1.0", model="other"))
+
+    async def versions() -> dict[str, str]:
+        return {policy.name: policy.version for policy in await store.policies()}
+
+    await store.commit_step(step(1, ["g1.0"]))
+    assert await versions() == {"main": "1.1", "critic": "1.1"}
+    await store.commit_step(step(2, ["g2.0"]))
+    await store.open_lineage(after=1)
+    assert await versions() == {"main": "1.1", "critic": "1.1"}
+    await store.open_lineage(after=0)
+    assert await versions() == {"main": "1.0", "critic": "1.0"}
+
+
+async def test_without_a_policy_there_is_nothing_to_raise(store: Store):
+    with pytest.raises(UnknownId, match="no policy"):
+        await store.commit_step(step(1, []))
+    with pytest.raises(UnknownId, match="no policy"):
+        await store.open_lineage(after=0)
     assert await store.steps() == []
 
 
 async def test_a_line_begins_only_where_there_is_something(store: Store):
     await prepared(store)
     with pytest.raises(UnknownId, match="no step 5"):
-        await store.open_lineage("main", after=5)
-    with pytest.raises(UnknownId, match="'other'"):
-        await store.open_lineage("other", after=0)
-    assert await store.open_lineage("main", after=0) == 2  # those that were refused used up no number
+        await store.open_lineage(after=5)
+    assert await store.open_lineage(after=0) == 2  # those that were refused used up no number
 
 
 async def test_what_failed_is_tried_again_only_while_no_step_was_made(store):
@@ -742,6 +762,6 @@ async def test_what_failed_is_tried_again_only_while_no_step_was_made(store):
         assert (await store.get("g.0")).status == "queued"
     (lease,) = await store.lease("w", seconds=30)
     await store.finish("g.0", lease.attempt.number, cause="agent_error", detail="broken")
-    await store.commit_step(Step(lineage=1, number=1, rollouts=["g.0"], metrics={}, time=0.0), policy="main")
+    await store.commit_step(Step(lineage=1, number=1, rollouts=["g.0"], metrics={}, time=0.0))
     assert await store.reclaim(everything=True) == []
     assert (await store.get("g.0")).status == "failed"

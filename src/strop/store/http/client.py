@@ -241,15 +241,15 @@ class HttpStore(Store):
     async def policies(self) -> builtins.list[Policy]:
         return await self._ask(_POLICIES, "GET", "/v1/policies")
 
-    async def commit_step(self, step: Step, *, policy: str) -> None:
-        await self._send("POST", "/v1/steps", {"step": step, "policy": policy})
+    async def commit_step(self, step: Step) -> None:
+        await self._send("POST", "/v1/steps", {"step": step})
 
     async def steps(self, *, superseded: bool = False) -> builtins.list[Step]:
         query = _query(superseded="true" if superseded else "false")
         return [record.step() for record in await self._ask(_STEPS, "GET", f"/v1/steps{query}")]
 
-    async def open_lineage(self, policy: str, *, after: int) -> int:
-        return (await self._ask(_LINEAGE, "POST", "/v1/lineages", {"policy": policy, "after": after})).lineage
+    async def open_lineage(self, *, after: int) -> int:
+        return (await self._ask(_LINEAGE, "POST", "/v1/lineages", {"after": after})).lineage
 
     # ------------------------------------------------------------------------------------------------------------
 

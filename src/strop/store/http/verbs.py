@@ -200,14 +200,14 @@ class Verbs:
 
     @served("POST", "/v1/steps")
     async def commit_step(self, given: wire.StepBody, at: At, receive: Receive) -> wire.Done:
-        """Commit a step: what it consumed, its metrics and the policy's new version, all at once."""
-        await self._store.commit_step(given.step.step(), policy=given.policy)
+        """Commit a step: what it consumed, its metrics and the new version of every policy, all at once."""
+        await self._store.commit_step(given.step.step())
         return wire.Done()
 
     @served("POST", "/v1/lineages")
     async def open_lineage(self, given: wire.LineageBody, at: At, receive: Receive) -> wire.Lineage:
         """Begin a new line after a step; later steps become superseded."""
-        return wire.Lineage(await self._store.open_lineage(given.policy, after=given.after))
+        return wire.Lineage(await self._store.open_lineage(after=given.after))
 
     # ------------------------------------------------------------------------------------------------------------
 

@@ -209,16 +209,14 @@ class StepRecord(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class StepBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A step to commit, and the policy that it made a version of."""
+    """A step to commit, which made a version of every policy."""
 
     step: StepRecord
-    policy: str
 
 
 class LineageBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The policy, and the number of the step to go on from; 0 is the beginning."""
+    """The number of the step to go on from; 0 is the beginning."""
 
-    policy: str
     after: Nth
 
 
