@@ -22,10 +22,10 @@ from tokenizers import AddedToken, Tokenizer
 
 from strop.gateway import conversation
 from strop.gateway import session as sessions
-from strop.gateway.conversation import Asked
+from strop.gateway.conversation import Conversation
 from strop.gateway.session import Contexts
 from strop.gateway.template import Renderer
-from strop.gateway.template_check import Conversation, Ending, examine
+from strop.gateway.template_check import Ending, Transcript, examine
 from tests.chatml import TEMPLATE as CHATML
 from tests.parity.exactness import Message, Template, Verdict, check
 from tests.unit.gateway.test_session import Desk, said, user
@@ -206,7 +206,7 @@ class Stage:
 
     def check(self, messages: list[Message], endings: tuple[Ending, ...] = STOP) -> Verdict:
         tools = _tools(messages)
-        found = examine(self.renderer, Conversation(id="", messages=messages, tools=tools), endings=endings)
+        found = examine(self.renderer, Transcript(id="", messages=messages, tools=tools), endings=endings)
         report = {"error": found.error, "turn_reports": msgspec.to_builtins(found.turns)}
         cut = [ending == "length" for ending in endings]
         return check(self.template, self.tokenizer, messages, tools, report, ends=self.ends, cut=cut)
@@ -252,7 +252,7 @@ def _apart(messages: list[Message]) -> list[Message]:
 def test_answers_that_a_template_tears_apart_branch(name: str) -> None:
     """One answer of the conversation has words and a call: the prompt behind it is rendered whole, once."""
     stage = Stage.of(name, "gpt2+")
-    found = examine(stage.renderer, Conversation(id="", messages=CORNERS, tools=_tools(CORNERS)))
+    found = examine(stage.renderer, Transcript(id="", messages=CORNERS, tools=_tools(CORNERS)))
     assert found.branches == {"template_rewrote": 1}
     assert found.wrong == []
 
@@ -413,7 +413,7 @@ def test_other_tokens_are_noticed(chatml: Stage, monkeypatch: pytest.MonkeyPatch
 
 
 def test_retokenised_answers_are_noticed(chatml: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = examine(chatml.renderer, Conversation(id="", messages=CORNERS)).turns[0].response_ids
+    said = examine(chatml.renderer, Transcript(id="", messages=CORNERS)).turns[0].response_ids
     monkeypatch.setattr(sessions.Served, "ids", property(lambda self: [*self.prompt_ids, *said]))
     assert any("begin with the previous prompt" in fault for fault in chatml.check(CORNERS).faults)
 
@@ -425,14 +425,14 @@ def test_branches_are_noticed(chatml: Stage, monkeypatch: pytest.MonkeyPatch) ->
 
 def _edited(stage: Stage) -> bool:
     """Whether an edited history gets the prompt that the template writes for it."""
-    contexts, asked = Contexts(b""), Asked.of(CORNERS[:2], None)
-    first = examine(stage.renderer, Conversation(id="", messages=CORNERS[:3])).turns[0]
+    contexts, asked = Contexts(b""), Conversation.of(CORNERS[:2], None)
+    first = examine(stage.renderer, Transcript(id="", messages=CORNERS[:3])).turns[0]
     assert contexts.prompt(stage.renderer, asked).ids == first.prompt_ids
     turn = {"id": "r/1/0", "rollout": "r", "attempt": 1, "logprobs": [], "versions": [], "finish": "stop"}
     turn |= {"prompt_ids": first.prompt_ids, "response_ids": first.response_ids, "started": 0.0, "ended": 0.0}
     contexts.add(msgspec.convert(turn | {"answer": CORNERS[2], "messages": CORNERS[:2]}, sessions.Turn), asked)
     edited = [CORNERS[0], user("Something else?"), *CORNERS[2:4]]
-    prompt = contexts.prompt(stage.renderer, Asked.of(edited, None))
+    prompt = contexts.prompt(stage.renderer, Conversation.of(edited, None))
     return stage.renderer.decode(prompt.ids) == stage.template.render(edited, None, generate=True)
 
 

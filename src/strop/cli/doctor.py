@@ -19,7 +19,7 @@ from strop.cli.output import console, json_line
 from strop.config import Config, PolicyConfig
 from strop.errors import ConfigError
 from strop.gateway.template import Renderer
-from strop.gateway.template_check import Conversation, Finding, Report, look_at, needs, read_transcripts, samples
+from strop.gateway.template_check import Finding, Report, Transcript, look_at, needs, read_transcripts, samples
 from strop.imports import to_install
 from strop.models.names import folder_of
 from strop.monitor.screen import Screen
@@ -71,7 +71,7 @@ def _renderer(folder: Path, template: str | None, policy: PolicyConfig) -> Rende
         raise ConfigError(f"cannot read {template}: {error}") from None
 
 
-def _examine(renderer: Renderer, conversations: Sequence[Conversation], *, quiet: bool) -> list[Finding]:
+def _examine(renderer: Renderer, conversations: Sequence[Transcript], *, quiet: bool) -> list[Finding]:
     if not conversations:
         raise ConfigError("the transcripts hold no conversation: each line is an object with `messages`")
     shown = track(conversations, "replaying", console=Screen(stderr=True), disable=quiet, transient=True)

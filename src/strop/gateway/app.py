@@ -257,10 +257,10 @@ class Gateway:
                     return await self._pass(outside, dialect, address, body, session, scope, receive, send)
                 request = await self._resume(dialect, session, dialect.read_count(body))
                 route = self.routes.find(agent, request.requested.get("model")).asked_by(request)
-                (asked,) = conversations(request, route)
-                check_length(asked, route)
                 contexts = session.contexts(agent, route.policy)
-                count = len(contexts.prompt(route.renderer, asked, route.history, remember=False).ids)
+                (conversation,) = conversations(request, route, contexts)
+                check_length(conversation, route)
+                count = len(contexts.prompt(route.renderer, conversation, route.history, remember=False).ids)
         await _answer_json(send, dialect.write_count(count))
 
     # -- the rest ----------------------------------------------------------------------------------------------------

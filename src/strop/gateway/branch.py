@@ -17,7 +17,7 @@ Branch = Literal[
 
 
 def difference(before: list[bytes], now: list[bytes]) -> Branch:
-    """How a conversation differs from one that was served, both as edges (see `Asked`).
+    """How a conversation differs from one that was served, both as edges (see `Conversation`).
 
     One that leaves out messages and then goes on was shortened; any other was edited.
 

@@ -6,8 +6,9 @@ leading part of a conversation a key, which is the hash of the path to it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from hashlib import blake2b
+from operator import is_
 from typing import Any, cast
 
 import msgspec
@@ -18,13 +19,18 @@ from strop.gateway.dialects.chat_messages import LONGEST, REMEMBERED
 from strop.gateway.template import Messages, Tools
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class Conversation(Struct, frozen=True, kw_only=True):
     """`edges` has one edge per message, `keys` one key per leading message. `context` is the key of the whole with what
     the request says besides of the answers in it: whose they are, which thoughts led to them, the ids of their calls.
 
     `lead` is the beginning of the answer where that is given: by the agent (its own words are `prefill`), or to make
     the model call a tool. `variables` are what the chat template is given besides: with others it is another context.
     A raw prompt is a conversation of one message whose role is "prompt".
+
+    The rest is for longer conversations that begin with the very same messages: `start` is the hash of tools and
+    variables, `tells` what each message tells of an answer, `calls` has the places of tool calls by their ids.
+    `num_told` counts, up to each message, what answers can be recognised by; `agreed` how much of it was found to be
+    the same in the contexts of some turns. `num_chars` and `longest_thought` say how much text there is.
     """
 
     messages: Messages
@@ -35,14 +41,55 @@ class Asked(Struct, frozen=True, kw_only=True):
     edges: list[bytes]
     keys: list[bytes]
     context: bytes
+    start: bytes
+    tells: bytes
+    calls: dict[str, Place]
+    num_calling: int
+    num_told: list[int]
+    num_chars: int
+    longest_thought: int
+    agreed: dict[str, int]
 
     @classmethod
     def of(
-        cls, messages: Messages, tools: Tools, *, variables: Json | None = None, lead: str = "", prefill: str = ""
-    ) -> Asked:
-        (edges, told), variables = _read(messages), variables or {}
-        start = msgspec.json.encode([tools or [], variables] if variables else tools or [], order="sorted")
-        keys = _keys(start, edges)
+        cls,
+        messages: Messages,
+        tools: Tools,
+        *,
+        variables: Json | None = None,
+        lead: str = "",
+        prefill: str = "",
+        earlier: Iterable[Conversation] = (),
+    ) -> Conversation:
+        """`earlier` are conversations that this one may go on from: what is known of them is not found out again."""
+        variables = variables or {}
+        encoded = msgspec.json.encode([tools or [], variables] if variables else tools or [], order="sorted")
+        start = blake2b(encoded, digest_size=16).digest()
+        base = next((one for one in earlier if one.start == start and one.is_begun_by(messages)), None)
+        edges = [] if base is None else base.edges.copy()
+        keys = [] if base is None else base.keys.copy()
+        calls = {} if base is None else base.calls.copy()
+        num_told = [] if base is None else base.num_told.copy()
+        tells = [] if base is None else [base.tells]
+        num_calling, told, key = (base.num_calling, num_told[-1], keys[-1]) if base else (0, 0, start)
+        num_chars, thought = (base.num_chars, base.longest_thought) if base else (len(encoded), 0)
+        for message in messages[len(edges) :]:
+            if made := message.get("tool_calls"):
+                num_calling += 1
+                for i, call in enumerate(made):
+                    calls[call["id"]] = num_calling, i
+            # A tool's message names the call it answers by where that stands, as seen from the result: agents may give
+            # calls new ids with every request, or forget what came before. Of several with one id it is the last.
+            asked = calls.get(message.get("tool_call_id") or "")
+            known = _known_of(message, asked and (num_calling - asked[0], asked[1]))
+            key, told = step(key, known.edge), told + known.num_told
+            edges.append(known.edge)
+            keys.append(key)
+            tells.append(known.tells)
+            num_told.append(told)
+            num_chars += known.num_chars
+            thought = max(thought, known.num_thought)
+        joined = b"".join(tells)
         return cls(
             messages=messages,
             tools=tools,
@@ -51,73 +98,89 @@ class Asked(Struct, frozen=True, kw_only=True):
             prefill=prefill,
             edges=edges,
             keys=keys,
-            context=step(keys[-1], told) if told else keys[-1],
+            context=step(key, joined) if len(joined) > len(edges) else key,
+            start=start,
+            tells=joined,
+            calls=calls,
+            num_calling=num_calling,
+            num_told=num_told,
+            num_chars=num_chars,
+            longest_thought=thought,
+            agreed={} if base is None else base.agreed.copy(),
         )
 
     @classmethod
-    def raw(cls, prompt: str | list[int]) -> Asked:
+    def raw(cls, prompt: str | list[int]) -> Conversation:
         return cls.of([{"role": "prompt", "content": prompt}], None)
 
     @property
     def key(self) -> bytes:
         return step(self.context, self.lead.encode()) if self.lead else self.context
 
+    def is_begun_by(self, messages: Messages) -> bool:
+        """Whether all of this stands at the beginning of `messages`: the very objects, since Python takes True for 1.
+        Dialects give out one object for the same bytes."""
+        mine = self.messages
+        if len(mine) > len(messages) or mine[-1] is not messages[len(mine) - 1]:
+            return False
+        return all(map(is_, mine, messages))
+
 
 def call_ids(message: Json) -> tuple[str, ...]:
     return tuple([call["id"] for call in message.get("tool_calls") or ()])
 
 
-def _read(messages: Messages) -> tuple[list[bytes], bytes]:
-    """The edges of a conversation, and what it tells of its answers.
-
-    A tool's message names the call it answers by where that stands, as seen from the result: agents may give calls new
-    ids with every request, or forget what came before. Of several calls with one id it is the last."""
-    places: dict[str, Place] = {}
-    edges: list[bytes] = []
-    told: list[bytes] = []
-    num_calling = 0
-    for message in messages:
-        if calls := message.get("tool_calls"):
-            num_calling += 1
-            for i, call in enumerate(calls):
-                places[call["id"]] = num_calling, i
-        asked = places.get(message.get("tool_call_id") or "")
-        edge, tells = _known_of(message, asked and (num_calling - asked[0], asked[1]))
-        edges.append(edge)
-        told.append(tells or b"-")
-    return edges, b"".join(told) if any(tells != b"-" for tells in told) else b""
-
-
 Place = tuple[int, int]
 """How many messages with calls back from the last one a call stands, and which of that message's calls it is."""
 
-_known: dict[tuple[int, Place | None], tuple[Json, bytes, bytes]] = {}
-"""Messages that were seen, with their edges and what they tell: dialects give out one object for the same bytes."""
+
+class KnownMessage(Struct, frozen=True):
+    """What was found out about a message. `edge` is the first letter of its role, and a hash. `tells` is a hash of what
+    it tells besides of an answer, or else a dash, in `num_told` ways. `num_chars` is its text with its calls,
+    `num_thought` that of its thoughts, which templates may leave out."""
+
+    message: Json
+    edge: bytes
+    tells: bytes
+    num_told: int
+    num_chars: int
+    num_thought: int
+
+
+_known: dict[tuple[int, Place | None], KnownMessage] = {}
+"""Messages that were seen: dialects give out one object for the same bytes."""
 
 
 def edge_of(message: Json) -> bytes:
-    """The first letter of the role, and a hash."""
-    return _known_of(message, None)[0]
+    return _known_of(message, None).edge
 
 
-def _known_of(message: Json, place: Place | None) -> tuple[bytes, bytes]:
-    """A message's edge, and a hash of what it tells besides of an answer. `place` is that of the call which a tool's
-    message answers."""
+def _known_of(message: Json, place: Place | None) -> KnownMessage:
+    """`place` is that of the call which a tool's message answers."""
     found = _known.get((id(message), place))
-    if found is not None and found[0] is message:
-        return found[1], found[2]
+    if found is not None and found.message is message:
+        return found
     canon = canonical(message if place is None else message | {"tool_call_id": place})
-    edge, tells, length = canon[2:3] + blake2b(canon, digest_size=16).digest(), b"", len(canon)
+    edge, tells, length = canon[2:3] + blake2b(canon, digest_size=16).digest(), b"-", len(canon)
+    thought, calls = message.get("reasoning_content"), message.get("tool_calls")
     if message["role"] == "assistant":
-        parts = (message.get("turn"), message.get("reasoning_content"), call_ids(message))
+        parts = (message.get("turn"), thought, call_ids(message))
         if any(parts):
             written = msgspec.json.encode(parts)
             tells, length = blake2b(written, digest_size=16).digest(), length + len(written)
+    known = KnownMessage(message, edge, tells, bool(thought) + bool(calls), len(text_of(message)), len(thought or ""))
     if length <= LONGEST:
         if len(_known) >= 2 * REMEMBERED:
             _known.clear()
-        _known[id(message), place] = message, edge, tells
-    return edge, tells
+        _known[id(message), place] = known
+    return known
+
+
+def text_of(message: Json) -> str:
+    """What a message says in words and in calls."""
+    content = message["content"] if isinstance(message["content"], str) else ""  # else a raw prompt's ids
+    calls = message.get("tool_calls")
+    return content + msgspec.json.encode([call["function"] for call in calls]).decode() if calls else content
 
 
 def canonical(message: dict[str, Any]) -> bytes:
@@ -150,13 +213,3 @@ def _plain(value: Any) -> Any:
 
 def step(key: bytes, edge: bytes) -> bytes:
     return blake2b(key + edge, digest_size=16).digest()
-
-
-def _keys(start: bytes, edges: Sequence[bytes]) -> list[bytes]:
-    """The key of every prefix of a conversation."""
-    keys: list[bytes] = []
-    key = blake2b(start, digest_size=16).digest()
-    for edge in edges:
-        key = step(key, edge)
-        keys.append(key)
-    return keys

@@ -18,12 +18,12 @@ from msgspec.structs import replace
 
 from strop.engines.base import Chunk
 from strop.errors import ContextOverflow, EngineError
-from strop.gateway.conversation import Asked
+from strop.gateway.conversation import Conversation, text_of
 from strop.gateway.detokenize import Detokenizer, StopStrings
-from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Json, Refused, Request, SampledToken, ToolCall
+from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Refused, Request, SampledToken, ToolCall
 from strop.gateway.known_turns import call_id
 from strop.gateway.route import PolicyRoute
-from strop.gateway.session import Prompt, Session
+from strop.gateway.session import Contexts, Prompt, Session
 from strop.gateway.tool_calls import PLAIN
 from strop.gateway.tool_calls.base import Call as ModelCall
 from strop.gateway.tool_calls.base import Piece, Thought
@@ -42,22 +42,24 @@ class Call:
         route = route.asked_by(request)
         self.session, self.agent, self.route, self.request = session, agent, route, request
         self.started = time.time()
-        prompts: list[tuple[Asked, Prompt, Sampling]] = []
-        for asked in conversations(request, route):
-            check_length(asked, route)
-            prompt = session.contexts(agent, route.policy).prompt(route.renderer, asked, route.history)
+        prompts: list[tuple[Conversation, Prompt, Sampling]] = []
+        contexts = session.contexts(agent, route.policy)
+        for conversation in conversations(request, route, contexts):
+            check_length(conversation, route)
+            prompt = contexts.prompt(route.renderer, conversation, route.history)
             room = route.engine.context - len(prompt.ids)
             if room < 1:
                 raise ContextOverflow(
                     f"This model's maximum context length is {route.engine.context} tokens. However, your messages "
                     f"resulted in {len(prompt.ids)} tokens. {SHORTEN}"
                 )
-            prompts.append((asked, prompt, self._sampling(room)))
+            prompts.append((conversation, prompt, self._sampling(room)))
         self.choices: list[Choice] = []  # numbers and seeds are given out once nothing can be refused any more
-        for asked, prompt, sampling in prompts:
+        for conversation, prompt, sampling in prompts:
             for _ in range(request.n):
                 seed = session.next_seed(agent, prompt)
-                self.choices.append(Choice(len(self.choices), self, asked, prompt, replace(sampling, seed=seed)))
+                given = replace(sampling, seed=seed)
+                self.choices.append(Choice(len(self.choices), self, conversation, prompt, given))
 
     def _sampling(self, room: int) -> Sampling:
         given, request = self.route.sampling_for(self.session.rollout), self.request
@@ -92,7 +94,7 @@ class Call:
         )
 
 
-def conversations(request: Request, route: PolicyRoute) -> list[Asked]:
+def conversations(request: Request, route: PolicyRoute, contexts: Contexts) -> list[Conversation]:
     """What is asked: one conversation, or raw prompts. A call that must be made is begun for the model."""
     if request.prompts:
         return [_raw(prompt, route.renderer.num_ids) for prompt in request.prompts]
@@ -108,31 +110,32 @@ def conversations(request: Request, route: PolicyRoute) -> list[Asked]:
             )
         begun = forced
     if not begun:
-        return [Asked.of(messages, tools, variables=renderer.variables)]
+        return [contexts.read(messages, tools, variables=renderer.variables)]
     # Where the prompt makes the model think first, it has done so; unless the agent says itself what was thought.
     thought = renderer.format.unclosed(renderer.opening(messages, tools))
     lead = f"{thought}\n\n{begun}" if thought and thought not in begun else begun
-    return [Asked.of(messages, tools, variables=renderer.variables, lead=lead, prefill=request.prefill)]
+    return [contexts.read(messages, tools, variables=renderer.variables, lead=lead, prefill=request.prefill)]
 
 
-def _raw(prompt: str | list[int], num_ids: int) -> Asked:
+def _raw(prompt: str | list[int], num_ids: int) -> Conversation:
     if not isinstance(prompt, str) and (unknown := [id for id in prompt if not 0 <= id < num_ids]):
         raise Refused(
             f"{unknown[0]} is no token of this model: ids are 0 to {num_ids - 1}", param="prompt", code="invalid_value"
         )
-    return Asked.raw(prompt)
+    return Conversation.raw(prompt)
 
 
-def check_length(asked: Asked, route: PolicyRoute) -> None:
+def check_length(conversation: Conversation, route: PolicyRoute) -> None:
     """Refuse what is far too long for the model by its beginning: nobody else is answered while text is tokenised, and
     an agent may send megabytes of it, in messages, in calls or in tools."""
     context = route.engine.context
-    texts = [_text_of(message) for message in asked.messages]
-    if asked.tools or asked.variables:
-        texts.append(msgspec.json.encode([asked.tools, asked.variables]).decode())
-    thoughts = [message.get("reasoning_content") or "" for message in asked.messages]  # templates may leave them out
-    if sum(map(len, texts)) <= 8 * context and all(len(thought) <= 8 * context for thought in thoughts):
+    if conversation.num_chars <= 8 * context and conversation.longest_thought <= 8 * context:
         return
+    messages, tools, variables = conversation.messages, conversation.tools, conversation.variables
+    texts = [text_of(message) for message in messages]
+    if tools or variables:
+        texts.append(msgspec.json.encode([tools, variables]).decode())
+    thoughts = [message.get("reasoning_content") or "" for message in messages]  # templates may leave them out
     for text in ("".join(texts), *thoughts):
         size = 8 * context  # characters; more than most text of so many tokens has
         while size < len(text):
@@ -141,17 +144,11 @@ def check_length(asked: Asked, route: PolicyRoute) -> None:
             size *= 4
 
 
-def _text_of(message: Json) -> str:
-    content = message["content"] if isinstance(message["content"], str) else ""  # else a raw prompt's ids
-    calls = message.get("tool_calls")
-    return content + msgspec.json.encode([call["function"] for call in calls]).decode() if calls else content
-
-
 class Choice:
     """One answer in the making: what was sampled, and what of it the agent sees."""
 
-    def __init__(self, index: int, call: Call, asked: Asked, prompt: Prompt, sampling: Sampling) -> None:
-        self.index, self.asked, self.prompt, self.sampling = index, asked, prompt, sampling
+    def __init__(self, index: int, call: Call, conversation: Conversation, prompt: Prompt, sampling: Sampling) -> None:
+        self.index, self.conversation, self.prompt, self.sampling = index, conversation, prompt, sampling
         self.turn = call.session.next_turn()
         self.ids: list[int] = []
         self.logprobs: list[float] = []
@@ -166,7 +163,10 @@ class Choice:
         self._detokenizer = Detokenizer(renderer.spoken)
         self._stops = StopStrings(sampling.stop)
         raw = bool(call.request.prompts)  # then its answer is raw too
-        lead = "" if raw else renderer.opening(asked.messages, asked.tools, prompt.ids, asked.lead) + asked.lead
+        lead = ""
+        if not raw:
+            lead = conversation.lead
+            lead = renderer.opening(conversation.messages, conversation.tools, prompt.ids, lead) + lead
         format = PLAIN if raw else renderer.format
         self._parser = format.parser(call.request.tools, calls=call.request.parse_tools, lead=lead)
         self._one_by_one = bool(sampling.stop) or call.request.one_call  # an answer may end at any token

@@ -20,7 +20,7 @@ from hashlib import blake2b
 
 from msgspec import Struct
 
-from strop.gateway.conversation import call_ids
+from strop.gateway.conversation import Conversation, call_ids
 from strop.gateway.dialects.base import Json
 from strop.gateway.template import Messages
 from strop.types import Turn, stable_hash
@@ -86,24 +86,30 @@ class Served(Struct, frozen=True, kw_only=True):
         return self.prompt_ids + self.response_ids
 
 
-def agreement(turn: Served, turns: Mapping[str, Served], messages: Messages, made: Mapping[str, str]) -> int | None:
-    """How much of what `messages` tell is the very same in a turn's context; None if they contradict it. `made` has the
-    turns by the call ids that the gateway made for them."""
-    agreed, at = 0, turn
-    while True:
+def agreement(
+    turn: Served, turns: Mapping[str, Served], conversation: Conversation, made: Mapping[str, str]
+) -> int | None:
+    """How much of what a conversation tells is the very same in a turn's context; None if it contradicts it. `made` has
+    the turns by the call ids that the gateway made for them.
+
+    What was found is kept for conversations that go on from this one, unless it may change: an id that nobody made so
+    far may yet be made."""
+    agreed, at, final = 0, turn, True
+    while (known := conversation.agreed.get(at.id)) is None:
         for place, said in at.heard.items():
-            agrees = said.agrees(messages[place], made)
+            message = conversation.messages[place]
+            agrees = said.agrees(message, made)
             if agrees is None:
                 return None
             agreed += agrees
+            final = final and call_ids(message) in ((), said.calls)
         if at.before is None:
-            return agreed
+            break
         at = turns[at.before]
-
-
-def num_told(messages: Messages) -> int:
-    """How much `agreement` there can be."""
-    return sum(bool(m.get("reasoning_content")) + bool(m.get("tool_calls")) for m in messages)
+    agreed += known or 0
+    if final:
+        conversation.agreed[turn.id] = agreed
+    return agreed
 
 
 def spoken(messages: Messages, start: int) -> dict[int, Said]:

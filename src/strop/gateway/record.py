@@ -30,7 +30,7 @@ class Recorder:
         turns = [_turn(call, choice, finish or choice.finish or "abandoned", ended) for choice in call.choices]
         await self._store.add_turns(turns)
         for turn, choice in zip(turns, call.choices, strict=True):
-            call.session.add(turn, choice.asked)
+            call.session.add(turn, choice.conversation)
             self.counts["turns"] += 1
             if turn.abandoned:
                 self.counts[turn.finish] += 1
@@ -71,10 +71,10 @@ def _turn(call: Call, choice: Choice, finish: Finish, ended: float) -> Turn:
     prompt, requested = choice.prompt, call.request.requested
     if call.request.tools and not extends(prompt):
         requested = requested | {"tools": call.request.tools}
-    if choice.asked.variables:
-        requested = requested | {"chat_template_kwargs": choice.asked.variables}
-    if choice.asked.lead:
-        requested = requested | {"lead": choice.asked.lead}
+    if choice.conversation.variables:
+        requested = requested | {"chat_template_kwargs": choice.conversation.variables}
+    if choice.conversation.lead:
+        requested = requested | {"lead": choice.conversation.lead}
     return Turn(
         id=choice.turn,
         rollout=call.session.rollout.id,
@@ -93,7 +93,7 @@ def _turn(call: Call, choice: Choice, finish: Finish, ended: float) -> Turn:
         branch=prompt.branch,
         choice=choice.index,
         choices=len(call.choices),
-        messages=list(choice.asked.messages),
+        messages=list(choice.conversation.messages),
         answer=_answer(choice),
         started=call.started,
         ended=ended,
@@ -102,7 +102,7 @@ def _turn(call: Call, choice: Choice, finish: Finish, ended: float) -> Turn:
 
 def _answer(choice: Choice) -> dict[str, Any]:
     """The assistant's message as delivered, in the plain form of `Request.messages`."""
-    answer: dict[str, Any] = {"role": "assistant", "content": choice.asked.prefill + choice.text}
+    answer: dict[str, Any] = {"role": "assistant", "content": choice.conversation.prefill + choice.text}
     if choice.reasoning:
         answer["reasoning_content"] = choice.reasoning
     if choice.calls:

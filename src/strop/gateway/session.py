@@ -9,8 +9,8 @@ tokens of the new messages:
     prompt      [the same ids ............................................]   +   \\n<|im_start|>user\\nAnd 5 * 6? ...
 
 Otherwise the conversation is rendered whole, and the prompt says why it could not be extended. Contexts form a trie
-whose edges are messages, as `Asked` has them. Turns may have said the same words after different thoughts: those of
-them that the request says otherwise about (see served.py) are not gone on from.
+whose edges are messages, as `Conversation` has them. Turns may have said the same words after different thoughts: those
+of them that the request says otherwise about (see known_turns.py) are not gone on from.
 
 That is `history = "sampled"`. With `history = "template"` the model sees what a stock server would show it when it is
 deployed: where the template writes what was said otherwise (thinking that is stripped, say), a branch begins that
@@ -20,7 +20,7 @@ shares the longest exact prefix.
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Literal, cast
@@ -30,12 +30,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from strop.gateway.branch import Branch, difference
-from strop.gateway.conversation import Asked, edge_of, step
-from strop.gateway.known_turns import Said, Served, agreement, made_ids, num_told, spoken
-from strop.gateway.template import Renderer, Tools
+from strop.gateway.conversation import Conversation, edge_of, step
+from strop.gateway.dialects.base import Json
+from strop.gateway.known_turns import Said, Served, agreement, made_ids, spoken
+from strop.gateway.template import Messages, Renderer, Tools
 from strop.types import Attempt, Rollout, Turn
 
 History = Literal["sampled", "template"]
+RECENT = 8
+"""How many of the last conversations of an agent are kept as they came: the next one most likely goes on from one."""
 
 
 class Prompt(Struct, frozen=True, kw_only=True):
@@ -61,27 +64,35 @@ class Contexts:
         self._prompts: dict[bytes, Prompt] = {}  # a request's key -> the prompt it got, for when it comes again
         self._turns: list[Served] = []  # by number
         self._by_id: dict[str, Served] = {}
+        self._recent: deque[Conversation] = deque(maxlen=RECENT)  # the latest first
+
+    def read(
+        self, messages: Messages, tools: Tools, *, variables: Json, lead: str = "", prefill: str = ""
+    ) -> Conversation:
+        """A request's conversation. What it begins with, if it was asked lately, is known already."""
+        return Conversation.of(messages, tools, variables=variables, lead=lead, prefill=prefill, earlier=self._recent)
 
     def prompt(
-        self, renderer: Renderer, asked: Asked, history: History = "sampled", *, remember: bool = True
+        self, renderer: Renderer, conversation: Conversation, history: History = "sampled", *, remember: bool = True
     ) -> Prompt:
         """The prompt for a request: recorded ids as far as they go. The same request gets the same one again, unless
         it was only asked about. Raises `BadTemplate`."""
-        if (again := self._prompts.get(asked.key)) is not None:
+        if (again := self._prompts.get(conversation.key)) is not None:
             return again
-        if (begun := self._prompts.get(asked.context)) is not None:  # asked before, without this lead
+        if (begun := self._prompts.get(conversation.context)) is not None:  # asked before, without this lead
             prompt = begun
-        elif asked.messages[0]["role"] == "prompt":
-            prompt = self._raw(renderer, asked.messages[0]["content"])
+        elif conversation.messages[0]["role"] == "prompt":
+            prompt = self._raw(renderer, conversation.messages[0]["content"])
         elif history == "template":
-            prompt = self._rendered(renderer, asked)
+            prompt = self._rendered(renderer, conversation)
         else:
-            prompt = self._extended(renderer, asked) or self._whole(renderer, asked)
-        if asked.lead:
-            prompt = replace(prompt, ids=prompt.ids + renderer.encode_after(prompt.ids, asked.lead))
+            prompt = self._extended(renderer, conversation) or self._whole(renderer, conversation)
+        if conversation.lead:
+            prompt = replace(prompt, ids=prompt.ids + renderer.encode_after(prompt.ids, conversation.lead))
         prompt = replace(prompt, hashed=self._hashed(prompt))
         if remember:
-            self._prompts[asked.key] = prompt
+            self._prompts[conversation.key] = prompt
+            self._recent.appendleft(conversation)
         return prompt
 
     def hashed(self, turn: str) -> blake2b:
@@ -99,18 +110,18 @@ class Contexts:
         hashed.update(new)
         return hashed
 
-    def add(self, turn: Turn, asked: Asked) -> None:
+    def add(self, turn: Turn, conversation: Conversation) -> None:
         """Remember a recorded turn. What was not delivered whole cannot be extended, but its ids can be shared."""
-        raw = asked.messages[0]["role"] == "prompt"
-        prompt = asked.messages[0]["content"] if raw else None
+        raw = conversation.messages[0]["role"] == "prompt"
+        prompt = conversation.messages[0]["content"] if raw else None
         answer, said = edge_of(turn.answer), turn.answer["content"]
-        seen = self._prompts.get(asked.key)
+        seen = self._prompts.get(conversation.key)
         if seen is None:
             seen = Prompt(ids=turn.prompt_ids, parent=turn.parent, shared=turn.shared, branch=_branch(turn))
-            seen = self._prompts[asked.key] = replace(seen, hashed=self._hashed(seen))
+            seen = self._prompts[conversation.key] = replace(seen, hashed=self._hashed(seen))
         number = _number(turn.id)
-        edges, parent = [*asked.edges, answer], self._by_id.get(turn.parent or "")
-        before = parent if parent and self._goes_on(parent, turn, asked, edges) else None
+        edges, parent = [*conversation.edges, answer], self._by_id.get(turn.parent or "")
+        before = parent if parent and self._goes_on(parent, turn, conversation, edges) else None
         self._made |= dict.fromkeys(made_ids(turn), turn.id)
         served = Served(
             id=turn.id,
@@ -120,9 +131,9 @@ class Contexts:
             response_ids=turn.response_ids,
             hashed=cast(blake2b, seen.hashed),
             edges=edges,
-            variables=asked.variables,
+            variables=conversation.variables,
             before=before.id if before else None,
-            heard=spoken(asked.messages, len(before.edges) if before else 0) | {len(edges) - 1: Said.by(turn)},
+            heard=spoken(conversation.messages, len(before.edges) if before else 0) | {len(edges) - 1: Said.by(turn)},
             text=prompt + said if isinstance(prompt, str) and said and not turn.abandoned else None,
             said=len(prompt or ""),
         )
@@ -131,74 +142,78 @@ class Contexts:
             self._gone_on.setdefault(before.id, set()).update(edges[len(before.edges) : -1][:1])
         self._by_id[turn.id] = served
         if not turn.abandoned and not raw:
-            alike = self._served.setdefault(step(asked.keys[-1], answer), [])
+            alike = self._served.setdefault(step(conversation.keys[-1], answer), [])
             insort(alike, served, key=lambda turn: (turn.request, -turn.number))
 
-    def _goes_on(self, parent: Served, turn: Turn, asked: Asked, edges: list[bytes]) -> bool:
+    def _goes_on(self, parent: Served, turn: Turn, conversation: Conversation, edges: list[bytes]) -> bool:
         """Whether a turn's context is its parent's, and more."""
         if edges[: len(parent.edges)] != parent.edges or turn.shared < len(parent.prompt_ids) + len(
             parent.response_ids
         ):
             return False
-        return turn.branch is None or self._agreement(parent, asked) is not None
+        return turn.branch is None or self._agreement(parent, conversation) is not None
 
-    def _agreement(self, turn: Served, asked: Asked) -> int | None:
-        return agreement(turn, self._by_id, asked.messages, self._made)
+    def _agreement(self, turn: Served, conversation: Conversation) -> int | None:
+        return agreement(turn, self._by_id, conversation, self._made)
 
-    def _find(self, asked: Asked) -> tuple[Served, int] | None:
+    def _find(self, conversation: Conversation) -> tuple[Served, int] | None:
         """The turn that ended the longest conversation which this one begins with, and how many messages that has.
 
         Where nothing the request says of them tells several apart, an agent most likely goes on from the latest; among
         the choices of one request, from the first."""
-        for n in range(len(asked.keys), 0, -1):
+        for n in range(len(conversation.keys), 0, -1):
             best, most = None, -1
-            for turn in reversed(self._served.get(asked.keys[n - 1], ())):
-                if (agreed := self._agreement(turn, asked)) is not None and agreed > most:
+            for turn in reversed(self._served.get(conversation.keys[n - 1], ())):
+                if (agreed := self._agreement(turn, conversation)) is not None and agreed > most:
                     best, most = turn, agreed
-                    if most == num_told(asked.messages[:n]):
+                    if most == conversation.num_told[n - 1]:
                         break  # there may be thousands
             if best is not None:
                 return best, n
         return None
 
-    def _extended(self, renderer: Renderer, asked: Asked) -> Prompt | None:
+    def _extended(self, renderer: Renderer, conversation: Conversation) -> Prompt | None:
         """What the model said stays as it said it, whatever the template makes of it now."""
-        found = self._find(asked)
+        found = self._find(conversation)
         if found is None:
             return None
         turn, served = found
         path = turn.ids
-        new = renderer.continuation(asked.messages, asked.tools, served, path, len(turn.response_ids))
+        new = renderer.continuation(conversation.messages, conversation.tools, served, path, len(turn.response_ids))
         if new is None:
             return None
-        return Prompt(ids=path + new, parent=turn.id, shared=len(path), branch=self._fork(turn, asked, served))
+        shared = len(path)
+        path += new  # a list of its own: what is long is copied once
+        return Prompt(ids=path, parent=turn.id, shared=shared, branch=self._fork(turn, conversation, served))
 
-    def _fork(self, turn: Served, asked: Asked, served: int) -> Branch | None:
+    def _fork(self, turn: Served, conversation: Conversation, served: int) -> Branch | None:
         """Why this is not simply the conversation going on: another request went on from here with other words, or
         the agent puts words into the model's mouth."""
-        new = asked.edges[served:]
+        new = conversation.edges[served:]
         if not new:
             return None
         gone_on = self._gone_on.get(turn.id)
         same = not gone_on or new[0] in gone_on
-        said = any(message["role"] == "assistant" for message in asked.messages[served:])
-        return None if same and not said else self._why(asked)
+        said = any(message["role"] == "assistant" for message in conversation.messages[served:])
+        return None if same and not said else self._why(conversation)
 
-    def _rendered(self, renderer: Renderer, asked: Asked) -> Prompt:
+    def _rendered(self, renderer: Renderer, conversation: Conversation) -> Prompt:
         """What a stock server would show the model: recorded ids as long as the template writes their very text."""
-        text = renderer.text(asked.messages, asked.tools, generate=True)
-        if (found := self._find(asked)) is not None:
+        text = renderer.text(conversation.messages, conversation.tools, generate=True)
+        if (found := self._find(conversation)) is not None:
             turn, served = found
             shown, said = text, renderer.decode(turn.ids)
             if not shown.startswith(said):
                 shown = renderer.decode(renderer.encode(text))  # some tokenizers normalise what they are given
             if shown.startswith(said):
                 ids = turn.ids + renderer.encode_after(turn.ids, shown[len(said) :])
-                return Prompt(ids=ids, parent=turn.id, shared=len(turn.ids), branch=self._fork(turn, asked, served))
-        return self._branch(renderer.encode(text), self._reason(asked))
+                return Prompt(
+                    ids=ids, parent=turn.id, shared=len(turn.ids), branch=self._fork(turn, conversation, served)
+                )
+        return self._branch(renderer.encode(text), self._reason(conversation))
 
-    def _whole(self, renderer: Renderer, asked: Asked) -> Prompt:
-        return self._branch(renderer.prompt(asked.messages, asked.tools), self._reason(asked))
+    def _whole(self, renderer: Renderer, conversation: Conversation) -> Prompt:
+        return self._branch(renderer.prompt(conversation.messages, conversation.tools), self._reason(conversation))
 
     def _branch(self, ids: list[int], branch: Branch | None) -> Prompt:
         """Ids that extend no context share the longest exact prefix with one."""
@@ -232,24 +247,30 @@ class Contexts:
             return Prompt(ids=path + renderer.encode_after(path, rest), parent=turn.id, shared=len(path))
         return self._branch(renderer.encode(prompt), "new_conversation" if self._turns else None)
 
-    def _reason(self, asked: Asked) -> Branch | None:
+    def _reason(self, conversation: Conversation) -> Branch | None:
         if not self._turns:
             return None
-        if self._find(asked):
+        if self._find(conversation):
             return "template_rewrote"
-        if not any(key in self._served for key in asked.keys):  # those that were have been said otherwise
+        if not any(key in self._served for key in conversation.keys):  # those that were have been said otherwise
             answered = (turn for turns in self._served.values() for turn in turns)
-            same = [turn for turn in answered if asked.edges[: len(turn.edges)] == turn.edges]
+            same = [turn for turn in answered if conversation.edges[: len(turn.edges)] == turn.edges]
             # Or the same words, and they were no answer's.
-            same = same or [turn for turn in self._turns if asked.edges == turn.edges[:-1]]
+            same = same or [turn for turn in self._turns if conversation.edges == turn.edges[:-1]]
             if same:
-                return "changed_tools" if any(turn.variables == asked.variables for turn in same) else "changed_kwargs"
-        return self._why(asked)
+                return (
+                    "changed_tools"
+                    if any(turn.variables == conversation.variables for turn in same)
+                    else "changed_kwargs"
+                )
+        return self._why(conversation)
 
-    def _why(self, asked: Asked) -> Branch:
+    def _why(self, conversation: Conversation) -> Branch:
         """How a conversation differs from the one served before that is most like it."""
-        now = set(asked.edges)
-        return difference(max(self._turns, key=lambda turn: len(now.intersection(turn.edges))).edges, asked.edges)
+        now = set(conversation.edges)
+        return difference(
+            max(self._turns, key=lambda turn: len(now.intersection(turn.edges))).edges, conversation.edges
+        )
 
 
 class Session:
@@ -286,8 +307,8 @@ class Session:
         self._asked[asked] += 1
         return int.from_bytes(hashed.digest(), "big") >> 1
 
-    def add(self, turn: Turn, asked: Asked) -> None:
-        self.contexts(turn.agent, turn.policy).add(turn, asked)
+    def add(self, turn: Turn, conversation: Conversation) -> None:
+        self.contexts(turn.agent, turn.policy).add(turn, conversation)
 
     def restore(self, turns: Sequence[Turn]) -> None:
         """Take up an attempt that another gateway began: every context is in the store."""
@@ -298,7 +319,7 @@ class Session:
                 continue
             tools[turn.id] = tools[turn.parent] if extends(turn) else turn.requested.get("tools", [])
             variables, lead = turn.requested.get("chat_template_kwargs"), turn.requested.get("lead", "")
-            self.add(turn, Asked.of(turn.messages, tools[turn.id], variables=variables, lead=lead))
+            self.add(turn, Conversation.of(turn.messages, tools[turn.id], variables=variables, lead=lead))
             hashed = self.contexts(turn.agent, turn.policy).hashed(turn.id)
             self._asked[turn.agent, hashed.digest()] += 1
 

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from strop.errors import ConfigError
 from strop.gateway.continuation import HIDDEN, Seam, rewriting
-from strop.gateway.conversation import Asked
+from strop.gateway.conversation import Conversation
 from strop.gateway.dialects.base import Json, Refused
 from strop.gateway.dialects.chat_messages import read_messages
 from strop.gateway.jinja import BadTemplate
@@ -35,7 +35,7 @@ NAMES = ("messages", "traj", "history")
 """What the list of messages is called in a transcript."""
 
 
-class Conversation(Struct, frozen=True, kw_only=True):
+class Transcript(Struct, frozen=True, kw_only=True):
     """`messages` are plain (see `Request`); `id` says where it stands in its file."""
 
     id: str
@@ -48,7 +48,7 @@ _TOOLS: list[Json] = [{"type": "function", "function": {"name": "lookup", "descr
     "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "array"}},
 }}}]  # fmt: skip
 SAMPLES = [
-    Conversation(
+    Transcript(
         id="three turns",
         messages=[
             {"role": "system", "content": "You are helpful."},
@@ -60,7 +60,7 @@ SAMPLES = [
             {"role": "assistant", "content": "Indeed."},
         ],
     ),
-    Conversation(
+    Transcript(
         id="tool calls",
         messages=[
             {"role": "user", "content": "The weather?"},
@@ -72,7 +72,7 @@ SAMPLES = [
         ],
         tools=_TOOLS,
     ),
-    Conversation(
+    Transcript(
         id="thinking, several calls at once",
         messages=[
             {"role": "user", "content": "Here and there?"},
@@ -186,7 +186,7 @@ class Finding(Struct, frozen=True, kw_only=True):
         return False if self.wrong else self.sampled.equal
 
 
-def look_at(renderer: Renderer, conversation: Conversation) -> Finding:
+def look_at(renderer: Renderer, conversation: Transcript) -> Finding:
     """Replay a conversation in every way."""
     return Finding(
         sampled=examine(renderer, conversation),
@@ -195,7 +195,7 @@ def look_at(renderer: Renderer, conversation: Conversation) -> Finding:
     )
 
 
-def samples(renderer: Renderer) -> list[Conversation]:
+def samples(renderer: Renderer) -> list[Transcript]:
     """What is replayed when nothing else is given: with tools, where the template demands them."""
     tools = SAMPLES[-1].tools
     return [replace(one, tools=tools) for one in SAMPLES] if _demands_tools(renderer) else SAMPLES
@@ -240,7 +240,7 @@ def _demands_tools(renderer: Renderer) -> bool:
 
 def examine(
     renderer: Renderer,
-    conversation: Conversation,
+    conversation: Transcript,
     *,
     history: History = "sampled",
     endings: Sequence[Ending] = ("stop",),
@@ -272,7 +272,7 @@ class _Replay:
     """One conversation going through a session."""
 
     def __init__(
-        self, renderer: Renderer, conversation: Conversation, history: History, report: Report, *, cut_off: bool
+        self, renderer: Renderer, conversation: Transcript, history: History, report: Report, *, cut_off: bool
     ) -> None:
         self._renderer, self._report, self._cut_off = renderer, report, cut_off
         self._history: History = history
@@ -284,7 +284,7 @@ class _Replay:
 
     def turn(self, at: int, ending: Ending) -> None:
         renderer, before = self._renderer, self._was.get(self._previous)
-        asked = Asked.of(self._messages[:at], self._tools)
+        asked = Conversation.of(self._messages[:at], self._tools)
         prompt = self._contexts.prompt(renderer, asked, self._history)
         written = self._speaker.shown(renderer.text(self._messages[:at], self._tools, generate=True))
         text = renderer.decode(prompt.ids)
@@ -404,14 +404,14 @@ def _turn(number: int, messages: list[Json], answer: Json, prompt: Prompt, said:
 # -- conversations -----------------------------------------------------------------------------------------------------
 
 
-def read_transcripts(path: Path) -> list[Conversation]:
+def read_transcripts(path: Path) -> list[Transcript]:
     """Conversations of a file: JSON lines with `messages` (or `traj`, `history`) in OpenAI's format and optional
     `tools`; or one JSON document that holds such objects."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
-    found: list[Conversation] = []
+    found: list[Transcript] = []
     for where, raw in _objects(text, path):
         record = cast(Json, raw) if isinstance(raw, dict) else {}
         messages = next((record[name] for name in NAMES if isinstance(record.get(name), list)), None)
@@ -421,7 +421,7 @@ def read_transcripts(path: Path) -> list[Conversation]:
             plain = read_messages([msgspec.json.encode(_known(message)) for message in messages])
         except (Refused, TypeError, AttributeError) as error:
             raise ConfigError(f"{path}, {where}: {error}") from None
-        found.append(Conversation(id=where, messages=plain, tools=record.get("tools")))
+        found.append(Transcript(id=where, messages=plain, tools=record.get("tools")))
     return found
 
 

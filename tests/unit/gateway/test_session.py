@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from tokenizers import Tokenizer, normalizers
 
 from strop.engines.scripted import Scripted
 from strop.errors import ContextOverflow
-from strop.gateway.conversation import Asked
+from strop.gateway import conversation, known_turns
+from strop.gateway.conversation import Conversation
 from strop.gateway.dialects.base import Delta, Request
 from strop.gateway.dialects.chat import ChatCompletions
+from strop.gateway.dialects.chat_messages import LongMessages
 from strop.gateway.generate import Call, check_length
 from strop.gateway.record import Recorder
 from strop.gateway.route import PolicyRoute
@@ -208,13 +211,13 @@ def test_why(renderer: Renderer, served: list[tuple[str, str]], now: list[tuple[
     contexts = Contexts(b"")
     for n, (role, _) in enumerate(served):
         if role == "a":
-            asked = Asked.of(plain(served[:n]), None)
+            asked = Conversation.of(plain(served[:n]), None)
             prompt = contexts.prompt(renderer, asked)
             assert prompt.branch is None
             answer = plain(served[n : n + 1])[0]
             turn = turn_of(n, asked, prompt.ids, answer, prompt.parent, shared=prompt.shared)
             contexts.add(turn, asked)
-    assert contexts.prompt(renderer, Asked.of(plain(now), None)).branch == why
+    assert contexts.prompt(renderer, Conversation.of(plain(now), None)).branch == why
 
 
 def plain(messages: list[tuple[str, str]]) -> list[dict[str, Any]]:
@@ -226,7 +229,7 @@ def plain(messages: list[tuple[str, str]]) -> list[dict[str, Any]]:
 
 
 def turn_of(
-    n: int, asked: Asked, ids: list[int], answer: dict[str, Any], parent: str | None = None, **more: Any
+    n: int, asked: Conversation, ids: list[int], answer: dict[str, Any], parent: str | None = None, **more: Any
 ) -> Turn:
     return Turn(
         id=f"r/1/{n}", rollout="r", attempt=1, prompt_ids=ids, response_ids=[n], logprobs=[0.0], versions=[],
@@ -259,7 +262,7 @@ def test_policies_do_not_share_contexts(renderer: Renderer) -> None:
 
 def test_the_order_of_recording_does_not_matter(renderer: Renderer) -> None:
     """Requests overlap: turns are recorded as they end, and come back from the store as they began."""
-    asked = Asked.of([user("a")], None)
+    asked = Conversation.of([user("a")], None)
     ids = renderer.prompt([user("a")], None)
     answer = {"role": "assistant", "content": "one"}
     turns = [turn_of(n, asked, ids, answer) for n in range(3)]
@@ -271,10 +274,10 @@ def test_the_order_of_recording_does_not_matter(renderer: Renderer) -> None:
     for turn in (turns[4], turns[1], turns[3], turns[0], turns[2]):
         sessions[2].add(turn, asked)
     for content, parent in (("one", "r/1/2"), ("two", "r/1/3")):
-        follow = Asked.of([user("a"), answer | {"content": content}, user("b")], None)
+        follow = Conversation.of([user("a"), answer | {"content": content}, user("b")], None)
         prompts = [session.contexts("main", "main").prompt(renderer, follow) for session in sessions]
         assert [prompt.parent for prompt in prompts] == [parent] * 3
-    edited = Asked.of([user("a"), {"role": "assistant", "content": "?"}, user("b")], None)
+    edited = Conversation.of([user("a"), {"role": "assistant", "content": "?"}, user("b")], None)
     prompts = [session.contexts("main", "main").prompt(renderer, edited) for session in sessions]
     assert [prompt.parent for prompt in prompts] == ["r/1/0"] * 3
 
@@ -411,7 +414,7 @@ def test_what_is_far_too_long_is_refused_by_its_beginning(desk: Desk, where: str
     answer |= {"reasoning_content": much} if where == "reasoning" else {}
     tools = [{"type": "function", "function": {"name": "add", "description": much}}] if where == "tools" else None
     messages = [user(much if where == "content" else "hi"), answer, user("more")]
-    asked = Asked.of(messages, tools, variables={"x": much} if where == "kwargs" else {})
+    asked = Conversation.of(messages, tools, variables={"x": much} if where == "kwargs" else {})
     with pytest.raises(ContextOverflow):
         check_length(asked, desk.route)
     assert 0 < sum(tokenised) < 10_000
@@ -422,11 +425,67 @@ def test_long_text_of_few_tokens_is_not_refused(desk: Desk) -> None:
     word = max(desk.renderer.tokenizer.get_vocab(), key=len).replace("Ġ", " ")
     text = word * 400
     assert len(desk.renderer.encode(text)) <= 500
-    check_length(Asked.of([user(text)], None), desk.route)
+    check_length(Conversation.of([user(text)], None), desk.route)
 
 
 def test_what_was_only_counted_is_not_remembered(desk: Desk) -> None:
     contexts = desk.session.contexts("main", "main")
-    asked = Asked.of([user("hi")], None)
+    asked = Conversation.of([user("hi")], None)
     contexts.prompt(desk.renderer, asked, remember=False)
     assert not contexts._prompts
+
+
+@pytest.mark.parametrize("length", [1, 5000])
+def test_a_turn_costs_what_it_adds(desk: Desk, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    """What is known of a conversation is not found out again: not its messages, nor whose its answers are."""
+    looked: Counter[str] = Counter()
+    for module, name in ((conversation, "_known_of"), (conversation, "canonical"), (conversation, "step")):
+        original = getattr(module, name)
+
+        def counted(*given: Any, name: str = name, original: Any = original) -> Any:
+            looked[name] += 1
+            return original(*given)
+
+        monkeypatch.setattr(module, name, counted)
+    agrees = known_turns.Said.agrees
+
+    def agreeing(self: known_turns.Said, *given: Any) -> int | None:
+        looked["agrees"] += 1
+        return agrees(self, *given)
+
+    monkeypatch.setattr(known_turns.Said, "agrees", agreeing)
+    messages = [user("a" * length)]
+    costs: list[Counter[str]] = []
+    for n in range(20):
+        looked.clear()
+        turn = desk.ask(messages, f"b{n}")
+        assert turn.branch is None
+        assert turn.parent == (desk.store.turns[-2].id if n else None)
+        costs.append(looked.copy())
+        messages += [said(turn), user(f"c{n}")]
+    assert costs[2] == costs[-1], "the same for the last as for the third"
+    assert costs[-1]["_known_of"] == 3, "an answer, what followed it, and the new answer"
+
+
+def test_only_the_very_same_messages_are_known_again() -> None:
+    """To Python 1 is True, and 1.0 too; a model is shown the difference."""
+    call: dict[str, Any] = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": True}}}
+    asked = Conversation.of([user("a"), {"role": "assistant", "content": "", "tool_calls": [call]}], None)
+    other = call | {"function": {"name": "f", "arguments": {"a": 1}}}
+    later = [asked.messages[0], {"role": "assistant", "content": "", "tool_calls": [other]}, user("b")]
+    assert asked.messages == later[:2]
+    assert Conversation.of(later, None, earlier=[asked]).keys == Conversation.of(later, None).keys
+    assert Conversation.of(later, None, earlier=[asked]).keys[1] != asked.keys[1]
+    longer = [*asked.messages, {"role": "tool", "tool_call_id": "c", "content": "d"}]
+    for tools, begun in ((None, [asked]), ([{"type": "function", "function": {"name": "f"}}], [asked])):
+        assert Conversation.of(longer, tools, earlier=begun) == Conversation.of(longer, tools)
+
+
+def test_long_messages_are_forgotten_in_time() -> None:
+    long = LongMessages(limit=100)
+    first, second = (json.dumps(user(letter * 30)).encode() for letter in "ab")
+    kept = long.read(first)
+    assert long.read(bytes(bytearray(first))) is kept
+    long.read(second)
+    assert long.num_bytes == len(second) <= 100
+    assert long.read(first) is not kept

@@ -10,12 +10,12 @@ import pytest
 from strop.cli import main
 from strop.gateway.continuation import CALLS, END, NO_END, THINKING
 from strop.gateway.template import Renderer
-from strop.gateway.template_check import SAMPLES, Conversation, examine, look_at, needs, samples
+from strop.gateway.template_check import SAMPLES, Transcript, examine, look_at, needs, samples
 from tests import chatml
 from tests.unit.gateway.odd_templates import Odd
 from tests.unit.gateway.test_continuation import CHAT, EOS, KINDS, made
 
-CONVERSATION = Conversation(id="odd", messages=[*CHAT, {"role": "assistant", "content": "Yes."}])
+CONVERSATION = Transcript(id="odd", messages=[*CHAT, {"role": "assistant", "content": "Yes."}])
 REWRITING = Odd(thoughts="last", ids="later", end="later")
 """History is written otherwise as soon as it goes on, in three ways."""
 

@@ -1,10 +1,12 @@
-"""Chat messages in their plain form (see `Request`), which every part behind the dialects works with.
+"""Chat messages in their plain form (see `Request`), which every part after the dialects works with.
 
-An agent sends its whole conversation with every call. A message that was read before, byte for byte, is not read again.
+An agent sends its whole conversation with every call. A message that was read before, byte for byte, is not read again:
+the same bytes give the same object, by which `Conversation` knows it again.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal
@@ -16,6 +18,8 @@ from strop.gateway.dialects.base import Json, Refused
 
 REMEMBERED, LONGEST = 4096, 4096
 """How many messages are remembered, and how many bytes one of them may have."""
+LONG_BYTES = 32 << 20
+"""How many bytes longer ones may have, all that are remembered together."""
 
 
 class _Part(Struct):
@@ -61,7 +65,7 @@ def read_messages(raw: Sequence[bytes | msgspec.Raw]) -> list[Json]:
         where = f"messages[{i}]"
         text = bytes(item)
         try:
-            message = _remembered(text) if len(text) <= LONGEST else _read(text)
+            message = _remembered(text) if len(text) <= LONGEST else _long.read(text)
         except _Wrong as wrong:
             place = where + wrong.where
             raise Refused(f"{place}{wrong.why}", param=place, code=wrong.code) from None
@@ -96,7 +100,27 @@ def _read(raw: bytes) -> Json:
     return plain
 
 
+class LongMessages:
+    """The long messages that were read last, by their bytes; `limit` is for all of them together."""
+
+    def __init__(self, limit: int = LONG_BYTES) -> None:
+        self.num_bytes = 0
+        self._limit = limit
+        self._read: OrderedDict[bytes, Json] = OrderedDict()
+
+    def read(self, raw: bytes) -> Json:
+        if (found := self._read.get(raw)) is not None:
+            self._read.move_to_end(raw)
+            return found
+        message = self._read[raw] = _read(raw)
+        self.num_bytes += len(raw)
+        while self.num_bytes > self._limit:
+            self.num_bytes -= len(self._read.popitem(last=False)[0])
+        return message
+
+
 _remembered = lru_cache(REMEMBERED)(_read)
+_long = LongMessages()
 
 
 def _assistant(message: _Message) -> Json:
