@@ -47,23 +47,24 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from strop.config import VllmConfig
 from strop.engines.vllm.engine import Vllm
 from strop.errors import EngineError
+from strop.learner.client import WeightClient
+from strop.learner.model_weights import ModelWeights
 from strop.net.client import Client
 from strop.types import Sampling
 from strop.weights.files import Adapters, Files, Folders
-from strop.weights.held import Held
 from strop.weights.ipc import Ipc
 from strop.weights.shared import Shared
 
 Found = dict[str, Any]
 
 
-class Here:
+class Here(WeightClient):
     """The process that holds the weights is this one."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: ModelWeights) -> None:
         self.held = held
 
-    async def call(self, verb: str, *args: Any) -> Any:
+    async def _send_call(self, verb: str, args: tuple[Any, ...]) -> Any:
         return await asyncio.to_thread(getattr(self.held, verb), *args)
 
 
@@ -77,7 +78,7 @@ class Stand:
         self.model = self.make(0)
         self.source = folder / "model"
         self.model.save_pretrained(self.source)
-        self.held = Held(self.model, self.source)
+        self.held = ModelWeights(self.model, self.source)
         if cpu:
             from vllm_cpu import HOME
 

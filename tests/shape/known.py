@@ -6,7 +6,6 @@ TWICE = {
     "Answer": 2,
     "Answers": 2,
     "Api": 2,
-    "Asked": 2,
     "Call": 2,
     "Elsewhere": 2,
     "Json": 2,
@@ -16,9 +15,9 @@ TWICE = {
     "Parser": 2,
     "Piece": 3,
     "Plan": 3,
-    "Probe": 3,
+    "Probe": 2,
     "Recorded": 2,
-    "Refused": 3,
+    "Refused": 2,
     "Report": 2,
     "Request": 2,
     "Run": 2,
@@ -31,7 +30,6 @@ TWICE = {
     "Writer": 3,
 }
 AGAINST_ORDER = {
-    ("learner/process.py", "weights"),
     ("runners/python.py", "run"),
     ("store/http/openapi.py", "run"),
     ("store/http/routes.py", "run"),

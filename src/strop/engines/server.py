@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from strop.config import SglangConfig, VllmConfig
 from strop.engines.base import Chunk, Engine
-from strop.engines.delivery import Delivered, Refused, Tensors
+from strop.engines.delivery import Delivered, ModelTensors, WeightsRefused
 from strop.engines.server_events import BrokenOff, Piece
 from strop.engines.server_process import Elsewhere, Process, Server
 from strop.engines.weight_files import tensors_of
@@ -147,9 +147,9 @@ class Served(Engine, Generic[A, S]):
         """Sampled tokens as they come. Raises `BrokenOff` or an error of `net.client` if the answer is cut off."""
 
     @abstractmethod
-    async def _put(self, api: A, version: str, model: Tensors) -> Delivered:
-        """Have the server take a version, and answer again. After `Refused` it answers as if nothing had been; after
-        any other error nobody knows what it holds."""
+    async def _put(self, api: A, version: str, model: ModelTensors) -> Delivered:
+        """Have the server take a version, and answer again. After `WeightsRefused` it answers as if nothing had been;
+        after any other error nobody knows what it holds."""
 
     @abstractmethod
     async def _score(self, api: A, ids: Sequence[int], model: str) -> list[float]:
@@ -298,7 +298,7 @@ class Served(Engine, Generic[A, S]):
             raise EngineError(self._reason)
         try:
             self._loaded = await self._deliver(api, version)
-        except Refused:
+        except WeightsRefused:
             raise
         except BaseException as error:  # nobody knows what the server holds by now
             self._fails(f"version {version} could not be loaded: {str(error) or 'it was given up'}")
@@ -375,7 +375,7 @@ class Served(Engine, Generic[A, S]):
             try:
                 async with self._loading:
                     await self._bring_up()
-            except Refused as error:  # it answers, and waits for a version that can be had
+            except WeightsRefused as error:  # it answers, and waits for a version that can be had
                 self._fails(str(error))
             except EngineError as error:
                 failed += 1

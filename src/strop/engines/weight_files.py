@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from strop.engines.delivery import Probe, Refused, Spec, Tensors
+from strop.engines.delivery import LogprobProbe, ModelTensors, TensorSpec, WeightsRefused
 
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Names of floating-point types in safetensors files."""
@@ -22,29 +22,31 @@ EXPONENT = {"F64": ("<u8", 0x7FF << 52), "F32": ("<u4", 0x7F800000), "F16": ("<u
 CHUNK = 1 << 22
 
 
-def tensors_of(folder: Path) -> Tensors:
+def tensors_of(folder: Path) -> ModelTensors:
     """What a model's folder must have."""
     tied = json.loads((folder / "config.json").read_text()).get("tie_word_embeddings", False)
-    return Tensors(specs_of(folder), bool(tied))
+    return ModelTensors(specs_of(folder), bool(tied))
 
 
-def specs_of(folder: Path) -> dict[str, Spec]:
+def specs_of(folder: Path) -> dict[str, TensorSpec]:
     """The tensors that are in a folder, read from the heads of its safetensors files."""
     return {name: spec for file in files_of(folder) for name, (spec, _) in _head(file).items()}
 
 
-def refuse_bad(folder: Path, model: Tensors) -> None:
+def refuse_bad(folder: Path, model: ModelTensors) -> None:
     """Refuse a folder whose tensors are not those of the model, or not all finite numbers."""
     what = f"the weights in {folder}"
     model.refuse_misfits(specs_of(folder), what)
     for file in files_of(folder):
         if name := next(not_finite(file), None):
-            raise Refused(f"{what} are broken: {name} has values that are no finite numbers; nothing was changed")
+            raise WeightsRefused(
+                f"{what} are broken: {name} has values that are no finite numbers; nothing was changed"
+            )
 
 
-def probe_of(folder: Path) -> Probe | None:
+def probe_of(folder: Path) -> LogprobProbe | None:
     try:
-        return msgspec.json.decode((folder / "probe.json").read_bytes(), type=Probe)
+        return msgspec.json.decode((folder / "probe.json").read_bytes(), type=LogprobProbe)
     except FileNotFoundError:
         return None
 
@@ -58,11 +60,11 @@ def files_of(folder: Path) -> list[Path]:
     whole = folder / "model.safetensors"
     files = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
-        raise Refused(f"{folder} holds no weights: there is no .safetensors file in it")
+        raise WeightsRefused(f"{folder} holds no weights: there is no .safetensors file in it")
     return files
 
 
-def _head(file: Path) -> dict[str, tuple[Spec, tuple[str, int, int]]]:
+def _head(file: Path) -> dict[str, tuple[TensorSpec, tuple[str, int, int]]]:
     """Per tensor: what it is; its type, and where its bytes begin and end in the file."""
     try:
         with file.open("rb") as handle:
@@ -71,16 +73,16 @@ def _head(file: Path) -> dict[str, tuple[Spec, tuple[str, int, int]]]:
                 raise ValueError("its head is too large")
             head: dict[str, Any] = msgspec.json.decode(handle.read(size))
             whole = handle.seek(0, 2)
-        found: dict[str, tuple[Spec, tuple[str, int, int]]] = {}
+        found: dict[str, tuple[TensorSpec, tuple[str, int, int]]] = {}
         for name, about in head.items():
             if name == "__metadata__":
                 continue
             kind, shape, (start, end) = about["dtype"], tuple(about["shape"]), about["data_offsets"]
             if 8 + size + end > whole:
                 raise ValueError(f"it ends in the middle of {name}")
-            found[name] = Spec(DTYPES.get(str(kind), str(kind)), shape), (kind, 8 + size + start, 8 + size + end)
+            found[name] = TensorSpec(DTYPES.get(str(kind), str(kind)), shape), (kind, 8 + size + start, 8 + size + end)
     except (OSError, ValueError, KeyError, TypeError) as error:  # msgspec's errors are ValueErrors
-        raise Refused(f"{file} cannot be read as safetensors: {error}; nothing was changed") from None
+        raise WeightsRefused(f"{file} cannot be read as safetensors: {error}; nothing was changed") from None
     return found
 
 

@@ -17,7 +17,7 @@ async def write_checkpoint(run: Run, number: int) -> str | None:
     if number % loop.checkpoint_every and number < loop.steps and not run.stop.is_set():
         return None
     name = f"step-{number:06d}-{run.lineage}"
-    await run.learner.call("save", run.folder.checkpoint(name), {"version": version(run.lineage, number)})
+    await run.learner.save(run.folder.checkpoint(name), {"version": version(run.lineage, number)})
     return name
 
 

@@ -13,7 +13,7 @@ from strop.algorithms import Algorithm
 from strop.algorithms.credit import spread
 from strop.algorithms.filters import too_stale
 from strop.config import Config
-from strop.learner.process import LearnerProcess
+from strop.learner.client import LearnerClient
 from strop.trajectory import Batch, Sample, assemble, exactness
 
 
@@ -21,7 +21,7 @@ async def learn(
     samples: Sequence[Sample],
     config: Config,
     algorithm: Algorithm,
-    learner: LearnerProcess,
+    learner: LearnerClient,
     *,
     step: int,
     names: Collection[str],
@@ -34,12 +34,12 @@ async def learn(
     metrics = too_stale(batch, step - 1, config.loop.staleness) if config.loop.staleness else {}
     metrics["timing_s/assemble"] = time.monotonic() - began
     if algorithm.needs:
-        batch.entries, seconds = await learner.call("score", batch.bare())
+        batch.entries, seconds = await learner.score(batch.bare())
         metrics |= seconds
     began = time.monotonic()
     metrics |= algorithm.credit(batch) | describe_batch(batch)
     metrics["timing_s/adv"] = time.monotonic() - began
-    return batch, metrics | await learner.call("update", batch.bare())
+    return batch, metrics | await learner.update(batch.bare())
 
 
 def assemble_batch(config: Config, samples: Sequence[Sample]) -> Batch:

@@ -115,7 +115,7 @@ async def advance(run: Run, collected: Collected) -> None:
         dropped=batch.dropped | collected.dropped,
         metrics=metrics,
         checkpoint=saved,
-        digest=await run.learner.call("digest") if run.config.engine.deterministic else None,
+        digest=await run.learner.digest() if run.config.engine.deterministic else None,
         time=time.time(),
     )
     await run.store.commit_step(step)

@@ -30,6 +30,7 @@ from strop.config import Config
 from strop.errors import AgentError, PlaceError
 from strop.imports import resolve as find
 from strop.learner.process import LearnerProcess
+from strop.learner.verbs import LearnerSettings
 from strop.models.names import folder_of
 from strop.monitor.transcripts import said
 from strop.run.collect import last_line
@@ -207,10 +208,10 @@ async def retrain(store: Store, config: Config, number: int, tell: Callable[[str
         tell("loading the model")
         learner = LearnerProcess(Path(place) / "learner.log")
         try:
-            await learner.start(config, model, serve=False)
+            await learner.start(LearnerSettings.of(config, model, serve=False))
             algorithm = algorithms.make(config.algorithm, config.learner, config.policy)
             if base is not None:
-                await learner.call("restore", folder / "checkpoints" / str(base.checkpoint))
+                await learner.restore(folder / "checkpoints" / str(base.checkpoint))
                 algorithm.resume(base.metrics)
             metrics: dict[str, float] = {}
             for step in line[base.number if base else 0 : number]:
@@ -218,7 +219,7 @@ async def retrain(store: Store, config: Config, number: int, tell: Callable[[str
                 samples = [Sample(await store.get(id), await store.turns(id)) for id in step.rollouts]
                 names = _versions(line, step, samples, overlap=config.loop.staleness > 0)
                 _, metrics = await learn(samples, config, algorithm, learner, step=step.number, names=names)
-            digest = (wanted.digest, await learner.call("digest")) if wanted.digest else None
+            digest = (wanted.digest, await learner.digest()) if wanted.digest else None
         finally:
             await learner.close()
     names = sorted(name for name in {*wanted.metrics, *metrics} if not name.startswith(UNLIKE))

@@ -56,7 +56,7 @@ async def restore_last_checkpoint(run: Run, line: Sequence[Step]) -> Step | None
     for step in reversed(named):
         place = run.folder.checkpoint(str(step.checkpoint))
         try:
-            meta = await run.learner.call("restore", place) if place.is_dir() else None
+            meta = await run.learner.restore(place) if place.is_dir() else None
         except DamagedCheckpoint as error:
             aside = run.folder.set_aside(place.name)
             broken.append(f"{str(error).partition(':')[0]} (kept as {aside.name})")

@@ -35,6 +35,7 @@ from strop.gateway.replicas import Replicas
 from strop.gateway.route import PolicyRoute, Routes
 from strop.gateway.template import Renderer
 from strop.learner.process import LearnerProcess
+from strop.learner.verbs import LearnerSettings
 from strop.models.names import folder_of
 from strop.monitor.console import View
 from strop.monitor.metrics import MetricsFile, Scores
@@ -239,7 +240,8 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
             settled=gateway.settled,
         )
         rooms.push_async_callback(pool.close)
-        loading = asyncio.gather(learner.start(config, model, serve=isinstance(served, Embedded)), served.start())
+        settings = LearnerSettings.of(config, model, serve=isinstance(served, Embedded))
+        loading = asyncio.gather(learner.start(settings), served.start())
         rooms.callback(loading.cancel)
         await pool.start()
         await loading

@@ -192,6 +192,7 @@ async def load_model(
     `weights` is the folder to load, where that is not the one that the model's name stands for."""
     from strop.gateway.template import Renderer
     from strop.learner.process import LearnerProcess
+    from strop.learner.verbs import LearnerSettings
     from strop.models.names import folder_of
     from strop.run.runtime import POLICY, engine_name, engine_of, gateway_of
 
@@ -215,7 +216,7 @@ async def load_model(
     rooms.push_async_callback(gateway.routes.close)
     await gateway.routes.recall(store)
     if learner is not None:
-        await learner.start(config, place, train=False)
+        await learner.start(LearnerSettings.of(config, place, train=False))
     await engine.start()
     await store.put_policy(served)
     return gateway, learner

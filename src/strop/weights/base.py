@@ -12,16 +12,9 @@ agree. It costs one short forward pass and shows what no checksum would: that th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
 
 
 class Weights(ABC):
     @abstractmethod
     async def publish(self, version: str) -> None:
         """Make every engine serve `version`; returns once they do."""
-
-
-class Holder(Protocol):
-    """The process that holds the weights. Its verbs are the methods of `strop.weights.held.Held`."""
-
-    async def call(self, verb: str, *args: Any) -> Any: ...

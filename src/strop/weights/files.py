@@ -16,25 +16,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.engines.base import Engine
-from strop.engines.delivery import Delivered, Refused, Tensors
+from strop.engines.delivery import Delivered, ModelTensors, WeightsRefused
 from strop.engines.weight_files import files_of, not_finite, probe_of, refuse_bad
-from strop.weights.base import Holder, Weights
+from strop.learner.client import WeightClient
+from strop.weights.base import Weights
 
 if TYPE_CHECKING:
     from strop.engines.vllm.protocol import Api
 
 
 class Files(Weights):
-    """Has `holder` write each version into a folder of `root`, and `engine` load it from there."""
+    """Has the learner write each version into a folder of `root`, and `engine` load it from there."""
 
-    def __init__(self, root: Path, holder: Holder, engine: Engine) -> None:
+    def __init__(self, root: Path, learner: WeightClient, engine: Engine) -> None:
         self._root = root
-        self._holder = holder
+        self._learner = learner
         self._engine = engine
 
     async def publish(self, version: str) -> None:
         folder = self._root / version
-        await self._holder.call("write", folder)
+        await self._learner.write(folder)
         await self._engine.load(version)
         await asyncio.to_thread(self._drop_others, folder)
 
@@ -50,7 +51,7 @@ class Folders:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    async def deliver(self, api: Api, version: str, model: Tensors) -> Delivered:
+    async def deliver(self, api: Api, version: str, model: ModelTensors) -> Delivered:
         folder = self._root / version
         await asyncio.to_thread(refuse_bad, folder, model)
         await api.reload(str(folder))
@@ -64,12 +65,12 @@ class Adapters:
         self._root = root
         self._loaded: tuple[Api, str] | None = None
 
-    async def deliver(self, api: Api, version: str, model: Tensors) -> Delivered:
+    async def deliver(self, api: Api, version: str, model: ModelTensors) -> Delivered:
         folder, name = self._root / version, f"{api.base}-{version}"
         if bad := await asyncio.to_thread(
             lambda: next((n for file in files_of(folder) for n in not_finite(file)), None)
         ):
-            raise Refused(f"the adapter in {folder} is broken: {bad} has values that are no finite numbers")
+            raise WeightsRefused(f"the adapter in {folder} is broken: {bad} has values that are no finite numbers")
         before, self._loaded = self._loaded, (api, name)
         if before != (api, name):
             await api.load_adapter(name, str(folder))

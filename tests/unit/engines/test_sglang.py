@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from strop.config import SglangConfig
 from strop.engines import server as served
 from strop.engines.base import Chunk
-from strop.engines.delivery import Probe
+from strop.engines.delivery import LogprobProbe
 from strop.engines.server_process import free_port
 from strop.engines.sglang.engine import Sglang
 from strop.errors import ContextOverflow, EngineError, ModelError
@@ -36,7 +36,7 @@ def folder(path: Path, scale: float = 1.0, probe: float | None = None) -> Path:
     save_file({"model.norm.weight": np.full(4, scale, np.float32)}, path / "model.safetensors")
     if probe is not None:
         ids = [5, 7, 9]
-        (path / "probe.json").write_bytes(msgspec.json.encode(Probe(ids, [-(t / 100) * probe for t in ids[1:]])))
+        (path / "probe.json").write_bytes(msgspec.json.encode(LogprobProbe(ids, [-(t / 100) * probe for t in ids[1:]])))
     return path
 
 

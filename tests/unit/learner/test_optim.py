@@ -10,6 +10,7 @@ from strop.errors import LearnerError
 from strop.learner.model import place, way_of
 from strop.learner.optim import Optim
 from strop.learner.process import LearnerProcess
+from strop.learner.verbs import LearnerSettings
 from strop.trajectory import assemble
 
 
@@ -104,10 +105,10 @@ async def test_the_learner_of_a_run_knows_how_many_steps_it_has(folder, episodes
     batch = assemble(episodes(), agents=["main"], budget=1000)
     process = LearnerProcess(tmp_path / "learner.log")
     try:
-        await process.start(config, folder, serve=False)
-        batch.entries, _ = await process.call("score", batch.bare())
+        await process.start(LearnerSettings.of(config, folder, serve=False))
+        batch.entries, _ = await process.score(batch.bare())
         make(config.algorithm, config.learner).credit(batch)
-        rates = [(await process.call("update", batch.bare()))["actor/lr"] for _ in range(4)]
+        rates = [(await process.update(batch.bare()))["actor/lr"] for _ in range(4)]
     finally:
         await process.close()
     last_of_each = [1e-3 * (0.5 + 0.5 * math.cos(math.pi * k / 6)) for k in (1, 3, 5)]

@@ -11,11 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from strop.engines.delivery import Probe, Refused, Spec, Tensors, probe_ids
+from strop.engines.delivery import LogprobProbe, ModelTensors, TensorSpec, WeightsRefused, probe_ids
 from strop.engines.weight_files import probe_of, refuse_bad, specs_of, tensors_of
 from strop.errors import EngineError
+from strop.learner.client import WeightClient
+from strop.learner.model_weights import ModelWeights
 from strop.weights.files import Files, Folders
-from strop.weights.held import Held
 from strop.weights.ipc import Ipc
 from strop.weights.nccl import Nccl
 
@@ -34,11 +35,13 @@ def make_model(seed: int = 0, tied: bool = True) -> Any:
     return LlamaForCausalLM(config).eval()
 
 
-class Here:
-    def __init__(self, held: Held) -> None:
+class Here(WeightClient):
+    """The process that holds the weights is this one."""
+
+    def __init__(self, held: ModelWeights) -> None:
         self.held = held
 
-    async def call(self, verb: str, *args: Any) -> Any:
+    async def _send_call(self, verb: str, args: tuple[Any, ...]) -> Any:
         return await asyncio.to_thread(getattr(self.held, verb), *args)
 
 
@@ -89,7 +92,7 @@ def source(tmp_path: Path) -> Path:
 
 def test_a_written_folder_is_the_model(tmp_path: Path, source: Path) -> None:
     model = make_model(1)
-    held = Held(model, source)
+    held = ModelWeights(model, source)
     held.write(tmp_path / "w" / "1.1")
     folder = tmp_path / "w" / "1.1"
     refuse_bad(folder, tensors_of(source))
@@ -105,15 +108,15 @@ def test_a_written_folder_is_the_model(tmp_path: Path, source: Path) -> None:
         logits = again(torch.tensor([probe.ids])).logits[0, :-1].float()
     want = torch.log_softmax(logits, -1).gather(-1, torch.tensor(probe.ids[1:])[:, None])[:, 0]
     assert probe.distance(want.tolist()) < 1e-5
-    assert probe.distance(Held(make_model(2), source).probe().logprobs) > 0.1
+    assert probe.distance(ModelWeights(make_model(2), source).probe().logprobs) > 0.1
     assert os.listdir(tmp_path / "w") == ["1.1"]
 
 
 def test_writing_again_replaces_the_folder(tmp_path: Path, source: Path) -> None:
     for seed in (1, 2):
-        Held(make_model(seed), source).write(tmp_path / "1.1")
+        ModelWeights(make_model(seed), source).write(tmp_path / "1.1")
     assert torch.equal(load_file(tmp_path / "1.1" / "model.safetensors")["model.norm.weight"], torch.ones(32))
-    assert probe_of(tmp_path / "1.1") == Held(make_model(2), source).probe()
+    assert probe_of(tmp_path / "1.1") == ModelWeights(make_model(2), source).probe()
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -130,7 +133,7 @@ def test_a_tied_output_layer_may_be_left_out(tmp_path: Path, tied: bool) -> None
     if tied:
         refuse_bad(tmp_path / "without", own)
     else:
-        with pytest.raises(Refused, match=r"are not whole: lm_head.weight is missing"):
+        with pytest.raises(WeightsRefused, match=r"are not whole: lm_head.weight is missing"):
             refuse_bad(tmp_path / "without", own)
 
 
@@ -143,22 +146,22 @@ def folder_of(root: Path, name: str) -> Path:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_one_value_that_is_no_number_is_found_wherever_it_is(tmp_path: Path, dtype: torch.dtype, value: float) -> None:
     fine = {"a": torch.full((3, 5), torch.finfo(dtype).max, dtype=dtype), "b": torch.tensor([], dtype=dtype)}
-    model = Tensors({name: Spec("any", tuple(tensor.shape)) for name, tensor in fine.items()}, tied=False)
+    model = ModelTensors({name: TensorSpec("any", tuple(tensor.shape)) for name, tensor in fine.items()}, tied=False)
     save_file(fine, folder_of(tmp_path, "w"))
     refuse_bad(tmp_path / "w", model)  # the largest number is one
     for place in ((0, 0), (2, 4)):
         bad = {"a": fine["a"].clone(), "b": fine["b"]}
         bad["a"][place] = value
         save_file(bad, tmp_path / "w" / "model.safetensors")
-        with pytest.raises(Refused, match="a has values that are no finite numbers"):
+        with pytest.raises(WeightsRefused, match="a has values that are no finite numbers"):
             refuse_bad(tmp_path / "w", model)
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 8, b"\xff" * 64, b"\x02\0\0\0\0\0\0\0{}"[:9], b"\x04\0\0\0\0\0\0\0nope"])
 def test_what_is_no_safetensors_is_said_to_be_none(tmp_path: Path, data: bytes) -> None:
     folder_of(tmp_path, "w").write_bytes(data)
-    with pytest.raises(Refused, match="cannot be read as safetensors"):
-        refuse_bad(tmp_path / "w", Tensors({}, tied=False))
+    with pytest.raises(WeightsRefused, match="cannot be read as safetensors"):
+        refuse_bad(tmp_path / "w", ModelTensors({}, tied=False))
 
 
 # -- publishing --------------------------------------------------------------------------------------------------------
@@ -166,7 +169,7 @@ def test_what_is_no_safetensors_is_said_to_be_none(tmp_path: Path, data: bytes) 
 
 async def test_the_folder_that_is_served_stays_until_the_next_one_is(tmp_path: Path, source: Path) -> None:
     engine = Loads()
-    files = Files(tmp_path / "w", Here(Held(make_model(), source)), engine)  # pyright: ignore
+    files = Files(tmp_path / "w", Here(ModelWeights(make_model(), source)), engine)  # pyright: ignore
     for version in ("1.1", "1.2"):
         await files.publish(version)
         assert os.listdir(tmp_path / "w") == [version]
@@ -182,7 +185,7 @@ async def test_the_folder_that_is_served_stays_until_the_next_one_is(tmp_path: P
 
 async def test_a_full_disk_is_told_and_nothing_is_left_of_it(tmp_path: Path, source: Path) -> None:
     engine = Loads()
-    files = Files(tmp_path / "w", Here(Held(make_model(), source)), engine)  # pyright: ignore
+    files = Files(tmp_path / "w", Here(ModelWeights(make_model(), source)), engine)  # pyright: ignore
     await files.publish("1.1")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 10, limits[1]))
@@ -199,14 +202,14 @@ async def test_a_full_disk_is_told_and_nothing_is_left_of_it(tmp_path: Path, sou
 
 async def test_a_folder_is_looked_at_before_the_server_hears_of_it(tmp_path: Path, source: Path) -> None:
     own, told = tensors_of(source), Told()
-    Held(make_model(1), source).write(tmp_path / "w" / "1.1")
+    ModelWeights(make_model(1), source).write(tmp_path / "w" / "1.1")
     delivered = await Folders(tmp_path / "w").deliver(told, "1.1", own)  # pyright: ignore
     assert told.said == [str(tmp_path / "w" / "1.1")]
     assert (delivered.model, delivered.probe) == ("strop", probe_of(tmp_path / "w" / "1.1"))
     model = make_model(1)
     model.model.norm.weight.data[3] = float("nan")
-    Held(model, source).write(tmp_path / "w" / "1.2")
-    with pytest.raises(Refused, match=r"model.norm.weight has values that are no finite numbers"):
+    ModelWeights(model, source).write(tmp_path / "w" / "1.2")
+    with pytest.raises(WeightsRefused, match=r"model.norm.weight has values that are no finite numbers"):
         await Folders(tmp_path / "w").deliver(told, "1.2", own)  # pyright: ignore
     assert len(told.said) == 1
 
@@ -218,46 +221,46 @@ async def test_a_folder_is_looked_at_before_the_server_hears_of_it(tmp_path: Pat
 async def test_broken_weights_do_not_leave_the_learner(source: Path, way: Any) -> None:
     told, model = Told(), make_model(1)
     model.model.norm.weight.data[3] = float("inf")
-    with pytest.raises(Refused, match=r"the weights are broken: model.norm.weight"):
-        await way(Here(Held(model, source))).deliver(told, "1.1", tensors_of(source))
+    with pytest.raises(WeightsRefused, match=r"the weights are broken: model.norm.weight"):
+        await way(Here(ModelWeights(model, source))).deliver(told, "1.1", tensors_of(source))
     assert told.said == []
 
 
 async def test_weights_in_the_hosts_memory_have_no_handles(source: Path) -> None:
     told = Told()
-    with pytest.raises(Refused, match=r"weights on cpu have no handles.*set engine.vllm.weights to files"):
-        await Ipc(Here(Held(make_model(), source))).deliver(told, "1.1", tensors_of(source))  # pyright: ignore
+    with pytest.raises(WeightsRefused, match=r"weights on cpu have no handles.*set engine.vllm.weights to files"):
+        await Ipc(Here(ModelWeights(make_model(), source))).deliver(told, "1.1", tensors_of(source))  # pyright: ignore
     assert told.said == []
 
 
 async def test_nccl_without_vllm_beside_the_learner_is_told(source: Path) -> None:
     told = Told(num_workers=2)
     with pytest.raises(EngineError, match=r"cannot send weights by NCCL without vLLM beside it.*pip install"):
-        await Nccl(Here(Held(make_model(), source))).deliver(told, "1.1", tensors_of(source))  # pyright: ignore
+        await Nccl(Here(ModelWeights(make_model(), source))).deliver(told, "1.1", tensors_of(source))  # pyright: ignore
     assert told.said == []
 
 
 async def test_other_shapes_are_refused_by_nccl(source: Path) -> None:
     told = Told()
-    with pytest.raises(Refused, match="do not fit the model"):
-        await Nccl(Here(Held(make_model(), source))).deliver(  # pyright: ignore
+    with pytest.raises(WeightsRefused, match="do not fit the model"):
+        await Nccl(Here(ModelWeights(make_model(), source))).deliver(  # pyright: ignore
             told,  # pyright: ignore
             "1.1",
-            Tensors({"model.norm.weight": Spec("float32", (33,))}, tied=True),
+            ModelTensors({"model.norm.weight": TensorSpec("float32", (33,))}, tied=True),
         )
     assert told.said == []
 
 
 async def test_a_learner_that_trained_on_does_not_send_the_new_weights_as_the_old_version(source: Path) -> None:
-    held = Held(make_model(1), source)
+    held = ModelWeights(make_model(1), source)
     way = Nccl(Here(held))
     way._sent = "1.1", held.probe()
     held.model.load_state_dict(make_model(2).state_dict())
-    with pytest.raises(Refused, match=r"version 1.1 is not at hand any more, since the learner has trained on"):
+    with pytest.raises(WeightsRefused, match=r"version 1.1 is not at hand any more, since the learner has trained on"):
         await way.deliver(Told(), "1.1", tensors_of(source))  # pyright: ignore
 
 
 def test_a_probe_of_anything_but_numbers_is_infinitely_far() -> None:
-    assert Probe([1, 2], [-1.0]).distance([float("nan")]) == float("inf")
+    assert LogprobProbe([1, 2], [-1.0]).distance([float("nan")]) == float("inf")
     assert probe_ids(50) == probe_ids(50)
     assert max(probe_ids(50)) < 50

@@ -15,7 +15,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 from strop.config import SglangConfig
-from strop.engines.delivery import Delivered, Refused, Tensors
+from strop.engines.delivery import Delivered, ModelTensors, WeightsRefused
 from strop.engines.server import Model, Served
 from strop.engines.server_events import BrokenOff, Piece
 from strop.engines.sglang.protocol import Api
@@ -104,14 +104,14 @@ class Sglang(Served[Api, SglangConfig]):
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
-    async def _put(self, api: Api, version: str, model: Tensors) -> Delivered:
+    async def _put(self, api: Api, version: str, model: ModelTensors) -> Delivered:
         assert self._weights is not None
         folder = self._weights / version
         try:
             await asyncio.to_thread(refuse_bad, folder, model)
             probe = await asyncio.to_thread(probe_of, folder)
         except OSError as error:
-            raise Refused(f"{folder} cannot be read: {error.strerror}; nothing was changed") from None
+            raise WeightsRefused(f"{folder} cannot be read: {error.strerror}; nothing was changed") from None
         await api.pause()
         try:
             await api.reload(str(folder), version)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from strop.config import VllmConfig
-from strop.engines.delivery import Delivered, Delivery, Refused, Tensors
+from strop.engines.delivery import Delivered, Delivery, ModelTensors, WeightsRefused
 from strop.engines.server import Model, Served
 from strop.engines.server_events import Piece
 from strop.engines.vllm.protocol import MODEL, Api
@@ -92,7 +92,7 @@ class Vllm(Served[Api, VllmConfig]):
         model = api.base if self._loaded is None else self._loaded.model
         return api.generate(prompt_ids, sampling, stop_ids, model=model, max_tokens=max_tokens)
 
-    async def _put(self, api: Api, version: str, model: Tensors) -> Delivered:
+    async def _put(self, api: Api, version: str, model: ModelTensors) -> Delivered:
         assert self._delivery is not None
         if self._asleep:
             await api.wake("weights")
@@ -100,7 +100,7 @@ class Vllm(Served[Api, VllmConfig]):
             await api.pause()
         try:
             delivered = await self._delivery.deliver(api, version, model)
-        except Refused:
+        except WeightsRefused:
             await self._answer_again(api)
             raise
         await self._answer_again(api)

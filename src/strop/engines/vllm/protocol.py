@@ -59,7 +59,7 @@ class Api:
                 f"vLLM {version} at {client.url} has no {', '.join(missing)}: start it with VLLM_SERVER_DEV_MODE=1 in "
                 "its environment and --tokens-only"
             )
-        models = (await _about(line, "/v1/models")).get("data") or [{}]
+        models: list[dict[str, Any]] = (await _about(line, "/v1/models")).get("data") or [{}]
         return Api(line, version, paths, str(models[0].get("id")), int(models[0].get("max_model_len") or 0))
 
     async def health(self) -> None:
@@ -236,7 +236,7 @@ def _piece(data: bytes) -> Piece:
         raise EngineError("vLLM gave no finite logprob for a token that it drew: are the weights finite numbers?")
     if choice.finish_reason not in (None, "stop", "length"):
         raise BrokenOff(f"vLLM broke the answer off: {choice.finish_reason}")
-    return Piece(ids, logprobs, cast('Literal["stop", "length"] | None', choice.finish_reason))
+    return Piece(ids, logprobs, choice.finish_reason)
 
 
 async def _about(line: Line, path: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 
-class Copy:
+class ModelCopy:
     """`model` is a copy of the one given, as it was when it was last refreshed. On a GPU it is run in a stream of its
     own, so that it does not wait behind whatever the other has been asked to compute."""
 

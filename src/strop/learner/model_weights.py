@@ -1,7 +1,4 @@
-"""The process that holds the weights, seen from weights/: the verbs with which they leave it.
-
-`Held` lives where the model is. Others call its methods by name, through a `strop.weights.base.Holder`.
-"""
+"""A model's weights, as they leave the process that holds them: to a folder, or from GPU to GPU."""
 
 from __future__ import annotations
 
@@ -17,35 +14,34 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from strop.engines.delivery import Probe, Refused, Spec, probe_ids
+from strop.engines.delivery import LogprobProbe, TensorSpec, WeightsRefused, probe_ids
 from strop.errors import EngineError
-from strop.weights.ipc import Export, export
-from strop.weights.nccl import Sender
+from strop.learner.gpu_transfer import Broadcaster, export_handles
+from strop.learner.verbs import IpcHandles, WeightVerbs
 
 _COPIED = (".json", ".jinja", ".txt", ".model")
 _NOT_COPIED = ("strop.json", "probe.json", ".index.json")
 
 
-class Held:
-    """A model's weights. `source` is the folder that it came from; what goes beside the weights is copied from it."""
+class ModelWeights(WeightVerbs):
+    """`source` is the folder that it came from; what goes beside the weights is copied from it."""
 
     def __init__(self, model: nn.Module, source: Path) -> None:
         self.model: Any = model
         self.source = source
-        self._senders: dict[int, Sender] = {}  # by the port that their engine's workers come to
+        self._broadcasters: dict[int, Broadcaster] = {}  # by the port that their engine's workers come to
 
-    def specs(self) -> dict[str, Spec]:
-        return {name: Spec(_name(p.dtype), tuple(p.shape)) for name, p in self.model.named_parameters()}
+    def specs(self) -> dict[str, TensorSpec]:
+        return {name: TensorSpec(_name(p.dtype), tuple(p.shape)) for name, p in self.model.named_parameters()}
 
     @torch.no_grad()
-    def probe(self) -> Probe:
+    def probe(self) -> LogprobProbe:
         ids = torch.tensor([probe_ids(int(self.model.config.vocab_size))], device=self.model.device)
         logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
         logprobs = torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None])[:, 0]
-        return Probe(ids[0].tolist(), logprobs.tolist())
+        return LogprobProbe(ids[0].tolist(), logprobs.tolist())
 
     def write(self, folder: Path) -> None:
-        """Write the weights as a model's folder, which is there whole or not at all."""
         fresh = folder.with_name(f".{folder.name}.new")
         try:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -79,32 +75,29 @@ class Held:
 
     # -- without files -------------------------------------------------------------------------------------------------
 
-    def export(self) -> Export:
-        """Handles of the tensors in GPU memory; they are good until `release`."""
+    def export_handles(self) -> IpcHandles:
         self.refuse_broken()
-        return export(self.model)
+        return export_handles(self.model)
 
-    def release(self) -> None:
+    def release_handles(self) -> None:
         torch.cuda.ipc_collect()
 
     def listen(self) -> tuple[str, int]:
-        """Where an engine's workers are to meet this process."""
-        sender = Sender.listening()
-        self._senders[sender.port] = sender
-        return sender.address, sender.port
+        broadcaster = Broadcaster.listen()
+        self._broadcasters[broadcaster.port] = broadcaster
+        return broadcaster.address, broadcaster.port
 
     def meet(self, port: int, num_workers: int) -> None:
-        """Wait for them there."""
-        self._senders[port].meet(num_workers)
+        self._broadcasters[port].meet(num_workers)
 
     def broadcast(self, port: int) -> None:
-        self._senders[port].broadcast(self.model)
+        self._broadcasters[port].broadcast(self.model)
 
     @torch.no_grad()
     def refuse_broken(self) -> None:
         for name, parameter in self.model.named_parameters():
             if not torch.isfinite(parameter).all():
-                raise Refused(f"the weights are broken: {name} has values that are no finite numbers")
+                raise WeightsRefused(f"the weights are broken: {name} has values that are no finite numbers")
 
 
 def _system_error(text: str) -> str:

@@ -1,0 +1,82 @@
+"""The learner's verbs as coroutines, for those who are not in its process. Types are those of verbs.py, checked here:
+a verb that changes there and not here is a type error."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from strop.engines.delivery import LogprobProbe, TensorSpec
+from strop.learner.verbs import IpcHandles, LearnerSettings, LearnerVerbs, WeightVerbs
+from strop.trajectory import Batch, Entries
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class WeightClient(ABC):
+    """`WeightVerbs` from elsewhere."""
+
+    @abstractmethod
+    async def _send_call(self, verb: str, args: tuple[Any, ...]) -> Any:
+        """Have the verb of that name done, and return its result or raise its error."""
+
+    async def _call(self, verb: Callable[Concatenate[Any, P], R], *args: P.args, **_: P.kwargs) -> R:
+        return await self._send_call(verb.__name__, args)
+
+    async def specs(self) -> dict[str, TensorSpec]:
+        return await self._call(WeightVerbs.specs)
+
+    async def probe(self) -> LogprobProbe:
+        return await self._call(WeightVerbs.probe)
+
+    async def write(self, folder: Path) -> None:
+        await self._call(WeightVerbs.write, folder)
+
+    async def refuse_broken(self) -> None:
+        await self._call(WeightVerbs.refuse_broken)
+
+    async def export_handles(self) -> IpcHandles:
+        return await self._call(WeightVerbs.export_handles)
+
+    async def release_handles(self) -> None:
+        await self._call(WeightVerbs.release_handles)
+
+    async def listen(self) -> tuple[str, int]:
+        return await self._call(WeightVerbs.listen)
+
+    async def meet(self, port: int, num_workers: int) -> None:
+        await self._call(WeightVerbs.meet, port, num_workers)
+
+    async def broadcast(self, port: int) -> None:
+        await self._call(WeightVerbs.broadcast, port)
+
+
+class LearnerClient(WeightClient):
+    """`LearnerVerbs` from elsewhere. `context`, the most tokens a sequence may have, is known once it has started."""
+
+    context = 0
+
+    async def start(self, settings: LearnerSettings) -> None:
+        """Returns once the model is loaded."""
+        self.context = await self._call(LearnerVerbs.start, settings)
+
+    async def load(self, version: str) -> None:
+        await self._call(LearnerVerbs.load, version)
+
+    async def score(self, batch: Batch) -> tuple[Entries, dict[str, float]]:
+        return await self._call(LearnerVerbs.score, batch)
+
+    async def update(self, batch: Batch) -> dict[str, float]:
+        return await self._call(LearnerVerbs.update, batch)
+
+    async def save(self, folder: Path, meta: dict[str, Any]) -> None:
+        await self._call(LearnerVerbs.save, folder, meta)
+
+    async def restore(self, folder: Path) -> dict[str, Any]:
+        return await self._call(LearnerVerbs.restore, folder)
+
+    async def digest(self) -> str:
+        return await self._call(LearnerVerbs.digest)

@@ -1,0 +1,133 @@
+"""The learner's verbs: what the process that holds the weights can be asked to do, with types.
+
+    LearnerVerbs    implemented where the weights are (child.py)
+    LearnerClient   the same verbs as coroutines, for everybody else (client.py)
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from strop.config import AlgorithmConfig, Config, EngineConfig, LearnerConfig, PolicyConfig
+from strop.engines.delivery import LogprobProbe, TensorSpec
+from strop.trajectory import Batch, Entries
+
+
+class LearnerSettings(Struct, frozen=True, kw_only=True):
+    """What the process of one policy is started with.
+
+    `folder` holds the model. `serve`: the embedded engine serves it there. `train`: it is trained; a model that is only
+    served has no learner, and its weights stay as they are. `overlap`: rollouts go on while the learner works, so that
+    the engine needs a copy of the weights. `steps` is how many a whole run has.
+    """
+
+    folder: Path
+    policy: PolicyConfig
+    learner: LearnerConfig
+    algorithm: AlgorithmConfig
+    engine: EngineConfig
+    seed: int
+    steps: int
+    overlap: bool
+    serve: bool
+    train: bool
+
+    @staticmethod
+    def of(config: Config, folder: Path, *, serve: bool = True, train: bool = True) -> LearnerSettings:
+        """Those of a run with one policy."""
+        return LearnerSettings(
+            folder=folder,
+            policy=config.policy,
+            learner=config.learner,
+            algorithm=config.algorithm,
+            engine=config.engine,
+            seed=config.seed,
+            steps=config.loop.steps,
+            overlap=config.loop.staleness > 0,
+            serve=serve,
+            train=train,
+        )
+
+
+class IpcHandles(Struct, frozen=True):
+    """The tensors of a model, in an order of their own. `handles` is a pickled list of {GPU: how to open it}."""
+
+    specs: dict[str, TensorSpec]
+    handles: bytes
+
+
+class WeightVerbs(ABC):
+    """How weights leave the process that holds them."""
+
+    @abstractmethod
+    def specs(self) -> dict[str, TensorSpec]:
+        """Every parameter's type and shape."""
+
+    @abstractmethod
+    def probe(self) -> LogprobProbe:
+        """What an engine must find once it has these weights."""
+
+    @abstractmethod
+    def write(self, folder: Path) -> None:
+        """Write the weights as a model's folder in Hugging Face format, which is there whole or not at all."""
+
+    @abstractmethod
+    def refuse_broken(self) -> None:
+        """Raises `WeightsRefused` if a value is not a finite number."""
+
+    @abstractmethod
+    def export_handles(self) -> IpcHandles:
+        """Handles of the tensors in GPU memory; they are good until `release_handles`."""
+
+    @abstractmethod
+    def release_handles(self) -> None: ...
+
+    @abstractmethod
+    def listen(self) -> tuple[str, int]:
+        """The address and port at which an engine's workers are to meet this process."""
+
+    @abstractmethod
+    def meet(self, port: int, num_workers: int) -> None:
+        """Wait for them there."""
+
+    @abstractmethod
+    def broadcast(self, port: int) -> None:
+        """Send every parameter, in the order of `specs`, to those who were met at `port`."""
+
+
+class LearnerVerbs(WeightVerbs):
+    """All that the process does beside drawing tokens."""
+
+    @abstractmethod
+    def start(self, settings: LearnerSettings) -> int:
+        """Load the model; returns the longest context."""
+
+    @abstractmethod
+    def load(self, version: str) -> None:
+        """The embedded engine serves the present weights, and calls them `version`."""
+
+    @abstractmethod
+    def score(self, batch: Batch) -> tuple[Entries, dict[str, float]]:
+        """The batch's entries with what the algorithm needs of the model, and how long that took."""
+
+    @abstractmethod
+    def update(self, batch: Batch) -> dict[str, float]:
+        """Train on the batch and return metrics."""
+
+    @abstractmethod
+    def save(self, folder: Path, meta: dict[str, Any]) -> None:
+        """Write a checkpoint folder, whole or not at all."""
+
+    @abstractmethod
+    def restore(self, folder: Path) -> dict[str, Any]:
+        """Take weights and optimizer state from a checkpoint, and return the meta it was saved with."""
+
+    @abstractmethod
+    def digest(self) -> str:
+        """A fingerprint of every parameter of the policy, bit for bit."""
