@@ -345,8 +345,7 @@ def _bring_up_to_date(address: Address) -> None:
                     f"{where} holds tables of another program: choose another schema, with ?schema=NAME"
                 ) from None
         for script in schema.steps_from(version, where):
-            for statement in schema.adapt(script, WORDS):
-                db.execute(statement)
+            schema.run(db, script, WORDS)
 
     try:
         connection = address.connect()

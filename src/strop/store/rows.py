@@ -1,7 +1,8 @@
 """How records lie in SQL: each record to a row and back, the same in every database.
 
 Anyone can open the store with any SQL tool. Messages, data and metrics are JSON text; token ids are little-endian int32
-and logprobs little-endian float64, so that they come back bit for bit (`numpy.frombuffer` reads them too).
+and logprobs little-endian float64, so that they come back bit for bit (`numpy.frombuffer` reads them too). A field's
+type says how it lies (`kind_of`). Turns are told in `turns.py`: their rows hold what each adds.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import functools
 import math
 import sys
+import types
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from strop.errors import BadReward, StoreError
@@ -25,21 +28,53 @@ _COLUMN = {"group": "grp"}
 """Fields whose names mean something else in SQL."""
 
 
-def _columns(record: type[msgspec.Struct]) -> str:
+def _columns(record: type[Struct]) -> str:
     return ", ".join(_COLUMN.get(name, name) for name in record.__struct_fields__)
 
 
 ROLLOUT = _columns(Rollout)
 ATTEMPT = _columns(Attempt)
-TURN = _columns(Turn)
 EVENT = _columns(Event)
 POLICY = _columns(Policy)
 STEP = "lineage, number, metrics, checkpoint, digest, superseded, time"
 
-_JSON = frozenset(
-    {"task", "rewards", "retries", "versions", "sampling", "requested", "messages", "answer", "data", "metrics"}
-)
-_ARRAYS = {"prompt_ids": "i", "response_ids": "i", "logprobs": "d"}
+
+class ColumnKind(Struct, frozen=True):
+    """How a field lies in a column: the column's SQL type, and what writes and reads a value where it is not stored as
+    it is."""
+
+    sql: str
+    write: Callable[[Any], Any] | None = None
+    read: Callable[[Any], Any] | None = None
+
+
+def kind_of(hint: Any) -> ColumnKind:
+    """The column for a field of this type.
+
+    >>> kind_of(int).sql, kind_of(str | None).sql, kind_of(list[float]).sql, kind_of(dict[str, int]).sql
+    ('BIGINT NOT NULL', 'TEXT', 'BLOB NOT NULL', 'TEXT NOT NULL')
+    """
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else ()
+    if type(None) in options:
+        given = kind_of(Union[tuple(option for option in options if option is not type(None))])  # noqa: UP007
+        return ColumnKind(given.sql.removesuffix(" NOT NULL"), _unless_none(given.write), _unless_none(given.read))
+    if hint is str or get_origin(hint) is Literal:
+        return ColumnKind("TEXT NOT NULL", text)
+    if hint in _PLAIN:
+        return _PLAIN[hint]
+    return ColumnKind("TEXT NOT NULL", to_json, msgspec.json.Decoder(hint).decode)
+
+
+def _unless_none(convert: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+    return None if convert is None else lambda value: None if value is None else convert(value)
+
+
+@functools.cache
+def kinds(record: type[Struct]) -> dict[str, ColumnKind]:
+    hints = get_type_hints(record, include_extras=True)
+    return {name: kind_of(hints[name]) for name in record.__struct_fields__}
 
 
 def marks(columns: str) -> str:
@@ -75,46 +110,36 @@ def from_blob(code: str, blob: bytes) -> list[Any]:
     return packed.tolist()
 
 
+_PLAIN: dict[Any, ColumnKind] = {
+    bool: ColumnKind("BIGINT NOT NULL", int, bool),
+    int: ColumnKind("BIGINT NOT NULL"),
+    float: ColumnKind("DOUBLE PRECISION NOT NULL"),
+    list[int]: ColumnKind("BLOB NOT NULL", functools.partial(to_blob, "i"), functools.partial(from_blob, "i")),
+    list[float]: ColumnKind("BLOB NOT NULL", functools.partial(to_blob, "d"), functools.partial(from_blob, "d")),
+}
+
+
 def encode(record: Rollout | Turn | Event | Policy | Attempt) -> list[Any]:
     """The record's fields in their order, as the columns above hold them. `StoreError` names the field that cannot."""
     row: list[Any] = []
-    for name in record.__struct_fields__:
+    for name, kind in kinds(type(record)).items():
         value = getattr(record, name)
         try:
-            row.append(_column(name, value))
+            row.append(value if kind.write is None else kind.write(value))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise StoreError(f"{name!r} of a {type(record).__name__.lower()} cannot be stored: {error}") from None
     return row
 
 
-def _column(name: str, value: Any) -> Any:
-    if name in _ARRAYS:
-        return to_blob(_ARRAYS[name], value)
-    if name in _JSON:
-        return to_json(value)
-    return text(value) if isinstance(value, str) else value
-
-
-def _decoders(record: type[msgspec.Struct]) -> dict[int, Callable[[Any], Any]]:
-    """How the columns that hold more than one value are read, by their place."""
-    found: dict[int, Callable[[Any], Any]] = {}
-    for place, (name, kind) in enumerate(get_type_hints(record).items()):
-        if name in _ARRAYS:
-            found[place] = functools.partial(from_blob, _ARRAYS[name])
-        elif name in _JSON:
-            found[place] = msgspec.json.Decoder(kind).decode
-    return found
-
-
-_DECODERS = {record: _decoders(record) for record in (Rollout, Attempt, Turn, Event, Policy)}
-R = TypeVar("R", Rollout, Attempt, Turn, Event, Policy)
+R = TypeVar("R", Rollout, Attempt, Event, Policy)
 
 
 def decode(record: type[R], row: Row) -> R:
-    values = list(row)
-    for place, read in _DECODERS[record].items():
-        values[place] = read(values[place])
-    return record(**dict(zip(record.__struct_fields__, values, strict=True)))
+    fields = {
+        name: value if kind.read is None else kind.read(value)
+        for (name, kind), value in zip(kinds(record).items(), row, strict=True)
+    }
+    return record(**fields)
 
 
 def rollout(row: Row) -> Rollout:
@@ -128,10 +153,6 @@ def rollout(row: Row) -> Rollout:
 
 def attempt(row: Row) -> Attempt:
     return decode(Attempt, row)
-
-
-def turn(row: Row) -> Turn:
-    return decode(Turn, row)
 
 
 def event(row: Row) -> Event:

@@ -1,17 +1,24 @@
 """The tables, and how an older store becomes a newer one.
 
-Written once for every database: `adapt` swaps the few words in which they differ. A store says which version of the
+Written once for every database: `adapt` swaps the few words in which they differ. Turns are told in `turns.py`, with
+how a column is added to them. A store says which version of the
 tables it has; one that is older is migrated when it is opened, in one transaction, one that is newer is refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from strop.errors import NewerStore, StoreError
+from strop.store import turns, version_3
+from strop.store.transitions import Db
 
-VERSION = 3
+VERSION = turns.VERSION
 """Rises when the tables change."""
+Script = str | Callable[[Db], None]
+"""Statements, or what takes more than statements."""
 
-TABLES = """
+_BESIDE_TURNS = """
 CREATE TABLE strop (
     version BIGINT NOT NULL,
     changes BIGINT NOT NULL  -- how many changes of status there were; whoever makes one takes the next number
@@ -40,16 +47,6 @@ CREATE INDEX attempts_running ON attempts (lease_until) WHERE ended IS NULL;
 CREATE INDEX attempts_token ON attempts (token) WHERE ended IS NULL;
 CREATE INDEX attempts_key ON attempts (key);
 
-CREATE TABLE turns (
-    seq SERIAL_KEY, id TEXT NOT NULL UNIQUE, rollout TEXT NOT NULL, attempt BIGINT NOT NULL,
-    agent TEXT NOT NULL, policy TEXT NOT NULL, prompt_ids BLOB NOT NULL, response_ids BLOB NOT NULL,
-    logprobs BLOB NOT NULL, versions TEXT NOT NULL, sampling TEXT NOT NULL, requested TEXT NOT NULL,
-    finish TEXT NOT NULL, parent TEXT, shared BIGINT NOT NULL, branch TEXT, choice BIGINT NOT NULL,
-    choices BIGINT NOT NULL, messages TEXT NOT NULL, answer TEXT NOT NULL, started DOUBLE PRECISION NOT NULL,
-    ended DOUBLE PRECISION NOT NULL
-);
-CREATE INDEX turns_attempt ON turns (rollout, attempt);
-
 CREATE TABLE events (
     seq SERIAL_KEY, id TEXT NOT NULL, rollout TEXT NOT NULL, attempt BIGINT NOT NULL, kind TEXT NOT NULL,
     data TEXT NOT NULL, time DOUBLE PRECISION NOT NULL
@@ -74,10 +71,12 @@ CREATE TABLE consumed (
 ) WITHOUT ROWID;
 CREATE INDEX consumed_rollout ON consumed (rollout);
 """
+TABLES = _BESIDE_TURNS + turns.TABLES
 
-MIGRATIONS: dict[int, str] = {
+MIGRATIONS: dict[int, tuple[Script, ...]] = {
     # Retries by cause with a pause, events with ids, leases that can be asked for again. Version 1 was SQLite only.
-    1: """
+    1: (
+        """
     ALTER TABLE strop ADD COLUMN changes BIGINT NOT NULL DEFAULT 0;
     UPDATE strop SET changes = (SELECT coalesce(max(changed), 0) FROM rollouts);
     ALTER TABLE rollouts ADD COLUMN retries TEXT NOT NULL DEFAULT '{}';
@@ -92,8 +91,11 @@ MIGRATIONS: dict[int, str] = {
     DROP INDEX events_attempt;
     CREATE UNIQUE INDEX events_id ON events (rollout, attempt, id);
     """,
+    ),
     # Attempts are found by their key alone.
-    2: "CREATE INDEX attempts_key ON attempts (key);",
+    2: ("CREATE INDEX attempts_key ON attempts (key);",),
+    # Rows of turns hold what each adds.
+    3: (version_3.BEFORE, version_3.move_turns, version_3.AFTER),
 }
 """What turns version n into n + 1."""
 
@@ -110,8 +112,16 @@ def adapt(sql: str, words: dict[str, str]) -> list[str]:
     return [statement.strip() for statement in plain.split(";") if statement.strip()]
 
 
-def steps_from(version: int | None, where: str) -> list[str]:
-    """The scripts that bring a store of `version` up to date; None: it has no tables yet."""
+def run(db: Db, script: Script, words: dict[str, str]) -> None:
+    """Do one of the steps below, inside a transaction."""
+    if not isinstance(script, str):
+        return script(db)
+    for statement in adapt(script, words):
+        db.execute(statement)
+
+
+def steps_from(version: int | None, where: str) -> list[Script]:
+    """What brings a store of `version` up to date; None: it has no tables yet."""
     if version is None:
         return [TABLES, f"INSERT INTO strop VALUES ({VERSION}, 0)"]
     if version > VERSION:
@@ -119,7 +129,11 @@ def steps_from(version: int | None, where: str) -> list[str]:
             f"{where} was written by a newer strop (store version {version}, this one reads {VERSION}):"
             " update strop: git pull in its clone"
         )
-    if missing := [n for n in range(version, VERSION) if n not in MIGRATIONS]:
-        raise StoreError(f"{where} has store version {missing[0]}, which no strop ever wrote: choose another store")
-    scripts = [MIGRATIONS[n] for n in range(version, VERSION)]
-    return [*scripts, f"UPDATE strop SET version = {VERSION}"] if scripts else []
+    scripts: list[Script] = []
+    for number in range(version, VERSION):
+        # A store older than that gets the turns' table anew, with every column there is.
+        columns = turns.added(number + 1) if version >= turns.FIRST else []
+        if number not in MIGRATIONS and not turns.added(number + 1):
+            raise StoreError(f"{where} has store version {number}, which no strop ever wrote: choose another store")
+        scripts += [*MIGRATIONS.get(number, ()), *columns]
+    return [*scripts, f"UPDATE strop SET version = {VERSION}"] if version < VERSION else []

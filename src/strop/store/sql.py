@@ -20,6 +20,7 @@ from typing import Literal, TypeVar
 
 from strop.errors import Fenced, IllegalTransition, StoreError, UnknownId
 from strop.store import rows, transitions
+from strop.store import turns as stored
 from strop.store.base import Ref, Store
 from strop.store.transitions import Db
 from strop.store.waiting import Signal, until
@@ -196,19 +197,12 @@ class SqlStore(Store):
             if not all(map(math.isfinite, turn.logprobs)):
                 raise StoreError(f"turn {turn.id!r} has logprobs that are no finite numbers: it cannot be trained on")
         attempts = sorted({(turn.rollout, turn.attempt) for turn in turns})
-        encoded = [rows.encode(turn) for turn in turns]
-
-        def there(db: Db, row: rows.Row) -> bool:
-            found = db.execute(f"SELECT {rows.TURN} FROM turns WHERE id = ?", (row[0],)).fetchone()
-            if found is not None and builtins.list(found) != row:
-                raise StoreError(f"turn {row[0]!r} was recorded before: give each turn an id of its own")
-            return found is not None
+        drafts = [stored.TurnDraft(turn) for turn in turns]
 
         def write(db: Db) -> None:
-            insert = f"INSERT INTO turns ({rows.TURN}) VALUES ({rows.marks(rows.TURN)}) ON CONFLICT (id) DO NOTHING"
-            transitions.add(db, insert, encoded, attempts, there)
+            transitions.add(db, drafts, attempts, stored.insert, stored.is_recorded)
 
-        if encoded:
+        if drafts:
             await self._write(write)
 
     async def add_events(self, events: Sequence[Event]) -> None:
@@ -218,7 +212,7 @@ class SqlStore(Store):
         attempts = sorted({(event.rollout, event.attempt) for event in events})
         encoded = [rows.encode(event) for event in events]
 
-        def there(db: Db, row: rows.Row) -> bool:
+        def is_recorded(db: Db, row: rows.Row) -> bool:
             id, rollout, attempt, kind, data, _ = row
             query = "SELECT kind, data FROM events WHERE rollout = ? AND attempt = ? AND id = ?"
             found = db.execute(query, (rollout, attempt, id)).fetchone()
@@ -226,9 +220,12 @@ class SqlStore(Store):
                 raise StoreError(f"event {id!r} was recorded before: give each event an id of its own")
             return found is not None
 
+        def insert(db: Db, encoded: Sequence[rows.Row]) -> int:
+            statement = f"INSERT INTO events ({rows.EVENT}) VALUES ({rows.marks(rows.EVENT)}) ON CONFLICT DO NOTHING"
+            return db.executemany(statement, encoded).rowcount
+
         def write(db: Db) -> None:
-            insert = f"INSERT INTO events ({rows.EVENT}) VALUES ({rows.marks(rows.EVENT)}) ON CONFLICT DO NOTHING"
-            transitions.add(db, insert, encoded, attempts, there)
+            transitions.add(db, encoded, attempts, insert, is_recorded)
 
         if encoded:
             await self._write(write)
@@ -262,21 +259,19 @@ class SqlStore(Store):
         return await self._read(lambda db: transitions.opened(db, key))
 
     async def turns(self, rollout: str, *, attempt: int | None = None) -> builtins.list[Turn]:
-        query = f"SELECT {rows.TURN} FROM turns WHERE rollout = ? AND attempt = ? ORDER BY started, seq"
-        return await self._of_attempt(query, rows.turn, rollout, attempt)
+        def read(db: Db) -> tuple[builtins.list[rows.Row], dict[str, str]]:
+            last = transitions.find(db, rollout).attempts
+            return stored.read(db, rollout, last if attempt is None else attempt)
+
+        return stored.rebuild(*await self._read(read))
 
     async def events(self, rollout: str, *, attempt: int | None = None) -> builtins.list[Event]:
-        query = f"SELECT {rows.EVENT} FROM events WHERE rollout = ? AND attempt = ? ORDER BY seq"
-        return await self._of_attempt(query, rows.event, rollout, attempt)
-
-    async def _of_attempt(
-        self, query: str, decode: Callable[[rows.Row], T], rollout: str, attempt: int | None
-    ) -> builtins.list[T]:
         def read(db: Db) -> builtins.list[rows.Row]:
             last = transitions.find(db, rollout).attempts
+            query = f"SELECT {rows.EVENT} FROM events WHERE rollout = ? AND attempt = ? ORDER BY seq"
             return db.execute(query, (rollout, last if attempt is None else attempt)).fetchall()
 
-        return [decode(row) for row in await self._read(read)]
+        return [rows.event(row) for row in await self._read(read)]
 
     async def list(
         self,

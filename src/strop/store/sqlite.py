@@ -84,7 +84,11 @@ def _open(path: str, synchronous: str) -> tuple[SqliteDb, SqliteDb]:
         try:
             write.execute("PRAGMA journal_mode = WAL")
             write.execute(f"PRAGMA synchronous = {synchronous}")
-            _bring_up_to_date(write, path)
+            if _bring_up_to_date(write, path):
+                with contextlib.suppress(
+                    sqlite3.Error
+                ):  # another process reads it, or the disk is full: it stays large
+                    write.execute("VACUUM")
             return write, _connect(path, "ro")
         except BaseException:
             write.close()
@@ -98,18 +102,19 @@ def _connect(path: str, mode: str) -> SqliteDb:
     return sqlite3.connect(uri, uri=True, timeout=BUSY, isolation_level=None, check_same_thread=False, factory=SqliteDb)
 
 
-def _bring_up_to_date(db: SqliteDb, path: str) -> None:
-    """Make the tables, or migrate them: all of it or nothing."""
+def _bring_up_to_date(db: SqliteDb, path: str) -> bool:
+    """Make the tables, or migrate them: all of it or nothing. Returns whether older ones were migrated."""
     db.execute("BEGIN IMMEDIATE")  # before looking: another process may be doing the same
     try:
         tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and "strop" not in tables:
             raise StoreError(f"{path} is a database of another program: choose another folder")
         version = db.execute("SELECT version FROM strop").fetchone()[0] if tables else None
-        for script in schema.steps_from(version, path):
-            for statement in schema.adapt(script, WORDS):
-                db.execute(statement)
+        scripts = schema.steps_from(version, path)
+        for script in scripts:
+            schema.run(db, script, WORDS)
         db.execute("COMMIT")
+        return bool(scripts) and version is not None
     except BaseException:
         if db.in_transaction:
             db.execute("ROLLBACK")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from msgspec import structs, to_builtins
 
@@ -15,6 +15,8 @@ from strop.net.secrets import new_key
 from strop.store import rows
 from strop.store.base import Ref
 from strop.types import TRANSITIONS, Attempt, Cause, Event, Lease, Reward, Rollout, Status, Step
+
+R = TypeVar("R")
 
 
 class Cursor(Protocol):
@@ -71,23 +73,23 @@ def running(db: Db, rollout: str, number: int) -> None:
 
 def add(
     db: Db,
-    insert: str,
-    encoded: Sequence[rows.Row],
+    records: Sequence[R],
     attempts: Sequence[Ref],
-    there: Callable[[Db, rows.Row], bool],
+    insert: Callable[[Db, Sequence[R]], int],
+    is_recorded: Callable[[Db, R], bool],
 ) -> None:
-    """Record rows of running attempts, each once. What was recorded before, all of it, may be said again at any time:
+    """Record what running attempts say, each once. What was recorded before, all of it, may be said again at any time:
     the answer to the first time was lost."""
     try:
         for rollout, number in attempts:
             running(db, rollout, number)
     except Fenced:
-        if all(there(db, row) for row in encoded):
+        if all(is_recorded(db, record) for record in records):
             return
         raise
-    if db.executemany(insert, encoded).rowcount < len(encoded):
-        for row in encoded:
-            there(db, row)
+    if insert(db, records) < len(records):
+        for record in records:
+            is_recorded(db, record)
 
 
 def tick(db: Db, count: int = 1) -> int:

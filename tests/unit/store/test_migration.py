@@ -1,6 +1,10 @@
 """A store of an older version is brought up to date when it is opened, with everything in it."""
 
+import shutil
+import signal
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +12,9 @@ import pytest
 from strop.errors import StoreError
 from strop.store import schema
 from strop.store.sqlite import SqliteStore
-from strop.types import Event, Policy, Retry, Reward, Rollout, Task
+from strop.types import Event, Policy, Retry, Reward, Rollout, Task, Turn
+from tests.unit.store import version_3
+from tests.unit.store.conversations import talk, wander
 
 VERSION_1 = """
 CREATE TABLE strop (version INTEGER NOT NULL);
@@ -143,7 +149,8 @@ async def test_a_migrated_store_has_the_tables_of_a_new_one(old: Path, tmp_path:
 
 
 async def test_a_migration_that_fails_changes_nothing(old: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(schema.MIGRATIONS, 1, "ALTER TABLE events ADD COLUMN id TEXT; UPDATE nowhere SET x = 1;")
+    script = "ALTER TABLE events ADD COLUMN id TEXT; UPDATE nowhere SET x = 1;"
+    monkeypatch.setitem(schema.MIGRATIONS, 1, (script,))
     with pytest.raises(StoreError, match="nowhere"):
         await SqliteStore.open(old)
     monkeypatch.undo()
@@ -154,7 +161,7 @@ async def test_a_migration_that_fails_changes_nothing(old: Path, monkeypatch: py
 
 async def test_a_store_of_version_2_gets_its_index(tmp_path: Path):
     path = tmp_path / "store.sqlite"
-    await (await SqliteStore.open(path)).close()
+    version_3.write(path, [])
     with sqlite3.connect(path) as db:
         db.executescript("DROP INDEX attempts_key; UPDATE strop SET version = 2;")
     db.close()
@@ -168,3 +175,101 @@ async def test_a_store_of_version_2_gets_its_index(tmp_path: Path):
     assert "USING INDEX attempts_key" in plan[-1]
     assert db.execute("SELECT version FROM strop").fetchone() == (schema.VERSION,)
     db.close()
+
+
+# -- version 3: every row had its whole conversation -------------------------------------------------------------------
+
+
+@pytest.fixture
+def turns() -> list[Turn]:
+    return [*talk("a", 30), *talk("a", 30, attempt=2), *wander("b", 80, 1), *wander("c", 80, 2)]
+
+
+async def check(path: Path, turns: list[Turn]) -> None:
+    """Everything is there, and more can be recorded."""
+    store = await SqliteStore.open(path)
+    for rollout, attempt in sorted({(turn.rollout, turn.attempt) for turn in turns}):
+        given = [turn for turn in turns if (turn.rollout, turn.attempt) == (rollout, attempt)]
+        assert await store.turns(rollout, attempt=attempt) == sorted(given, key=lambda turn: turn.started)
+    await store.add_turns(talk("a", 32, attempt=2)[30:])
+    assert len(await store.turns("a")) == 32
+    await store.close()
+
+
+async def test_turns_of_version_3_become_what_each_adds(tmp_path: Path, turns: list[Turn]):
+    path = tmp_path / "store.sqlite"
+    version_3.write(path, turns)
+    size = path.stat().st_size
+    await check(path, turns)
+    assert path.stat().st_size < size / 2  # and the file gives back what it no longer needs
+    db = sqlite3.connect(path)
+    assert "turns_3" not in str(db.execute("SELECT name FROM sqlite_master").fetchall())
+    db.close()
+
+
+MIGRATE = """
+import asyncio, sys, time
+from strop.store import schema
+from strop.store.sqlite import SqliteStore
+
+seen = [0]
+run = schema.run
+
+class Slow:
+    def __init__(self, db): self.db = db
+    def __getattr__(self, name): return getattr(self.db, name)
+    def execute(self, *given): return self.stop(self.db.execute, given)
+    def executemany(self, *given): return self.stop(self.db.executemany, given)
+    def stop(self, do, given):
+        done = do(*given)
+        seen[0] += 1
+        if seen[0] == int(sys.argv[2]):
+            print("now", flush=True)
+            time.sleep(600)
+        return done
+
+schema.run = lambda db, script, words: run(Slow(db), script, words)
+asyncio.run(SqliteStore.open(sys.argv[1]))
+print("done", seen[0], flush=True)
+"""
+
+
+def migrate(path: Path, stop: int) -> str:
+    """Open a store in another process, and kill that with -9 after so many statements of the migration."""
+    process = subprocess.Popen([sys.executable, "-c", MIGRATE, str(path), str(stop)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    said = process.stdout.readline().strip()
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    return said
+
+
+async def test_a_migration_that_is_killed_loses_nothing(tmp_path: Path, turns: list[Turn]):
+    version_3.write(tmp_path / "old.sqlite", turns)
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copy(tmp_path / "old.sqlite", tmp_path / name))
+
+    said, _, count = migrate(copy("whole.sqlite"), 0).partition(" ")
+    assert said == "done"
+    last = int(count)
+    for stop in (1, 2, last // 4, last // 2, 3 * last // 4, last - 2, last - 1, last):
+        path = copy(f"{stop}.sqlite")
+        assert migrate(path, stop) == "now"
+        db = sqlite3.connect(path)
+        assert db.execute("SELECT version FROM strop").fetchone() == (3,)
+        assert db.execute("SELECT count(*) FROM turns").fetchone() == (len(turns),)
+        db.close()
+        await check(path, turns)
+
+
+async def test_a_turn_that_would_not_come_back_stops_the_migration(
+    tmp_path: Path, turns: list[Turn], monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "store.sqlite"
+    version_3.write(path, turns)
+    monkeypatch.setattr("strop.store.turns.EarlierTurn.has_ids", lambda self, ids: True)  # some turns lie
+    with pytest.raises(StoreError, match="would not come back as it was recorded"):
+        await SqliteStore.open(path)
+    monkeypatch.undo()
+    await check(path, turns)

@@ -6,7 +6,8 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,8 @@ from strop.errors import NewerStore, PlaceError, StoreError, StropError, Unavail
 from strop.store import schema
 from strop.types import Cause, Event, Lease, Policy, Reward, Rollout, Step, Task, Turn
 from tests.postgres import Server, shared
+from tests.unit.store import version_3
+from tests.unit.store.conversations import talk, wander
 
 psycopg = pytest.importorskip("psycopg")
 from strop.store import postgres  # noqa: E402
@@ -478,11 +481,11 @@ async def test_an_older_store_is_migrated_whole_or_not_at_all(open: Open, monkey
     await store.enqueue(rollouts(2))
     monkeypatch.setattr(schema, "VERSION", schema.VERSION + 1)
     script = "ALTER TABLE rollouts ADD COLUMN colour TEXT NOT NULL DEFAULT 'red'; -- a comment\n"
-    monkeypatch.setitem(schema.MIGRATIONS, schema.VERSION - 1, script + "UPDATE nowhere SET x = 1;")
+    monkeypatch.setitem(schema.MIGRATIONS, schema.VERSION - 1, (script + "UPDATE nowhere SET x = 1;",))
     with pytest.raises(StoreError, match="nowhere"):
         await open()
     assert len(await store.list()) == 2
-    monkeypatch.setitem(schema.MIGRATIONS, schema.VERSION - 1, script)
+    monkeypatch.setitem(schema.MIGRATIONS, schema.VERSION - 1, (script,))
     for newer in await asyncio.gather(open(), open()):
         found = await newer._read(lambda db: db.execute("SELECT id, colour FROM rollouts ORDER BY id").fetchall())
         assert found == [("g1.0", "red"), ("g1.1", "red")]
@@ -588,3 +591,67 @@ def test_one_store_serves_several_event_loops(server: Server, name: str):
     asyncio.run(store.enqueue(rollouts(2)))
     assert len(asyncio.run(store.list())) == 2
     asyncio.run(store.close())
+
+
+# -- turns of version 3 ------------------------------------------------------------------------------------------------
+
+
+def write_version_3(server: Server, name: str, turns: list[Turn]) -> None:
+    with psycopg.connect(server.url()) as connection:
+        connection.execute(f"CREATE SCHEMA {name}")
+        connection.execute(f"SET search_path = {name}")
+
+        def execute(statement: str, values: Sequence[Any]) -> None:
+            connection.execute(statement.replace("?", "%s"), values)
+
+        version_3.fill(execute, turns, postgres.WORDS)
+
+
+async def test_turns_of_version_3_become_what_each_adds(open: Open, server: Server, name: str, sql: Callable):
+    turns = [*talk("a", 30), *wander("b", 80, 1)]
+    write_version_3(server, name, turns)
+    store = await open()
+    for rollout in ("a", "b"):
+        given = [turn for turn in turns if turn.rollout == rollout]
+        assert await store.turns(rollout) == sorted(given, key=lambda turn: turn.started)
+    await store.add_turns(talk("a", 32)[30:])
+    assert await store.turns("a") == talk("a", 32)
+    tables = sql(f"SELECT tablename FROM pg_tables WHERE schemaname = '{name}'").fetchall()
+    assert ("turns",) in tables
+    assert ("turns_3",) not in tables
+    (longest,) = sql(f"SELECT max(length(messages)) FROM {name}.turns WHERE rollout = 'a'").fetchone()
+    assert longest < 1000
+
+
+KILLED = """
+import asyncio, sys, time
+from strop.store import postgres, version_3
+
+move = version_3.move_turns
+
+def move_and_wait(db):
+    move(db)
+    print("now", flush=True)
+    time.sleep(8)
+
+from strop.store import schema
+schema.MIGRATIONS[3] = (version_3.BEFORE, move_and_wait, version_3.AFTER)
+asyncio.run(postgres.PostgresStore.open(sys.argv[1]))
+"""
+
+
+def migrate_and_kill(url: str) -> None:
+    """In another process, killed with -9 when all turns were moved."""
+    process = subprocess.Popen([sys.executable, "-c", KILLED, url], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert process.stdout.readline() == "now\n"
+    process.kill()
+    process.communicate()
+
+
+async def test_a_migration_that_is_killed_loses_nothing(open: Open, server: Server, name: str):
+    turns = talk("a", 30)
+    write_version_3(server, name, turns)
+    migrate_and_kill(server.url(name))
+    store = await open()
+    assert await store.turns("a") == turns
