@@ -5,7 +5,11 @@
 
 It does what those calls need and costs little: a protocol instead of streams, one parser per connection, what stands in
 every request encoded once. Left out on purpose: redirects, cookies, proxies, compression, streaming of requests, and a
-limit on connections (whoever calls decides how many requests run at once).
+limit on connections (the caller decides how many requests run at once).
+
+Why not a library: aiohttp 3.14 was measured in its place, on loopback with uvloop, interleaved, medians of five. A
+whole answer took 161 to 176 us of CPU against 32 to 45 us here, at 1, 64 and 256 concurrent calls (0.20 to 0.36 of the
+calls per second), a stream of 32 events 275 to 495 us against 187 to 415 us (0.51 to 0.92). httpx was slower still.
 
 When no answer comes, the error says how far it got, since that decides whether a request may be sent again:
 
