@@ -12,12 +12,18 @@ all this for any number of trees, at 0.02 ms per process. Without /proc (macOS) 
 
 Left out: processes of another user (sudo), containers, which belong to a daemon, and one that leaves its session, loses
 its parents and wipes its environment, all in the same breath.
+
+Why not a child subreaper alone: it takes one more process for each program, which ending `true` was measured with at
+20 ms of CPU against 2.7 ms here, and 10 MB; and what that process leaves when it is killed itself, nobody finds. A
+process that has workers below it anyway can be one (`become_subreaper`): all that they start stays below it, and ends
+with it by `kill_descendants`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -31,6 +37,7 @@ from typing import NamedTuple
 KILL_SECONDS = 5.0
 """Seconds after which what will not die (it hangs in a system call, or forks faster than it is killed) is given up."""
 PAUSE = 0.01
+PR_SET_CHILD_SUBREAPER = 36
 MISSES = 3
 """Passes in a row that must find nothing when each of them saw processes that had just ended: one of those may be the
 parent of one that was born too late to be seen. Otherwise one pass is enough."""
@@ -210,6 +217,40 @@ def _send(process: ProcessInfo, number: signal.Signals) -> None:
     with contextlib.suppress(OSError):  # it is gone
         if _stat(process.pid)[-1] == process.started:  # not somebody else who got the pid meanwhile
             os.kill(process.pid, number)
+
+
+# -- below one process ---------------------------------------------------------------------------------------------
+
+
+def become_subreaper() -> None:
+    """From now on, what loses its parents below this process becomes its child, not that of the system. Linux only."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_descendants() -> None:
+    """Kill and reap all that is below this process, which must not need its children any more."""
+    deadline = time.monotonic() + KILL_SECONDS
+    while time.monotonic() < deadline:
+        for pid in descendants(os.getpid())[1:]:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(PAUSE)
+
+
+def descendants(pid: int) -> list[int]:
+    """The process and all below it."""
+    found = [pid]
+    for one in found:  # grows meanwhile
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{one}/task"):
+                found += map(int, _read(f"/proc/{one}/task/{thread}/children").split())
+    return found
 
 
 # -- /proc ---------------------------------------------------------------------------------------------------------

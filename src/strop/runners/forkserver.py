@@ -4,9 +4,10 @@ shares that memory.
     processes ──one byte and a socket──▶ fork server ──fork──▶ worker (owns the socket)
               ◀──"forked PID" / "ended PID CODE" / "failed WHY": it cannot import what it must──
 
-It ends when its connection to the runner closes, and takes all workers and their folder with it. `multiprocessing`'s
-forkserver is the same idea, but imports the program's main script into every worker, which runs it again where it is
-not guarded, and lives until the program ends.
+It ends when its connection to the runner closes, also because that was killed, and takes all workers, whatever their
+agents started and their folder with it: it is a child subreaper, so nothing can get out from below it.
+`multiprocessing`'s forkserver is the same idea, but imports the program's main script into every worker, which runs it
+again where it is not guarded, and lives until the program ends.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import NamedTuple, NoReturn
 from strop.errors import AgentError
 from strop.files import private
 from strop.imports import with_fix
+from strop.net.process_group import become_subreaper, kill_descendants
 
 Serve = Callable[[socket.socket], None]
 BEGIN = """
@@ -178,12 +180,15 @@ def main(serve: Serve, control_fd: str, folder: str) -> None:
     gc.freeze()  # what is shared stays shared: the collector no longer writes to it
     control = socket.socket(fileno=int(control_fd))
     control.set_inheritable(False)
+    become_subreaper()
     workers: set[int] = set()
 
     def reap(*_: object) -> None:
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = found
+                if pid not in workers:  # what an agent started, and lost its parents
+                    continue
                 workers.discard(pid)
                 _kill_group(pid)  # what the agent started must not outlive its worker
                 with contextlib.suppress(OSError):
@@ -199,6 +204,7 @@ def main(serve: Serve, control_fd: str, folder: str) -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for pid in workers:
                 _kill_group(pid)
+            kill_descendants()
             shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)
         (fd,) = fds

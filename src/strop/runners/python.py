@@ -6,8 +6,7 @@
 An agent may hold the interpreter's lock, change the environment, crash or never end: it does so in its own process,
 which is killed with all that the agent started and replaced when the next job needs one.
 
-Left out: a bound on what an agent prints while it runs. It is cut when it is told, but lies on disk until then. And if
-the runner itself is killed, its workers end with their process groups, but not what left those.
+Left out: a bound on what an agent prints while it runs. It is cut when it is told, but lies on disk until then.
 """
 
 from __future__ import annotations

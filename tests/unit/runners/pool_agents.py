@@ -63,6 +63,12 @@ def agent(task: Any, llm: Any) -> Any:
             if "die" in data:
                 os._exit(5)
             time.sleep(600)
+        case "daemon":  # in a session of its own, without a parent and with an empty environment
+            code = "import os, sys, time; os.fork() and os._exit(0); print(os.getpid(), file=open(sys.argv[1], 'w'))"
+            code = f"{code}; time.sleep(600)"
+            subprocess.run([sys.executable, "-c", code, data["file"]], start_new_session=True, env={}, check=True)
+            time.sleep(data.get("seconds", 0))
+            return 1.0
         case "fork":  # a copy of the worker that outlives it, with all it has open
             if os.fork() == 0:
                 time.sleep(600)

@@ -55,6 +55,15 @@ async def test_what_an_agent_started_ends_with_it(store: SqliteStore, tmp_path: 
         assert await eventually(lambda: not alive(int(file.read_text())))
 
 
+async def test_a_daemon_of_a_good_agent_ends_with_the_pool(store: SqliteStore, tmp_path: Path):
+    async with running(store, workers=1):
+        (done,) = await run(store, {"do": "daemon", "file": str(tmp_path / "daemon")}, retries={})
+        pid = int(await written(tmp_path / "daemon"))
+        (after,) = await run(store, {"do": "daemon", "file": str(tmp_path / "other")}, retries={})
+        assert (done.status, after.status) == ("succeeded", "succeeded")
+    assert await eventually(lambda: not alive(pid))
+
+
 async def test_interrupts_are_the_parents_business(store: SqliteStore):
     async with running(store, workers=1) as pool:
         (worker,) = processes_of(pool)._workers
@@ -294,7 +303,8 @@ PROGRAM = """
         pool = Pool(store, specs, RunnerConfig(workers=4), gateway_url="http://127.0.0.1:9", model="main")
         await pool.start()
         pool.work()
-        doing = [{"do": "spin"}, {"do": "sleep", "seconds": 600}, {"do": "child", "file": sys.argv[3]}]
+        doing = [{"do": "spin"}, {"do": "daemon", "file": f"{sys.argv[3]}-daemon", "seconds": 600}]
+        doing += [{"do": "child", "file": sys.argv[3]}]
         await store.enqueue([
             Rollout(id=f"g.{i}", group="g", member=i, created=0.0, task=Task(id="t", data=data))
             for i, data in enumerate(doing)
@@ -317,8 +327,9 @@ async def test_a_killed_parent_leaves_no_process_behind(tmp_path: Path):
     with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:  # noqa: ASYNC220
         assert parent.stdout is not None
         folder, *numbers = parent.stdout.readline().decode().split()
-        pids = [int(number) for number in numbers] + [int(await written(file))]
-        assert len(pids) == 11
+        pids = [int(number) for number in numbers]
+        pids += [int(await written(file)), int(await written(tmp_path / "child-daemon"))]
+        assert len(pids) == 12
         assert all(alive(pid) for pid in pids)
         assert os.path.isdir(folder)  # noqa: ASYNC240
         parent.kill()

@@ -21,6 +21,7 @@ from functools import lru_cache
 from msgspec import Struct
 
 from strop.errors import StropError
+from strop.net.process_group import descendants
 from strop.tools.sandbox import jail, memory, seccomp
 from strop.tools.sandbox.base import Ended
 from strop.tools.sandbox.printed import MOST_PRINTED, Printed
@@ -81,7 +82,7 @@ class Interpreter:
             await made.end()
             raise
         with contextlib.suppress(AttributeError, OSError):  # no Linux, or an old one: it is not stopped between calls
-            *made._walls, runner = memory.family(pid)
+            *made._walls, runner = descendants(pid)
             made._handle = os.pidfd_open(runner)
         return made
 
@@ -187,7 +188,7 @@ class Interpreter:
     def _running(self) -> bool:
         if self._handle is None or self._process is None or self._folder is not None:  # no walls: all may go on
             return False
-        return memory.running(pid for pid in memory.family(self._process.pid) if pid not in self._walls)
+        return memory.running(pid for pid in descendants(self._process.pid) if pid not in self._walls)
 
     async def _answer(self) -> tuple[bytes, str]:
         kind, length = ANSWER.unpack(await self._read(ANSWER.size))

@@ -9,23 +9,16 @@ import os
 import re
 from collections.abc import Iterable
 
+from strop.net.process_group import descendants
+
 RESIDENT = re.compile(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)
 SHARE = re.compile(r"^Pss(?:_Anon|_Shmem):\s+(\d+) kB", re.MULTILINE)
-
-
-def family(pid: int) -> list[int]:
-    """The process and all its descendants. In a PID namespace what loses its parent stays below the first process."""
-    found = [pid]
-    for one in found:  # grows meanwhile
-        for thread in _threads(one):
-            found += map(int, _read(f"/proc/{one}/task/{thread}/children").split())
-    return found
 
 
 def over(pid: int, most: int) -> bool:
     """Whether they use more than `most` bytes together. Pages that processes share are counted once; that takes longer
     to find out, so it is asked only where it matters."""
-    pids = family(pid)
+    pids = descendants(pid)
     return _total(pids, "status", RESIDENT) > most and _total(pids, "smaps_rollup", SHARE) > most
 
 
