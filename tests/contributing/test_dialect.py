@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Dialect, Json, Refused, Request
+from strop.gateway.dialects.base import AnswerInfo, ApiError, ChoiceDone, Delta, Dialect, Json, ModelRequest
 from strop.gateway.dialects.fields import read_fields, read_object
 from strop.gateway.dialects.proxied import ProxiedAnswer
 
@@ -28,19 +28,20 @@ from strop.gateway.dialects.proxied import ProxiedAnswer
 class Generate(Dialect):
     path = "generate"
 
-    def read(self, body: bytes) -> Request:
+    def read(self, body: bytes) -> ModelRequest:
         fields = read_fields(read_object(body), {"inputs": str, "stream": bool}, {})
         if "inputs" not in fields:
-            raise Refused("inputs is required", param="inputs")
-        return Request(messages=[{"role": "user", "content": fields["inputs"]}], stream=fields.get("stream", False))
+            raise ApiError("inputs is required", param="inputs")
+        message = {"role": "user", "content": fields["inputs"]}
+        return ModelRequest(messages=[message], stream=fields.get("stream", False))
 
-    def write(self, answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes:
+    def write(self, answer: AnswerInfo, choices: Sequence[ChoiceDone], request: ModelRequest) -> bytes:
         return msgspec.json.encode({"generated_text": choices[0].text})
 
-    def stream(self, request: Request) -> "Lines":
+    def stream(self, request: ModelRequest) -> "Lines":
         return Lines()
 
-    def error(self, refused: Refused) -> bytes:
+    def error(self, refused: ApiError) -> bytes:
         return msgspec.json.encode({"wrong": refused.message})
 
     def read_answer(self, data: Json, answer: ProxiedAnswer) -> None:
@@ -48,16 +49,16 @@ class Generate(Dialect):
 
 
 class Lines:
-    def opening(self, answer: Answer) -> bytes:
+    def opening(self, answer: AnswerInfo) -> bytes:
         return b"begin\\n"
 
-    def delta(self, answer: Answer, delta: Delta) -> bytes:
+    def delta(self, answer: AnswerInfo, delta: Delta) -> bytes:
         return delta.text.encode()
 
-    def closing(self, answer: Answer, choices: Sequence[ChoiceDone]) -> bytes:
+    def closing(self, answer: AnswerInfo, choices: Sequence[ChoiceDone]) -> bytes:
         return b"\\nend\\n"
 
-    def error(self, refused: Refused) -> bytes:
+    def error(self, refused: ApiError) -> bytes:
         return b"broken\\n"
 '''
 LINE = '    "generate.Generate",\n'

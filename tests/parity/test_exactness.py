@@ -414,7 +414,7 @@ def test_other_tokens_are_noticed(chatml: Stage, monkeypatch: pytest.MonkeyPatch
 
 def test_retokenised_answers_are_noticed(chatml: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     said = examine(chatml.renderer, Transcript(id="", messages=CORNERS)).turns[0].response_ids
-    monkeypatch.setattr(sessions.Served, "ids", property(lambda self: [*self.prompt_ids, *said]))
+    monkeypatch.setattr(sessions.KnownTurn, "ids", property(lambda self: [*self.prompt_ids, *said]))
     assert any("begin with the previous prompt" in fault for fault in chatml.check(CORNERS).faults)
 
 

@@ -19,7 +19,7 @@ from strop.cli.output import console, json_line
 from strop.config import Config, PolicyConfig
 from strop.errors import ConfigError
 from strop.gateway.template import Renderer
-from strop.gateway.template_check import Finding, Report, Transcript, look_at, needs, read_transcripts, samples
+from strop.gateway.template_check import Finding, TemplateReport, Transcript, look_at, needs, read_transcripts, samples
 from strop.imports import to_install
 from strop.models.names import folder_of
 from strop.monitor.screen import Screen
@@ -90,7 +90,7 @@ NOTHING = "no answer of the assistant's in it, so nothing was compared"
 # -- what is shown -----------------------------------------------------------------------------------------------------
 
 
-def _summary(report: Report) -> dict[str, Any]:
+def _summary(report: TemplateReport) -> dict[str, Any]:
     return {
         "turns": len(report.turns),
         "extensions": report.extensions,

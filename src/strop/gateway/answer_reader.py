@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import msgspec
 
-from strop.gateway.dialects.base import Dialect, Json, Refused
+from strop.gateway.dialects.base import ApiError, Dialect, Json
 from strop.gateway.dialects.proxied import ProxiedAnswer, join_parts
 
 MAX_EVENT = 8 << 20
@@ -93,7 +93,7 @@ def read_request(dialect: Dialect, body: bytes) -> tuple[list[list[Json]], Json]
         return [request.messages] if request.messages else [
             [{"role": "prompt", "content": prompt}] for prompt in request.prompts
         ] or [[]], rest
-    except (Refused, RecursionError):
+    except (ApiError, RecursionError):
         pass
     messages: list[Json] = []
     for name, role in (("system", "system"), ("instructions", "system"), ("prompt", "prompt"), ("input", "user")):

@@ -30,10 +30,10 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from strop.errors import ContextOverflow
-from strop.gateway.dialects.base import Dialect, Refused, Request
+from strop.gateway.dialects.base import ApiError, Dialect, ModelRequest
 from strop.gateway.dialects.registry import BY_PATH, DIALECTS, is_model_path
 from strop.gateway.exchange import Exchange, overflow, own
-from strop.gateway.generate import Call, check_length, conversations
+from strop.gateway.generate import ModelCall, check_length, conversations
 from strop.gateway.jinja import BadTemplate
 from strop.gateway.limits import Flights, Limits
 from strop.gateway.outside import OutsideRoute
@@ -54,7 +54,7 @@ AGENT = "main"
 AGENT_HEADER = b"x-strop-agent"
 
 
-class Address(Struct, frozen=True, kw_only=True):
+class RequestAddress(Struct, frozen=True, kw_only=True):
     """Who speaks, as the request says: `path` is what follows /v1/. Without a rollout the key must say it."""
 
     rollout: str | None = None
@@ -63,12 +63,12 @@ class Address(Struct, frozen=True, kw_only=True):
     path: str
 
     @classmethod
-    def of(cls, path: str, headers: Sequence[asgi.Header] = ()) -> Address | None:
+    def of(cls, path: str, headers: Sequence[asgi.Header] = ()) -> RequestAddress | None:
         """Without a rollout in the path, a header names the agent.
 
-        >>> Address.of("/r/g1.0/1/agents/main/v1/chat/completions").path
+        >>> RequestAddress.of("/r/g1.0/1/agents/main/v1/chat/completions").path
         'chat/completions'
-        >>> Address.of("/v1/models").rollout is None, Address.of("/health") is None
+        >>> RequestAddress.of("/v1/models").rollout is None, Address.of("/health") is None
         (True, True)
         """
         if path.startswith("/v1/"):
@@ -102,7 +102,7 @@ class Gateway:
                 self._posts[dialect.count_path] = dialect, self._count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        address = Address.of(scope["path"], scope["headers"])
+        address = RequestAddress.of(scope["path"], scope["headers"])
         if address is None:
             if scope["path"] == "/health":
                 return await self._health(send)
@@ -116,7 +116,7 @@ class Gateway:
             await _refuse(send, dialect, _told(error))
 
     def _endpoint(
-        self, scope: Scope, address: Address
+        self, scope: Scope, address: RequestAddress
     ) -> tuple[Dialect, Callable[[Scope, Receive, Send], Awaitable[None]]]:
         path, method = address.path, scope["method"]
         if (found := self._posts.get(path)) and method == "POST":
@@ -128,7 +128,7 @@ class Gateway:
 
     def answers(self, path: str) -> bool:
         """Whether an address is a model API's: below /v1/ others may have theirs beside it."""
-        address = Address.of(path)
+        address = RequestAddress.of(path)
         return address is not None and (address.rollout is not None or is_model_path(address.path))
 
     def samples(self, scope: Scope) -> bool:
@@ -137,18 +137,18 @@ class Gateway:
 
     async def show_models(self, scope: Scope, send: Send, started: float) -> bool:
         """Answer a question for the models there are from somebody who needs no attempt for it. Whether it was one."""
-        address = Address.of(scope["path"], scope["headers"])
+        address = RequestAddress.of(scope["path"], scope["headers"])
         if address is None or scope["method"] != "GET" or not _names_models(address.path):
             return False
         try:
             await self._show_models(address, scope, send, started)
-        except Refused as refused:
+        except ApiError as refused:
             await _refuse(send, _spoken(scope, address.path), refused)
         return True
 
-    async def refuse(self, scope: Scope, send: Send, refused: Refused) -> None:
+    async def refuse(self, scope: Scope, send: Send, refused: ApiError) -> None:
         """As clients of the API at this address understand it."""
-        address = Address.of(scope["path"])
+        address = RequestAddress.of(scope["path"])
         await _refuse(send, _spoken(scope, address.path if address else ""), refused)
 
     @property
@@ -166,15 +166,15 @@ class Gateway:
         if not await self.sessions.settled((rollout, attempt), limit):
             self.counts["unsettled"] += 1
 
-    async def session(self, scope: Scope, address: Address) -> Session:
-        """The session of the attempt that the request's address and key open. `Refused` otherwise."""
+    async def session(self, scope: Scope, address: RequestAddress) -> Session:
+        """The session of the attempt that the request's address and key open. `ApiError` otherwise."""
         if address.rollout is None:
             return await self.sessions.by_key(scope)
         try:
             return await self.sessions.at(address.rollout, address.attempt, scope)
-        except Refused as refused:
+        except ApiError as refused:
             if refused.status == 401:  # whose key it is learns that it was used at a wrong address
-                with suppress(Refused):
+                with suppress(ApiError):
                     await self.recorder.refused(await self.sessions.by_key(scope), address.agent, refused)
             raise
 
@@ -195,7 +195,9 @@ class Gateway:
 
     # -- model calls -------------------------------------------------------------------------------------------------
 
-    async def _answer(self, dialect: Dialect, address: Address, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(
+        self, dialect: Dialect, address: RequestAddress, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         session, agent, deadline = await self.session(scope, address), address.agent, self._limits.deadline
         with self._flights.one(session):
             async with self._refusing(session, agent):
@@ -210,7 +212,7 @@ class Gateway:
         self,
         route: OutsideRoute,
         dialect: Dialect,
-        address: Address,
+        address: RequestAddress,
         body: bytes,
         session: Session,
         scope: Scope,
@@ -223,19 +225,19 @@ class Gateway:
         )
         self._drop_if_over(session, await proxied.run(self._limits.deadline))
 
-    def _drop_if_over(self, session: Session, ended: Refused | None) -> None:
+    def _drop_if_over(self, session: Session, ended: ApiError | None) -> None:
         """A stream that an attempt's end broke off has said so itself."""
         if ended is not None and ended.status == 409:
             self.sessions.drop(session)
 
-    async def _resume(self, dialect: Dialect, session: Session, request: Request) -> Request:
+    async def _resume(self, dialect: Dialect, session: Session, request: ModelRequest) -> ModelRequest:
         """A request that goes on from a turn it names, with what was said up to there."""
         if request.previous is None:
             return request
         turns = await self._store.turns(session.rollout.id, attempt=session.attempt.number)
         turn = next((turn for turn in turns if turn.id == request.previous), None)
         if turn is None or turn.messages[0]["role"] == "prompt":  # a raw prompt is no conversation
-            raise Refused(
+            raise ApiError(
                 f"there is no previous response {request.previous!r} in this rollout",
                 status=404,
                 param="previous_response_id",
@@ -243,11 +245,13 @@ class Gateway:
             )
         return dialect.continue_from(request, turn)
 
-    def _call(self, session: Session, agent: str, request: Request) -> Call:
+    def _call(self, session: Session, agent: str, request: ModelRequest) -> ModelCall:
         route = self.routes.find(agent, request.requested.get("model")).of(session.rollout)
-        return Call(session, agent, route, request)
+        return ModelCall(session, agent, route, request)
 
-    async def _count(self, dialect: Dialect, address: Address, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _count(
+        self, dialect: Dialect, address: RequestAddress, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         """How many tokens a request's prompt has. Nothing is sampled and no turn recorded."""
         session, agent = await self.session(scope, address), address.agent
         with self._flights.one(session):
@@ -265,12 +269,12 @@ class Gateway:
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
-    async def _models(self, address: Address, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _models(self, address: RequestAddress, scope: Scope, receive: Receive, send: Send) -> None:
         session = await self.session(scope, address)
         async with self._refusing(session, address.agent):
             await self._show_models(address, scope, send, session.attempt.started)
 
-    async def _show_models(self, address: Address, scope: Scope, send: Send, started: float) -> None:
+    async def _show_models(self, address: RequestAddress, scope: Scope, send: Send, started: float) -> None:
         """The one model that answers an agent, alone or as a list; by name also those it may ask for."""
         route = self.routes.any(address.agent, None)
         name = route.model or route.policy  # an outside model may be called as the agent likes
@@ -278,17 +282,17 @@ class Gateway:
         if listed and asked != name:
             if asked not in self.routes.models:
                 message = f"there is no model {asked!r} here: the one that answers is called {name!r}"
-                raise Refused(message, status=404, param="model", code="model_not_found")
+                raise ApiError(message, status=404, param="model", code="model_not_found")
             route, name = self.routes.models[asked], asked
         dialect = _spoken(scope, address.path)
         context = route.engine.context if isinstance(route, PolicyRoute) else 0
         model = dialect.write_model(name, created=started, context=context)
         await _answer_json(send, model if listed else dialect.write_models([model]))
 
-    async def _not_served(self, address: Address, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _not_served(self, address: RequestAddress, scope: Scope, receive: Receive, send: Send) -> None:
         allowed = "POST" if address.path in self._posts else "GET" if _names_models(address.path) else None
         refused = _no_such(scope, address.path, allowed)
-        with suppress(Refused):  # whoever has no key learns no less
+        with suppress(ApiError):  # whoever has no key learns no less
             await self.recorder.refused(await self.session(scope, address), address.agent, refused)
         headers = [(b"allow", allowed.encode())] if allowed else []
         await _refuse(send, _spoken(scope, address.path), refused, headers)
@@ -318,19 +322,19 @@ async def _body(receive: Receive, deadline: float) -> bytes:
                 asgi.check_depth(body)
         return body
     except TimeoutError:
-        raise Refused(f"the request was not sent whole within {deadline:g} s", status=408) from None
+        raise ApiError(f"the request was not sent whole within {deadline:g} s", status=408) from None
     except asgi.Refusal as error:
-        raise Refused(str(error), status=error.status, code="request_too_large") from None
+        raise ApiError(str(error), status=error.status, code="request_too_large") from None
 
 
-def _told(error: Exception) -> Refused:
+def _told(error: Exception) -> ApiError:
     match error:
         case BadTemplate():
-            return Refused(str(error), param="messages")
+            return ApiError(str(error), param="messages")
         case ContextOverflow():
             return overflow(error)
         case RecursionError():
-            return Refused("the JSON of this request is nested too deeply")
+            return ApiError("the JSON of this request is nested too deeply")
         case _:
             return own(error)
 
@@ -339,22 +343,22 @@ async def _answer_json(send: Send, data: Any) -> None:
     await asgi.answer(send, msgspec.json.encode(data))
 
 
-async def _refuse(send: Send, dialect: Dialect, refused: Refused, headers: Sequence[asgi.Header] = ()) -> None:
+async def _refuse(send: Send, dialect: Dialect, refused: ApiError, headers: Sequence[asgi.Header] = ()) -> None:
     # OpenAI's clients retry a 409; one that says that the attempt is over will not change.
     more = {409: [(b"x-should-retry", b"false")], 429: [(b"retry-after", b"1")]}.get(refused.status, [])
     await asgi.answer(send, dialect.error(refused), refused.status, [*headers, *more])
 
 
-def _no_such(scope: Scope, path: str, allowed: str | None) -> Refused:
+def _no_such(scope: Scope, path: str, allowed: str | None) -> ApiError:
     asked = f"{scope['method']} {scope['path']}"
     if allowed is not None:
-        return Refused(f"{asked} is not served: use {allowed}", status=405, code="method_not_allowed")
+        return ApiError(f"{asked} is not served: use {allowed}", status=405, code="method_not_allowed")
     known = (pair for dialect in DIALECTS for pair in dialect.not_offered.items())
     why = next((why for begins, why in known if path.startswith(begins)), None) or (
         "an agent's base URL ends in /agents/<name>/v1 (without /v1 for Anthropic's clients, which add it), and of the"
         f" model APIs {', '.join(BY_PATH)} are spoken, with POST"
     )
-    return Refused(f"{asked} is not served here: {why}", status=404, code="not_found")
+    return ApiError(f"{asked} is not served here: {why}", status=404, code="not_found")
 
 
 async def _no_such_route(scope: Scope, receive: Receive, send: Send) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from strop.config import OutsideConfig
-from strop.gateway.dialects.base import Json, Refused
+from strop.gateway.dialects.base import ApiError, Json
 from strop.store.base import Store
 from strop.types import Turn
 
@@ -35,7 +35,7 @@ class Budget:
         return bool(self._config.tokens or self._config.money)
 
     def check(self) -> None:
-        """`Refused` once it is used up."""
+        """`ApiError` once it is used up."""
         config, name = self._config, self._name
         if config.tokens and self.tokens >= config.tokens:
             raise _used_up(name, f"{self.tokens:,} of {config.tokens:,} tokens are spent", "tokens")
@@ -74,8 +74,8 @@ def _number(usage: Json, *names: str) -> int:
     return next((n for name in names if isinstance(n := usage.get(name), int) and n >= 0), 0)
 
 
-def _used_up(name: str, spent: str, setting: str) -> Refused:
-    return Refused(
+def _used_up(name: str, spent: str, setting: str) -> ApiError:
+    return ApiError(
         f"the budget of the outside model {name} is used up: {spent}; raise gateway.outside.{name}.{setting} and "
         "resume the run",
         status=402,

@@ -16,8 +16,8 @@ from contextlib import suppress
 from starlette.types import Receive, Send
 
 from strop.errors import ContextOverflow, EngineError, Fenced, StoreError
-from strop.gateway.dialects.base import Delta, Dialect, Refused
-from strop.gateway.generate import Call
+from strop.gateway.dialects.base import ApiError, Delta, Dialect
+from strop.gateway.generate import ModelCall
 from strop.gateway.limits import Limits, late
 from strop.gateway.record import Recorder
 from strop.net.asgi import JSON, Header, wait_for_disconnect
@@ -32,7 +32,7 @@ LAST = 30.0
 class Exchange:
     def __init__(
         self,
-        call: Call,
+        call: ModelCall,
         dialect: Dialect,
         recorder: Recorder,
         receive: Receive,
@@ -47,7 +47,7 @@ class Exchange:
         self._begun = False
         self._deadline = deadline
 
-    async def run(self) -> Refused | None:
+    async def run(self) -> ApiError | None:
         """Raises while nothing has been sent; later errors go into the stream, and are returned."""
         try:
             if not await self._sample():
@@ -96,7 +96,7 @@ class Exchange:
         if error is not None:
             await self._recorder.undelivered(call, "error")
             if isinstance(error, EngineError):
-                raise Refused(str(error), status=503, kind="server_error", code="engine_error")
+                raise ApiError(str(error), status=503, kind="server_error", code="engine_error")
             raise error
         return True
 
@@ -106,7 +106,7 @@ class Exchange:
         except Fenced as error:
             raise fenced(error) from None
         except StoreError as error:  # a stream that has begun ends with it
-            raise Refused(str(error), status=503, kind="server_error", code="store_error") from None
+            raise ApiError(str(error), status=503, kind="server_error", code="store_error") from None
 
     async def _emit(self, delta: Delta) -> None:
         await self._begin()
@@ -140,20 +140,20 @@ async def _quiet(delta: Delta) -> None:
     """Answers that are not streamed are sent once they are whole."""
 
 
-def overflow(error: ContextOverflow) -> Refused:
-    return Refused(str(error), param="messages", code="context_length_exceeded")
+def overflow(error: ContextOverflow) -> ApiError:
+    return ApiError(str(error), param="messages", code="context_length_exceeded")
 
 
-def own(error: Exception) -> Refused:
+def own(error: Exception) -> ApiError:
     """What an agent is told when the gateway itself fails; the log has the rest."""
-    if isinstance(error, Refused):
+    if isinstance(error, ApiError):
         return error
     if isinstance(error, StoreError):
-        return Refused(str(error), status=503, kind="server_error", code="store_error")
+        return ApiError(str(error), status=503, kind="server_error", code="store_error")
     LOG.error("a request failed", exc_info=error)
     message = "the gateway ran into an error of its own: its log says more"
-    return Refused(message, status=500, kind="server_error", code="server_error")
+    return ApiError(message, status=500, kind="server_error", code="server_error")
 
 
-def fenced(error: Fenced) -> Refused:
-    return Refused(str(error), status=409, kind="conflict_error", code="attempt_over")
+def fenced(error: Fenced) -> ApiError:
+    return ApiError(str(error), status=409, kind="conflict_error", code="attempt_over")

@@ -20,13 +20,12 @@ from strop.engines.base import Chunk
 from strop.errors import ContextOverflow, EngineError
 from strop.gateway.conversation import Conversation, text_of
 from strop.gateway.detokenize import Detokenizer, StopStrings
-from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Refused, Request, SampledToken, ToolCall
+from strop.gateway.dialects.base import AnswerInfo, ApiError, ChoiceDone, Delta, ModelRequest, SampledToken, ToolCall
 from strop.gateway.known_turns import call_id
 from strop.gateway.route import PolicyRoute
 from strop.gateway.session import Contexts, Prompt, Session
 from strop.gateway.tool_calls import PLAIN
-from strop.gateway.tool_calls.base import Call as ModelCall
-from strop.gateway.tool_calls.base import Piece, Thought
+from strop.gateway.tool_calls.base import ParsedCall, Piece, Thought
 from strop.types import Finish, Sampling
 
 Emit = Callable[[Delta], Awaitable[None]]
@@ -34,11 +33,11 @@ Emit = Callable[[Delta], Awaitable[None]]
 SHORTEN = "Please reduce the length of the messages."
 
 
-class Call:
+class ModelCall:
     """A request that has its prompts. Raises `BadTemplate` if the chat template refuses the messages and
     `ContextOverflow` if they leave no room for an answer."""
 
-    def __init__(self, session: Session, agent: str, route: PolicyRoute, request: Request) -> None:
+    def __init__(self, session: Session, agent: str, route: PolicyRoute, request: ModelRequest) -> None:
         route = route.asked_by(request)
         self.session, self.agent, self.route, self.request = session, agent, route, request
         self.started = time.time()
@@ -81,9 +80,9 @@ class Call:
             raise errors.exceptions[0] from None
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> AnswerInfo:
         prompts = [choice.prompt for choice in self.choices[:: self.request.n]]
-        return Answer(
+        return AnswerInfo(
             id=self.choices[0].turn,
             model=self.route.model,
             created=int(self.started),
@@ -94,7 +93,7 @@ class Call:
         )
 
 
-def conversations(request: Request, route: PolicyRoute, contexts: Contexts) -> list[Conversation]:
+def conversations(request: ModelRequest, route: PolicyRoute, contexts: Contexts) -> list[Conversation]:
     """What is asked: one conversation, or raw prompts. A call that must be made is begun for the model."""
     if request.prompts:
         return [_raw(prompt, route.renderer.num_ids) for prompt in request.prompts]
@@ -103,7 +102,7 @@ def conversations(request: Request, route: PolicyRoute, contexts: Contexts) -> l
         only = request.tools[0]["function"]["name"] if len(request.tools or ()) == 1 else None
         forced = renderer.format.forced(request.tool or only)
         if forced is None or begun:
-            raise Refused(
+            raise ApiError(
                 "a tool call cannot be demanded of this model: use tool_choice 'auto'",
                 param="tool_choice",
                 code="unsupported_value",
@@ -119,7 +118,7 @@ def conversations(request: Request, route: PolicyRoute, contexts: Contexts) -> l
 
 def _raw(prompt: str | list[int], num_ids: int) -> Conversation:
     if not isinstance(prompt, str) and (unknown := [id for id in prompt if not 0 <= id < num_ids]):
-        raise Refused(
+        raise ApiError(
             f"{unknown[0]} is no token of this model: ids are 0 to {num_ids - 1}", param="prompt", code="invalid_value"
         )
     return Conversation.raw(prompt)
@@ -147,7 +146,9 @@ def check_length(conversation: Conversation, route: PolicyRoute) -> None:
 class Choice:
     """One answer in the making: what was sampled, and what of it the agent sees."""
 
-    def __init__(self, index: int, call: Call, conversation: Conversation, prompt: Prompt, sampling: Sampling) -> None:
+    def __init__(
+        self, index: int, call: ModelCall, conversation: Conversation, prompt: Prompt, sampling: Sampling
+    ) -> None:
         self.index, self.conversation, self.prompt, self.sampling = index, conversation, prompt, sampling
         self.turn = call.session.next_turn()
         self.ids: list[int] = []
@@ -234,7 +235,7 @@ class Choice:
         reasoning = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
         calls: list[ToolCall] = []
         for piece in pieces:
-            if isinstance(piece, ModelCall):
+            if isinstance(piece, ParsedCall):
                 position = len(self.calls) + len(calls)
                 taken = {call.id for call in (*self.calls, *calls)}
                 own = piece.id if piece.id not in taken else None

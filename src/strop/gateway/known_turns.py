@@ -26,7 +26,7 @@ from strop.gateway.template import Messages
 from strop.types import Turn, stable_hash
 
 
-class Said(Struct, frozen=True):
+class KnownAnswer(Struct, frozen=True):
     """What is known of an assistant's message in a context. `turn` is None if the agent put it there, and the model was
     shown what the template makes of it."""
 
@@ -35,12 +35,12 @@ class Said(Struct, frozen=True):
     calls: tuple[str, ...]
 
     @classmethod
-    def of(cls, message: Json, turn: str | None = None) -> Said:
+    def of(cls, message: Json, turn: str | None = None) -> KnownAnswer:
         thought = sys.intern(message.get("reasoning_content") or "")  # it comes again with every request
         return cls(turn, thought, call_ids(message))
 
     @classmethod
-    def by(cls, turn: Turn) -> Said:
+    def by(cls, turn: Turn) -> KnownAnswer:
         return cls.of(turn.answer, turn.id)
 
     def agrees(self, message: Json, made: Mapping[str, str]) -> int | None:
@@ -62,7 +62,7 @@ def _words(thought: str) -> str:
     return "".join(thought.split())
 
 
-class Served(Struct, frozen=True, kw_only=True):
+class KnownTurn(Struct, frozen=True, kw_only=True):
     """What is kept of a turn: its tokens and the hashes of its messages, of which long conversations have many copies.
     `number` is the last part of its id, `request` that of its request's first choice. `before` is the turn whose
     context it went on from; `heard` has the assistant's messages since then, by their place. `text` is a raw prompt's,
@@ -76,7 +76,7 @@ class Served(Struct, frozen=True, kw_only=True):
     hashed: blake2b
     edges: list[bytes]
     before: str | None
-    heard: dict[int, Said]
+    heard: dict[int, KnownAnswer]
     variables: Json = {}
     text: str | None = None
     said: int = 0
@@ -87,7 +87,7 @@ class Served(Struct, frozen=True, kw_only=True):
 
 
 def agreement(
-    turn: Served, turns: Mapping[str, Served], conversation: Conversation, made: Mapping[str, str]
+    turn: KnownTurn, turns: Mapping[str, KnownTurn], conversation: Conversation, made: Mapping[str, str]
 ) -> int | None:
     """How much of what a conversation tells is the very same in a turn's context; None if it contradicts it. `made` has
     the turns by the call ids that the gateway made for them.
@@ -112,10 +112,10 @@ def agreement(
     return agreed
 
 
-def spoken(messages: Messages, start: int) -> dict[int, Said]:
+def spoken(messages: Messages, start: int) -> dict[int, KnownAnswer]:
     """The assistant's messages from `start` on, as an agent gives them."""
     return {
-        place: Said.of(messages[place])
+        place: KnownAnswer.of(messages[place])
         for place in range(start, len(messages))
         if messages[place]["role"] == "assistant"
     }

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from msgspec import Struct
 
-from strop.gateway.dialects.base import Refused
+from strop.gateway.dialects.base import ApiError
 from strop.gateway.session import Session
 
 
@@ -34,7 +34,7 @@ class Flights:
 
     @contextmanager
     def one(self, session: Session) -> Generator[None]:
-        """As long as one request of a session is at work. Raises `Refused`."""
+        """As long as one request of a session is at work. Raises `ApiError`."""
         limits = self._limits
         if session.in_flight >= limits.per_attempt:
             self._refuse(f"this attempt has {session.in_flight} requests in flight, which is the most it may have")
@@ -51,9 +51,9 @@ class Flights:
     def _refuse(self, why: str) -> None:
         self._counts["too_many"] += 1
         message = f"{why}: come again in a moment, or raise gateway.in_flight or gateway.in_flight_per_attempt"
-        raise Refused(message, status=429, kind="rate_limit_error", code="rate_limit_exceeded")
+        raise ApiError(message, status=429, kind="rate_limit_error", code="rate_limit_exceeded")
 
 
-def late(seconds: float, what: str) -> Refused:
+def late(seconds: float, what: str) -> ApiError:
     message = f"{what} took longer than {seconds:g} s: ask for less at once, or raise gateway.deadline"
-    return Refused(message, status=504, kind="server_error", code="deadline_exceeded")
+    return ApiError(message, status=504, kind="server_error", code="deadline_exceeded")

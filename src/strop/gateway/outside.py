@@ -25,7 +25,7 @@ from starlette.types import Scope
 from strop.config import OutsideConfig
 from strop.errors import ConfigError
 from strop.gateway.budget import Budget
-from strop.gateway.dialects.base import Dialect, Refused
+from strop.gateway.dialects.base import ApiError, Dialect
 from strop.gateway.dialects.registry import DIALECTS
 from strop.net.client import Client
 
@@ -105,7 +105,7 @@ class OutsideRoute(Struct, frozen=True, kw_only=True):
         if self.dialects and dialect.path not in self.dialects:
             speaks = ", ".join(self.dialects)
             message = f"{self.policy} is an outside model and does not speak {path}, only {speaks}: use such a client"
-            raise Refused(message, status=404, code="model_not_found")
+            raise ApiError(message, status=404, code="model_not_found")
 
     def body(self, body: bytes) -> bytes:
         """The request as it goes on: byte for byte, unless another model is to be asked for."""

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from strop.errors import Fenced, StoreError
 from strop.gateway.answer_reader import AnswerReader, read_request
-from strop.gateway.dialects.base import Dialect, Json, Refused
+from strop.gateway.dialects.base import ApiError, Dialect, Json
 from strop.gateway.exchange import fenced, own
 from strop.gateway.limits import late
 from strop.gateway.outside import OutsideRoute
@@ -73,7 +73,7 @@ class ProxiedRequest:
         self._turns = [session.next_turn() for _ in range(num_turns)]
         self._begun = self._recorded = False
 
-    async def run(self, deadline: float) -> Refused | None:
+    async def run(self, deadline: float) -> ApiError | None:
         """Raises while nothing has been sent; later errors go into the stream, and are returned."""
         seconds = min(deadline, self._route.timeout)
         work = asyncio.create_task(self._pass(time.monotonic() + seconds))
@@ -148,7 +148,7 @@ class ProxiedRequest:
             await self._record()
         elif answer.status >= 400:
             text = body[:2000].decode(errors="replace")
-            said = Refused(f"{self._route.url} answered {answer.status}: {text}", status=answer.status, code="outside")
+            said = ApiError(f"{self._route.url} answered {answer.status}: {text}", status=answer.status, code="outside")
             await self._recorder.refused(self._session, self._agent, said)
         await self._start(answer, [(b"content-length", b"%d" % len(body))])
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
@@ -162,18 +162,18 @@ class ProxiedRequest:
                 headers.append((b"x-strop-turns", ",".join(self._turns).encode()))
         await self._send({"type": "http.response.start", "status": answer.status, "headers": back + headers})
 
-    async def _cut(self, refused: Refused) -> None:
+    async def _cut(self, refused: ApiError) -> None:
         """A stream that cannot go on says why, if its reader takes it."""
         body = self._dialect.error_event(refused)
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST):
                 await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    def _unreachable(self, error: Exception) -> Refused:
+    def _unreachable(self, error: Exception) -> ApiError:
         self._recorder.counts["outside_unreachable"] += 1
         named = self._route.policy
         message = f"the outside model {named} gave no answer ({error}): check gateway.outside.{named} and the provider"
-        return Refused(message, status=502, kind="server_error", code="outside_unreachable")
+        return ApiError(message, status=502, kind="server_error", code="outside_unreachable")
 
     # -- the record --------------------------------------------------------------------------------------------------
 
@@ -188,14 +188,14 @@ class ProxiedRequest:
         except Fenced as error:
             raise fenced(error) from None
         except StoreError as error:
-            raise Refused(str(error), status=503, kind="server_error", code="store_error") from None
+            raise ApiError(str(error), status=503, kind="server_error", code="store_error") from None
         if self._reader.unread:
             self._recorder.counts["outside_unread"] += 1
 
     async def _undelivered(self, finish: Finish) -> None:
         try:
             await self._record(finish)
-        except Refused as refused:
+        except ApiError as refused:
             self._recorder.counts["fenced" if refused.status == 409 else "unrecorded"] += len(self._turns)
 
     def _turn(self, choice: int, finish: Finish | None) -> Turn:

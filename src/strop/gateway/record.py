@@ -8,8 +8,8 @@ from collections import Counter
 from typing import Any
 
 from strop.errors import Fenced, StoreError
-from strop.gateway.dialects.base import Refused
-from strop.gateway.generate import Call, Choice
+from strop.gateway.dialects.base import ApiError
+from strop.gateway.generate import Choice, ModelCall
 from strop.gateway.session import Session, extends
 from strop.store.base import Store
 from strop.types import Event, Finish, Turn
@@ -23,7 +23,7 @@ class Recorder:
         self._store = store
         self.counts: Counter[str] = Counter()
 
-    async def turns(self, call: Call, finish: Finish | None = None) -> None:
+    async def turns(self, call: ModelCall, finish: Finish | None = None) -> None:
         """Make a call's turns durable, one per choice, and known to its session. `finish` overrules that of the
         choices, for a call that was not delivered. Raises `Fenced`."""
         ended = time.time()
@@ -38,7 +38,7 @@ class Recorder:
                 self.counts[f"branch/{turn.branch}"] += 1
         self.counts["malformed_calls"] += sum(choice.malformed for choice in call.choices)
 
-    async def undelivered(self, call: Call, finish: Finish) -> None:
+    async def undelivered(self, call: ModelCall, finish: Finish) -> None:
         """The same for a call nobody waits for any more; it may have been ended by the attempt's own end."""
         try:
             await self.turns(call, finish)
@@ -55,7 +55,7 @@ class Recorder:
             if turn.abandoned:
                 self.counts[turn.finish] += 1
 
-    async def refused(self, session: Session, agent: str, refused: Refused) -> None:
+    async def refused(self, session: Session, agent: str, refused: ApiError) -> None:
         """An agent that gets an error may swallow it; whoever looks at the rollout finds it here."""
         self.counts["refused"] += 1
         data = {"source": "gateway", "agent": agent, "status": refused.status, "message": refused.message}
@@ -67,7 +67,7 @@ class Recorder:
             await self._store.add_events([event])
 
 
-def _turn(call: Call, choice: Choice, finish: Finish, ended: float) -> Turn:
+def _turn(call: ModelCall, choice: Choice, finish: Finish, ended: float) -> Turn:
     prompt, requested = choice.prompt, call.request.requested
     if call.request.tools and not extends(prompt):
         requested = requested | {"tools": call.request.tools}
@@ -101,7 +101,7 @@ def _turn(call: Call, choice: Choice, finish: Finish, ended: float) -> Turn:
 
 
 def _answer(choice: Choice) -> dict[str, Any]:
-    """The assistant's message as delivered, in the plain form of `Request.messages`."""
+    """The assistant's message as delivered, in the plain form of `ModelRequest.messages`."""
     answer: dict[str, Any] = {"role": "assistant", "content": choice.conversation.prefill + choice.text}
     if choice.reasoning:
         answer["reasoning_content"] = choice.reasoning

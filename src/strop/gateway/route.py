@@ -13,7 +13,7 @@ from strop.config import OutsideConfig
 from strop.engines.base import Engine
 from strop.errors import ConfigError
 from strop.gateway.budget import recall
-from strop.gateway.dialects.base import Json, Refused, Request
+from strop.gateway.dialects.base import ApiError, Json, ModelRequest
 from strop.gateway.jinja import EFFORT, THINKING
 from strop.gateway.outside import OutsideRoute
 from strop.gateway.replicas import Replicas
@@ -44,16 +44,16 @@ class PolicyRoute(Struct, frozen=True, kw_only=True):
         """The same for one rollout, where several engines serve the policy."""
         return replace(self, engine=self.engine.of(rollout.id)) if isinstance(self.engine, Replicas) else self
 
-    def asked_by(self, request: Request) -> PolicyRoute:
+    def asked_by(self, request: ModelRequest) -> PolicyRoute:
         """The same with the chat template's variables as a request wants them: the request goes before the policy, and
-        what it says by name before what follows from how much it wants the model to think. Raises `Refused`, also for
+        what it says by name before what follows from how much it wants the model to think. Raises `ApiError`, also for
         tools that would reach nobody."""
         lost = self.renderer.tooling.lost
         if lost and (request.tools or any(m["role"] == "tool" or m.get("tool_calls") for m in request.messages)):
-            raise Refused(lost, param="tools", code="unsupported_parameter")
+            raise ApiError(lost, param="tools", code="unsupported_parameter")
         reads, given = self.renderer.reads, request.variables
         if why := self.renderer.unread(given):
-            raise Refused(f"chat_template_kwargs: {why}", param="chat_template_kwargs", code="unsupported_value")
+            raise ApiError(f"chat_template_kwargs: {why}", param="chat_template_kwargs", code="unsupported_value")
         thinking = request.thinking
         if thinking is None and request.effort is not None:
             thinking = request.effort != "none"
@@ -96,7 +96,7 @@ class Routes:
         route = self.models.get(model or "") or self.agents.get(agent) or self.agents.get(ANY)
         if route is None:
             known = ", ".join(sorted({*self.agents, *self.models}))
-            raise Refused(f"no model answers for agent {agent!r}; known: {known}", status=404, code="model_not_found")
+            raise ApiError(f"no model answers for agent {agent!r}; known: {known}", status=404, code="model_not_found")
         return route
 
     def find(self, agent: str, model: str | None) -> PolicyRoute:
@@ -104,7 +104,7 @@ class Routes:
         route = self.any(agent, model)
         if isinstance(route, OutsideRoute):
             message = f"{route.policy} is an outside model, and only its provider can answer this"
-            raise Refused(message, status=404, code="model_not_found")
+            raise ApiError(message, status=404, code="model_not_found")
         return route
 
     def outside(self, agent: str, body: bytes) -> OutsideRoute | None:

@@ -17,8 +17,8 @@ import time
 from starlette.types import Message, Receive, Scope, Send
 
 from strop.errors import StropError, UnknownId
-from strop.gateway.app import Address, Gateway
-from strop.gateway.dialects.base import Refused
+from strop.gateway.app import Gateway, RequestAddress
+from strop.gateway.dialects.base import ApiError
 from strop.gateway.sessions import TRACE, keys_of
 from strop.store.base import Store
 from strop.store.http.attempts import attempt_of, number_of
@@ -43,7 +43,7 @@ class Visits:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not any(self._key.fits(key) for key in keys_of(scope)):
             return await self._gateway(scope, receive, send)
-        address = Address.of(scope["path"])
+        address = RequestAddress.of(scope["path"])
         if address is not None and address.rollout is not None:
             return await self._gateway.refuse(scope, send, await self._why_not(address.rollout, address.attempt))
         if self._gateway.samples(scope):
@@ -67,7 +67,7 @@ class Visits:
         try:
             lease = await self._store.begin(rollout, "serve", seconds=LEASE)
         except StropError as error:
-            return await self._gateway.refuse(scope, send, Refused(str(error), status=503, code="store_unavailable"))
+            return await self._gateway.refuse(scope, send, ApiError(str(error), status=503, code="store_unavailable"))
         try:
             await self._gateway(_as_attempt(scope, lease), receive, watched)
         finally:
@@ -88,15 +88,15 @@ class Visits:
             LOG.warning("rollout %s could not be ended: %s", id, error)
         self._gateway.forget(id)
 
-    async def _why_not(self, rollout: str, number: str) -> Refused:
+    async def _why_not(self, rollout: str, number: str) -> ApiError:
         """The server's key at an attempt's address."""
         try:
             attempt = await attempt_of(self._store, rollout, number_of(number))
         except UnknownId as error:
-            return Refused(str(error), status=404, code="unknown_id")
+            return ApiError(str(error), status=404, code="unknown_id")
         if attempt.ended is not None:
-            return Refused(f"attempt {number} of rollout {rollout!r} is over", status=409, code="attempt_over")
-        return Refused(
+            return ApiError(f"attempt {number} of rollout {rollout!r} is over", status=409, code="attempt_over")
+        return ApiError(
             "this is the server's key, and an attempt's address is opened by the attempt's own: the api_key that its "
             "agent was given. With the server's key ask at /v1, for a rollout of its own",
             status=403,

@@ -32,7 +32,7 @@ from msgspec.structs import replace
 from strop.gateway.branch import Branch, difference
 from strop.gateway.conversation import Conversation, edge_of, step
 from strop.gateway.dialects.base import Json
-from strop.gateway.known_turns import Said, Served, agreement, made_ids, spoken
+from strop.gateway.known_turns import KnownAnswer, KnownTurn, agreement, made_ids, spoken
 from strop.gateway.template import Messages, Renderer, Tools
 from strop.types import Attempt, Rollout, Turn
 
@@ -59,11 +59,13 @@ class Contexts:
         """`made` has the turns by the call ids that the gateway made for them, those of other contexts too."""
         self._start = blake2b(start, digest_size=8)
         self._made: dict[str, str] = {} if made is None else made
-        self._served: dict[bytes, list[Served]] = {}  # a context's key -> the turns that ended it, the likeliest last
+        self._served: dict[
+            bytes, list[KnownTurn]
+        ] = {}  # a context's key -> the turns that ended it, the likeliest last
         self._gone_on: dict[str, set[bytes]] = {}  # a turn -> the hashes of messages that followed it
         self._prompts: dict[bytes, Prompt] = {}  # a request's key -> the prompt it got, for when it comes again
-        self._turns: list[Served] = []  # by number
-        self._by_id: dict[str, Served] = {}
+        self._turns: list[KnownTurn] = []  # by number
+        self._by_id: dict[str, KnownTurn] = {}
         self._recent: deque[Conversation] = deque(maxlen=RECENT)  # the latest first
 
     def read(
@@ -123,7 +125,7 @@ class Contexts:
         edges, parent = [*conversation.edges, answer], self._by_id.get(turn.parent or "")
         before = parent if parent and self._goes_on(parent, turn, conversation, edges) else None
         self._made |= dict.fromkeys(made_ids(turn), turn.id)
-        served = Served(
+        served = KnownTurn(
             id=turn.id,
             number=number,
             request=number - turn.choice,
@@ -133,7 +135,8 @@ class Contexts:
             edges=edges,
             variables=conversation.variables,
             before=before.id if before else None,
-            heard=spoken(conversation.messages, len(before.edges) if before else 0) | {len(edges) - 1: Said.by(turn)},
+            heard=spoken(conversation.messages, len(before.edges) if before else 0)
+            | {len(edges) - 1: KnownAnswer.by(turn)},
             text=prompt + said if isinstance(prompt, str) and said and not turn.abandoned else None,
             said=len(prompt or ""),
         )
@@ -145,7 +148,7 @@ class Contexts:
             alike = self._served.setdefault(step(conversation.keys[-1], answer), [])
             insort(alike, served, key=lambda turn: (turn.request, -turn.number))
 
-    def _goes_on(self, parent: Served, turn: Turn, conversation: Conversation, edges: list[bytes]) -> bool:
+    def _goes_on(self, parent: KnownTurn, turn: Turn, conversation: Conversation, edges: list[bytes]) -> bool:
         """Whether a turn's context is its parent's, and more."""
         if edges[: len(parent.edges)] != parent.edges or turn.shared < len(parent.prompt_ids) + len(
             parent.response_ids
@@ -153,10 +156,10 @@ class Contexts:
             return False
         return turn.branch is None or self._agreement(parent, conversation) is not None
 
-    def _agreement(self, turn: Served, conversation: Conversation) -> int | None:
+    def _agreement(self, turn: KnownTurn, conversation: Conversation) -> int | None:
         return agreement(turn, self._by_id, conversation, self._made)
 
-    def _find(self, conversation: Conversation) -> tuple[Served, int] | None:
+    def _find(self, conversation: Conversation) -> tuple[KnownTurn, int] | None:
         """The turn that ended the longest conversation which this one begins with, and how many messages that has.
 
         Where nothing the request says of them tells several apart, an agent most likely goes on from the latest; among
@@ -186,7 +189,7 @@ class Contexts:
         path += new  # a list of its own: what is long is copied once
         return Prompt(ids=path, parent=turn.id, shared=shared, branch=self._fork(turn, conversation, served))
 
-    def _fork(self, turn: Served, conversation: Conversation, served: int) -> Branch | None:
+    def _fork(self, turn: KnownTurn, conversation: Conversation, served: int) -> Branch | None:
         """Why this is not simply the conversation going on: another request went on from here with other words, or
         the agent puts words into the model's mouth."""
         new = conversation.edges[served:]
@@ -353,7 +356,7 @@ def _number(turn: str) -> int:
     return int(turn.rpartition("/")[2])
 
 
-def _spoken(renderer: Renderer, turn: Served) -> list[int]:
+def _spoken(renderer: Renderer, turn: KnownTurn) -> list[int]:
     """What was sampled, without its end, which has no meaning within a text."""
     ids = turn.response_ids
     while ids and ids[-1] in renderer.stop_ids:

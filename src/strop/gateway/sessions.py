@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from starlette.types import Scope
 
 from strop.errors import Fenced, UnknownId
-from strop.gateway.dialects.base import Refused
+from strop.gateway.dialects.base import ApiError
 from strop.gateway.exchange import fenced
 from strop.gateway.session import Session
 from strop.store.base import Ref, Store
@@ -143,5 +143,5 @@ def _opens(keys: Sequence[bytes], attempt: Attempt) -> bool:
 def _unauthorized(
     message: str = "this key does not open this attempt: use the api_key the agent was given, with the base_url it"
     " was given",
-) -> Refused:
-    return Refused(message, status=401, code="invalid_api_key")
+) -> ApiError:
+    return ApiError(message, status=401, code="invalid_api_key")

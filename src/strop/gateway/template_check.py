@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from strop.errors import ConfigError
 from strop.gateway.continuation import HIDDEN, Seam, rewriting
 from strop.gateway.conversation import Conversation
-from strop.gateway.dialects.base import Json, Refused
+from strop.gateway.dialects.base import ApiError, Json
 from strop.gateway.dialects.chat_messages import read_messages
 from strop.gateway.jinja import BadTemplate
 from strop.gateway.session import Contexts, History, Prompt
@@ -36,7 +36,7 @@ NAMES = ("messages", "traj", "history")
 
 
 class Transcript(Struct, frozen=True, kw_only=True):
-    """`messages` are plain (see `Request`); `id` says where it stands in its file."""
+    """`messages` are plain (see `ModelRequest`); `id` says where it stands in its file."""
 
     id: str
     messages: list[Json]
@@ -114,7 +114,7 @@ class TurnReport(Struct, frozen=True, kw_only=True):
     wrong: str | None
 
 
-class Report(Struct, kw_only=True):
+class TemplateReport(Struct, kw_only=True):
     """What became of one conversation. `error` is why the template cannot render it."""
 
     id: str
@@ -165,9 +165,9 @@ class Finding(Struct, frozen=True, kw_only=True):
     """One conversation with answers that end as the template writes it; with answers that end in every other way; and
     shown as the template writes history."""
 
-    sampled: Report
-    otherwise: Report
-    template: Report
+    sampled: TemplateReport
+    otherwise: TemplateReport
+    template: TemplateReport
 
     @property
     def wrong(self) -> list[str]:
@@ -244,9 +244,9 @@ def examine(
     *,
     history: History = "sampled",
     endings: Sequence[Ending] = ("stop",),
-) -> Report:
+) -> TemplateReport:
     """Replay a conversation. `endings` says, turn after turn and over again, how answers end."""
-    report = Report(id=conversation.id, history=history)
+    report = TemplateReport(id=conversation.id, history=history)
     replay = _Replay(renderer, conversation, history, report, cut_off="length" in endings)
     try:
         for at in range(1, len(conversation.messages)):
@@ -272,7 +272,7 @@ class _Replay:
     """One conversation going through a session."""
 
     def __init__(
-        self, renderer: Renderer, conversation: Transcript, history: History, report: Report, *, cut_off: bool
+        self, renderer: Renderer, conversation: Transcript, history: History, report: TemplateReport, *, cut_off: bool
     ) -> None:
         self._renderer, self._report, self._cut_off = renderer, report, cut_off
         self._history: History = history
@@ -419,7 +419,7 @@ def read_transcripts(path: Path) -> list[Transcript]:
             raise ConfigError(f"{path}, {where}: no list of messages: each line is an object with `messages`")
         try:
             plain = read_messages([msgspec.json.encode(_known(message)) for message in messages])
-        except (Refused, TypeError, AttributeError) as error:
+        except (ApiError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path}, {where}: {error}") from None
         found.append(Transcript(id=where, messages=plain, tools=record.get("tools")))
     return found

@@ -43,7 +43,7 @@ class Closing(Struct, frozen=True):
     sure: bool = True
 
 
-class Traits(Struct, frozen=True):
+class TemplateStyle(Struct, frozen=True):
     """A template's ways. `said` and `called` are how it closes words and calls. `tools`, `calls`, `results` and
     `system` are whether tools that it is given, what was called, what came of it, and a system's message show up in
     what it writes; None if it refuses them."""
@@ -58,14 +58,14 @@ class Traits(Struct, frozen=True):
     system: bool = True
 
 
-def traits_of(template: Template, added: Iterable[str], kept: frozenset[str]) -> Traits:
+def traits_of(template: Template, added: Iterable[str], kept: frozenset[str]) -> TemplateStyle:
     """`added` are the marks the tokenizer knows; `kept` those that have a meaning within an answer."""
-    shape = Probe(template, Shape(), added, kept).shape()
-    probe = Probe(template, shape, added, kept)
+    shape = TemplateProbe(template, Shape(), added, kept).shape()
+    probe = TemplateProbe(template, shape, added, kept)
     said = probe.closing(answer(MARK), {"role": "user", "content": NEXT})
     tool: Json = {"role": "tool", "content": NEXT, "name": "f", "tool_call_id": "call00001"}
     called = probe.closing(answer("", MARK), tool, said.ends)
-    return Traits(
+    return TemplateStyle(
         shape,
         probe.generation_prompt(),
         said,
@@ -78,7 +78,7 @@ def traits_of(template: Template, added: Iterable[str], kept: frozenset[str]) ->
 
 
 def shaped(message: Json, shape: Shape) -> Json:
-    """A plain message (see `Request`) as this template wants it."""
+    """A plain message (see `ModelRequest`) as this template wants it."""
     if "turn" in message:  # which turn it was is between the agent and the gateway
         message = {key: value for key, value in message.items() if key != "turn"}
     if message["role"] == "tool":
@@ -101,7 +101,7 @@ def marker(added: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join([*map(re.escape, sorted(added, key=len, reverse=True)), _MARKER]))
 
 
-class Probe:
+class TemplateProbe:
     """Asks a template by rendering for it what it may never see again."""
 
     def __init__(self, template: Template, shape: Shape, added: Iterable[str], kept: frozenset[str]) -> None:

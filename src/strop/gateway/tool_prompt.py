@@ -19,9 +19,9 @@ from msgspec import Struct
 
 from strop.gateway.dialects.base import Json
 from strop.gateway.jinja import BadTemplate, Template
-from strop.gateway.template_style import TOOL, USER, Traits, shaped
+from strop.gateway.template_style import TOOL, USER, TemplateStyle, shaped
 from strop.gateway.tool_calls import PLAIN, hermes_like
-from strop.gateway.tool_calls.base import Call, Format
+from strop.gateway.tool_calls.base import Format, ParsedCall
 
 Tools = Sequence[Json] | None
 ToolsWay = Literal["auto", "template", "system"]
@@ -31,7 +31,7 @@ _NAME, _ARGUMENTS = "name_of_the_function", {"name_of_an_argument": "its value"}
 _HERMES = f'<tool_call>\n{{"name": "{_NAME}", "arguments": {json.dumps(_ARGUMENTS)}}}\n</tool_call>'
 
 
-class Writer(Struct, frozen=True):
+class ToolWriter(Struct, frozen=True):
     """Writes into the messages what a template leaves out: `tools` with the `form` of a call, `calls` in this format,
     `results`. `system` is whether the template has room for a system's message; the first user's takes the tools
     otherwise."""
@@ -101,13 +101,13 @@ class Tooling(Struct, frozen=True):
     read, and what is to be said about it: a `note` for whoever trains, and a refusal (`lost`) where tools would reach
     nobody."""
 
-    writer: Writer | None
+    writer: ToolWriter | None
     format: Format
     note: str = ""
     lost: str = ""
 
 
-def tooling(template: Template, traits: Traits, format: Format, way: ToolsWay) -> Tooling:
+def tooling(template: Template, traits: TemplateStyle, format: Format, way: ToolsWay) -> Tooling:
     """What must be done for a template to show a model its tools, what it called, and what came of it. A template that
     refuses calls or results says so itself."""
     calls, results = traits.calls is not False, traits.results is not False
@@ -116,35 +116,35 @@ def tooling(template: Template, traits: Traits, format: Format, way: ToolsWay) -
         return Tooling(None, format, _unread(traits, format), "" if whole else _lost(traits))
     if traits.tools and way == "auto" and format.name != PLAIN.name:
         note = f"the chat template leaves out {_dropped(traits)}: they are written into the messages it is given"
-        return Tooling(Writer(False, None if calls else format, not results, traits.system), format, note)
+        return Tooling(ToolWriter(False, None if calls else format, not results, traits.system), format, note)
     form = _form(template, traits, format) if way == "auto" and traits.calls and traits.results else None
     where = "the system prompt" if traits.system else "the first user's message"
     why = "policy.tools is system" if way == "system" else f"the chat template leaves out {_dropped(traits)}"
     if form is not None:
         note = f"{why}: tools are written into {where}, with calls in the template's own form ({format.name})"
-        return Tooling(Writer(True, None, False, traits.system, form), format, note)
+        return Tooling(ToolWriter(True, None, False, traits.system, form), format, note)
     note = (
         f"{why}: tools are written into {where}, with calls as <tool_call>{{...}}</tool_call>. For another form set "
         "policy.template to a template that knows tools"
     )
     hermes = hermes_like(format)
-    return Tooling(Writer(True, hermes, True, traits.system), hermes, note)
+    return Tooling(ToolWriter(True, hermes, True, traits.system), hermes, note)
 
 
-def _dropped(traits: Traits) -> str:
+def _dropped(traits: TemplateStyle) -> str:
     said = {"tools": traits.tools, "calls": traits.calls, "results of tools": traits.results}
     dropped = [what for what, shown in said.items() if shown is False]
     return " and ".join(filter(None, [", ".join(dropped[:-1]), *dropped[-1:]]))
 
 
-def _lost(traits: Traits) -> str:
+def _lost(traits: TemplateStyle) -> str:
     return (
         f"this model's chat template leaves out {_dropped(traits)}, and policy.tools is template: set policy.tools to "
         "auto, or policy.template to a template that knows tools"
     )
 
 
-def _unread(traits: Traits, format: Format) -> str:
+def _unread(traits: TemplateStyle, format: Format) -> str:
     if format.name != PLAIN.name or not traits.tools:
         return ""
     return (
@@ -153,7 +153,7 @@ def _unread(traits: Traits, format: Format) -> str:
     )
 
 
-def _form(template: Template, traits: Traits, format: Format) -> str | None:
+def _form(template: Template, traits: TemplateStyle, format: Format) -> str | None:
     """A call as the template itself writes it, if it reads as one."""
     head = format.forced(_NAME)
     if head is None:
@@ -168,4 +168,4 @@ def _form(template: Template, traits: Traits, format: Format) -> str | None:
     ends = [end for mark in traits.said.ends if (end := text.find(mark, max(at, 0))) >= 0]
     form = text[max(at, 0) : min(ends, default=len(text))].strip()
     parser = format.parser([TOOL], calls=True, lead="")
-    return form if parser.feed(form) + parser.close() == [Call(_NAME, _ARGUMENTS)] else None
+    return form if parser.feed(form) + parser.close() == [ParsedCall(_NAME, _ARGUMENTS)] else None

@@ -14,7 +14,7 @@ from anthropic.types import Message
 from strop.demo import TOOLS as CHAT_TOOLS
 from strop.engines.scripted import Breaks
 from strop.errors import EngineError
-from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Refused, Request, ToolCall
+from strop.gateway.dialects.base import AnswerInfo, ApiError, ChoiceDone, Delta, ModelRequest, ToolCall
 from strop.gateway.dialects.messages import Messages
 from strop.net.server import serve
 from strop.types import Attempt, Turn
@@ -418,7 +418,7 @@ async def test_engine_failures(stand: Stand, connect: Connect, stream: bool) -> 
 # -- what a request means ----------------------------------------------------------------------------------------------
 
 
-def read(*messages: Any, **fields: Any) -> Request:
+def read(*messages: Any, **fields: Any) -> ModelRequest:
     return Messages().read(json.dumps(ASK | {"messages": messages} | fields).encode())
 
 
@@ -490,7 +490,7 @@ DONE = ChoiceDone(
     calls=(ToolCall(0, "a", "calculator", {"expression": "3 * 4"}),),
     finish="tool_calls",
 )
-ANSWER = Answer(id="r/1/0", model="tiny", created=0, prompt_tokens=9, cached_tokens=4, response_tokens=8,
+ANSWER = AnswerInfo(id="r/1/0", model="tiny", created=0, prompt_tokens=9, cached_tokens=4, response_tokens=8,
                 reasoning_tokens=5)  # fmt: skip
 DELTAS = [
     Delta(reasoning="3 * 4,"),
@@ -538,11 +538,11 @@ async def test_thinking_reaches_the_client_and_comes_back() -> None:
 
 
 def test_thinking_once_more_is_a_block_of_its_own() -> None:
-    events = Messages().stream(Request())
+    events = Messages().stream(ModelRequest())
     data = events.opening(ANSWER) + b"".join(
         events.delta(ANSWER, delta) for delta in (Delta(reasoning="a"), Delta(text="b"), Delta(reasoning="c"))
     )
-    data += events.error(Refused("broke", status=503))
+    data += events.error(ApiError("broke", status=503))
     names = [line[7:] for line in data.decode().splitlines() if line.startswith("event: ")]
     thinking = ["content_block_start", "content_block_delta"]
     assert names == [

@@ -19,7 +19,7 @@ from strop.engines.scripted import Scripted
 from strop.gateway.conversation import canonical
 from strop.gateway.dialects.base import Delta
 from strop.gateway.dialects.chat import ChatCompletions
-from strop.gateway.generate import Call
+from strop.gateway.generate import ModelCall
 from strop.gateway.jinja import BadTemplate
 from strop.gateway.record import Recorder
 from strop.gateway.route import PolicyRoute
@@ -84,7 +84,7 @@ class World:
             sampling_for=lambda rollout: Sampling(max_tokens=300),
         )  # fmt: skip
         body = json.dumps({"messages": messages, "tools": TOOLS, **fields})
-        call = Call(self.session, agent, route, ChatCompletions().read(body.encode()))
+        call = ModelCall(self.session, agent, route, ChatCompletions().read(body.encode()))
         before, played = len(self.store.turns), len(self.engine.calls)
 
         async def work() -> None:

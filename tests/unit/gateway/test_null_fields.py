@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from strop.gateway.dialects import chat, completions, messages, responses
-from strop.gateway.dialects.base import Dialect, Refused, Request
+from strop.gateway.dialects.base import ApiError, Dialect, ModelRequest
 
 USER = {"role": "user", "content": "hi"}
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [None, 1], "default": None}}}
@@ -27,7 +27,7 @@ SPOKEN: dict[Any, Dialect] = {
 }
 
 
-def read(dialect: Any, body: dict[str, Any]) -> Request:
+def read(dialect: Any, body: dict[str, Any]) -> ModelRequest:
     return SPOKEN[dialect].read(json.dumps(body).encode())
 
 
@@ -38,7 +38,7 @@ def test_at_the_top(dialect: Any, body: dict[str, Any]) -> None:
     assert read(dialect, body | dict.fromkeys(unknown)) == plain
     known = {*dialect.FIELDS, *dialect.HARMLESS} - body.keys()
     assert read(dialect, body | dict.fromkeys(known)) == plain
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiError) as refused:
         read(dialect, body | {"made_up": 0, "audio": None})
     assert refused.value.param == "made_up"
 
@@ -65,7 +65,7 @@ def test_within_a_parameter(dialect: Any, name: str, value: dict[str, Any]) -> N
     found, plain = read(dialect, body | {name: value | {"made_up": None}}), read(dialect, body | {name: value})
     assert found == plain
     if name != "tool_choice" or dialect is messages:
-        with pytest.raises(Refused):
+        with pytest.raises(ApiError):
             read(dialect, body | {name: value | {"made_up": 1}})
 
 
@@ -76,7 +76,7 @@ def test_what_a_template_is_given(dialect: Any, body: dict[str, Any]) -> None:
 
 
 def test_what_an_agent_keeps_for_itself() -> None:
-    with pytest.raises(Refused, match="metadata"):
+    with pytest.raises(ApiError, match="metadata"):
         read(responses, {"input": "hi", "metadata": {"a": None}})
 
 

@@ -7,10 +7,10 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Request, SampledToken, ToolCall
+from strop.gateway.dialects.base import AnswerInfo, ChoiceDone, Delta, ModelRequest, SampledToken, ToolCall
 from strop.gateway.dialects.responses import Responses, read_input
 
-ANSWER = Answer(id="r1/1/4", model="tiny", created=7, prompt_tokens=5, response_tokens=9, reasoning_tokens=3)
+ANSWER = AnswerInfo(id="r1/1/4", model="tiny", created=7, prompt_tokens=5, response_tokens=9, reasoning_tokens=3)
 CALL = ToolCall(0, "c1", "calculator", {"expression": "é"})
 OTHER = ToolCall(1, "c2", "calculator", {})
 TOKENS = tuple(SampledToken(text, -0.5, list(text.encode())) for text in ("a", "b", "c", "d"))
@@ -59,7 +59,7 @@ def test_events_add_up_to_the_response(deltas: list[Delta], finish: Any) -> None
         tokens=tuple(token for delta in deltas for token in delta.tokens),
         finish=finish,
     )
-    request = Request(messages=[{"role": "user", "content": "hi"}], logprobs=bool(done.tokens))
+    request = ModelRequest(messages=[{"role": "user", "content": "hi"}], logprobs=bool(done.tokens))
     whole = json.loads(Responses().write(ANSWER, [done], request))
     Response.model_validate(whole)
     events = told(Responses().stream(request), deltas, done)
@@ -87,7 +87,7 @@ def test_events_add_up_to_the_response(deltas: list[Delta], finish: Any) -> None
 
 def test_an_answer_comes_back_as_the_one_message_it_was() -> None:
     done = ChoiceDone(choice=0, text="So.", reasoning="Let me.", calls=(CALL, OTHER), finish="tool_calls")
-    output = json.loads(Responses().write(ANSWER, [done], Request()))["output"]
+    output = json.loads(Responses().write(ANSWER, [done], ModelRequest()))["output"]
     assert [item["type"] for item in output] == ["reasoning", "message", "function_call", "function_call"]
     assert output[0]["content"] == [{"type": "reasoning_text", "text": "Let me."}]
     message = {
@@ -108,10 +108,10 @@ def test_two_answers_in_a_row_stay_two() -> None:
     """A model that thought and was cut off, asked again at once: nothing but the ids tells whose words are whose."""
     thought = ChoiceDone(choice=0, text="", reasoning="Let me.", finish="length")
     said = ChoiceDone(choice=0, text="So.", finish="stop")
-    first = json.loads(Responses().write(ANSWER, [thought], Request()))
+    first = json.loads(Responses().write(ANSWER, [thought], ModelRequest()))
     assert (first["status"], first["output"][0]["status"]) == ("incomplete", "incomplete")
-    after = Answer(id="r1/1/5", model="tiny", created=8, prompt_tokens=5)
-    second = json.loads(Responses().write(after, [said], Request()))
+    after = AnswerInfo(id="r1/1/5", model="tiny", created=8, prompt_tokens=5)
+    second = json.loads(Responses().write(after, [said], ModelRequest()))
     assert read_input(first["output"] + second["output"]) == [
         {"role": "assistant", "content": "", "turn": "r1/1/4", "reasoning_content": "Let me."},
         {"role": "assistant", "content": "So.", "turn": "r1/1/5"},

@@ -15,10 +15,10 @@ from strop.engines.scripted import Scripted
 from strop.errors import ContextOverflow
 from strop.gateway import conversation, known_turns
 from strop.gateway.conversation import Conversation
-from strop.gateway.dialects.base import Delta, Request
+from strop.gateway.dialects.base import Delta, ModelRequest
 from strop.gateway.dialects.chat import ChatCompletions
 from strop.gateway.dialects.chat_messages import LongMessages
-from strop.gateway.generate import Call, check_length
+from strop.gateway.generate import ModelCall, check_length
 from strop.gateway.record import Recorder
 from strop.gateway.route import PolicyRoute
 from strop.gateway.session import Contexts, Session, common_prefix
@@ -63,7 +63,7 @@ class Desk:
         self.next = answer
         body = {"messages": messages, **fields}
         request = ChatCompletions().read(json.dumps(body).encode())
-        call = Call(self.session, agent, self.route, request)
+        call = ModelCall(self.session, agent, self.route, request)
 
         async def work() -> None:
             await call.run(quiet)
@@ -325,8 +325,8 @@ def test_rewriting_templates_branch(renderer: Renderer) -> None:
 
 
 def test_undelivered_turns_are_not_extended(desk: Desk) -> None:
-    request = Request(messages=[user("a")])
-    call = Call(desk.session, "main", desk.route, request)
+    request = ModelRequest(messages=[user("a")])
+    call = ModelCall(desk.session, "main", desk.route, request)
 
     async def work() -> None:
         await call.run(quiet)
@@ -398,7 +398,7 @@ def test_sessions_are_restored_whatever_clocks_say(desk: Desk) -> None:
 def test_a_request_that_is_refused_uses_nothing_up(desk: Desk) -> None:
     desk.engine._context = 50
     with pytest.raises(ContextOverflow):
-        Call(desk.session, "main", desk.route, Request(prompts=["a", "b " * 100]))
+        ModelCall(desk.session, "main", desk.route, ModelRequest(prompts=["a", "b " * 100]))
     assert desk.session.next_turn() == "g1.0/1/0"
 
 
@@ -447,13 +447,13 @@ def test_a_turn_costs_what_it_adds(desk: Desk, monkeypatch: pytest.MonkeyPatch, 
             return original(*given)
 
         monkeypatch.setattr(module, name, counted)
-    agrees = known_turns.Said.agrees
+    agrees = known_turns.KnownAnswer.agrees
 
-    def agreeing(self: known_turns.Said, *given: Any) -> int | None:
+    def agreeing(self: known_turns.KnownAnswer, *given: Any) -> int | None:
         looked["agrees"] += 1
         return agrees(self, *given)
 
-    monkeypatch.setattr(known_turns.Said, "agrees", agreeing)
+    monkeypatch.setattr(known_turns.KnownAnswer, "agrees", agreeing)
     messages = [user("a" * length)]
     costs: list[Counter[str]] = []
     for n in range(20):

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from strop.errors import ConfigError
-from strop.gateway.dialects.base import Refused
+from strop.gateway.dialects.base import ApiError
 from strop.gateway.dialects.messages import Messages
 from strop.gateway.dialects.responses import Responses
 from strop.gateway.template import Renderer
@@ -181,11 +181,11 @@ def test_variables_that_no_template_reads_are_refused(renderer: Renderer) -> Non
     hybrid = desk(renderer, HYBRID)
     for unknown in ({"enable_thinkin": True}, {"messages": []}, {"add_generation_prompt": False}):
         with pytest.raises(
-            Refused, match=f"does not read {min(unknown)}: leave it out.* reads enable_thinking"
+            ApiError, match=f"does not read {min(unknown)}: leave it out.* reads enable_thinking"
         ) as told:
             hybrid.ask([user("hi")], "Hello!", chat_template_kwargs=unknown)
         assert told.value.param == "chat_template_kwargs"
-    with pytest.raises(Refused, match="cannot be switched"):
+    with pytest.raises(ApiError, match="cannot be switched"):
         desk(renderer, TEMPLATE).ask([user("hi")], "Hello!", chat_template_kwargs=OFF)
     with pytest.raises(ConfigError, match=r"policy\.chat_template_kwargs: .* does not read thinking"):
         Renderer(renderer.tokenizer, HYBRID, specials={"eos_token": "<|im_end|>"}, variables={"thinking": True})

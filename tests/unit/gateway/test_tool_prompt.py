@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from strop.gateway.dialects.base import Refused
+from strop.gateway.dialects.base import ApiError
 from strop.gateway.session import History
 from strop.gateway.template import Renderer
 from strop.gateway.template_check import SAMPLES, examine
@@ -195,7 +195,7 @@ def test_a_template_that_leaves_out_only_the_tools_keeps_its_own_calls(renderer:
 def test_what_the_template_leaves_out_is_refused_if_that_is_set(renderer: Renderer, template: str, lost: str) -> None:
     desk = Desk(made(renderer, template, "template"))
     assert desk.ask([user("hi")], "Hello!").answer["content"] == "Hello!"
-    with pytest.raises(Refused, match=f"leaves out .*{lost}.*set policy.tools to auto, or policy.template") as told:
+    with pytest.raises(ApiError, match=f"leaves out .*{lost}.*set policy.tools to auto, or policy.template") as told:
         desk.ask([user("hi")], "Hello!", tools=TOOLS)
     assert told.value.param == "tools"
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
@@ -204,7 +204,7 @@ def test_what_the_template_leaves_out_is_refused_if_that_is_set(renderer: Render
         {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "2"},
     ]
-    with pytest.raises(Refused, match="leaves out"):
+    with pytest.raises(ApiError, match="leaves out"):
         desk.ask(chat, "Hello!")
 
 

@@ -23,7 +23,7 @@ from strop.types import Finish, Turn
 Json = dict[str, Any]
 
 
-class Request(Struct, frozen=True, kw_only=True):
+class ModelRequest(Struct, frozen=True, kw_only=True):
     """A model call, whatever API it came through.
 
     `messages` are plain: content is always text, tool calls are {"id", "type", "function": {"name", "arguments"}} with
@@ -38,7 +38,7 @@ class Request(Struct, frozen=True, kw_only=True):
     kept on the turn: what was asked for, granted or not (how tokens are drawn is the policy's affair). `options` are
     the dialect's own, for writing its answer.
 
-    >>> Request(messages=[{"role": "user", "content": "hi"}]).n
+    >>> ModelRequest(messages=[{"role": "user", "content": "hi"}]).n
     1
     """
 
@@ -118,7 +118,7 @@ class ChoiceDone(Struct, frozen=True, kw_only=True):
     stopped_by: str | None = None
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class AnswerInfo(Struct, frozen=True, kw_only=True):
     """What is told about an answer as a whole. `id` is the first choice's turn. Of the prompt's tokens `cached_tokens`
     were served before, of the response's `reasoning_tokens` are reasoning."""
 
@@ -131,7 +131,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     reasoning_tokens: int = 0
 
 
-class Refused(Exception):
+class ApiError(Exception):
     """A request that gets an error in its API's own shape. `kind`, `code` and `param` follow OpenAI's words."""
 
     def __init__(
@@ -150,17 +150,17 @@ class Refused(Exception):
 class Stream(Protocol):
     """One answer on its way, event by event."""
 
-    def opening(self, answer: Answer) -> bytes:
+    def opening(self, answer: AnswerInfo) -> bytes:
         """The first bytes. They wait for the first delta, so that early errors have a status."""
         ...
 
-    def delta(self, answer: Answer, delta: Delta) -> bytes: ...
+    def delta(self, answer: AnswerInfo, delta: Delta) -> bytes: ...
 
-    def closing(self, answer: Answer, choices: Sequence[ChoiceDone]) -> bytes:
+    def closing(self, answer: AnswerInfo, choices: Sequence[ChoiceDone]) -> bytes:
         """The end: finish reasons, usage, the last byte. Sent only once the turns are durable."""
         ...
 
-    def error(self, refused: Refused) -> bytes:
+    def error(self, refused: ApiError) -> bytes:
         """An error after the stream began."""
         ...
 
@@ -180,26 +180,26 @@ class Dialect(ABC):
     # -- requests and answers of our own models ------------------------------------------------------------------------
 
     @abstractmethod
-    def read(self, body: bytes) -> Request:
-        """The neutral request, or `Refused` with a sentence that names the parameter."""
+    def read(self, body: bytes) -> ModelRequest:
+        """The neutral request, or `ApiError` with a sentence that names the parameter."""
 
     @abstractmethod
-    def write(self, answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes:
+    def write(self, answer: AnswerInfo, choices: Sequence[ChoiceDone], request: ModelRequest) -> bytes:
         """An answer that is not streamed."""
 
     @abstractmethod
-    def stream(self, request: Request) -> Stream: ...
+    def stream(self, request: ModelRequest) -> Stream: ...
 
     @abstractmethod
-    def error(self, refused: Refused) -> bytes:
+    def error(self, refused: ApiError) -> bytes:
         """The body of an answer that is an error."""
 
-    def continue_from(self, request: Request, turn: Turn) -> Request:
-        """A request that names the turn before it (`Request.previous`), with that turn's conversation."""
+    def continue_from(self, request: ModelRequest, turn: Turn) -> ModelRequest:
+        """A request that names the turn before it (`ModelRequest.previous`), with that turn's conversation."""
         said = turn.answer | {"turn": turn.id}
         return replace(request, messages=[*turn.messages, said, *request.messages])
 
-    def read_count(self, body: bytes) -> Request:
+    def read_count(self, body: bytes) -> ModelRequest:
         """A request whose tokens are to be counted."""
         return self.read(body)
 
@@ -223,7 +223,7 @@ class Dialect(ABC):
         """Add to `answer` what a provider's body says, or one event of its stream. An error of Python's own for data
         that is not as it should be means that it was not read."""
 
-    def error_event(self, refused: Refused) -> bytes:
+    def error_event(self, refused: ApiError) -> bytes:
         """The last event of a provider's stream that breaks off."""
         return b"data: " + self.error(refused) + b"\n\n"
 

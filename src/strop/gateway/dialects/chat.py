@@ -21,7 +21,16 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Json, Refused, Request, SampledToken, ToolCall
+from strop.gateway.dialects.base import (
+    AnswerInfo,
+    ApiError,
+    ChoiceDone,
+    Delta,
+    Json,
+    ModelRequest,
+    SampledToken,
+    ToolCall,
+)
 from strop.gateway.dialects.chat_messages import read_messages
 from strop.gateway.dialects.fields import Fields, unsupported
 from strop.gateway.dialects.openai import (
@@ -96,13 +105,13 @@ class ChatCompletions(OpenAIDialect):
         {"chat/completions/": "stored completions are not given out again: keep what you were answered"}
     )
 
-    def read(self, body: bytes) -> Request:
+    def read(self, body: bytes) -> ModelRequest:
         return _read(body)
 
-    def write(self, answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes:
+    def write(self, answer: AnswerInfo, choices: Sequence[ChoiceDone], request: ModelRequest) -> bytes:
         return _write(answer, choices, request)
 
-    def stream(self, request: Request) -> ChatChunks:
+    def stream(self, request: ModelRequest) -> ChatChunks:
         return ChatChunks(request)
 
     def read_answer(self, data: Json, answer: ProxiedAnswer) -> None:
@@ -112,12 +121,12 @@ class ChatCompletions(OpenAIDialect):
 # -- request -----------------------------------------------------------------------------------------------------------
 
 
-def _read(body: bytes) -> Request:
+def _read(body: bytes) -> ModelRequest:
     fields = _BODY.read(body)
     if "messages" not in fields:
-        raise Refused("messages is required", param="messages", code="missing_required_parameter")
+        raise ApiError("messages is required", param="messages", code="missing_required_parameter")
     if not fields["messages"]:
-        raise Refused("messages is of length 0: give at least one", param="messages", code="invalid_value")
+        raise ApiError("messages is of length 0: give at least one", param="messages", code="invalid_value")
     messages = read_messages(fields["messages"])
     if fields.get("response_format", {"type": "text"}) != {"type": "text"}:
         raise unsupported("response_format", 'only {"type": "text"} is served')
@@ -129,7 +138,7 @@ def _read(body: bytes) -> Request:
     prefill = ""
     if fields.get("continue_final_message"):
         messages, prefill = _prefill(messages, fields.get("add_generation_prompt", False))
-    return Request(
+    return ModelRequest(
         messages=messages,
         prefill=prefill,
         tools=tools,
@@ -159,7 +168,7 @@ def _tool_choice(choice: Any, tools: Sequence[Json]) -> tuple[Literal["auto", "n
     except msgspec.ValidationError:
         name = None
     if name not in named:
-        raise Refused(
+        raise ApiError(
             'tool_choice is "auto", "none", "required", or {"type": "function", "function": {"name": ...}} with the'
             f" name of one of the tools; these are {', '.join(named) or 'none'}",
             param="tool_choice",
@@ -171,7 +180,7 @@ def _tool_choice(choice: Any, tools: Sequence[Json]) -> tuple[Literal["auto", "n
 def _prefill(messages: list[Json], prompted: bool) -> tuple[list[Json], str]:
     last = messages[-1]
     if last["role"] != "assistant" or last.get("tool_calls") or prompted:
-        raise Refused(
+        raise ApiError(
             "continue_final_message goes on from a last message of the assistant's that is text, without"
             " add_generation_prompt",
             param="continue_final_message",
@@ -182,7 +191,7 @@ def _prefill(messages: list[Json], prompted: bool) -> tuple[list[Json], str]:
 # -- answer ------------------------------------------------------------------------------------------------------------
 
 
-def _write(answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes:
+def _write(answer: AnswerInfo, choices: Sequence[ChoiceDone], request: ModelRequest) -> bytes:
     body = _head(answer, "chat.completion") | {
         "choices": [
             {
@@ -201,14 +210,14 @@ def _write(answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> b
 class ChatChunks:
     """A stream of `chat.completion.chunk` objects."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: ModelRequest) -> None:
         self._request = request
 
-    def opening(self, answer: Answer) -> bytes:
+    def opening(self, answer: AnswerInfo) -> bytes:
         start = {"role": "assistant", "content": "", "refusal": None}
         return b"".join(self._chunk(answer, i, start) for i in range(self._request.n))
 
-    def delta(self, answer: Answer, delta: Delta) -> bytes:
+    def delta(self, answer: AnswerInfo, delta: Delta) -> bytes:
         change: Json = {"reasoning_content": delta.reasoning} if delta.reasoning else {}
         if delta.text:
             change["content"] = delta.text
@@ -216,18 +225,18 @@ class ChatChunks:
             change["tool_calls"] = [{"index": call.position} | _tool_call(call) for call in delta.calls]
         return self._chunk(answer, delta.choice, change, tokens=delta.tokens)
 
-    def closing(self, answer: Answer, choices: Sequence[ChoiceDone]) -> bytes:
+    def closing(self, answer: AnswerInfo, choices: Sequence[ChoiceDone]) -> bytes:
         events = [self._chunk(answer, done.choice, {}, finish=done.finish) for done in choices]
         if self._request.options["include_usage"]:
             events.append(event(_head(answer, "chat.completion.chunk") | {"choices": [], "usage": _usage(answer)}))
         return b"".join([*events, b"data: [DONE]\n\n"])
 
-    def error(self, refused: Refused) -> bytes:
+    def error(self, refused: ApiError) -> bytes:
         return event(error_body(refused))
 
     def _chunk(
         self,
-        answer: Answer,
+        answer: AnswerInfo,
         choice: int,
         delta: Json,
         *,
@@ -258,11 +267,11 @@ def _tool_call(call: ToolCall) -> Json:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _head(answer: Answer, kind: str) -> Json:
+def _head(answer: AnswerInfo, kind: str) -> Json:
     return {"id": answer.id, "object": kind, "created": answer.created, "model": answer.model}
 
 
-def _usage(answer: Answer) -> Json:
+def _usage(answer: AnswerInfo) -> Json:
     return {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.response_tokens,
@@ -272,7 +281,7 @@ def _usage(answer: Answer) -> Json:
     }
 
 
-def _logprobs(tokens: Sequence[SampledToken], request: Request) -> Json | None:
+def _logprobs(tokens: Sequence[SampledToken], request: ModelRequest) -> Json | None:
     if not request.logprobs:
         return None
     return {

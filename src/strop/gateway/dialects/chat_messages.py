@@ -1,4 +1,4 @@
-"""Chat messages in their plain form (see `Request`), which every part after the dialects works with.
+"""Chat messages in their plain form (see `ModelRequest`), which every part after the dialects works with.
 
 An agent sends its whole conversation with every call. A message that was read before, byte for byte, is not read again:
 the same bytes give the same object, by which `Conversation` knows it again.
@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from strop.gateway.dialects.base import Json, Refused
+from strop.gateway.dialects.base import ApiError, Json
 
 REMEMBERED, LONGEST = 4096, 4096
 """How many messages are remembered, and how many bytes one of them may have."""
@@ -68,10 +68,10 @@ def read_messages(raw: Sequence[bytes | msgspec.Raw]) -> list[Json]:
             message = _remembered(text) if len(text) <= LONGEST else _long.read(text)
         except _Wrong as wrong:
             place = where + wrong.where
-            raise Refused(f"{place}{wrong.why}", param=place, code=wrong.code) from None
+            raise ApiError(f"{place}{wrong.why}", param=place, code=wrong.code) from None
         asked.update(call["id"] for call in message.get("tool_calls", ()))
         if message["role"] == "tool" and message["tool_call_id"] not in asked:
-            raise Refused(
+            raise ApiError(
                 f"{where} answers tool_call_id {message['tool_call_id']!r}, which no assistant message before it "
                 "asked for",
                 param=f"{where}.tool_call_id",

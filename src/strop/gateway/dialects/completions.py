@@ -16,7 +16,7 @@ from typing import Annotated, Any, cast
 import msgspec
 from msgspec import Meta
 
-from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Json, Refused, Request, SampledToken
+from strop.gateway.dialects.base import AnswerInfo, ApiError, ChoiceDone, Delta, Json, ModelRequest, SampledToken
 from strop.gateway.dialects.fields import read_fields, read_object, unsupported
 from strop.gateway.dialects.openai import (
     DRAWN,
@@ -65,13 +65,13 @@ Text = Annotated[str, Meta(min_length=1)]
 class Completions(OpenAIDialect):
     path = "completions"
 
-    def read(self, body: bytes) -> Request:
+    def read(self, body: bytes) -> ModelRequest:
         return _read(body)
 
-    def write(self, answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes:
+    def write(self, answer: AnswerInfo, choices: Sequence[ChoiceDone], request: ModelRequest) -> bytes:
         return _write(answer, choices, request)
 
-    def stream(self, request: Request) -> CompletionChunks:
+    def stream(self, request: ModelRequest) -> CompletionChunks:
         return CompletionChunks(request)
 
     def read_answer(self, data: Json, answer: ProxiedAnswer) -> None:
@@ -81,13 +81,13 @@ class Completions(OpenAIDialect):
 # -- request -----------------------------------------------------------------------------------------------------------
 
 
-def _read(body: bytes) -> Request:
+def _read(body: bytes) -> ModelRequest:
     fields = read_fields(read_object(body), FIELDS, HARMLESS)
     if "prompt" not in fields:
-        raise Refused("prompt is required", param="prompt", code="missing_required_parameter")
+        raise ApiError("prompt is required", param="prompt", code="missing_required_parameter")
     prompts, n = read_prompts(fields["prompt"]), fields.get("n", 1)
     if len(prompts) * n > MOST:
-        raise Refused(
+        raise ApiError(
             f"{len(prompts)} prompts with n = {n} are {len(prompts) * n} answers: one request may ask for {MOST}",
             param="prompt",
         )
@@ -97,7 +97,7 @@ def _read(body: bytes) -> Request:
         raise unsupported("logprobs", "only the sampled token's logprob is known; use 0 or 1")
     if fields.get("echo"):
         _check_echo(prompts, "logprobs" in fields)
-    return Request(
+    return ModelRequest(
         prompts=prompts,
         stop=read_stop(fields.get("stop", ())),
         max_tokens=fields.get("max_tokens"),
@@ -123,7 +123,7 @@ def read_prompts(prompt: Any) -> list[str | list[int]]:
     try:
         return msgspec.convert(prompt if several else [prompt], Annotated[list[Text | Ids], Meta(min_length=1)])
     except msgspec.ValidationError as error:
-        raise Refused(
+        raise ApiError(
             f"prompt: {error}; a prompt is text, a list of token ids, or a list of such, and never empty",
             param="prompt",
             code="invalid_value",
@@ -140,7 +140,7 @@ def _check_echo(prompts: Sequence[str | list[int]], logprobs: bool) -> None:
 # -- answer ------------------------------------------------------------------------------------------------------------
 
 
-def _write(answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes:
+def _write(answer: AnswerInfo, choices: Sequence[ChoiceDone], request: ModelRequest) -> bytes:
     body = _head(answer) | {
         "choices": [
             {
@@ -159,33 +159,33 @@ def _write(answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> b
 class CompletionChunks:
     """A stream of `text_completion` objects, each with a piece of one choice."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: ModelRequest) -> None:
         self._request = request
         self._offsets: defaultdict[int, Offsets] = defaultdict(Offsets)
 
-    def opening(self, answer: Answer) -> bytes:
+    def opening(self, answer: AnswerInfo) -> bytes:
         if not self._request.options["echo"]:
             return b""
         choices = range(len(self._request.prompts) * self._request.n)
         return b"".join(self._chunk(answer, choice, _echo(self._request, choice)) for choice in choices)
 
-    def delta(self, answer: Answer, delta: Delta) -> bytes:
+    def delta(self, answer: AnswerInfo, delta: Delta) -> bytes:
         logprobs = None
         if delta.tokens:
             logprobs = _logprobs(delta.tokens, self._request, self._offsets[delta.choice])
         return self._chunk(answer, delta.choice, delta.text, logprobs=logprobs)
 
-    def closing(self, answer: Answer, choices: Sequence[ChoiceDone]) -> bytes:
+    def closing(self, answer: AnswerInfo, choices: Sequence[ChoiceDone]) -> bytes:
         events = [self._chunk(answer, done.choice, "", finish=done.finish) for done in choices]
         if self._request.options["include_usage"]:
             events.append(event(_head(answer) | {"choices": [], "usage": _usage(answer)}))
         return b"".join([*events, b"data: [DONE]\n\n"])
 
-    def error(self, refused: Refused) -> bytes:
+    def error(self, refused: ApiError) -> bytes:
         return event(error_body(refused))
 
     def _chunk(
-        self, answer: Answer, choice: int, text: str, *, logprobs: Json | None = None, finish: str | None = None
+        self, answer: AnswerInfo, choice: int, text: str, *, logprobs: Json | None = None, finish: str | None = None
     ) -> bytes:
         chunk = _head(answer) | {
             "choices": [{"index": choice, "text": text, "logprobs": logprobs, "finish_reason": finish}]
@@ -195,11 +195,11 @@ class CompletionChunks:
         return event(chunk)
 
 
-def _head(answer: Answer) -> Json:
+def _head(answer: AnswerInfo) -> Json:
     return {"id": answer.id, "object": "text_completion", "created": answer.created, "model": answer.model}
 
 
-def _usage(answer: Answer) -> Json:
+def _usage(answer: AnswerInfo) -> Json:
     return {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.response_tokens,
@@ -208,12 +208,12 @@ def _usage(answer: Answer) -> Json:
     }
 
 
-def _echo(request: Request, choice: int) -> str:
+def _echo(request: ModelRequest, choice: int) -> str:
     prompt = request.prompts[choice // request.n]
     return prompt if request.options["echo"] and isinstance(prompt, str) else ""
 
 
-def _logprobs(tokens: Sequence[SampledToken], request: Request, offsets: Offsets) -> Json:
+def _logprobs(tokens: Sequence[SampledToken], request: ModelRequest, offsets: Offsets) -> Json:
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],

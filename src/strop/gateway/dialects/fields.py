@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct
 
-from strop.gateway.dialects.base import Json, Refused
+from strop.gateway.dialects.base import ApiError, Json
 
 OWN = frozenset({"chat_template_kwargs", "logit_bias", "metadata"})
 """Parameters whose keys are the agent's own: null is a value there."""
@@ -20,7 +20,7 @@ def read_object(body: bytes) -> Json:
     try:
         raw = msgspec.json.decode(body, type=Json)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise Refused(f"the body is not a JSON object: {error}") from None
+        raise ApiError(f"the body is not a JSON object: {error}") from None
     return without_nulls(raw)
 
 
@@ -61,7 +61,7 @@ class Fields:
             try:
                 got = self._decode(msgspec.json.encode(raw))
             except (msgspec.MsgspecError, RecursionError):
-                raise Refused("the body is not a JSON object that can be read") from None
+                raise ApiError("the body is not a JSON object that can be read") from None
         found = without_nulls({name: getattr(got, name) for name in self._names})
         for name in self._harmless.keys() & found.keys():
             if found.pop(name) != self._harmless[name]:
@@ -82,12 +82,12 @@ def read_fields(raw: Json, fields: Json, harmless: Json) -> Json:
             try:
                 found[name] = msgspec.convert(value, fields[name])
             except msgspec.ValidationError as error:
-                raise Refused(f"{name}: {error}", param=name, code="invalid_value") from None
+                raise ApiError(f"{name}: {error}", param=name, code="invalid_value") from None
     return found
 
 
-def unsupported(param: str, why: str) -> Refused:
-    return Refused(f"unsupported parameter {param!r}: {why}", param=param, code="unsupported_parameter")
+def unsupported(param: str, why: str) -> ApiError:
+    return ApiError(f"unsupported parameter {param!r}: {why}", param=param, code="unsupported_parameter")
 
 
 class Schema(Struct):
@@ -106,4 +106,4 @@ def check_schema(schema: Json | None, where: str) -> None:
     try:
         msgspec.convert(schema, Schema | None)
     except msgspec.ValidationError as error:
-        raise Refused(f"{where} is no JSON schema: {error}", param=where, code="invalid_function_parameters") from None
+        raise ApiError(f"{where} is no JSON schema: {error}", param=where, code="invalid_function_parameters") from None

@@ -27,7 +27,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from strop.gateway.dialects.base import Answer, ChoiceDone, Dialect, Json, Refused, Request, turn_named
+from strop.gateway.dialects.base import AnswerInfo, ApiError, ChoiceDone, Dialect, Json, ModelRequest, turn_named
 from strop.gateway.dialects.fields import check_schema, read_fields, read_object, unsupported
 from strop.gateway.dialects.messages_stream import MessageEvents, content, error_body, error_event, stop, usage
 from strop.gateway.dialects.proxied import ProxiedAnswer, ProxiedChoice, read_finish
@@ -111,29 +111,29 @@ class Messages(Dialect):
     )
     forwarded = (b"anthropic-version", b"anthropic-beta")
 
-    def read(self, body: bytes) -> Request:
+    def read(self, body: bytes) -> ModelRequest:
         request = _read(body)
         if request.max_tokens is None:
-            raise Refused("max_tokens is required", param="max_tokens", code="missing_required_parameter")
+            raise ApiError("max_tokens is required", param="max_tokens", code="missing_required_parameter")
         return request
 
-    def read_count(self, body: bytes) -> Request:
+    def read_count(self, body: bytes) -> ModelRequest:
         """The same request, which need not say how long the answer may be."""
         return _read(body)
 
-    def write(self, answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes:
+    def write(self, answer: AnswerInfo, choices: Sequence[ChoiceDone], request: ModelRequest) -> bytes:
         (done,) = choices
         message = {"id": answer.id, "type": "message", "role": "assistant", "model": answer.model}
         body = message | {"content": content(answer, done)} | stop(done) | {"usage": usage(answer)}
         return msgspec.json.encode(body)
 
-    def stream(self, request: Request) -> MessageEvents:
+    def stream(self, request: ModelRequest) -> MessageEvents:
         return MessageEvents()
 
-    def error(self, refused: Refused) -> bytes:
+    def error(self, refused: ApiError) -> bytes:
         return msgspec.json.encode(error_body(refused))
 
-    def error_event(self, refused: Refused) -> bytes:
+    def error_event(self, refused: ApiError) -> bytes:
         return error_event(refused)
 
     def is_spoken(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
@@ -157,11 +157,11 @@ class Messages(Dialect):
 # -- request -----------------------------------------------------------------------------------------------------------
 
 
-def _read(body: bytes) -> Request:
+def _read(body: bytes) -> ModelRequest:
     raw = read_object(body)
     fields = read_fields(raw, FIELDS, HARMLESS)
     if "messages" not in fields:
-        raise Refused("messages is required", param="messages", code="missing_required_parameter")
+        raise ApiError("messages is required", param="messages", code="missing_required_parameter")
     if fields.get("output_config", _OutputConfig()).format is not None:
         raise unsupported("output_config.format", "the form of answers cannot be prescribed")
     for edit in fields.get("context_management", _ContextManagement()).edits:
@@ -170,7 +170,7 @@ def _read(body: bytes) -> Request:
     tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.get("tools", []))]
     choice: _ToolChoice = fields.get("tool_choice", _ToolChoice(type="auto"))
     messages, prefill = read_messages(fields.get("system", ""), fields["messages"])
-    return Request(
+    return ModelRequest(
         messages=messages,
         prefill=prefill,
         tools=tools,
@@ -190,7 +190,7 @@ def _read(body: bytes) -> Request:
 def _tool(raw: Json, where: str) -> Json:
     """A tool in the chat API's shape."""
     if raw.get("type") not in (None, "custom"):
-        raise Refused(
+        raise ApiError(
             f"{where} is of type {raw['type']!r}: tools that the API's maker defines or runs are not served; describe"
             " the tool yourself, with name, description and input_schema, and run it yourself",
             param=where,
@@ -199,11 +199,11 @@ def _tool(raw: Json, where: str) -> Json:
     try:
         given = {name: value for name, value in raw.items() if value is not None}
         fields = read_fields(given, TOOL_FIELDS, TOOL_HARMLESS)
-    except Refused as refused:
-        raise Refused(f"{where}: {refused.message}", param=f"{where}.{refused.param}", code=refused.code) from None
+    except ApiError as refused:
+        raise ApiError(f"{where}: {refused.message}", param=f"{where}.{refused.param}", code=refused.code) from None
     for name in ("name", "input_schema"):
         if name not in fields:
-            raise Refused(f"{where}.{name} is required", param=f"{where}.{name}", code="missing_required_parameter")
+            raise ApiError(f"{where}.{name} is required", param=f"{where}.{name}", code="missing_required_parameter")
     check_schema(fields["input_schema"], f"{where}.input_schema")
     function: Json = {"name": fields["name"], "parameters": fields["input_schema"]}
     if "description" in fields:
@@ -216,7 +216,7 @@ def _tool_choice(choice: _ToolChoice, tools: Sequence[Json]) -> Literal["auto", 
     if choice.type in ("auto", "none"):
         return choice.type
     if not named or (choice.type == "tool" and choice.name not in named):
-        raise Refused(
+        raise ApiError(
             'tool_choice demands a tool that is not there: {"type": "tool"} has the "name" of one of the tools; these'
             f" are {', '.join(named) or 'none'}",
             param="tool_choice",
@@ -265,7 +265,7 @@ _BLOCKS: dict[Role, Mapping[str, type[_Block]]] = {
 
 
 def read_messages(system: str | list[Json], raw: Sequence[_Message]) -> tuple[list[Json], str]:
-    """Messages in their plain form (see `Request`), and the beginning of the answer."""
+    """Messages in their plain form (see `ModelRequest`), and the beginning of the answer."""
     turns: list[tuple[Role, list[_Block]]] = []
     if system:
         turns.append(("system", [*_blocks(system, _TEXT, "system", "it")]))
@@ -277,7 +277,7 @@ def read_messages(system: str | list[Json], raw: Sequence[_Message]) -> tuple[li
             if isinstance(block, _ToolUse):
                 asked.add(block.id)
             elif isinstance(block, _ToolResult) and block.tool_use_id not in asked:
-                raise Refused(
+                raise ApiError(
                     f"{where}[{j}] is the result of tool_use_id {block.tool_use_id!r}, which no assistant message"
                     " before it asked for",
                     param=f"{where}[{j}].tool_use_id",
@@ -288,7 +288,7 @@ def read_messages(system: str | list[Json], raw: Sequence[_Message]) -> tuple[li
             turns.append((message.role, [*blocks]))
     prefill = _prefill(turns.pop()[1]) if turns[-1][0] == "assistant" else ""
     if all(role == "system" for role, _ in turns):
-        raise Refused("messages has nothing to answer: begin with a message of role 'user'", param="messages")
+        raise ApiError("messages has nothing to answer: begin with a message of role 'user'", param="messages")
     return [plain for role, blocks in turns for plain in _plain(role, blocks)], prefill
 
 
@@ -299,7 +299,7 @@ def _blocks(content: str | list[Json], kinds: Mapping[str, type[_B]], where: str
     for i, raw in enumerate(content):
         kind = kinds.get(str(raw.get("type")))
         if kind is None:
-            raise Refused(
+            raise ApiError(
                 f"{where}[{i}] is of type {raw.get('type')!r}, which this model cannot be given: {whose} may hold"
                 f" {', '.join(kinds)}",
                 param=f"{where}[{i}]",
@@ -308,7 +308,7 @@ def _blocks(content: str | list[Json], kinds: Mapping[str, type[_B]], where: str
         try:
             blocks.append(msgspec.convert(raw, kind))
         except msgspec.ValidationError as error:
-            raise Refused(f"{where}[{i}]: {error}", param=f"{where}[{i}]", code="invalid_value") from None
+            raise ApiError(f"{where}[{i}]: {error}", param=f"{where}[{i}]", code="invalid_value") from None
     return blocks
 
 
@@ -316,7 +316,7 @@ def _prefill(blocks: Sequence[_Block]) -> str:
     texts = [block.text for block in blocks if isinstance(block, _Text)]
     prefill = "".join(texts)
     if len(texts) < len(blocks) or prefill != prefill.rstrip():
-        raise Refused(
+        raise ApiError(
             "messages ends with one of the assistant's, which begins the answer: it may hold only text, without white"
             " space at its end",
             param="messages",

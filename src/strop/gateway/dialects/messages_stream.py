@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from strop.gateway.dialects.base import Answer, ChoiceDone, Delta, Json, Refused, ToolCall
+from strop.gateway.dialects.base import AnswerInfo, ApiError, ChoiceDone, Delta, Json, ToolCall
 
 KINDS = {
     401: "authentication_error",
@@ -30,7 +30,7 @@ REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 BlockKind = Literal["thinking", "text"]
 
 
-def content(answer: Answer, done: ChoiceDone) -> list[Json]:
+def content(answer: AnswerInfo, done: ChoiceDone) -> list[Json]:
     blocks: list[Json] = []
     if done.reasoning:
         blocks.append({"type": "thinking", "thinking": done.reasoning, "signature": answer.id})
@@ -46,7 +46,7 @@ def stop(done: ChoiceDone) -> Json:
     return {"stop_reason": REASONS[done.finish], "stop_sequence": None}
 
 
-def usage(answer: Answer) -> Json:
+def usage(answer: AnswerInfo) -> Json:
     """`input_tokens` are those that were not served before."""
     return {
         "input_tokens": answer.prompt_tokens - answer.cached_tokens,
@@ -57,7 +57,7 @@ def usage(answer: Answer) -> Json:
     }
 
 
-def error_body(refused: Refused) -> Json:
+def error_body(refused: ApiError) -> Json:
     kind = KINDS.get(refused.status, "api_error" if refused.status >= 500 else "invalid_request_error")
     # Agents that shorten their history when it has grown too long know the occasion by these words.
     overlong = refused.code == "context_length_exceeded"
@@ -65,7 +65,7 @@ def error_body(refused: Refused) -> Json:
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": None}
 
 
-def error_event(refused: Refused) -> bytes:
+def error_event(refused: ApiError) -> bytes:
     return _event("error", **{name: value for name, value in error_body(refused).items() if name != "type"})
 
 
@@ -76,16 +76,16 @@ class MessageEvents:
         self._index = -1
         self._open: BlockKind | None = None
 
-    def opening(self, answer: Answer) -> bytes:
+    def opening(self, answer: AnswerInfo) -> bytes:
         message: Json = {"id": answer.id, "type": "message", "role": "assistant", "model": answer.model, "content": []}
         message |= {"stop_reason": None, "stop_sequence": None, "usage": usage(answer)}
         return _event("message_start", message=message) + _event("ping")
 
-    def delta(self, answer: Answer, delta: Delta) -> bytes:
+    def delta(self, answer: AnswerInfo, delta: Delta) -> bytes:
         events = self._say(answer, "thinking", delta.reasoning) if delta.reasoning else b""
         return events + self._say(answer, "text", delta.text) if delta.text else events
 
-    def closing(self, answer: Answer, choices: Sequence[ChoiceDone]) -> bytes:
+    def closing(self, answer: AnswerInfo, choices: Sequence[ChoiceDone]) -> bytes:
         (done,) = choices
         events = [self._end(answer)]
         for call in done.calls:
@@ -96,10 +96,10 @@ class MessageEvents:
         events.append(_event("message_delta", delta=stop(done), usage=usage(answer)))
         return b"".join([*events, _event("message_stop")])
 
-    def error(self, refused: Refused) -> bytes:
+    def error(self, refused: ApiError) -> bytes:
         return error_event(refused)
 
-    def _say(self, answer: Answer, kind: BlockKind, text: str) -> bytes:
+    def _say(self, answer: AnswerInfo, kind: BlockKind, text: str) -> bytes:
         events = b""
         if self._open != kind:
             events = self._end(answer)
@@ -108,7 +108,7 @@ class MessageEvents:
             self._open = kind
         return events + self._change({"type": f"{kind}_delta", kind: text})
 
-    def _end(self, answer: Answer) -> bytes:
+    def _end(self, answer: AnswerInfo) -> bytes:
         """Close the block that is open, if one is."""
         kind, self._open = self._open, None
         if kind is None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from strop.gateway.dialects.base import Dialect, Json, Refused
+from strop.gateway.dialects.base import ApiError, Dialect, Json
 from strop.gateway.dialects.fields import Schema, unsupported
 from strop.gateway.dialects.proxied import ProxiedAnswer, join_parts, read_finish
 
@@ -29,15 +29,15 @@ class OpenAIDialect(Dialect):
 
     forwarded = (b"openai-beta",)
 
-    def error(self, refused: Refused) -> bytes:
+    def error(self, refused: ApiError) -> bytes:
         return msgspec.json.encode(error_body(refused))
 
-    def error_event(self, refused: Refused) -> bytes:
+    def error_event(self, refused: ApiError) -> bytes:
         flat = {"type": "error", "code": refused.code, "message": refused.message, "param": refused.param}
         return b"event: error\n" + event(flat | error_body(refused))
 
 
-def error_body(refused: Refused) -> Json:
+def error_body(refused: ApiError) -> Json:
     return {"error": {"message": refused.message, "type": refused.kind, "param": refused.param, "code": refused.code}}
 
 
@@ -64,7 +64,7 @@ def read_choices(data: Json, answer: ProxiedAnswer) -> None:
 def read_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if not all(stops):
-        raise Refused("stop strings must not be empty", param="stop")
+        raise ApiError("stop strings must not be empty", param="stop")
     return stops
 
 
@@ -76,7 +76,7 @@ def read_stream_options(options: Json) -> bool:
         raise unsupported(f"stream_options.{min(unknown)}", "it is not served")
     usage = options.get("include_usage")
     if not isinstance(usage, bool | None):
-        raise Refused(
+        raise ApiError(
             "stream_options.include_usage is true or false", param="stream_options.include_usage", code="invalid_value"
         )
     return bool(usage)
@@ -96,7 +96,7 @@ def check_tool(tool: Json, where: str) -> None:
     try:
         msgspec.convert(tool, FunctionTool)
     except msgspec.ValidationError as error:
-        raise Refused(
+        raise ApiError(
             f'{where}: {error}; a tool is {{"type": "function", "function": {{"name": ...}}}}',
             param=where,
             code="invalid_value",

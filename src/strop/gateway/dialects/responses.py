@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from strop.gateway.dialects.base import Answer, ChoiceDone, Json, Refused, Request
+from strop.gateway.dialects.base import AnswerInfo, ApiError, ChoiceDone, Json, ModelRequest
 from strop.gateway.dialects.fields import check_schema, read_fields, read_object, unsupported
 from strop.gateway.dialects.openai import OpenAIDialect
 from strop.gateway.dialects.proxied import ProxiedAnswer, ProxiedChoice, join_parts, read_finish
@@ -105,10 +105,10 @@ class Responses(OpenAIDialect):
         }
     )
 
-    def read(self, body: bytes) -> Request:
+    def read(self, body: bytes) -> ModelRequest:
         return _read(body)
 
-    def continue_from(self, request: Request, turn: Turn) -> Request:
+    def continue_from(self, request: ModelRequest, turn: Turn) -> ModelRequest:
         """Instructions are for one response: the old ones go, the new ones stand before everything."""
         old, new = "instructions" in turn.requested, "instructions" in request.requested
         said = turn.answer | {"turn": turn.id}
@@ -116,10 +116,10 @@ class Responses(OpenAIDialect):
         _check_results(joined)
         return replace(request, messages=joined)
 
-    def write(self, answer: Answer, choices: Sequence[ChoiceDone], request: Request) -> bytes:
+    def write(self, answer: AnswerInfo, choices: Sequence[ChoiceDone], request: ModelRequest) -> bytes:
         return write(answer, choices[0], request)
 
-    def stream(self, request: Request) -> ResponseEvents:
+    def stream(self, request: ModelRequest) -> ResponseEvents:
         return ResponseEvents(request)
 
     def write_count(self, num_tokens: int) -> Json:
@@ -135,10 +135,10 @@ class Responses(OpenAIDialect):
             _read_response(whole, answer)
 
 
-def _read(body: bytes) -> Request:
+def _read(body: bytes) -> ModelRequest:
     fields = read_fields(read_object(body), FIELDS, HARMLESS)
     if not fields.get("input"):
-        raise Refused("input is required: text, or a list of items", param="input", code="missing_required_parameter")
+        raise ApiError("input is required: text, or a list of items", param="input", code="missing_required_parameter")
     _check_reasoning(fields.get("reasoning", {}))
     _check_text(fields.get("text", {}))
     for name in fields.get("include", []):
@@ -154,7 +154,7 @@ def _read(body: bytes) -> Request:
     if "instructions" in fields:
         messages = [{"role": "system", "content": fields["instructions"]}, *messages]
         requested["instructions"] = True
-    return Request(
+    return ModelRequest(
         messages=messages,
         tools=tools,
         tool_choice=choice,
@@ -183,7 +183,7 @@ def _check_text(text: Json) -> None:
     if unknown := set(text) - {"format", "verbosity"}:
         raise unsupported(f"text.{min(unknown)}", "it is not served")
     if not isinstance(text.get("verbosity"), str | None):
-        raise Refused("text.verbosity is a word", param="text.verbosity", code="invalid_value")
+        raise ApiError("text.verbosity is a word", param="text.verbosity", code="invalid_value")
 
 
 class _Tool(Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -201,7 +201,7 @@ def _tool(raw: Json, where: str) -> Json:
     try:
         tool = msgspec.convert({name: value for name, value in raw.items() if value is not None}, _Tool)
     except msgspec.ValidationError as error:
-        raise Refused(
+        raise ApiError(
             f'{where}: {error}; a tool is {{"type": "function", "name": ..., "description": ..., "parameters": ...}}',
             param=where,
             code="invalid_value",
@@ -221,7 +221,7 @@ def _tool_choice(choice: Any, tools: Sequence[Json]) -> tuple[Literal["auto", "n
         choice = cast(Json, choice)
         if choice.get("type") == "function" and choice.get("name") in named:
             return "required", choice["name"]
-    raise Refused(
+    raise ApiError(
         'tool_choice is "auto", "none", "required", or {"type": "function", "name": ...} with the name of one of the'
         f" tools; these are {', '.join(named) or 'none'}",
         param="tool_choice",
@@ -270,7 +270,7 @@ ITEMS: dict[str, type[_Item]] = {
 
 
 def read_input(input: str | Sequence[Json]) -> list[Json]:
-    """Messages in their plain form (see `Request`).
+    """Messages in their plain form (see `ModelRequest`).
 
     >>> read_input([{"role": "user", "content": "Hi"}, {"type": "reasoning", "summary": []},
     ...     {"role": "assistant", "content": "Hello"}])
@@ -335,13 +335,13 @@ class _Said:
 def _item(raw: Json, where: str) -> _Item:
     kind = raw.get("type", "message")
     if kind == "item_reference":
-        raise Refused(
+        raise ApiError(
             f"{where} is an item_reference, which is not served: send the item itself, or use previous_response_id",
             param=where,
             code="unsupported_value",
         )
     if not isinstance(kind, str) or kind not in ITEMS:
-        raise Refused(
+        raise ApiError(
             f"{where} is of type {kind!r}, which is not served; known are {', '.join(ITEMS)}",
             param=f"{where}.type",
             code="unsupported_value",
@@ -349,7 +349,7 @@ def _item(raw: Json, where: str) -> _Item:
     try:
         return msgspec.convert(raw, ITEMS[kind])
     except msgspec.ValidationError as error:
-        raise Refused(f"{where}: {error}", param=where, code="invalid_value") from None
+        raise ApiError(f"{where}: {error}", param=where, code="invalid_value") from None
 
 
 def _text(content: str | Sequence[_Part], where: str) -> str:
@@ -358,14 +358,14 @@ def _text(content: str | Sequence[_Part], where: str) -> str:
     texts: list[str] = []
     for i, part in enumerate(content):
         if part.type not in ("input_text", "output_text", "text"):
-            raise Refused(
+            raise ApiError(
                 f"{where}[{i}] is of type {part.type!r}: this model reads text only",
                 param=f"{where}[{i}]",
                 code="unsupported_value",
             )
         if part.text is None:
             place = f"{where}[{i}].text"
-            raise Refused(f"{place} is required", param=place, code="missing_required_parameter")
+            raise ApiError(f"{place} is required", param=place, code="missing_required_parameter")
         texts.append(part.text)
     return "".join(texts)
 
@@ -374,7 +374,7 @@ def _call(item: _Call, where: str) -> Json:
     try:
         arguments = msgspec.json.decode(item.arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
-        raise Refused(
+        raise ApiError(
             f"{where}.arguments must be a JSON object, written as a string", param=f"{where}.arguments"
         ) from None
     return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
@@ -386,7 +386,7 @@ def _check_results(messages: Sequence[Json]) -> None:
     for message in messages:
         made.update(call["id"] for call in message.get("tool_calls") or ())
         if message["role"] == "tool" and message.get("tool_call_id") not in made:
-            raise Refused(
+            raise ApiError(
                 f"a function_call_output answers call_id {message.get('tool_call_id')!r}, which no function_call before"
                 " it has: send the call too, or the previous_response_id of the response that made it",
                 param="input",

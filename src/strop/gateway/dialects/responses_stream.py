@@ -23,12 +23,12 @@ from typing import Any
 import msgspec
 
 from strop.gateway.dialects.base import (
-    Answer,
+    AnswerInfo,
+    ApiError,
     ChoiceDone,
     Delta,
     Json,
-    Refused,
-    Request,
+    ModelRequest,
     SampledToken,
     ToolCall,
     turn_named,
@@ -48,11 +48,11 @@ def turn_of(item: str | None) -> str | None:
 # -- the object --------------------------------------------------------------------------------------------------------
 
 
-def write(answer: Answer, done: ChoiceDone, request: Request) -> bytes:
+def write(answer: AnswerInfo, done: ChoiceDone, request: ModelRequest) -> bytes:
     return msgspec.json.encode(_finished(answer, done, request))
 
 
-def _finished(answer: Answer, done: ChoiceDone, request: Request) -> Json:
+def _finished(answer: AnswerInfo, done: ChoiceDone, request: ModelRequest) -> Json:
     cut = done.finish == "length"
     return _response(answer, request, "incomplete" if cut else "completed") | {
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
@@ -67,7 +67,7 @@ def _finished(answer: Answer, done: ChoiceDone, request: Request) -> Json:
     }
 
 
-def _response(answer: Answer, request: Request, status: str) -> Json:
+def _response(answer: AnswerInfo, request: ModelRequest, status: str) -> Json:
     """A response nothing was said in yet."""
     defaults: Json = {
         "instructions": None,
@@ -104,7 +104,7 @@ def _response(answer: Answer, request: Request, status: str) -> Json:
     }
 
 
-def _output(turn: str, done: ChoiceDone, request: Request) -> list[Json]:
+def _output(turn: str, done: ChoiceDone, request: ModelRequest) -> list[Json]:
     """An answer as items; a message stands even where nothing was said."""
     cut = done.finish == "length"
     items: list[Json] = []
@@ -156,21 +156,21 @@ def _arguments(call: ToolCall) -> str:
 class ResponseEvents:
     """One response on its way. Calls wait for the end: only then is it certain that no text comes before them."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: ModelRequest) -> None:
         self._request = request
-        self._answer: Answer | None = None
+        self._answer: AnswerInfo | None = None
         self._number = 0
         self._open: dict[str, int] = {}  # items begun: their ids, with their places in the output
         self._pending: list[SampledToken] = []  # tokens of which no event has told yet
 
-    def opening(self, answer: Answer) -> bytes:
+    def opening(self, answer: AnswerInfo) -> bytes:
         self._answer = answer
         response = _response(answer, self._request, "in_progress")
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
         )
 
-    def delta(self, answer: Answer, delta: Delta) -> bytes:
+    def delta(self, answer: AnswerInfo, delta: Delta) -> bytes:
         events = b""
         self._pending += delta.tokens
         if delta.reasoning:
@@ -183,7 +183,7 @@ class ResponseEvents:
             events += self._text_delta(message, delta.text)
         return events
 
-    def closing(self, answer: Answer, choices: Sequence[ChoiceDone]) -> bytes:
+    def closing(self, answer: AnswerInfo, choices: Sequence[ChoiceDone]) -> bytes:
         response = _finished(answer, choices[0], self._request)
         events = b""
         for item in response["output"]:
@@ -191,7 +191,7 @@ class ResponseEvents:
             events += self._event("response.output_item.done", output_index=self._open[item["id"]], item=item)
         return events + self._event(f"response.{response['status']}", response=response)
 
-    def error(self, refused: Refused) -> bytes:
+    def error(self, refused: ApiError) -> bytes:
         """What failed, and then the error itself, which makes OpenAI's client raise it."""
         assert self._answer is not None, "an error before the stream began has a status"
         failed = _response(self._answer, self._request, "failed")

@@ -20,7 +20,7 @@ Tools = Sequence[dict[str, Any]]
 """Tools as chat completions have them: `{"type": "function", "function": {"name": ..., "parameters": schema}}`."""
 
 
-class Call(Struct, frozen=True, repr_omit_defaults=True):
+class ParsedCall(Struct, frozen=True, repr_omit_defaults=True):
     """A tool call as the model wrote it: `Call("calculator", {"expression": "3 * 4"})`. `id` is the one that it gave
     the call itself, in families whose templates write ids."""
 
@@ -35,10 +35,10 @@ class Thought(Struct, frozen=True):
     text: str
 
 
-Piece = str | Thought | Call
+Piece = str | Thought | ParsedCall
 
 
-class Parser(Protocol):
+class CallParser(Protocol):
     """One answer. `calls` and `malformed` count what was found so far."""
 
     calls: int
@@ -65,7 +65,7 @@ class Format(Protocol):
         """Pairs of marks around reasoning."""
         ...
 
-    def parser(self, tools: Tools, *, calls: bool, lead: str) -> Parser:
+    def parser(self, tools: Tools, *, calls: bool, lead: str) -> CallParser:
         """`calls`: whether calls are taken out. `lead` is what the assistant's turn begins with before the model says
         anything: a generation prompt may open its reasoning, an agent may demand a call or begin the answer itself.
         The parser reads it first; none of it is given out, except that a call begun in it is a call."""

@@ -10,14 +10,14 @@ from typing import Any, Literal, cast
 
 from msgspec import Struct
 
-from strop.gateway.tool_calls.base import Call, Tools
+from strop.gateway.tool_calls.base import ParsedCall, Tools
 from strop.gateway.tool_calls.syntax import Body, keyed
 from strop.gateway.tool_calls.values import Schema, Unreadable, decode, in_string, kinds, properties, typed
 
 _call = keyed("name", "arguments")
 
 
-def json_call(body: str, tools: Tools) -> Call | Literal["open"] | None:
+def json_call(body: str, tools: Tools) -> ParsedCall | Literal["open"] | None:
     """
     >>> json_call('{"name": "now", "arguments": {}}', [])
     Call(name='now', arguments={})
@@ -36,14 +36,14 @@ def headed(pattern: str) -> Body:
     """
     compiled = re.compile(pattern, re.DOTALL)
 
-    def read(body: str, tools: Tools) -> Call | Literal["open"] | None:
+    def read(body: str, tools: Tools) -> ParsedCall | Literal["open"] | None:
         found = compiled.fullmatch(body.strip())
         try:
             arguments = decode(found["json"]) if found else None
         except Unreadable:
             arguments = None
         if found and isinstance(arguments, dict):
-            return Call(found["name"], cast(dict[str, Any], arguments), found.groupdict().get("id") or None)
+            return ParsedCall(found["name"], cast(dict[str, Any], arguments), found.groupdict().get("id") or None)
         brace = body.find("{")
         return "open" if brace >= 0 and in_string(body[brace:]) else None
 
@@ -61,7 +61,7 @@ class Parameters(Struct, frozen=True):
     parameter: re.Pattern[str]
     edge: str = ""
 
-    def __call__(self, body: str, tools: Tools) -> Call | None:
+    def __call__(self, body: str, tools: Tools) -> ParsedCall | None:
         head = self.head.match(body)
         if head is None:
             return None
@@ -71,7 +71,7 @@ class Parameters(Struct, frozen=True):
         while found := self.parameter.match(body, at):
             arguments[found["key"]] = self._value(found.groupdict(), schemas.get(found["key"]))
             at = found.end()
-        return None if body[at:].strip() else Call(head["name"], arguments)
+        return None if body[at:].strip() else ParsedCall(head["name"], arguments)
 
     def _value(self, found: dict[str, str | None], schema: Any) -> Any:
         if (raw := found.get("raw")) is not None:
@@ -94,7 +94,7 @@ class Nested(Struct, frozen=True):
     head: re.Pattern[str]
     space: str
 
-    def __call__(self, body: str, tools: Tools) -> Call | None:
+    def __call__(self, body: str, tools: Tools) -> ParsedCall | None:
         head = self.head.match(body)
         if head is None:
             return None
@@ -105,7 +105,7 @@ class Nested(Struct, frozen=True):
             return None
         if end < len(body) or not isinstance(arguments, dict):
             return None
-        return Call(head["name"], cast(dict[str, Any], arguments))
+        return ParsedCall(head["name"], cast(dict[str, Any], arguments))
 
     def _value(self, text: str, at: int, schema: Any) -> tuple[Any, int]:
         """The value that begins at `at` and ends before the tag that closes it, or with the text."""
@@ -140,7 +140,7 @@ class Gemma(Struct, frozen=True):
     quote: str
     texts: bool = False
 
-    def __call__(self, body: str, tools: Tools) -> Call | None:
+    def __call__(self, body: str, tools: Tools) -> ParsedCall | None:
         found = re.fullmatch(r"\s*call:([\w.\-]+)(\{.*\})\s*", body, re.DOTALL)
         if found is None:
             return None
@@ -148,7 +148,7 @@ class Gemma(Struct, frozen=True):
             value, end = self._table(found[2], 0, properties(tools, found[1]) if self.texts else {})
         except (Unreadable, RecursionError):
             return None
-        return Call(found[1], value) if end == len(found[2]) else None
+        return ParsedCall(found[1], value) if end == len(found[2]) else None
 
     def _value(self, text: str, at: int, schema: Any) -> tuple[Any, int]:
         if text.startswith(self.quote, at):

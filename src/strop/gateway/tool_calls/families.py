@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from strop.gateway.tool_calls.base import Format
 from strop.gateway.tool_calls.bodies import Gemma, Nested, headed, json_call, parameters
 from strop.gateway.tool_calls.reader import Grammar
-from strop.gateway.tool_calls.syntax import Json, Python, Tagged, keyed, single
+from strop.gateway.tool_calls.syntax import JsonCalls, PythonCalls, TaggedCalls, keyed, single
 
 NAME = r"""[^\s<>"'{}\[\]()]+"""
 
@@ -48,18 +48,18 @@ def hermes_like(format: Format) -> Format:
     return replace(HERMES, thoughts=format.thoughts)
 
 
-def _xml(begin: str, end: str) -> Tagged:
+def _xml(begin: str, end: str) -> TaggedCalls:
     """Qwen3-Coder's tags, which others wrap differently."""
     value = r"<parameter=(?P<key>[^>\n]+)>(?P<value>.*?)</parameter>(?=\s*(?:<parameter=|\Z))"
-    return Tagged("<function=", "</function>", parameters(rf"(?P<name>{NAME})>", value, "\n"), begin, end)
+    return TaggedCalls("<function=", "</function>", parameters(rf"(?P<name>{NAME})>", value, "\n"), begin, end)
 
 
-def _invoke(space: str, begin: str, attributes: str = r'name="(?P<key>[^"]+)"') -> Tagged:
+def _invoke(space: str, begin: str, attributes: str = r'name="(?P<key>[^"]+)"') -> TaggedCalls:
     """`<invoke name="...">` with parameters inside, each tag's name behind `space`."""
     close = f"</{space}parameter>"
     value = rf"<{space}parameter {attributes}>(?P<value>.*?){close}(?=\s*(?:<{space}parameter |\Z))"
     body = parameters(rf'(?P<name>{NAME})"\s*>', value)
-    return Tagged(f'<{space}invoke name="', f"</{space}invoke>", body, f"<{begin}>", f"</{begin}>")
+    return TaggedCalls(f'<{space}invoke name="', f"</{space}invoke>", body, f"<{begin}>", f"</{begin}>")
 
 
 def _dsml(name: str, begin: str) -> Grammar:
@@ -72,16 +72,16 @@ def _dsml(name: str, begin: str) -> Grammar:
     )
 
 
-def _arguments(suffix: str) -> Tagged:
+def _arguments(suffix: str) -> TaggedCalls:
     """GLM's pairs of keys and values."""
     key = rf"<arg_key{suffix}>(?P<key>.*?)</arg_key{suffix}>"
     value = rf"<arg_value{suffix}>(?P<value>.*?)</arg_value{suffix}>(?=\s*(?:<arg_key{suffix}>|\Z))"
     body = parameters(rf"\s*(?P<name>{NAME})(?:<tool_sep{suffix}>)?", rf"{key}\s*{value}")
     section = (f"<tool_calls{suffix}>", f"</tool_calls{suffix}>") if suffix else ()
-    return Tagged(f"<tool_call{suffix}>", f"</tool_call{suffix}>", body, *section)
+    return TaggedCalls(f"<tool_call{suffix}>", f"</tool_call{suffix}>", body, *section)
 
 
-_DEEPSEEK = Tagged(
+_DEEPSEEK = TaggedCalls(
     "<｜tool▁call▁begin｜>",
     "<｜tool▁call▁end｜>",
     headed(
@@ -105,7 +105,7 @@ _MINICPM = parameters(
 )
 _SOLAR = rf"(?P<id>[^<]*)<\|tool_call:name\|>(?P<name>{NAME})<\|tool_call:args\|>(?P<json>\{{.*\}})"
 _MISTRAL_ID = "[A-Za-z0-9]{9}"  # others its templates refuse
-_MISTRAL = Json(
+_MISTRAL = JsonCalls(
     ("[TOOL_CALLS]",),
     keyed("name", "arguments", id=_MISTRAL_ID),
     header=re.compile(rf"({NAME})(?:\[CALL_ID\](?:(?P<id>{_MISTRAL_ID})|\w+))?\[ARGS\]\s*"),
@@ -117,7 +117,7 @@ PLAIN = Grammar(name="plain")
 HERMES = Grammar(
     name="hermes",
     known_by=("<tool_call>",),
-    syntax=Tagged("<tool_call>", "</tool_call>", json_call),
+    syntax=TaggedCalls("<tool_call>", "</tool_call>", json_call),
     head=('<tool_call>\n{"name": "', '", "arguments": '),
 )
 
@@ -125,7 +125,7 @@ FAMILIES = (
     Grammar(
         name="harmony",
         known_by=("<|channel|>", "<|message|>", "analysis"),
-        syntax=Json(
+        syntax=JsonCalls(
             tuple(
                 f"<|{before} to=functions."
                 for before in ("start|>assistant", "channel|>commentary", "channel|>analysis")
@@ -148,7 +148,7 @@ FAMILIES = (
     Grammar(
         name="kimi-k3",
         known_by=("<|open|>", "<|close|>", "<|sep|>"),
-        syntax=Tagged(
+        syntax=TaggedCalls(
             '<|open|>call tool="', "<|close|>call<|sep|>", _KIMI_K3, "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"
         ),
         thoughts=(("<|open|>think<|sep|>", "<|close|>think<|sep|>"),),
@@ -158,21 +158,21 @@ FAMILIES = (
     Grammar(
         name="gemma4",
         known_by=("<|tool_call>call:",),
-        syntax=Tagged("<|tool_call>", "<tool_call|>", Gemma('<|"|>')),
+        syntax=TaggedCalls("<|tool_call>", "<tool_call|>", Gemma('<|"|>')),
         inner=('<|"|>', "<|channel>"),
         head=("<|tool_call>call:", "{"),
     ),
     Grammar(
         name="functiongemma",
         known_by=("<start_function_call>",),
-        syntax=Tagged("<start_function_call>", "<end_function_call>", Gemma("<escape>", texts=True)),
+        syntax=TaggedCalls("<start_function_call>", "<end_function_call>", Gemma("<escape>", texts=True)),
         inner=("<escape>",),
         head=("<start_function_call>call:", "{"),
     ),
     Grammar(
         name="minimax-m3",
         known_by=(_ROOM,),
-        syntax=Tagged(
+        syntax=TaggedCalls(
             f'{_ROOM}<invoke name="',
             f"{_ROOM}</invoke>",
             Nested(re.compile(rf'(?P<name>{NAME})">'), _ROOM),
@@ -207,7 +207,7 @@ FAMILIES = (
     Grammar(
         name="kimi-k2",
         known_by=("<|tool_calls_section_begin|>",),
-        syntax=Tagged(
+        syntax=TaggedCalls(
             "<|tool_call_begin|>",
             "<|tool_call_end|>",
             headed(_KIMI_K2),
@@ -220,7 +220,7 @@ FAMILIES = (
     Grammar(
         name="solar",
         known_by=("<|tool_call:begin|>",),
-        syntax=Tagged("<|tool_call:begin|>", "<|tool_call:end|>", headed(_SOLAR), "<|tool_calls|>"),
+        syntax=TaggedCalls("<|tool_call:begin|>", "<|tool_call:end|>", headed(_SOLAR), "<|tool_calls|>"),
         thoughts=(("<|think|>", "<|end|>"),),
         frames=("<|begin|>assistant", "<|content|>", "<|end|>"),
         inner=("<|tool_call:name|>", "<|tool_call:args|>"),
@@ -236,14 +236,14 @@ FAMILIES = (
     Grammar(
         name="command",
         known_by=("<|START_ACTION|>",),
-        syntax=Json(("<|START_ACTION|>",), keyed("tool_name", "parameters"), ("<|END_ACTION|>",)),
+        syntax=JsonCalls(("<|START_ACTION|>",), keyed("tool_name", "parameters"), ("<|END_ACTION|>",)),
         frames=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
         head=('<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "', '", "parameters": '),
     ),
     Grammar(
         name="command-r",
         known_by=("Action:", "```json", '"tool_name"'),
-        syntax=Json(("Action:\n```json", "Action: ```json"), keyed("tool_name", "parameters"), ("```",)),
+        syntax=JsonCalls(("Action:\n```json", "Action: ```json"), keyed("tool_name", "parameters"), ("```",)),
         head=('Action:\n```json\n[\n    {\n        "tool_name": "', '",\n        "parameters": '),
     ),
     Grammar(
@@ -261,20 +261,20 @@ FAMILIES = (
     Grammar(
         name="functionary-v3.1",
         known_by=("<function=", "</function>"),
-        syntax=Tagged("<function=", "</function>", headed(rf"(?P<name>{NAME})>(?P<json>.*)")),
+        syntax=TaggedCalls("<function=", "</function>", headed(rf"(?P<name>{NAME})>(?P<json>.*)")),
         head=("<function=", ">"),
     ),
     Grammar(
         name="functionary-v3.2",
         known_by=(">>>all",),
-        syntax=Json((">>>",), item=None, header=re.compile(rf"({NAME})\n\s*")),
+        syntax=JsonCalls((">>>",), item=None, header=re.compile(rf"({NAME})\n\s*")),
         frames=(">>>all\n",),
         head=("", "\n"),
     ),
     Grammar(
         name="minicpm",
         known_by=('<function name="', "<param name="),
-        syntax=Tagged('<function name="', "</function>", _MINICPM),
+        syntax=TaggedCalls('<function name="', "</function>", _MINICPM),
         inner=("<function", "<param", "</param>"),
         head=('<function name="', '">'),
     ),
@@ -288,19 +288,19 @@ FAMILIES = (
     Grammar(
         name="apertus",
         known_by=("<|tools_prefix|>",),
-        syntax=Json(("<|tools_prefix|>",), single),
+        syntax=JsonCalls(("<|tools_prefix|>",), single),
         head=('<|tools_prefix|>[{"', '": '),
     ),
     Grammar(
         name="nemotron",
         known_by=("<TOOLCALL>",),
-        syntax=Json(("<TOOLCALL>",), closes=("</TOOLCALL>",)),
+        syntax=JsonCalls(("<TOOLCALL>",), closes=("</TOOLCALL>",)),
         head=('<TOOLCALL>[{"name": "', '", "arguments": '),
     ),
     Grammar(
         name="hunyuan",
         known_by=("<tool_calls>[",),
-        syntax=Json(("<tool_calls>",), keyed("name", "arguments", id=".+"), closes=("</tool_calls>",)),
+        syntax=JsonCalls(("<tool_calls>",), keyed("name", "arguments", id=".+"), closes=("</tool_calls>",)),
         head=('<tool_calls>[{"name": "', '", "arguments": '),
     ),
     Grammar(
@@ -332,37 +332,37 @@ FAMILIES = (
     Grammar(
         name="granite",
         known_by=("<|tool_call|>",),
-        syntax=Json(("<|tool_call|>",)),
+        syntax=JsonCalls(("<|tool_call|>",)),
         frames=("<response>", "</response>"),
         head=('<|tool_call|>[{"name": "', '", "arguments": '),
     ),
     Grammar(
         name="granite-20b",
         known_by=("<function_call>",),
-        syntax=Json(("<function_call>",)),
+        syntax=JsonCalls(("<function_call>",)),
         head=('<function_call> {"name": "', '", "arguments": '),
     ),
     Grammar(
         name="gigachat",
         known_by=("<|role_sep|>", "<|function_call|>"),
-        syntax=Json(("<|function_call|>",)),
+        syntax=JsonCalls(("<|function_call|>",)),
         head=('<|function_call|>{"name": "', '", "arguments": '),
     ),
     Grammar(
         name="gigachat-3.0",
         known_by=("<|role_sep|>", "function call"),
-        syntax=Json(("function call<|role_sep|>\n",)),
+        syntax=JsonCalls(("function call<|role_sep|>\n",)),
     ),
     Grammar(
         name="phi4-mini",
         known_by=("functools[", "<|end|>"),
-        syntax=Json(("functools[",), bare="{["),
+        syntax=JsonCalls(("functools[",), bare="{["),
         head=('functools[{"name": "', '", "arguments": '),
     ),
     Grammar(
         name="functools",
         known_by=("functools[",),
-        syntax=Json(("functools[",)),
+        syntax=JsonCalls(("functools[",)),
         head=('functools[{"name": "', '", "arguments": '),
     ),
     HERMES,
@@ -370,7 +370,7 @@ FAMILIES = (
         Grammar(
             name="lfm2",
             known_by=known_by,
-            syntax=Python(("<|tool_call_start|>",), ("<|tool_call_end|>",)),
+            syntax=PythonCalls(("<|tool_call_start|>",), ("<|tool_call_end|>",)),
             head=("<|tool_call_start|>[", "("),
         )
         for known_by in (("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: [", "keep_past_thinking"))
@@ -378,19 +378,19 @@ FAMILIES = (
     Grammar(
         name="pythonic",
         known_by=("[func_name1(",),
-        syntax=Python(("<|python_start|>",), ("<|python_end|>",)),
+        syntax=PythonCalls(("<|python_start|>",), ("<|python_end|>",)),
         head=("[", "("),
     ),
     Grammar(
         name="xlam",
         known_by=('[{"name": "tool_call_name", "arguments":',),
-        syntax=Json((), bare="["),
+        syntax=JsonCalls((), bare="["),
         head=('[{"name": "', '", "arguments": '),
     ),
     Grammar(
         name="llama-json",
         known_by=('{"name": ', '"parameters": '),
-        syntax=Json(("<|python_tag|>",), keyed("name", "parameters", "arguments"), bare="{["),
+        syntax=JsonCalls(("<|python_tag|>",), keyed("name", "parameters", "arguments"), bare="{["),
         head=('{"name": "', '", "parameters": '),
     ),
 )

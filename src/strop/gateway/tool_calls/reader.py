@@ -14,34 +14,34 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from strop.gateway.tool_calls.base import Call, Piece, Thought, Tools
+from strop.gateway.tool_calls.base import ParsedCall, Piece, Thought, Tools
 from strop.gateway.tool_calls.values import Scan
 
 
-class Found(Struct, frozen=True):
+class CallFound(Struct, frozen=True):
     """A call that ends at `end`. More may follow in the same section, whose kind is handed to the next step. One that
     is not `whole` ends with the answer, and nothing in it says that no more was to come."""
 
     end: int
-    call: Call
+    call: ParsedCall
     section: str
     whole: bool = True
 
 
-class Over(Struct, frozen=True):
+class SectionEnd(Struct, frozen=True):
     """No further call here: the section's frame ends at `end`."""
 
     end: int
 
 
-class Bad(Struct, frozen=True):
+class MalformedCall(Struct, frozen=True):
     """Text up to `end` is no call. It counts as malformed if it set out to be one."""
 
     end: int
     malformed: bool = True
 
 
-Step = Found | Over | Bad | None
+Step = CallFound | SectionEnd | MalformedCall | None
 """What a look at the text has shown; None if that depends on text to come."""
 
 
@@ -109,7 +109,7 @@ class Grammar(Struct, frozen=True, kw_only=True):
         for body in (f"{table}}}]", f"{table}}}", f"{keywords})]", table):
             text = self.head[0] + name + self.head[1] + body + close
             parser = self.parser((), calls=True, lead="")
-            if parser.feed(text) + parser.close() == [Call(name, arguments)]:
+            if parser.feed(text) + parser.close() == [ParsedCall(name, arguments)]:
                 return text
         return None
 
@@ -228,13 +228,13 @@ class Reader:
         text = self._held[self._space :]
         step = self._syntax.step(text, section=self._section, scan=self._scan, final=final, tools=self._tools)
         self._scan.seen = len(text)
-        if self._cut and isinstance(step, Found) and not step.whole:
-            step = Bad(step.end)
+        if self._cut and isinstance(step, CallFound) and not step.whole:
+            step = MalformedCall(step.end)
         match step:
             case None:
                 assert not final, "at the end of an answer nothing is undecided"
                 return False
-            case Found(end, call, section):
+            case CallFound(end, call, section):
                 self._drop(self._space + end)
                 self.calls += 1
                 pieces.append(call)
@@ -243,10 +243,10 @@ class Reader:
                 self._behind_mark()
                 if not section:
                     self._place = "words"
-            case Over(end):
+            case SectionEnd(end):
                 self._drop(end)
                 self._place = "words"
-            case Bad(end, malformed):
+            case MalformedCall(end, malformed):
                 self.malformed += malformed
                 self._say(self._space + end, pieces)
                 self._space, self._scan = 0, Scan()

@@ -14,17 +14,17 @@ from typing import Any, Literal, cast
 
 from msgspec import Struct
 
-from strop.gateway.tool_calls.base import Call, Tools
-from strop.gateway.tool_calls.reader import Bad, Found, Over, Step
+from strop.gateway.tool_calls.base import ParsedCall, Tools
+from strop.gateway.tool_calls.reader import CallFound, MalformedCall, SectionEnd, Step
 from strop.gateway.tool_calls.values import Scan, Unreadable, decode, end_of_json, end_of_python, evaluate, parse_python
 
-Body = Callable[[str, Tools], Call | Literal["open"] | None]
+Body = Callable[[str, Tools], ParsedCall | Literal["open"] | None]
 """What stands between two tags: a call, none, or "open" if the closing tag is part of a value."""
 
 _LONGEST_HEADER = 256
 
 
-class Tagged(Struct, frozen=True):
+class TaggedCalls(Struct, frozen=True):
     """Calls between `open` and `close`. Several may stand between `begin` and `end`, if the family has those marks: an
     answer may still leave them out."""
 
@@ -47,19 +47,19 @@ class Tagged(Struct, frozen=True):
         if section or (self.begin and text.startswith(self.begin)):
             at = _skip(text, 0 if section else len(self.begin))
             if section and self.end and text.startswith(self.end, at):
-                return Over(at + len(self.end))
+                return SectionEnd(at + len(self.end))
             if not text.startswith(self.open, at):
                 if not final and _may_become(text, at, self.open, *((self.end,) if section else ())):
                     return None
-                return Over(0) if section else Bad(len(self.begin))
+                return SectionEnd(0) if section else MalformedCall(len(self.begin))
         return self._item(text, at + len(self.open), scan, final, tools)
 
     def _item(self, text: str, start: int, scan: Scan, final: bool, tools: Tools) -> Step:
         at = text.find(self.close, max(start, scan.seen - len(self.close) + 1))
         while at >= 0:
             call = self.body(text[start:at], tools)
-            if isinstance(call, Call):
-                return Found(at + len(self.close), call, "section" if self.begin else "")
+            if isinstance(call, ParsedCall):
+                return CallFound(at + len(self.close), call, "section" if self.begin else "")
             if call is None:
                 return self._bad(text, start)
             at = text.find(self.close, at + len(self.close))
@@ -71,17 +71,17 @@ class Tagged(Struct, frozen=True):
         begun = next((n for n in range(len(self.close) - 1, 0, -1) if text.endswith(self.close[:n])), 0)
         body = text[start : len(text) - begun].rstrip()
         call = self.body(body, tools)
-        if not isinstance(call, Call):
+        if not isinstance(call, ParsedCall):
             return self._bad(text, start)
         whole = body.endswith(("}", "```"))
-        return Found(len(text), call, "section" if self.begin else "", whole)
+        return CallFound(len(text), call, "section" if self.begin else "", whole)
 
     def _bad(self, text: str, start: int) -> Step:
         first = text.find(self.close, start)
-        return Bad(len(text) if first < 0 else first + len(self.close))
+        return MalformedCall(len(text) if first < 0 else first + len(self.close))
 
 
-Item = Callable[[Any], Call | None]
+Item = Callable[[Any], ParsedCall | None]
 
 
 def keyed(name: str, *arguments: str, id: str = "") -> Item:
@@ -92,7 +92,7 @@ def keyed(name: str, *arguments: str, id: str = "") -> Item:
     Call(name='f', arguments={})
     """
 
-    def read(value: Any) -> Call | None:
+    def read(value: Any) -> ParsedCall | None:
         if not isinstance(value, dict):
             return None
         table = cast(dict[str, Any], value)
@@ -101,12 +101,12 @@ def keyed(name: str, *arguments: str, id: str = "") -> Item:
             return None
         named = table.get("id")
         ours = isinstance(named, str) and re.fullmatch(id, named) if id else None
-        return Call(table[name], cast(dict[str, Any], given), cast(str, named) if ours else None)
+        return ParsedCall(table[name], cast(dict[str, Any], given), cast(str, named) if ours else None)
 
     return read
 
 
-def single(value: Any) -> Call | None:
+def single(value: Any) -> ParsedCall | None:
     """Calls as objects with one key, the tool's name.
 
     >>> single({"f": {"a": 1}})
@@ -115,11 +115,11 @@ def single(value: Any) -> Call | None:
     if isinstance(value, dict) and len(cast(dict[str, Any], value)) == 1:
         ((name, arguments),) = cast(dict[str, Any], value).items()
         if isinstance(arguments, dict):
-            return Call(name, cast(dict[str, Any], arguments))
+            return ParsedCall(name, cast(dict[str, Any], arguments))
     return None
 
 
-class Json(Struct, frozen=True):
+class JsonCalls(Struct, frozen=True):
     """JSON behind a mark, in a list or not; `closes` may follow.
 
     `bare` has the brackets that may also begin a call without a mark. Such JSON is a call if it reads as one; otherwise
@@ -148,74 +148,74 @@ class Json(Struct, frozen=True):
         mark = max((mark for mark in self.after if text.startswith(mark)), key=len, default="")
         at = _skip(text, len(mark) - mark.endswith("["))
         if at == len(text):
-            return Bad(at) if final else None
+            return MalformedCall(at) if final else None
         if self.header and (self.item is None or text[at] not in "[{"):
             return self._headed(text, at, scan, final)
         if text[at] == "[":
             inner = _skip(text, at + 1)
             if inner == len(text):
-                return Bad(inner, bool(mark)) if final else None
+                return MalformedCall(inner, bool(mark)) if final else None
             if text[inner] == "{":
                 return self._item(text, inner, "list", bool(mark), scan, final)
         elif text[at] == "{":
             return self._item(text, at, "objects", bool(mark), scan, final)
-        return Bad(max(at, 1), bool(mark))
+        return MalformedCall(max(at, 1), bool(mark))
 
     def _next(self, text: str, section: str, scan: Scan, final: bool) -> Step:
         """Behind a call: another, or the end."""
         at = _skip(text, 0)
         if at == len(text):
-            return Over(at) if final else None
+            return SectionEnd(at) if final else None
         if section == "list" and text[at] == "]":
             return _closed(text, at + 1, self.closes, final)
         if text[at] in (",", ";") and (section == "list" or self.bare):
             inner = _skip(text, at + 1)
             if inner == len(text):
-                return Over(0) if final else None
+                return SectionEnd(0) if final else None
             if text[inner] == "{":
                 return self._item(text, inner, section, section == "list", scan, final)
         elif section == "objects":
             if text[at] == "{" and self.bare:
                 return self._item(text, at, section, False, scan, final)
             return _closed(text, 0, self.closes, final)
-        return Over(0)
+        return SectionEnd(0)
 
     def _headed(self, text: str, at: int, scan: Scan, final: bool) -> Step:
         assert self.header is not None
         brace = text.find("{", at, at + _LONGEST_HEADER)
         if brace < 0:
-            return Bad(at) if final or len(text) - at >= _LONGEST_HEADER else None
+            return MalformedCall(at) if final or len(text) - at >= _LONGEST_HEADER else None
         header = self.header.fullmatch(text, at, brace)
         if header is None:
-            return Bad(at)
+            return MalformedCall(at)
         end = end_of_json(text, brace, scan)
         if end is None:
-            return Bad(len(text)) if final else None
+            return MalformedCall(len(text)) if final else None
         try:
             arguments = decode(text[brace:end])
         except Unreadable:
-            return Bad(end)
-        return Found(end, Call(header[1], arguments, header.groupdict().get("id")), "objects")
+            return MalformedCall(end)
+        return CallFound(end, ParsedCall(header[1], arguments, header.groupdict().get("id")), "objects")
 
     def _item(self, text: str, at: int, section: str, marked: bool, scan: Scan, final: bool) -> Step:
         if not marked:
             likely = _begins_call(text, at)
             if likely is False or (likely is None and final):
-                return Bad(at + 1, malformed=False)
+                return MalformedCall(at + 1, malformed=False)
             if likely is None:
                 return None
         end = end_of_json(text, at, scan)
         if end is None:
-            return Bad(len(text)) if final else None
+            return MalformedCall(len(text)) if final else None
         assert self.item is not None
         try:
             call = self.item(decode(text[at:end]))
         except Unreadable:
-            return Bad(end)
-        return Bad(end, marked) if call is None else Found(end, call, section)
+            return MalformedCall(end)
+        return MalformedCall(end, marked) if call is None else CallFound(end, call, section)
 
 
-class Python(Struct, frozen=True):
+class PythonCalls(Struct, frozen=True):
     """A list of Python calls with keyword arguments, behind a mark or bare; `closes` may follow."""
 
     after: tuple[str, ...] = ()
@@ -233,33 +233,33 @@ class Python(Struct, frozen=True):
         mark = "" if section else next((mark for mark in self.after if text.startswith(mark)), "")
         at = _skip(text, len(mark))
         if at == len(text):
-            return (Over(at) if section else Bad(at)) if final else None
+            return (SectionEnd(at) if section else MalformedCall(at)) if final else None
         if section and text[at] == "]":
             return _closed(text, at + 1, self.closes, final)
         if text[at] != ("," if section else "["):
-            return Over(0) if section else Bad(len(mark) or 1, bool(mark))
+            return SectionEnd(0) if section else MalformedCall(len(mark) or 1, bool(mark))
         at = _skip(text, at + 1)
         name = _PYTHON_NAME.match(text, at)
         if name is None or not name[2]:
             if not final and (name.end() if name else at) == len(text):
                 return None
-            return Over(0) if section else Bad(at, bool(mark))
+            return SectionEnd(0) if section else MalformedCall(at, bool(mark))
         end = end_of_python(text, name.end() - 1, scan)
         if end is None:
-            return Bad(len(text)) if final else None
+            return MalformedCall(len(text)) if final else None
         call = _python_call(name[1], text[name.end() - 1 : end])
-        return Bad(end) if call is None else Found(end, call, "list")
+        return MalformedCall(end) if call is None else CallFound(end, call, "list")
 
 
 _PYTHON_NAME = re.compile(r"([A-Za-z_][\w.\-]*)(\(?)")
 
 
-def _python_call(name: str, arguments: str) -> Call | None:
+def _python_call(name: str, arguments: str) -> ParsedCall | None:
     try:
         match parse_python("f" + arguments):
             case ast.Call(args=[], keywords=keywords):
                 given = {keyword.arg: evaluate(keyword.value) for keyword in keywords if keyword.arg}
-                return Call(name, given) if len(given) == len(keywords) else None
+                return ParsedCall(name, given) if len(given) == len(keywords) else None
             case _:
                 return None
     except (Unreadable, RecursionError):
@@ -271,8 +271,8 @@ def _closed(text: str, end: int, closes: tuple[str, ...], final: bool) -> Step:
     at = _skip(text, end)
     for close in closes:
         if text.startswith(close, at):
-            return Over(at + len(close))
-    return None if not final and _may_become(text, at, *closes) else Over(end)
+            return SectionEnd(at + len(close))
+    return None if not final and _may_become(text, at, *closes) else SectionEnd(end)
 
 
 def _skip(text: str, at: int) -> int:

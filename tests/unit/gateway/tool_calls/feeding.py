@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from strop.gateway.tool_calls.base import Call, Format, Piece, Thought
+from strop.gateway.tool_calls.base import Format, ParsedCall, Piece, Thought
 
 
 class Heard(NamedTuple):
     words: str
     thoughts: str
-    calls: list[Call]
+    calls: list[ParsedCall]
     malformed: int
 
 
@@ -30,7 +30,7 @@ def hear(
         at, turn = at + size, turn + 1
     pieces += parser.close(cut=cut)
     assert all(piece.text if isinstance(piece, Thought) else piece for piece in pieces), "no empty pieces"
-    found = [Call(piece.name, piece.arguments) for piece in pieces if isinstance(piece, Call)]
+    found = [ParsedCall(piece.name, piece.arguments) for piece in pieces if isinstance(piece, ParsedCall)]
     assert parser.calls == len(found)
     return Heard(
         "".join(piece for piece in pieces if isinstance(piece, str)),
@@ -43,4 +43,4 @@ def hear(
 def ids(format: Format, text: str, *, tools: Sequence[dict[str, Any]], lead: str) -> list[str | None]:
     """The ids that the model gave its calls."""
     parser = format.parser(tools, calls=True, lead=lead)
-    return [piece.id for piece in parser.feed(text) + parser.close() if isinstance(piece, Call)]
+    return [piece.id for piece in parser.feed(text) + parser.close() if isinstance(piece, ParsedCall)]

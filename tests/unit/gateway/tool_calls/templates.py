@@ -14,7 +14,7 @@ import pytest
 from jinja2.sandbox import SandboxedEnvironment
 
 from strop.gateway.tool_calls import find
-from strop.gateway.tool_calls.base import Call, Format
+from strop.gateway.tool_calls.base import Format, ParsedCall
 
 DATA = Path(__file__).parents[5] / "shared" / "data" / "chat_templates"
 TEMPLATES = sorted(str(path.relative_to(DATA)) for path in DATA.glob("*/*.jinja"))
@@ -99,7 +99,7 @@ class Template:
             datetime="today",
         )
 
-    def said(self, content: str, calls: list[Call], reasoning: str = "") -> tuple[str, str] | None:
+    def said(self, content: str, calls: list[ParsedCall], reasoning: str = "") -> tuple[str, str] | None:
         """How the assistant's message stands in the template's text: its lead, and what the model would have said.
         None if the template refuses the message."""
         for text, tools in product((False, True), (True, False)):
@@ -109,7 +109,7 @@ class Template:
                 continue
         return None
 
-    def _said(self, content: str, calls: list[Call], reasoning: str, text: bool, tools: bool) -> tuple[str, str]:
+    def _said(self, content: str, calls: list[ParsedCall], reasoning: str, text: bool, tools: bool) -> tuple[str, str]:
         user = {"role": "user", "content": USER}
         made = [
             {

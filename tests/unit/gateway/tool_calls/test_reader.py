@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.gateway.tool_calls import PLAIN, find
-from strop.gateway.tool_calls.base import Call, Format
+from strop.gateway.tool_calls.base import Format, ParsedCall
 from strop.gateway.tool_calls.families import FAMILIES, HERMES
 from tests.unit.gateway.tool_calls.feeding import Heard, hear
 from tests.unit.gateway.tool_calls.templates import TOOLS
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-ADD = Call("add", {"a": 1})
+ADD = ParsedCall("add", {"a": 1})
 QWEN3 = find("<tool_call> <think> </think>")
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=30)
 
@@ -73,7 +73,7 @@ def test_what_is_no_call(body: str) -> None:
 def test_a_closing_tag_within_a_string_closes_nothing() -> None:
     code = 'print("</tool_call>")\n'
     text = '<tool_call>{"name": "f", "arguments": {"code": "print(\\"</tool_call>\\")\\n"}}</tool_call>'
-    assert hear(HERMES, text, sizes=[3]).calls == [Call("f", {"code": code})]
+    assert hear(HERMES, text, sizes=[3]).calls == [ParsedCall("f", {"code": code})]
 
 
 @pytest.mark.parametrize(
@@ -114,51 +114,51 @@ def test_without_calls_reasoning_is_still_apart() -> None:
     assert hear(QWEN3, f"<think>a</think>\n{CALL}", sizes=[1], calls=False) == Heard(CALL, "a", [], 0)
 
 
-WEATHER = Call("get_weather", {"city": "Paris, France", "days": 3})
+WEATHER = ParsedCall("get_weather", {"city": "Paris, France", "days": 3})
 
 
 @pytest.mark.parametrize(
     ("format", "text", "words", "thoughts", "calls"),
     [
-        ("granite", '<|tool_call|>[{"name": "now", "arguments": {}}]', "", "", [Call("now", {})]),
+        ("granite", '<|tool_call|>[{"name": "now", "arguments": {}}]', "", "", [ParsedCall("now", {})]),
         ("granite", "<response>Yes.</response>", "Yes.", "", []),
         ("lfm2", '<|tool_call_start|>[get_weather(city="Paris, France", days=3)]<|tool_call_end|>Hm.', "Hm.", "",
          [WEATHER]),
-        ("pythonic", "[get_weather(city='Paris, France', days=3), now()]", "", "", [WEATHER, Call("now", {})]),
+        ("pythonic", "[get_weather(city='Paris, France', days=3), now()]", "", "", [WEATHER, ParsedCall("now", {})]),
         ("pythonic", "See [1], [f] and [g(x)].", "See [1], [f] and [g(x)].", "", []),
         ("glm", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris, France</arg_value><arg_key>days"
          "</arg_key><arg_value>3</arg_value></tool_call>", "", "", [WEATHER]),
         ("glm", "<tool_call>other<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>b</arg_key><arg_value>c d"
-         "</arg_value></tool_call>", "", "", [Call("other", {"a": 1, "b": "c d"})]),
+         "</arg_value></tool_call>", "", "", [ParsedCall("other", {"a": 1, "b": "c d"})]),
         ("seed", "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris, France</parameter>\n<parameter=days>"
          "3</parameter>\n</function>\n</seed:tool_call>", "", "", [WEATHER]),
         ("qwen-xml", "<function=get_weather>\n<parameter=days>\n3\n</parameter>\n</function> Hm.", "Hm.", "",
-         [Call("get_weather", {"days": 3})]),
+         [ParsedCall("get_weather", {"days": 3})]),
         ("llama-json", '<|python_tag|>{"name": "now", "parameters": {}}; {"name": "now", "parameters": {}}', "", "",
-         [Call("now", {})] * 2),
-        ("llama-json", '{"type": "function", "name": "now", "parameters": {}}', "", "", [Call("now", {})]),
+         [ParsedCall("now", {})] * 2),
+        ("llama-json", '{"type": "function", "name": "now", "parameters": {}}', "", "", [ParsedCall("now", {})]),
         ("llama-json", '{"name": "Ann", "age": 3} {"a": [1]}.', '{"name": "Ann", "age": 3} {"a": [1]}.', "", []),
-        ("xlam", 'Hm [1] [{"name": "now", "arguments": {}}]', "Hm [1]", "", [Call("now", {})]),
+        ("xlam", 'Hm [1] [{"name": "now", "arguments": {}}]', "Hm [1]", "", [ParsedCall("now", {})]),
         ("command", "<|START_RESPONSE|>Yes.<|END_RESPONSE|>", "Yes.", "", []),
         ("mistral", '[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]now[ARGS]{"a": 1}', "", "",
-         [Call("now", {}), Call("now", {"a": 1})]),
+         [ParsedCall("now", {}), ParsedCall("now", {"a": 1})]),
         ("harmony", "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>commentary to=functions.now "
-         "<|constrain|>json<|message|>{}", "", "So.", [Call("now", {})]),
+         "<|constrain|>json<|message|>{}", "", "So.", [ParsedCall("now", {})]),
         ("harmony", "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>commentary<|message|>First."
          "<|end|><|start|>assistant<|channel|>final<|message|>Yes.", "First.Yes.", "So.", []),
         ("harmony", ' to=functions.now<|channel|>commentary json<|message|>{"a": {}}', "", "",
-         [Call("now", {"a": {}})]),
-        ("functionary-v3.2", "all\nHm.>>>now\n{}", "Hm.", "", [Call("now", {})]),
-        ("hunyuan", '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>', "", "", [Call("now", {})]),
+         [ParsedCall("now", {"a": {}})]),
+        ("functionary-v3.2", "all\nHm.>>>now\n{}", "Hm.", "", [ParsedCall("now", {})]),
+        ("hunyuan", '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>', "", "", [ParsedCall("now", {})]),
         ("gemma4", '<|tool_call>call:now{a:{<|"|>b c<|"|>:[<|"|>d,}<|"|>,-1.5]},e:[]}<tool_call|>', "", "",
-         [Call("now", {"a": {"b c": ["d,}", -1.5]}, "e": []})]),
+         [ParsedCall("now", {"a": {"b c": ["d,}", -1.5]}, "e": []})]),
         ("functiongemma", "<start_function_call>call:get_weather{city:<escape>7<escape>,days:3}<end_function_call>", "",
-         "", [Call("get_weather", {"city": "7", "days": 3})]),
+         "", [ParsedCall("get_weather", {"city": "7", "days": 3})]),
     ],
 )  # fmt: skip
 @settings(max_examples=20)
 @given(sizes=SIZES)
-def test_families(format: str, text: str, words: str, thoughts: str, calls: list[Call], sizes: list[int]) -> None:
+def test_families(format: str, text: str, words: str, thoughts: str, calls: list[ParsedCall], sizes: list[int]) -> None:
     lead = {"harmony": "<|start|>assistant", "functionary-v3.2": "assistant\n\n>>>"}.get(format, "")
     found = hear(family(format), text, sizes=sizes, tools=TOOLS, lead=lead)
     assert (found.words, found.thoughts, found.calls) == (words, thoughts, calls)
@@ -196,14 +196,14 @@ def test_good_calls_beside_a_malformed_one() -> None:
     begin, end = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
     good, bad = (f"<｜tool▁call▁begin｜>f<｜tool▁sep｜>{body}<｜tool▁call▁end｜>" for body in ("{}", "{"))
     found = hear(family("deepseek-v3.1"), f"Hm. {begin}{good}\n{bad}{good}{end}", sizes=[1])
-    assert found == Heard(f"Hm.\n{bad}", "", [Call("f", {})] * 2, 1)
+    assert found == Heard(f"Hm.\n{bad}", "", [ParsedCall("f", {})] * 2, 1)
 
 
 def test_calls_come_out_one_by_one() -> None:
     """So that an agent that wants one call at a time gets one."""
     parser = family("mistral").parser([], calls=True, lead="")
-    assert parser.feed('[TOOL_CALLS][{"name": "f", "arguments": {}}') == [Call("f", {})]
-    assert parser.feed(', {"name": "g", "arguments": {}}]') == [Call("g", {})]
+    assert parser.feed('[TOOL_CALLS][{"name": "f", "arguments": {}}') == [ParsedCall("f", {})]
+    assert parser.feed(', {"name": "g", "arguments": {}}]') == [ParsedCall("g", {})]
     assert parser.close() == []
 
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.gateway.tool_calls.base import Call
-from strop.gateway.tool_calls.syntax import Tagged
+from strop.gateway.tool_calls.base import ParsedCall
+from strop.gateway.tool_calls.syntax import TaggedCalls
 from tests.unit.gateway.tool_calls.feeding import hear, ids
 from tests.unit.gateway.tool_calls.templates import DATA, TEMPLATES, TOOLS, Template, needs_templates, tool
 
 pytestmark = needs_templates
 
-FULL = Call(
+FULL = ParsedCall(
     "get_weather",
     {
         "city": "Pa\"r'is\n{é} <b> \\ 雪, [x] 🙂",
@@ -30,10 +30,10 @@ FULL = Call(
         "names": ["a", 'b"c'],
     },
 )
-SMALL = Call("get_weather", {"days": 3})
-NOW = Call("now", {})
+SMALL = ParsedCall("get_weather", {"days": 3})
+NOW = ParsedCall("now", {})
 WORDS = "Let me see."
-CASES: dict[str, tuple[str, list[Call], str]] = {
+CASES: dict[str, tuple[str, list[ParsedCall], str]] = {
     "words": ("Hello.\n\nYou <b>", [], ""),
     "small": ("", [SMALL], ""),
     "full": ("", [FULL], ""),
@@ -107,7 +107,7 @@ def reason(name: str, case: str) -> str | None:
     return next((why for why, (cases, names) in CANNOT.items() if case in cases and name in names), None)
 
 
-def written(name: str, case: str) -> tuple[str, str, str, list[Call], str] | None:
+def written(name: str, case: str) -> tuple[str, str, str, list[ParsedCall], str] | None:
     """The lead, the text, and what of the message stands in it: words, calls, reasoning."""
     words, calls, thought = CASES[case]
     said = template_of(name).said(words, calls, thought)
@@ -133,7 +133,7 @@ def test_what_is_written_is_read(name: str, case: str) -> None:
     assert same == (why is None), (why, heard, text)
 
 
-TAGGED = [name for name in TEMPLATES if isinstance(getattr(template_of(name).format, "syntax", None), Tagged)]
+TAGGED = [name for name in TEMPLATES if isinstance(getattr(template_of(name).format, "syntax", None), TaggedCalls)]
 TAGGED = [name for name in TAGGED if name not in WRITES_NO_CALLS]
 
 
@@ -243,17 +243,17 @@ def schema_of(value: Any) -> dict[str, Any]:
 
 
 @cache
-def real_calls() -> list[Call]:
+def real_calls() -> list[ParsedCall]:
     """Calls a model made in tau-bench, all different."""
     path = DATA.parent / "tool_transcripts" / "tau_bench_gpt4o_airline.jsonl"
     if not path.exists():
         pytest.skip(f"{path} is not here")
-    found: dict[str, Call] = {}
+    found: dict[str, ParsedCall] = {}
     for line in path.read_text("utf-8").splitlines():
         for message in json.loads(line)["traj"]:
             for call in message.get("tool_calls") or []:
                 made = call["function"]
-                found[made["name"] + made["arguments"]] = Call(made["name"], json.loads(made["arguments"]))
+                found[made["name"] + made["arguments"]] = ParsedCall(made["name"], json.loads(made["arguments"]))
     return list(found.values())
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from strop.gateway.detokenize import Detokenizer
 from strop.gateway.template import Renderer
-from strop.gateway.tool_calls.base import Call, Piece, Thought
+from strop.gateway.tool_calls.base import ParsedCall, Piece, Thought
 from tests.unit.gateway.tool_calls.templates import DATA, TOOLS, Template
 from tests.unit.gateway.tool_calls.test_templates import FULL, NOW, WORDS
 
@@ -38,6 +38,6 @@ def test_token_by_token(folder: str, name: str) -> None:
     for id in ids:
         pieces += parser.feed(detokenizer.feed([id]))
     pieces += parser.feed(detokenizer.close()) + parser.close()
-    assert [piece for piece in pieces if isinstance(piece, Call)] == [FULL, NOW]
+    assert [piece for piece in pieces if isinstance(piece, ParsedCall)] == [FULL, NOW]
     assert "".join(piece for piece in pieces if isinstance(piece, str)) == WORDS
     assert "".join(piece.text for piece in pieces if isinstance(piece, Thought)) == ("So 🙂." if think else "")
