@@ -25,8 +25,9 @@ import learner_batches as batches
 import numpy as np
 import torch
 
-from strop.algorithms import Algorithm, View, make
-from strop.config import AlgorithmConfig, LearnerConfig, OptimConfig
+from strop.algorithms import EntryTensors
+from strop.algorithms.grpo import GRPO
+from strop.config import LearnerConfig, OptimConfig, PolicyConfig
 from strop.learner import memory
 from strop.learner.flex_attention import padded_size
 from strop.learner.learner import Learner
@@ -46,26 +47,23 @@ STILL = 1e-30
 """A learning rate that changes no weight but those that are 0, and those by nothing that is seen."""
 
 
-class Watched(Algorithm):
-    """An algorithm that remembers the logprobs it was given, on the device they are on."""
+class Watched(GRPO):
+    """GRPO that remembers the logprobs it was given, on the device they are on."""
 
-    def __init__(self, inner: Algorithm) -> None:
-        self.inner, self.needs = inner, inner.needs
-        self.given: list[tuple[Any, Any, Any]] = []
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.seen: list[tuple[Any, Any, Any]] = []
 
-    def credit(self, batch: Batch) -> dict[str, float]:
-        return self.inner.credit(batch)
-
-    def loss(self, logp: Any, entropy: Any, value: Any, entries: View) -> tuple[Any, dict[str, Any]]:
-        self.given.append((entries.turn, entries.index, logp.detach()))
-        return self.inner.loss(logp, entropy, value, entries)
+    def compute_loss(self, logp: Any, entropy: Any, value: Any, entries: EntryTensors) -> tuple[Any, dict[str, Any]]:
+        self.seen.append((entries.turn, entries.index, logp.detach()))
+        return super().compute_loss(logp, entropy, value, entries)
 
     def logps(self, batch: Batch) -> Floats:
         """By entry, what was given since the last time this was asked."""
         found = np.full(len(batch.entries), np.nan)
-        for turn, index, logp in self.given:
+        for turn, index, logp in self.seen:
             found[batch.starts[turn.cpu().numpy()] + index.cpu().numpy()] = logp.double().cpu().numpy()
-        self.given.clear()
+        self.seen.clear()
         return found
 
 
@@ -98,7 +96,8 @@ class LearnerSide:
             gradient_checkpointing=bool(int(checkpointing)),
             optim=OptimConfig(lr=STILL),
         )
-        self.watched = Watched(make(AlgorithmConfig(), self.config))
+        self.watched = Watched()
+        self.watched.prepare(self.config, PolicyConfig())
         self.learner = Laid(folder, self.config, self.watched)
         self.model: Any = self.learner.model
         self.head = head_of(self.model).weight
@@ -115,7 +114,7 @@ class LearnerSide:
         shapes = batches.recorded()[:most] if asked.pop("kind") == "recorded" else batches.grown(**asked)
         shapes = [shape.smaller(scale) for shape in shapes]
         batch = batches.made(shapes, self.model.config.vocab_size, self.config.token_budget)
-        self.learner.algorithm.credit(batch)
+        self.learner.algorithm.assign_credit(batch)
         assert not batch.dropped, batch.dropped
         return batch
 

@@ -3,6 +3,8 @@
 These names are the public ones; everything else may change. Nothing here needs torch.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from strop.agent.environment import Environment, EnvironmentAgent
 from strop.agent.episode import Episode, Transition
 from strop.agent.llm import LLM
@@ -11,9 +13,17 @@ from strop.agent.tool_agent import ToolAgent
 from strop.config import Config
 from strop.engines.scripted import Scripted
 from strop.errors import StropError
-from strop.run.api import GRPO, PPO, RLOO, DrGRPO, GiGPO, ReinforcePP, evaluate, export, resume, train
+from strop.run.api import evaluate, export, resume, train
 from strop.store.opening import open_store
 from strop.types import Event, Policy, Retry, Reward, Rollout, Sampling, Task, Turn
+
+if TYPE_CHECKING:  # read when they are asked for, since they need numpy, which agents do not
+    from strop.algorithms.dr_grpo import DrGRPO
+    from strop.algorithms.gigpo import GiGPO
+    from strop.algorithms.grpo import GRPO
+    from strop.algorithms.ppo import PPO
+    from strop.algorithms.reinforce_pp import ReinforcePP
+    from strop.algorithms.rloo import RLOO
 
 __version__ = "0.1.0"
 
@@ -49,3 +59,14 @@ __all__ = [
     "tool",
     "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Registered algorithms, by the names of their classes."""
+    if name[0].isupper():
+        from strop.algorithms import find_class
+
+        if (found := find_class(name)) is not None:
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module 'strop' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`FILE.py:name` and `package.module:name`: how agents and tasks functions are named and found."""
+"""`FILE.py:name` and `package.module:name`: how agents, tasks functions and algorithms are named and found."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from strop.errors import AgentError, StropError, TaskError
+from strop.errors import AgentError, ConfigError, StropError, TaskError
 
 
 def resolve(spec: str, what: str) -> object:
-    """The object that `spec` names. `what` is "agent" or "tasks" and picks the error: `AgentError` or `TaskError`.
+    """The object that `spec` names. `what` is "agent", "tasks" or "algorithm" and picks the error: `AgentError`,
+    `TaskError` or `ConfigError`.
 
     >>> resolve("strop.demo:agent", "agent").__name__
     'agent'
     """
     place, colon, name = spec.rpartition(":")
     if not colon or not place or not name:
-        raise _error(what, f"{spec!r} names no function: write FILE.py:function or package.module:function")
+        kind = "class" if what == "algorithm" else "function"
+        raise _error(what, f"{spec!r} names no {kind}: write FILE.py:{kind} or package.module:{kind}")
     module = _file(place, what) if place.endswith(".py") else _module(place, what)
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, [n for n in vars(module) if not n.startswith("_")], 1)
@@ -135,4 +137,5 @@ def one_line(error: BaseException) -> str:
 
 
 def _error(what: str, sentence: str) -> StropError:
-    return (AgentError if what == "agent" else TaskError)(f"{what}: {sentence}")
+    kinds = {"agent": AgentError, "algorithm": ConfigError}
+    return kinds.get(what, TaskError)(f"{what}: {sentence}")

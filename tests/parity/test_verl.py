@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from strop.algorithms import View, make
+from strop.algorithms import EntryTensors, make
 from strop.algorithms.aggregate import aggregate
 from strop.algorithms.kl import Adaptive, estimate
 from strop.algorithms.losses import policy_loss
@@ -298,7 +298,7 @@ def scored(samples: list[Any]) -> Batch:
 
 def test_gae_over_turns(verl: dict[str, Any]) -> None:
     batch = scored(two_turns_each())
-    make(AlgorithmConfig(name="ppo", settings=LONG_SETTINGS), LearnerConfig()).credit(batch)
+    make(AlgorithmConfig(name="ppo", settings=LONG_SETTINGS), LearnerConfig()).assign_credit(batch)
     advantage, returns = verl["gae"]["returned"]
     assert batch.entries.ret.tolist() == near(flat(returns, SAMPLED))
     assert batch.entries.advantage.tolist() == near(flat(advantage, SAMPLED))
@@ -308,7 +308,7 @@ def test_returns_over_turns(verl: dict[str, Any]) -> None:
     """REINFORCE++'s, before they are scaled: GAE that looks only at what really came."""
     batch = scored(two_turns_each())
     settings = LONG_SETTINGS | {"lam": 1.0, "discount": 1.0}
-    make(AlgorithmConfig(name="ppo", settings=settings), LearnerConfig()).credit(batch)
+    make(AlgorithmConfig(name="ppo", settings=settings), LearnerConfig()).assign_credit(batch)
     assert batch.entries.ret.tolist() == near(flat(verl["reinforce_pp turns"]["returned"][1], SAMPLED))
 
 
@@ -322,9 +322,9 @@ def test_differs_verl_loses_a_reward_that_sits_on_a_masked_token(verl: dict[str,
 # -- losses ------------------------------------------------------------------------------------------------------------
 
 
-def view(batch: Batch) -> View:
-    columns = {name: torch.zeros(len(batch.entries), dtype=torch.float64) for name in View.__dataclass_fields__}
-    return View(**columns | {"turn": torch.from_numpy(batch.entries.turn), "advantage": column(ADVANTAGE)})
+def view(batch: Batch) -> EntryTensors:
+    columns = {name: torch.zeros(len(batch.entries), dtype=torch.float64) for name in EntryTensors.__dataclass_fields__}
+    return EntryTensors(**columns | {"turn": torch.from_numpy(batch.entries.turn), "advantage": column(ADVANTAGE)})
 
 
 def column(matrix: np.ndarray) -> torch.Tensor:
@@ -376,12 +376,18 @@ def test_differs_a_sequence_is_a_turn_where_verl_has_rollouts(verl: dict[str, An
         assert entries.weight[batch.rows(t)].sum() == pytest.approx(1 / len(batch.turns))
     assert entries.weight.tolist() != pytest.approx(flat(verl["turns rollout-mean"]["gradient"], SAMPLED), rel=1e-3)
     ones = torch.ones(len(entries), dtype=torch.float64)
-    columns = dict.fromkeys(View.__dataclass_fields__, ones) | {"turn": torch.from_numpy(entries.turn)}
+    columns = dict.fromkeys(EntryTensors.__dataclass_fields__, ones) | {"turn": torch.from_numpy(entries.turn)}
     old = torch.tensor(flat(LONG_OLD, SAMPLED), dtype=torch.float64)
     new = torch.tensor(flat(LONG_OLD + 0.1 * LONG_REF, SAMPLED), dtype=torch.float64)
-    ours, _ = policy_loss("gspo", new, old, View(**columns), low=0.2, high=0.3, dual=3.0)
+    ours, _ = policy_loss("gspo", new, old, EntryTensors(**columns), low=0.2, high=0.3, dual=3.0)
     theirs, _ = policy_loss(
-        "gspo", new, old, View(**columns | {"turn": torch.from_numpy(entries.rollout)}), low=0.2, high=0.3, dual=3.0
+        "gspo",
+        new,
+        old,
+        EntryTensors(**columns | {"turn": torch.from_numpy(entries.rollout)}),
+        low=0.2,
+        high=0.3,
+        dual=3.0,
     )
     aggregate(batch, "rollout-mean", HORIZON)
     weight = torch.from_numpy(entries.weight)
@@ -417,17 +423,17 @@ def whole_batch(name: str, **more: Any) -> tuple[Batch, Any]:
     batch.entries.value[:] = flat(VALUE[:11], MASK[:11])
     settings = more | ({"baseline": True} if name.endswith("baseline") else {})
     algorithm = make(AlgorithmConfig(name=name.split()[0], settings=settings), LearnerConfig(updates=2))
-    algorithm.credit(batch)
+    algorithm.assign_credit(batch)
     return batch, algorithm
 
 
 def policy_part(batch: Batch, algorithm: Any) -> tuple[float, list[float]]:
     """The batch loss without the critic's part, and its gradient by token."""
     entries = batch.entries
-    columns = {name: torch.from_numpy(getattr(entries, name)) for name in View.__dataclass_fields__}
+    columns = {name: torch.from_numpy(getattr(entries, name)) for name in EntryTensors.__dataclass_fields__}
     logp = torch.tensor(flat(NEW[:11], MASK[:11]), dtype=torch.float64, requires_grad=True)
     entropy = torch.tensor(flat(ENTROPY[:11], MASK[:11]), dtype=torch.float64)
-    loss, _ = PolicyGradient.loss(algorithm, logp, entropy, None, View(**columns))
+    loss, _ = PolicyGradient.compute_loss(algorithm, logp, entropy, None, EntryTensors(**columns))
     total = (columns["weight"] * loss).sum()
     total.backward()
     assert logp.grad is not None

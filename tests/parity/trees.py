@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from strop.algorithms import View, make
+from strop.algorithms import EntryTensors, make
 from strop.config import AlgorithmConfig, LearnerConfig, LoraConfig, OptimConfig
 from strop.learner.learner import Learner
 from strop.learner.logprobs import read
@@ -101,7 +101,7 @@ class Both:
         self._stir(seed=1, size=0.05)  # an adapter and a critic's head begin at 0, and would hide much
         self.learner.score(self.batch)
         self._remember()
-        self.algorithm.credit(self.batch)
+        self.algorithm.assign_credit(self.batch)
         if case.moved:
             self._stir(seed=2, size=0.03)
         self.rows = self._rows()
@@ -181,8 +181,8 @@ class Both:
             caught.update({n: w.grad.clone() for n, w in self.trained().items() if w.grad is not None})
             return 0.0
 
-        def listen(logp: Tensor, entropy: Tensor, value: Tensor | None, entries: View) -> Any:
-            loss, more = type(self.algorithm).loss(self.algorithm, logp, entropy, value, entries)
+        def listen(logp: Tensor, entropy: Tensor, value: Tensor | None, entries: EntryTensors) -> Any:
+            loss, more = type(self.algorithm).compute_loss(self.algorithm, logp, entropy, value, entries)
             rows = torch.from_numpy(self.batch.starts)[entries.turn] + entries.index
             columns = [logp, entropy, torch.zeros_like(logp) if value is None else value, loss]
             for entry, *numbers in zip(rows.tolist(), *(c.tolist() for c in columns), strict=True):
@@ -193,10 +193,10 @@ class Both:
         optims = [optim for optim in (learner.optim, learner.critic_optim) if optim is not None]
         for optim in optims:
             optim.clip, optim.step = catch, lambda: None
-        self.algorithm.loss = listen
+        self.algorithm.compute_loss = listen
         metrics = learner.update(self.batch)
         learner._clear()
-        del self.algorithm.loss
+        del self.algorithm.compute_loss
         for optim in optims:
             del optim.clip, optim.step
         return caught, metrics, seen

@@ -127,7 +127,7 @@ class Trained:
         samples = [Sample(rollouts[id], self.story.turns[id]) for id in self.story.steps[step - 1].rollouts]
         batch = assemble_batch(self.config, samples)
         if self.config.algorithm.name != "ppo":
-            algorithms.make(self.config.algorithm, self.config.learner, self.config.policy).credit(batch)
+            algorithms.make(self.config.algorithm, self.config.learner, self.config.policy).assign_credit(batch)
         return batch
 
     def loss_text(self, rollout: str) -> list[tuple[str, str]]:

@@ -13,9 +13,8 @@ TWICE = {
     "Run": 2,
     "Said": 2,
     "Server": 2,
-    "Settings": 7,
     "Shared": 2,
-    "View": 3,
+    "View": 2,
     "Writer": 2,
 }
 AGAINST_ORDER = {

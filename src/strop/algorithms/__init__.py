@@ -1,12 +1,35 @@
-"""How rewards become a loss: one file per algorithm, each under 120 lines, none of which knows torch.
+"""How rewards become a loss: one class in one file per algorithm, each under 120 lines, none of which knows torch.
 
-    credit(batch)                              fills entries.advantage, .ret and .weight before anything is packed
-    loss(logp, entropy, value, entries)        one number per entry; the batch loss is the sum of weight x loss
+    assign_credit(batch)                          fills entries.advantage, .ret and .weight before anything is packed
+    compute_loss(logp, entropy, value, entries)   one number per entry; the batch loss is the sum of weight x loss
 
-A new algorithm is a new file with a Struct `Settings` and a function `make`; nothing else here, in the learner or in
-the configuration changes.
+A new algorithm is a new file here, or a file of your own that `algorithm.name` names as FILE.py:Class; its settings are
+the fields of its class. Nothing else here, in the learner or in the configuration changes.
 """
 
-from strop.algorithms.base import Algorithm, View, every_setting, make, names, own_settings, settings
+from strop.algorithms.base import Algorithm, EntryTensors
+from strop.algorithms.registry import (
+    every_setting,
+    find,
+    find_class,
+    make,
+    names,
+    own_settings,
+    registered_name,
+    registered_settings,
+    setting_names,
+)
 
-__all__ = ["Algorithm", "View", "every_setting", "make", "names", "own_settings", "settings"]
+__all__ = [
+    "Algorithm",
+    "EntryTensors",
+    "every_setting",
+    "find",
+    "find_class",
+    "make",
+    "names",
+    "own_settings",
+    "registered_name",
+    "registered_settings",
+    "setting_names",
+]

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
-from pkgutil import iter_modules
-from types import ModuleType
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
-from msgspec import Struct, structs
+from msgspec import Meta
 
-from strop.config import DECLARED, AlgorithmConfig, Config, LearnerConfig, PolicyConfig, Setting, section, walk
-from strop.config import settings as common_settings
-from strop.errors import ConfigError
+from strop.algorithms.configurable import Configurable
+from strop.config import LearnerConfig, PolicyConfig
+from strop.config.algorithm import Weight
 from strop.trajectory import Batch
 
 Tensor = Any
-"""A torch tensor, known here only by its methods: this room runs without torch."""
+"""A torch tensor, known here only by its methods: this package runs without torch."""
 
 
 @dataclass(frozen=True)
-class View:
-    """The entries of one piece as tensors, given to `loss`; columns as in `strop.trajectory.Entries`.
+class EntryTensors:
+    """The entries of one micro-batch as tensors, given to `compute_loss`; columns as in `strop.trajectory.Entries`.
 
     A turn is never cut, so all its entries are here: an algorithm over sequences groups them by `turn`.
     """
@@ -45,15 +41,29 @@ class View:
     group: Tensor
 
 
-class Algorithm(ABC):
-    """What a learner asks of an algorithm. `needs` says which columns `score` fills: proximal, ref, value. Where it
-    compares `within_groups`, a group whose members all got the same teaches nothing."""
+class Algorithm(Configurable, ABC):
+    """How rewards become a loss. The fields of a subclass are its settings: `algorithm.settings.NAME` in a TOML file,
+    and keyword arguments of its constructor."""
 
-    needs: frozenset[str] = frozenset()
-    within_groups: bool = True
+    rewards: Annotated[
+        dict[str, Weight], Meta(description="weight of each named reward in a rollout's total: algorithm.rewards")
+    ] = field(default_factory=lambda: {"reward": 1.0})
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The columns of the entries that the learner fills before credit: any of proximal, ref, value."""
+        return frozenset()
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether a group whose members all got the same teaches nothing."""
+        return True
+
+    def prepare(self, learner: LearnerConfig, policy: PolicyConfig) -> None:
+        """Take what the algorithm needs to know of the run's other settings. Called once, before anything else."""
 
     @abstractmethod
-    def credit(self, batch: Batch) -> dict[str, float]:
+    def assign_credit(self, batch: Batch) -> dict[str, float]:
         """Fill advantage, ret and weight of the batch's entries and return metrics.
 
         Every normaliser is folded into weight over the whole batch here, so that neither packing nor the number of
@@ -61,8 +71,8 @@ class Algorithm(ABC):
         """
 
     @abstractmethod
-    def loss(
-        self, logp: Tensor, entropy: Tensor, value: Tensor | None, entries: View
+    def compute_loss(
+        self, logp: Tensor, entropy: Tensor, value: Tensor | None, entries: EntryTensors
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One loss per entry, and per-entry metrics that the learner averages by weight under the names given.
 
@@ -70,56 +80,5 @@ class Algorithm(ABC):
         through all three. Use methods of the tensors only: `(logp - entries.proximal).exp()`.
         """
 
-    def resume(self, metrics: Mapping[str, float]) -> None:  # noqa: B027 - most algorithms remember nothing
+    def resume(self, metrics: Mapping[str, float]) -> None:
         """Take up what the last committed step's metrics say, where an algorithm carries something across steps."""
-
-
-def make(config: AlgorithmConfig, learner: LearnerConfig, policy: PolicyConfig | None = None) -> Algorithm:
-    """The algorithm called `config.name`: its file has a Struct `Settings` and a function `make`. A `horizon` that is
-    not set is the most tokens that the policy may sample in one turn of training."""
-    chosen = settings(config)
-    if getattr(chosen, "horizon", 0) is None:
-        chosen = structs.replace(chosen, horizon=(policy or PolicyConfig()).train.max_tokens)
-    algorithm = _file(config.name).make(config.rewards, chosen, learner)
-    assert isinstance(algorithm, Algorithm)
-    return algorithm
-
-
-def settings(config: AlgorithmConfig) -> Struct:
-    """The algorithm's own settings, checked. Raises `ConfigError`."""
-    return section(config.settings, _file(config.name).Settings, "algorithm.settings.")
-
-
-def every_setting(config: Config) -> Iterator[Setting]:
-    """All settings of a run, the algorithm's own behind the others."""
-    yield from common_settings(config)
-    yield from walk(settings(config.algorithm), "algorithm.settings.")
-
-
-def own_settings() -> Iterator[Setting]:
-    """The settings of every algorithm, with their defaults; those of one name come once for each that has it."""
-    for name in names():
-        yield from walk(settings(AlgorithmConfig(name=name)), "algorithm.settings.")
-
-
-DECLARED.append(own_settings)
-
-
-def names() -> list[str]:
-    """Every algorithm there is."""
-    return [name for name in _files() if _is_algorithm(import_module(f"strop.algorithms.{name}"))]
-
-
-def _file(name: str) -> ModuleType:
-    """The algorithm's module. The other files of this folder are parts that algorithms share."""
-    if name in _files() and _is_algorithm(file := import_module(f"strop.algorithms.{name}")):
-        return file
-    raise ConfigError(f"there is no algorithm {name!r}: algorithm.name is one of {', '.join(names())}")
-
-
-def _files() -> list[str]:
-    return [found.name for found in iter_modules([str(Path(__file__).parent)])]
-
-
-def _is_algorithm(file: ModuleType) -> bool:
-    return hasattr(file, "Settings") and hasattr(file, "make")

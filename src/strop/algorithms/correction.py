@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from strop.algorithms.base import Tensor, View
+from strop.algorithms.base import EntryTensors, Tensor
 from strop.algorithms.losses import LIMIT, over_turns
 
 Correction = Literal["none", "token", "sequence", "icepop", "geometric"]
 
 
 def correct(
-    kind: Correction, proximal: Tensor, entries: View, *, low: float, high: float
+    kind: Correction, proximal: Tensor, entries: EntryTensors, *, low: float, high: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """A factor per entry, and per-entry metrics."""
     behaviour = entries.behaviour

@@ -7,23 +7,18 @@ rollouts of the sum over tokens, divided by a length that is the same for all (`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from msgspec import Meta
 
-from strop.algorithms import grpo
 from strop.algorithms.aggregate import Aggregation
 from strop.algorithms.grpo import GRPO
-from strop.config import LearnerConfig
 
 
-class Settings(grpo.Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DrGRPO(GRPO):
+    """GRPO without dividing by the standard deviation or by the length of answers."""
+
     normalize_std: Annotated[bool, Meta(description="divide advantages by the standard deviation of the like")] = False
     aggregation: Annotated[Aggregation, Meta(description="how tokens are weighed against each other")] = (
         "rollout-sum-norm"
     )
-
-
-def make(rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> GRPO:
-    return GRPO(rewards, settings, learner)

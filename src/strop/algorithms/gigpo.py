@@ -19,12 +19,10 @@ from typing import Annotated, Literal
 import numpy as np
 from msgspec import Meta
 
-from strop.algorithms import grpo
 from strop.algorithms.credit import Rewards, Scores, compare, failed, never_above, numbered, to_go
 from strop.algorithms.grpo import GRPO
 from strop.algorithms.lines import Line, lines
 from strop.algorithms.policy_gradient import Share
-from strop.config import LearnerConfig
 from strop.trajectory import Batch
 from strop.trajectory.batch import Floats, Ints
 from strop.trajectory.token_tree import shared
@@ -33,29 +31,23 @@ from strop.types import Turn
 Anchor = Literal["prompt", "observation"]
 
 
-class Settings(grpo.Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GiGPO(GRPO):
+    """GRPO with a second comparison, among turns of the group that saw the same state."""
+
     anchor: Annotated[Anchor, Meta(description="what makes two states the same")] = "prompt"
     step_weight: Annotated[float, Meta(ge=0, description="weight of the comparison among turns in one state")] = 1.0
     discount: Annotated[Share, Meta(description="what a reward counts one turn earlier, in the return of a turn")] = (
         0.95
     )
 
-
-class GiGPO(GRPO):
-    def __init__(self, rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> None:
-        super().__init__(rewards, settings, learner)
-        self._anchor: Anchor = settings.anchor
-        self._weight = settings.step_weight
-
     def extra(self, batch: Batch, rewards: Rewards) -> Floats:
-        return super().extra(batch, rewards) + self._weight * self._steps(batch, rewards)
+        return super().extra(batch, rewards) + self.step_weight * self._steps(batch, rewards)
 
     def _steps(self, batch: Batch, rewards: Rewards) -> Floats:
         """How each turn compares with the others in its state, [turns]."""
-        s = self.settings
-        returns = to_go(batch, rewards, s.discount, s.terminal_share)
+        returns = to_go(batch, rewards, self.discount, self.terminal_share)
         paths = {turn.id: path for turn, path in zip(batch.turns, batch.paths, strict=True)}
-        seen = [(line, turn, state) for line in lines(batch) for turn, state in _states(line, self._anchor, paths)]
+        seen = [(line, turn, state) for line in lines(batch) for turn, state in _states(line, self.anchor, paths)]
         index = {turn.id: k for k, (_, turn, _) in enumerate(seen)}
         keys: list[Hashable] = [(int(batch.group[line.sample]), line.agent, state) for line, _, state in seen]
         value, key = np.array([returns[turn.id] for _, turn, _ in seen], np.float64), numbered(keys)
@@ -67,7 +59,7 @@ class GiGPO(GRPO):
             share=np.array([1.0 / turn.choices for _, turn, _ in seen], np.float64),
             turn=np.array([index.get(turn.id, -1) for turn in batch.turns], np.int64),
         )
-        return np.append(compare(steps, std=s.normalize_std)[0], 0.0)[steps.turn]
+        return np.append(compare(steps, std=self.normalize_std)[0], 0.0)[steps.turn]
 
 
 def _states(line: Line, anchor: Anchor, paths: Mapping[str, Ints]) -> Iterator[tuple[Turn, bytes]]:
@@ -80,7 +72,3 @@ def _states(line: Line, anchor: Anchor, paths: Mapping[str, Ints]) -> Iterator[t
             known = max((shared(prompt, earlier) for earlier in before), default=0) if anchor == "observation" else 0
             yield turn, blake2b(prompt[known:].tobytes(), digest_size=16).digest()
         before = here
-
-
-def make(rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> GiGPO:
-    return GiGPO(rewards, settings, learner)

@@ -15,21 +15,20 @@ loss's denominators, and carry KL and entropy; `filter_groups` leaves them out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import numpy as np
 from msgspec import Meta
 
-from strop.algorithms import policy_gradient
 from strop.algorithms.credit import Baseline, Credit, Rewards, compare, scores, targeted
 from strop.algorithms.policy_gradient import PolicyGradient, Share
-from strop.config import LearnerConfig
 from strop.trajectory import Batch
 from strop.trajectory.batch import Floats
 
 
-class Settings(policy_gradient.Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GRPO(PolicyGradient):
+    """Group Relative Policy Optimization: rollouts of one task are compared with each other."""
+
     normalize_std: Annotated[bool, Meta(description="divide advantages by the standard deviation of the like")] = True
     baseline: Annotated[
         Baseline, Meta(description="who is compared: all of the group, the same agent in it, agents of one role")
@@ -42,15 +41,12 @@ class Settings(policy_gradient.Settings, frozen=True, kw_only=True, forbid_unkno
         Share, Meta(description="with credit = to_go: how much of the rollout's total its last turn gets")
     ] = 1.0
 
-
-class GRPO(PolicyGradient[Settings]):
     leave_one_out = False
 
-    def advantages(self, batch: Batch, rewards: Rewards) -> tuple[list[str | None], dict[str, float]]:
-        s = self.settings
-        compared = scores(batch, rewards, s.credit, s.baseline, s.discount, s.terminal_share)
-        bare = "group_of_one" not in s.filter_groups
-        advantage, reasons = compare(compared, std=s.normalize_std, leave_one_out=self.leave_one_out, bare=bare)
+    def compute_advantages(self, batch: Batch, rewards: Rewards) -> tuple[list[str | None], dict[str, float]]:
+        compared = scores(batch, rewards, self.credit, self.baseline, self.discount, self.terminal_share)
+        bare = "group_of_one" not in self.filter_groups
+        advantage, reasons = compare(compared, std=self.normalize_std, leave_one_out=self.leave_one_out, bare=bare)
         extra = self.extra(batch, rewards)
         per_turn = np.append(advantage, 0.0)[compared.turn] + extra
         batch.entries.advantage[:] = per_turn[batch.entries.turn]
@@ -63,10 +59,6 @@ class GRPO(PolicyGradient[Settings]):
 
     def extra(self, batch: Batch, rewards: Rewards) -> Floats:
         """What is added to each turn's advantage, [turns]."""
-        if self.settings.credit == "to_go":
+        if self.credit == "to_go":
             return np.zeros(len(batch.turns))
-        return targeted(batch, self.rewards, agents=self.settings.baseline == "group")
-
-
-def make(rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> GRPO:
-    return GRPO(rewards, settings, learner)
+        return targeted(batch, self.rewards, agents=self.baseline == "group")

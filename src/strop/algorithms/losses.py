@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from strop.algorithms.base import Tensor, View
+from strop.algorithms.base import EntryTensors, Tensor
 
 Loss = Literal["clip", "dual_clip", "gspo", "cispo", "plain"]
 
@@ -26,7 +26,7 @@ LIMIT = 20.0
 
 
 def policy_loss(
-    kind: Loss, logp: Tensor, proximal: Tensor, entries: View, *, low: float, high: float, dual: float
+    kind: Loss, logp: Tensor, proximal: Tensor, entries: EntryTensors, *, low: float, high: float, dual: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """One loss per entry, and per-entry metrics.
 

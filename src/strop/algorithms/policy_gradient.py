@@ -16,18 +16,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from strop.algorithms.aggregate import Aggregation, aggregate
-from strop.algorithms.base import Algorithm, Tensor, View
+from strop.algorithms.base import Algorithm, EntryTensors, Tensor
 from strop.algorithms.correction import Correction, correct
 from strop.algorithms.credit import Rewards, spread, unused
 from strop.algorithms.filters import Overlong, filter_batch, leave_out, overlong_penalties
 from strop.algorithms.kl import Adaptive, Estimator, estimate, penalties
 from strop.algorithms.losses import Loss, policy_loss
-from strop.config import LearnerConfig
+from strop.config import LearnerConfig, PolicyConfig
 from strop.trajectory import Batch
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -37,7 +37,7 @@ Nothing = Literal["zero_variance", "group_of_one"]
 """Why a group teaches nothing: its members all got the same, or there is one only."""
 
 
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PolicyGradient(Algorithm):
     """Algorithms add settings of their own, and defaults."""
 
     loss: Annotated[Loss, Meta(description="how a token's ratio and advantage become a loss")] = "dual_clip"
@@ -82,41 +82,43 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Count | None, Meta(description="most turns of a rollout that are trained, chosen by seed; default: all")
     ] = None
 
+    def __post_init__(self) -> None:
+        self._updates = 1
+        self._kl = Adaptive(self.kl_coef, self.kl_target, self.kl_horizon)
+        self._estimator: Estimator = self.kl_estimator or ("k1" if self.kl == "reward" else "low_var")
 
-S = TypeVar("S", bound=Settings)
+    def prepare(self, learner: LearnerConfig, policy: PolicyConfig) -> None:
+        self._updates = learner.updates
+        self.horizon = self.horizon or policy.train.max_tokens
 
-
-class PolicyGradient(Algorithm, Generic[S]):
-    def __init__(self, rewards: Mapping[str, float], settings: S, learner: LearnerConfig) -> None:
-        self.rewards, self.settings = rewards, settings
+    @property
+    def needs(self) -> frozenset[str]:
         # With one optimizer step the proximal policy is the policy itself; from the second on it must be remembered.
-        needs = {"proximal"} if learner.updates > 1 or settings.kl == "reward" else set[str]()
-        self.needs = frozenset(needs | ({"ref"} if settings.kl != "none" else set()))
-        self._kl = Adaptive(settings.kl_coef, settings.kl_target, settings.kl_horizon)
-        self._estimator: Estimator = settings.kl_estimator or ("k1" if settings.kl == "reward" else "low_var")
+        proximal = {"proximal"} if self._updates > 1 or self.kl == "reward" else set[str]()
+        return frozenset(proximal | ({"ref"} if self.kl != "none" else set()))
 
     def resume(self, metrics: Mapping[str, float]) -> None:
         self._kl.coef = metrics.get("actor/kl_coef", self._kl.coef)
 
     # -- credit --------------------------------------------------------------------------------------------------------
 
-    def credit(self, batch: Batch) -> dict[str, float]:
-        s, entries = self.settings, batch.entries
+    def assign_credit(self, batch: Batch) -> dict[str, float]:
+        entries = batch.entries
         rewards = Rewards.of(batch, self.rewards)
         metrics = spread("critic/rewards", rewards.totals[batch.counted])
-        if s.overlong == "penalise":
-            rewards.totals -= s.overlong_penalty * overlong_penalties(batch)
-        if s.kl == "reward":
+        if self.overlong == "penalise":
+            rewards.totals -= self.overlong_penalty * overlong_penalties(batch)
+        if self.kl == "reward":
             metrics["actor/reward_kl_penalty"] = distance = penalties(batch, rewards, self._estimator, self._kl.coef)
             if entries.trainable.any():
                 self._kl.follow(distance, rollouts=len(batch.samples))
             metrics["actor/kl_coef"] = self._kl.coef
-        nothing, more = self.advantages(batch, rewards)
-        leave_out(batch, [why if why in s.filter_groups else None for why in nothing])
-        filter_batch(batch, overlong=s.overlong, malformed=s.drop_malformed, max_turns=s.max_turns)
-        assert s.horizon is not None, "strop.algorithms.make says how many tokens a turn may have"
-        aggregate(batch, s.aggregation, s.horizon)
-        if not self.holds_near:
+        nothing, more = self.compute_advantages(batch, rewards)
+        leave_out(batch, [why if why in self.filter_groups else None for why in nothing])
+        filter_batch(batch, overlong=self.overlong, malformed=self.drop_malformed, max_turns=self.max_turns)
+        assert self.horizon is not None, "prepare says how many tokens a turn may have"
+        aggregate(batch, self.aggregation, self.horizon)
+        if not self.is_regularised:
             # They count in the denominators; their loss is 0 whatever the weights, so nobody need compute it.
             leave_out(batch, [why if why == "zero_variance" else None for why in nothing])
             entries.weight[~batch.alive()] = 0.0
@@ -131,12 +133,12 @@ class PolicyGradient(Algorithm, Generic[S]):
         }
 
     @property
-    def holds_near(self) -> bool:
+    def is_regularised(self) -> bool:
         """Whether a token carries loss even where its advantage is 0."""
-        return self.settings.kl == "loss" or self.settings.entropy_coef > 0
+        return self.kl == "loss" or self.entropy_coef > 0
 
     @abstractmethod
-    def advantages(self, batch: Batch, rewards: Rewards) -> tuple[list[str | None], dict[str, float]]:
+    def compute_advantages(self, batch: Batch, rewards: Rewards) -> tuple[list[str | None], dict[str, float]]:
         """Fill the entries' advantage (and ret, for a critic); return for each turn the reason it teaches nothing
         (`Nothing`), or None, and metrics.
 
@@ -145,23 +147,24 @@ class PolicyGradient(Algorithm, Generic[S]):
 
     # -- loss ----------------------------------------------------------------------------------------------------------
 
-    def loss(
-        self, logp: Tensor, entropy: Tensor, value: Tensor | None, entries: View
+    def compute_loss(
+        self, logp: Tensor, entropy: Tensor, value: Tensor | None, entries: EntryTensors
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        s = self.settings
         # Where proximal is NaN nothing was scored: this is the first optimizer step since the weights that the step
         # began with, and the proximal policy is the policy itself.
         proximal = entries.proximal.where(~entries.proximal.isnan(), logp.detach())
-        high = s.clip_high or s.clip
-        loss, metrics = policy_loss(s.loss, logp, proximal, entries, low=s.clip, high=high, dual=s.dual_clip)
-        if s.correction != "none":
-            factor, more = correct(s.correction, proximal, entries, low=s.correction_low, high=s.correction_high)
+        high = self.clip_high or self.clip
+        loss, metrics = policy_loss(self.loss, logp, proximal, entries, low=self.clip, high=high, dual=self.dual_clip)
+        if self.correction != "none":
+            factor, more = correct(
+                self.correction, proximal, entries, low=self.correction_low, high=self.correction_high
+            )
             loss = loss * factor
             metrics |= more | {"actor/pg_loss": loss.detach()}
-        if s.kl == "loss":
+        if self.kl == "loss":
             distance = estimate(self._estimator, logp, entries.ref)
-            loss = loss + s.kl_coef * distance
+            loss = loss + self.kl_coef * distance
             metrics["actor/kl_loss"] = distance.detach()
-        if s.entropy_coef:
-            loss = loss - s.entropy_coef * entropy
+        if self.entropy_coef:
+            loss = loss - self.entropy_coef * entropy
         return loss, metrics

@@ -7,47 +7,46 @@ what it says may move by `value_clip` from what it said when the step began befo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import numpy as np
 from msgspec import Meta
 
-from strop.algorithms import policy_gradient
-from strop.algorithms.base import Tensor, View
+from strop.algorithms.base import EntryTensors, Tensor
 from strop.algorithms.credit import Rewards, shares, spread, whiten
 from strop.algorithms.gae import advantages, in_time
 from strop.algorithms.policy_gradient import PolicyGradient, Positive, Share
-from strop.config import LearnerConfig
 from strop.trajectory import Batch
 from strop.trajectory.batch import Floats
 
 
-class Settings(policy_gradient.Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PPO(PolicyGradient):
+    """Proximal Policy Optimization, with a critic and generalised advantage estimation."""
+
     discount: Annotated[Share, Meta(description="what a reward counts one sampled token earlier")] = 1.0
     lam: Annotated[Share, Meta(description="0: trust the critic's next value, 1: only what really came")] = 1.0
     whiten: Annotated[bool, Meta(description="scale advantages to mean 0 and variance 1 over the batch")] = True
     value_clip: Annotated[Positive, Meta(description="how far a value may move in one step")] = 0.5
     vf_coef: Annotated[float, Meta(ge=0, description="weight of the critic's loss")] = 1.0
 
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs | {"proximal", "value"}
 
-class PPO(PolicyGradient[Settings]):
-    within_groups = False
+    @property
+    def compares_groups(self) -> bool:
+        return False
 
-    def __init__(self, rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> None:
-        super().__init__(rewards, settings, learner)
-        self.needs = self.needs | {"proximal", "value"}
-
-    def advantages(self, batch: Batch, rewards: Rewards) -> tuple[list[str | None], dict[str, float]]:
-        s, entries = self.settings, batch.entries
+    def compute_advantages(self, batch: Batch, rewards: Rewards) -> tuple[list[str | None], dict[str, float]]:
+        entries = batch.entries
         rows = in_time(batch)
         assert not np.isnan(entries.value[rows]).any(), "an entry has no value: score the batch before its credit"
-        estimated = advantages(batch, rewards, entries.value, s.discount, s.lam)
+        estimated = advantages(batch, rewards, entries.value, self.discount, self.lam)
         entries.advantage[:] = estimated
         entries.ret[rows] = (estimated + entries.value)[rows]
         trainable = rows & entries.trainable
         share = shares(batch)[trainable]
-        if s.whiten and share.sum() > 1.0:
+        if self.whiten and share.sum() > 1.0:
             entries.advantage[trainable] = whiten(estimated[trainable], share)
         return [None] * len(batch.turns), {
             **spread("critic/values", entries.value[trainable]),
@@ -55,16 +54,15 @@ class PPO(PolicyGradient[Settings]):
             **explained(entries.ret[trainable], entries.value[trainable]),
         }
 
-    def loss(
-        self, logp: Tensor, entropy: Tensor, value: Tensor | None, entries: View
+    def compute_loss(
+        self, logp: Tensor, entropy: Tensor, value: Tensor | None, entries: EntryTensors
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        s = self.settings
         assert value is not None, "PPO needs a critic"
-        loss, metrics = super().loss(logp, entropy, value, entries)
-        value_loss, clipped = value_losses(value, entries.value, entries.ret, s.value_clip)
+        loss, metrics = super().compute_loss(logp, entropy, value, entries)
+        value_loss, clipped = value_losses(value, entries.value, entries.ret, self.value_clip)
         metrics["critic/vf_loss"] = value_loss.detach()
         metrics["critic/vf_clipfrac"] = clipped
-        return loss + s.vf_coef * value_loss, metrics
+        return loss + self.vf_coef * value_loss, metrics
 
 
 def value_losses(value: Tensor, before: Tensor, ret: Tensor, clip: float) -> tuple[Tensor, Tensor]:
@@ -79,7 +77,3 @@ def explained(ret: Floats, value: Floats) -> dict[str, float]:
     if len(ret) < 2:
         return {}
     return {"critic/vf_explained_var": float(1.0 - (ret - value).var(ddof=1) / (ret.var(ddof=1) + 1e-5))}
-
-
-def make(rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> PPO:
-    return PPO(rewards, settings, learner)

@@ -12,62 +12,56 @@ Without `baseline` groups may be of one. Where a whole batch is equal it teaches
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import numpy as np
 from msgspec import Meta
 
-from strop.algorithms import grpo, policy_gradient
 from strop.algorithms.credit import Rewards, compare, scores, shares, whiten
 from strop.algorithms.gae import advantages, in_time
 from strop.algorithms.grpo import GRPO
 from strop.algorithms.policy_gradient import PolicyGradient
-from strop.config import LearnerConfig
 from strop.trajectory import Batch
 from strop.trajectory.batch import Floats
 
 
-class Settings(policy_gradient.Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReinforcePP(PolicyGradient):
+    """REINFORCE++: advantages scaled over the whole batch, with or without the group's mean as baseline."""
+
     baseline: Annotated[bool, Meta(description="take the group's mean off before the batch is scaled")] = False
     over: Annotated[
         Literal["tokens", "rollouts"], Meta(description="what advantages are scaled over; rollouts: each counts once")
     ] = "tokens"
 
+    @property
+    def compares_groups(self) -> bool:
+        return self.baseline
 
-class ReinforcePP(PolicyGradient[Settings]):
-    def __init__(self, rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> None:
-        super().__init__(rewards, settings, learner)
-        self.within_groups = settings.baseline
-        grouped = grpo.Settings(normalize_std=False, filter_groups=settings.filter_groups)
-        self._grouped = GRPO(rewards, grouped, learner)
-
-    def advantages(self, batch: Batch, rewards: Rewards) -> tuple[list[str | None], dict[str, float]]:
+    def compute_advantages(self, batch: Batch, rewards: Rewards) -> tuple[list[str | None], dict[str, float]]:
         nothing: list[str | None] = [None] * len(batch.turns)
         without = rewards.outcomes(batch)
-        if self.settings.baseline:
-            bare = "group_of_one" not in self.settings.filter_groups
+        if self.baseline:
+            bare = "group_of_one" not in self.filter_groups
             compared = scores(batch, rewards, "outcome", "group", discount=1.0, terminal_share=1.0)
             without[compared.sample] = compare(compared, std=False, bare=bare)[0]
-            nothing = self._grouped.advantages(batch, rewards)[0]
+            grouped = GRPO(rewards=self.rewards, normalize_std=False, filter_groups=self.filter_groups)
+            nothing = grouped.compute_advantages(batch, rewards)[0]
         else:
             zeros = np.zeros(len(batch.entries))
             batch.entries.advantage[:] = advantages(batch, rewards, zeros, discount=1.0, lam=1.0)
-        if self.settings.over == "rollouts":
-            why = self._over_rollouts(batch, without)
-        else:
-            why = self._over_tokens(batch, nothing)
+        whole = self.over == "rollouts"
+        why = self._over_rollouts(batch, without) if whole else self._over_tokens(batch, nothing)
         if why is not None:
             batch.entries.advantage[:] = 0.0
             return [why] * len(batch.turns), {}
-        if "zero_variance" not in self.settings.filter_groups:  # such a group is above or below the rest of the batch
+        if "zero_variance" not in self.filter_groups:  # such a group is above or below the rest of the batch
             nothing = [None if one == "zero_variance" else one for one in nothing]
         return nothing, {}
 
     def _over_tokens(self, batch: Batch, nothing: list[str | None]) -> str | None:
         """Scale the advantages of all tokens that may be trained, or say why that would teach nothing."""
         entries = batch.entries
-        compared = np.array([why != "group_of_one" or why not in self.settings.filter_groups for why in nothing], bool)
+        compared = np.array([why != "group_of_one" or why not in self.filter_groups for why in nothing], bool)
         rows = in_time(batch) & entries.trainable & compared[entries.turn]
         values, share = entries.advantage[rows], shares(batch)[rows]
         if share.sum() <= 1.0 or values.min() == values.max():
@@ -90,7 +84,3 @@ class ReinforcePP(PolicyGradient[Settings]):
             return "group_of_one" if batch.counted.sum() < 2 else "zero_variance"
         entries.advantage[rows] = whiten(values, weights)[: rows.sum()]
         return None
-
-
-def make(rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> ReinforcePP:
-    return ReinforcePP(rewards, settings, learner)

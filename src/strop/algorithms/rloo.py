@@ -6,23 +6,16 @@ rollout it is taken off. Everything else is as in GRPO, without dividing by a st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from msgspec import Meta
 
-from strop.algorithms import grpo
 from strop.algorithms.grpo import GRPO
-from strop.config import LearnerConfig
-
-
-class Settings(grpo.Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    normalize_std: Annotated[bool, Meta(description="divide advantages by the standard deviation of the like")] = False
 
 
 class RLOO(GRPO):
+    """REINFORCE with the mean of the other members of the group as baseline."""
+
+    normalize_std: Annotated[bool, Meta(description="divide advantages by the standard deviation of the like")] = False
+
     leave_one_out = True
-
-
-def make(rewards: Mapping[str, float], settings: Settings, learner: LearnerConfig) -> RLOO:
-    return RLOO(rewards, settings, learner)

@@ -91,7 +91,7 @@ def _first_words(name: str, parser: argparse.ArgumentParser) -> list[str]:
 
 def _settings() -> list[str]:
     """As --set begins. Of algorithms those of all, since it is not known yet which one is meant."""
-    found = [*algorithms.every_setting(Config()), *algorithms.own_settings()]
+    found = [*algorithms.every_setting(Config()), *algorithms.registered_settings()]
     return [f"{key}=" for key in dict.fromkeys(setting.key for setting in found) if key != "algorithm.settings"]
 
 

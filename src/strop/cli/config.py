@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from strop import algorithms
-from strop import config as configs
 from strop.cli.output import console
 from strop.config import AlgorithmConfig, Config, Setting, toml
 from strop.errors import ConfigError
@@ -79,9 +78,9 @@ def _chosen(config: Config, words: Sequence[str]) -> list[Setting]:
 
 def _about(word: str, every: Sequence[Setting], config: Config) -> list[Setting]:
     """Those of an algorithm; or those with the word in their name; or in their line."""
-    if word in algorithms.names():
+    if ":" in word or word in algorithms.names():
         chosen = config.algorithm if config.algorithm.name == word else AlgorithmConfig(name=word)
-        own = list(configs.walk(algorithms.settings(chosen), "algorithm.settings."))
+        own = list(algorithms.own_settings(chosen))
         return [Setting("algorithm.name", word, next(s.doc for s in every if s.key == "algorithm.name")), *own]
     low = word.lower()
     found = [s for s in every if low in s.key] or [s for s in every if low in s.doc.lower()]

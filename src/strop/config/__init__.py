@@ -6,14 +6,14 @@ Unknown keys are refused with the nearest valid name. A run keeps the full confi
 """
 
 from strop.config.algorithm import AlgorithmConfig, FailuresConfig
-from strop.config.describe import Setting, walk
+from strop.config.checks import DECLARED, convert, refuse_unknown
+from strop.config.describe import Setting, doc, field_types, walk
 from strop.config.engine import EngineConfig, SglangConfig, VllmConfig
 from strop.config.gateway import GatewayConfig, OutsideConfig
 from strop.config.learner import LearnerConfig, LoraConfig, OptimConfig
-from strop.config.loading import changed, from_builtins, from_json, load, section, to_json
-from strop.config.names import DECLARED, settings
+from strop.config.loading import changed, from_builtins, from_json, load, to_json
 from strop.config.policy import PolicyConfig, SamplingConfig
-from strop.config.run import Config, LoopConfig, MonitorConfig, StoreConfig
+from strop.config.run import Config, LoopConfig, MonitorConfig, StoreConfig, settings
 from strop.config.runner import RetriesConfig, RunnerConfig
 
 __all__ = [
@@ -38,10 +38,13 @@ __all__ = [
     "StoreConfig",
     "VllmConfig",
     "changed",
+    "convert",
+    "doc",
+    "field_types",
     "from_builtins",
     "from_json",
     "load",
-    "section",
+    "refuse_unknown",
     "settings",
     "to_json",
     "walk",

@@ -31,9 +31,11 @@ class FailuresConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class AlgorithmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How rewards become a loss. Each algorithm declares its own settings in its own file, as a Struct `Settings`."""
+    """How rewards become a loss. An algorithm's own settings are the fields of its class."""
 
-    name: Annotated[str, doc("which algorithm: a file of strop/algorithms")] = "grpo"
+    name: Annotated[str, doc("which algorithm: a file of strop/algorithms, or FILE.py:Class for one of your own")] = (
+        "grpo"
+    )
     rewards: Annotated[dict[str, Weight], doc("weight of each named reward in a rollout's total")] = field(
         default_factory=lambda: {"reward": 1.0}
     )

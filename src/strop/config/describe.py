@@ -1,7 +1,8 @@
-"""How settings are described: a section is a Struct whose fields carry a line of explanation each."""
+"""How settings are described: a section is a Struct or a dataclass whose fields carry a line of explanation each."""
 
 from __future__ import annotations
 
+import dataclasses
 import types as pytypes
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -21,18 +22,22 @@ class Setting(Struct, frozen=True):
     doc: str
 
 
-def walk(struct: Struct, prefix: str) -> Iterator[Setting]:
-    for name, hint in field_types(type(struct)).items():
-        value = getattr(struct, name)
+def walk(section: Any, prefix: str) -> Iterator[Setting]:
+    """The settings of a section and of those inside it. `prefix` is where it stands, with its dot."""
+    for name, hint in field_types(section.__class__).items():
+        value = getattr(section, name)
         if isinstance(value, Struct):
             yield from walk(value, f"{prefix}{name}.")
         else:
             yield Setting(prefix + name, value, _description(hint))
 
 
-def field_types(struct: type[Struct]) -> dict[str, Any]:
-    hints = get_type_hints(struct, include_extras=True)
-    return {name: hints[name] for name in struct.__struct_fields__}
+def field_types(section: type[Any]) -> dict[str, Any]:
+    """By name, the types of a section's settings: of a Struct, or of a dataclass whose constructor takes them."""
+    hints = get_type_hints(section, include_extras=True)
+    if issubclass(section, Struct):
+        return {name: hints[name] for name in section.__struct_fields__}
+    return {field.name: hints[field.name] for field in dataclasses.fields(section) if field.init}
 
 
 def _description(hint: Any) -> str:

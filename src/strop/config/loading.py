@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import msgspec
-from msgspec import Struct
 
-from strop.config.names import refuse_unknown
+from strop.config.checks import convert, refuse_unknown
+from strop.config.describe import field_types
 from strop.config.run import Config
 from strop.config.toml import parse_value, read_file
 from strop.errors import ConfigError
@@ -58,21 +58,8 @@ def _from_sets(sets: Sequence[str]) -> dict[str, Any]:
 
 def from_builtins(raw: dict[str, Any]) -> Config:
     """Check and convert plain data; what is wrong is named with its path and the nearest valid name."""
-    return section(raw, Config, "")
-
-
-S = TypeVar("S", bound=Struct)
-
-
-def section(raw: dict[str, Any], struct: type[S], path: str) -> S:
-    """One section of the configuration, for rooms that declare their own; `path` is where it stands, with its dot."""
-    refuse_unknown(raw, struct, path)
-    try:
-        return msgspec.convert(raw, struct)
-    except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$.")
-        name = path + where.rstrip("`")
-        raise ConfigError(f"{name or 'the configuration'} does not fit: {what}; see `strop config`") from None
+    refuse_unknown(raw, field_types(Config), "")
+    return convert(raw, Config, "")
 
 
 def to_json(config: Config) -> bytes:

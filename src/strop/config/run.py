@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from strop.config.algorithm import AlgorithmConfig
-from strop.config.describe import doc
+from strop.config.describe import Setting, doc, walk
 from strop.config.engine import EngineConfig
 from strop.config.gateway import GatewayConfig
 from strop.config.learner import LearnerConfig
@@ -103,3 +104,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     store: Annotated[StoreConfig, doc("where everything is kept")] = StoreConfig()
     gateway: Annotated[GatewayConfig, doc("where agents reach the model")] = GatewayConfig()
     monitor: Annotated[MonitorConfig, doc("who else is told of metrics")] = MonitorConfig()
+
+
+def settings(config: Config | None = None) -> Iterator[Setting]:
+    """Every setting with its value and its line of explanation, in the order of the file."""
+    yield from walk(config or Config(), "")

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from strop.algorithms import Algorithm, View
+from strop.algorithms import Algorithm, EntryTensors
 from strop.config import LearnerConfig
 from strop.errors import LearnerError
 from strop.learner import checkpoint, lora, memory, rng
@@ -202,7 +202,7 @@ class Learner:
             if self.critic is not None:
                 value = self.critic(states if isinstance(self.critic, ValueHead) else piece)
             view = _view(batch, piece, logp)
-            per_entry, measured = self.algorithm.loss(logp, entropy, value, view)
+            per_entry, measured = self.algorithm.compute_loss(logp, entropy, value, view)
             loss = (view.weight * per_entry).sum()
             (shares * loss).backward()
             measured = {"actor/entropy": entropy.detach(), **measured}
@@ -340,13 +340,13 @@ def _shares(batch: Batch, updates: int) -> list[Ints]:
     return [np.unique(entries.turn[weighted & np.isin(entries.group, part)]) for part in parts]
 
 
-def _view(batch: Batch, piece: Piece, like: Tensor) -> View:
+def _view(batch: Batch, piece: Piece, like: Tensor) -> EntryTensors:
     rows = batch.entries.take(piece.entry)
     columns: dict[str, Tensor] = {}
-    for field in fields(View):
+    for field in fields(EntryTensors):
         column = torch.from_numpy(getattr(rows, field.name)).to(like.device)
         columns[field.name] = column.to(like.dtype) if column.is_floating_point() else column
-    return View(**columns)
+    return EntryTensors(**columns)
 
 
 def _mismatch(batch: Batch, now: Floats, limit: float) -> dict[str, float]:

@@ -50,6 +50,7 @@ NAMES: dict[str, str] = {
     "training/rollout_logprobs_checked": "sampled tokens that were compared",
     "training/rollout_logprobs_off": "those of them that differ by more than learner.logprob_limit",
     "training/off_policy/*": "ratios of learner to engine where they are corrected; staleness of rollouts",
+    "algorithm/*": "what an algorithm of your own reports beside these",
     "timing_s/*": "seconds by phase",
     "perf/*": "tokens and rollouts per second, the learner's share of the time, tokens in a micro-batch",
     "val-core/*": "evaluation: val-core/<split>/<reward>/{mean,pass,best}@k, greedy splits as <split>-greedy",
@@ -65,7 +66,7 @@ _KNOWN = re.compile("|".join(f"(?:{_pattern(name)})" for name in NAMES))
 
 
 def check(metrics: Iterable[str]) -> None:
-    """Crash on a metric nobody declared."""
+    """Crash on a metric nobody declared. Algorithms outside the package have algorithm/ for theirs."""
     for name in metrics:
         assert _KNOWN.fullmatch(name), f"metric {name!r} is not declared in strop.monitor.metrics.NAMES"
 

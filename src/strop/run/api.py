@@ -32,6 +32,7 @@ from strop.runners.python import IN_AGENT
 from strop.types import Task
 
 if TYPE_CHECKING:
+    from strop.algorithms import Algorithm
     from strop.monitor.evaluations import Report
     from strop.monitor.summary import Summary
 
@@ -47,7 +48,7 @@ def train(
     *,
     model: str | None = None,
     reward: Named = "",
-    algorithm: AlgorithmConfig | str | None = None,
+    algorithm: Algorithm | type[Algorithm] | AlgorithmConfig | str | None = None,
     folder: str | Path | None = None,
     seed: int | None = None,
     config: str | Path | Config | None = None,
@@ -169,27 +170,6 @@ def evaluate(
             )
 
 
-# -- algorithms --------------------------------------------------------------------------------------------------------
-
-
-def _algorithm(name: str) -> Callable[..., AlgorithmConfig]:
-    def make(*, rewards: Mapping[str, float] | None = None, **settings: Any) -> AlgorithmConfig:
-        from strop import algorithms
-
-        given: dict[str, Any] = {"rewards": dict(rewards)} if rewards is not None else {}
-        config = AlgorithmConfig(name=name, settings=settings, **given)
-        algorithms.settings(config)  # what is wrong is said here, not when the run starts
-        return config
-
-    make.__doc__ = f"The algorithm {name}; its settings by name (`strop config` has them), and the rewards that count."
-    make.__name__ = make.__qualname__ = name
-    return make
-
-
-GRPO, DrGRPO, RLOO = _algorithm("grpo"), _algorithm("dr_grpo"), _algorithm("rloo")
-ReinforcePP, GiGPO, PPO = _algorithm("reinforce_pp"), _algorithm("gigpo"), _algorithm("ppo")
-
-
 # -- a configuration from what was given -------------------------------------------------------------------------------
 
 
@@ -198,7 +178,7 @@ def _config(
     tasks: Tasks,
     reward: Named,
     model: str | None,
-    algorithm: AlgorithmConfig | str | None,
+    algorithm: Algorithm | type[Algorithm] | AlgorithmConfig | str | None,
     folder: str | Path | None,
     seed: int | None,
     config: str | Path | Config | None,
@@ -216,22 +196,46 @@ def _config(
     if model is not None:
         fields["policy"] = {**fields.get("policy", {}), "model": model}
     if algorithm is not None:
-        fields["algorithm"] = {"name": algorithm} if isinstance(algorithm, str) else msgspec.to_builtins(algorithm)
+        fields["algorithm"] = _chosen(algorithm, folder)
     fields = {name: value for name, value in fields.items() if value != ""}
     return configs.load(base=base, folder=str(folder), seed=seed, **fields)
+
+
+def _chosen(algorithm: Algorithm | type[Algorithm] | AlgorithmConfig | str, folder: Path) -> dict[str, Any]:
+    """The section of an algorithm: its name, and the settings that it was given."""
+    from strop.algorithms import registered_name
+
+    if isinstance(algorithm, str):
+        return {"name": algorithm}
+    if isinstance(algorithm, AlgorithmConfig):
+        return msgspec.to_builtins(algorithm)
+    kind = algorithm if isinstance(algorithm, type) else type(algorithm)
+    chosen: dict[str, Any] = {"name": registered_name(kind) or _named(kind, folder, "algorithm")}
+    settings = {} if isinstance(algorithm, type) else dict(algorithm.given)
+    if "rewards" in settings:
+        chosen["rewards"] = settings.pop("rewards")
+    return {**chosen, "settings": settings}
 
 
 def _named(thing: Named, folder: Path, what: str) -> str:
     """A function by the name that other processes find it by."""
     if isinstance(thing, str):
         return thing
-    file = inspect.getsourcefile(thing) if inspect.isfunction(thing) else None
+    own = inspect.isfunction(thing) or inspect.isclass(thing)
+    file = _source_file(thing) if own else None
     name = getattr(thing, "__qualname__", "<locals>")
-    if not inspect.isfunction(thing):
+    if not own:
         file, name = _global(thing)
     if file is not None and Path(file).is_file() and name.isidentifier():
         return f"{Path(file).absolute()}:{name}"
     return _written(thing, folder, what)
+
+
+def _source_file(thing: Callable[..., Any]) -> str | None:
+    try:
+        return inspect.getsourcefile(thing)
+    except (OSError, TypeError):  # a class of a notebook
+        return None
 
 
 def _global(thing: object) -> tuple[str | None, str]:

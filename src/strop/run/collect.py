@@ -44,7 +44,7 @@ async def collect(run: Run) -> Collected:
                 check_rewards(run, [sample.rollout for sample in samples])
             if groups >= (loop.groups_most or loop.groups):
                 break
-            run.algorithm.credit(batch := assemble_batch(run.config, samples))
+            run.algorithm.assign_credit(batch := assemble_batch(run.config, samples))
             telling = len(batch.teaching())
             if telling >= loop.groups:
                 break

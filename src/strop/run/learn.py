@@ -37,7 +37,7 @@ async def learn(
         batch.entries, seconds = await learner.score(batch.bare())
         metrics |= seconds
     began = time.monotonic()
-    metrics |= algorithm.credit(batch) | describe_batch(batch)
+    metrics |= algorithm.assign_credit(batch) | describe_batch(batch)
     metrics["timing_s/adv"] = time.monotonic() - began
     return batch, metrics | await learner.update(batch.bare())
 

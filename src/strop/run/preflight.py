@@ -112,9 +112,9 @@ def settings(config: Config, groups: int, folder: Path) -> Config:
 def judged(batch: Batch, algorithm: Algorithm, weights: Mapping[str, float], seconds: float) -> Probe:
     """As a step would see it: `weights` are those of the rewards that count."""
     every, flat, entries, left = totals(batch, weights), None, batch.entries, Counter[str]()
-    if algorithm.within_groups:
+    if algorithm.compares_groups:
         entries.proximal[:] = entries.ref[:] = entries.behaviour  # before the first step all three are one model's
-        algorithm.credit(batch)
+        algorithm.assign_credit(batch)
         flat = len(batch.groups) - len(batch.teaching())
         carried = ~np.isin(entries.group, batch.teaching()) & (entries.weight > 0)  # loss, but no advantage
         left["zero_variance"] = len(np.unique(entries.rollout[carried]))

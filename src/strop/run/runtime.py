@@ -372,10 +372,11 @@ def settled(config: Config) -> Config:
     """The configuration with what depends on this machine and folder written out, so that a resumed run does the same
     from anywhere. Left as they are: the words of a command, and package.module:function."""
     engine = msgspec.structs.replace(config.engine, threads=config.engine.threads or os.cpu_count() or 1)
-    algorithm = config.algorithm
-    if config.loop.staleness and "correction" not in algorithm.settings:
+    algorithm = msgspec.structs.replace(config.algorithm, name=absolute(config.algorithm.name))
+    unset = set(algorithms.setting_names(algorithm.name)) - set(algorithm.settings)
+    if config.loop.staleness and "correction" in unset:
         algorithm = msgspec.structs.replace(algorithm, settings={**algorithm.settings, "correction": "token"})
-    if config.loop.groups_most and "filter_groups" not in algorithm.settings:  # what is replaced is not counted either
+    if config.loop.groups_most and "filter_groups" in unset:  # what is replaced is not counted either
         filtered = ["zero_variance", "group_of_one"]
         algorithm = msgspec.structs.replace(algorithm, settings={**algorithm.settings, "filter_groups": filtered})
     policy = msgspec.structs.replace(

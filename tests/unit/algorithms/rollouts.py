@@ -47,7 +47,7 @@ def credited(name, *samples, agents=("main",), budget=1000, updates=1, value=Non
     if value is not None:
         batch.entries.value[:] = value
     algorithm = make(AlgorithmConfig(name=name, settings=settings), LearnerConfig(updates=updates))
-    return batch, algorithm.credit(batch)
+    return batch, algorithm.assign_credit(batch)
 
 
 def by_turn(batch, column="advantage"):

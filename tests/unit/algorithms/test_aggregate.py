@@ -90,7 +90,7 @@ def test_the_horizon_is_the_same_in_every_step(kind):
     for chosen, horizon in ((settings, 64), (settings | {"horizon": 7}, 7)):
         batch = make([2, 1, 1], [1])
         assert {turn.sampling.max_tokens for turn in batch.turns} == {8, 9, 10}
-        make_algorithm(AlgorithmConfig(settings=chosen), LearnerConfig(), policy).credit(batch)
+        make_algorithm(AlgorithmConfig(settings=chosen), LearnerConfig(), policy).assign_credit(batch)
         assert batch.entries.weight.tolist() == pytest.approx(weights(kind, [2, 1, 1], [1], horizon=horizon))
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.algorithms import View
+from strop.algorithms import EntryTensors
 from strop.algorithms.correction import Correction, correct
 from strop.trajectory import Sample, assemble
 from strop.types import Rollout, Task, Turn
@@ -19,9 +19,12 @@ TURN = [0, 0, 1, 1, 2]
 
 def run(kind, ratios, turn, *, low=0.5, high=2.0, behaviour=None):
     told = torch.full((len(ratios),), -1.0, dtype=torch.float64) if behaviour is None else behaviour
-    columns = dict.fromkeys(field.name for field in fields(View)) | {"behaviour": told, "turn": torch.tensor(turn)}
+    columns = dict.fromkeys(field.name for field in fields(EntryTensors)) | {
+        "behaviour": told,
+        "turn": torch.tensor(turn),
+    }
     proximal = (told + torch.tensor(ratios, dtype=torch.float64).log()).requires_grad_()
-    factor, metrics = correct(kind, proximal, View(**columns), low=low, high=high)
+    factor, metrics = correct(kind, proximal, EntryTensors(**columns), low=low, high=high)
     assert not factor.requires_grad
     return factor.tolist(), {name.removeprefix("training/off_policy/"): m.tolist() for name, m in metrics.items()}
 
@@ -63,8 +66,11 @@ def test_on_turns_of_one_token_sequences_are_tokens(ratios):
 @pytest.mark.parametrize("far", [-1000.0, 1000.0])
 def test_one_odd_token_stays_finite(kind, far):
     told = torch.tensor([far, -1.0], dtype=torch.float32)
-    columns = dict.fromkeys(field.name for field in fields(View)) | {"behaviour": told, "turn": torch.tensor([0, 0])}
-    factor, metrics = correct(kind, torch.tensor([-1.0, -1.0]), View(**columns), low=0.5, high=2.0)
+    columns = dict.fromkeys(field.name for field in fields(EntryTensors)) | {
+        "behaviour": told,
+        "turn": torch.tensor([0, 0]),
+    }
+    factor, metrics = correct(kind, torch.tensor([-1.0, -1.0]), EntryTensors(**columns), low=0.5, high=2.0)
     assert factor.isfinite().all()
     assert (factor <= 2.0).all()
     assert all(column.isfinite().all() for column in metrics.values())

@@ -390,7 +390,7 @@ def test_a_name_that_a_rollout_did_not_get_counts_as_0():
 
     config = AlgorithmConfig(rewards={"reward": 1.0, "bonus": 0.5}, settings={"normalize_std": False})
     batch = batch_of(got(0, reward=1.0), got(1, reward=1.0, bonus=2.0), got(2, bonus=2.0), got(3, seen=9.0), got(4))
-    make(config, LearnerConfig()).credit(batch)
+    make(config, LearnerConfig()).assign_credit(batch)
     assert by_turn(batch) == pytest.approx(
         {"g1.0/0": -1 / 3, "g1.1/0": 2 / 3, "g1.2/0": -1 / 3, "g1.3/0": 0.0, "g1.4/0": 0.0}
     )

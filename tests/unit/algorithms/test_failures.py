@@ -24,7 +24,7 @@ def credited_with(failures, *samples, name="grpo", value=None, **more):
     batch = assemble(samples, agents=["main"], budget=1000, failures={**FAILURES, **failures})
     if value is not None:
         batch.entries.value[:] = value
-    return batch, make(AlgorithmConfig(name=name, settings=more), LearnerConfig()).credit(batch)
+    return batch, make(AlgorithmConfig(name=name, settings=more), LearnerConfig()).assign_credit(batch)
 
 
 def test_crashing_is_not_the_way_out_of_negative_rewards():

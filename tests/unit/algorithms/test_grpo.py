@@ -32,7 +32,7 @@ def sample(member, reward=None, lengths=(2,), group="g1", rewards=(), choices=1,
 def credit(*samples, budget=1000, agents=("main",), rewards=None, **settings):
     batch = assemble(samples, agents=agents, budget=budget)
     config = AlgorithmConfig(rewards=rewards or {"reward": 1.0}, settings=settings)
-    metrics = make_algorithm(config, LearnerConfig()).credit(batch)
+    metrics = make_algorithm(config, LearnerConfig()).assign_credit(batch)
     return batch, metrics
 
 

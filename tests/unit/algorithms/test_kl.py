@@ -174,7 +174,7 @@ def test_a_resumed_run_goes_on_with_the_weight_that_the_last_step_left():
         batch.entries.proximal[:], batch.entries.ref[:] = -1.0, -1.7
         return batch
 
-    metrics = one.credit(scored(1.0))
+    metrics = one.assign_credit(scored(1.0))
     assert metrics["actor/kl_coef"] > 0.5
     other.resume(metrics)
-    assert other.credit(scored(2.0)) == one.credit(scored(2.0))
+    assert other.assign_credit(scored(2.0)) == one.assign_credit(scored(2.0))

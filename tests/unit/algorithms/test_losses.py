@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.algorithms import View, make
+from strop.algorithms import EntryTensors, make
 from strop.algorithms.losses import Loss, over_turns, policy_loss
 from strop.config import AlgorithmConfig, LearnerConfig
 from strop.errors import ConfigError
@@ -23,7 +23,7 @@ turns = st.lists(st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_
 
 
 def view(**columns):
-    return View(**(dict.fromkeys(field.name for field in fields(View)) | columns))
+    return EntryTensors(**(dict.fromkeys(field.name for field in fields(EntryTensors)) | columns))
 
 
 def tensor(values):
@@ -191,7 +191,7 @@ def test_packing_cannot_change_a_loss(budget):
 def test_a_part_is_no_algorithm(part):
     with pytest.raises(ConfigError) as refused:
         make(AlgorithmConfig(name=part), LearnerConfig())
-    known = str(refused.value).partition("algorithm.name is one of ")[2].split(", ")
+    known = str(refused.value).partition("FILE.py:Class or one of ")[2].split(", ")
     assert "grpo" in known
     assert not {"losses", "aggregate", "kl", "correction", "filters", "credit", "base", "policy_gradient"} & set(known)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from strop.algorithms import View, make
+from strop.algorithms import EntryTensors, make
 from strop.algorithms.ppo import explained, value_losses
 from strop.config import AlgorithmConfig, LearnerConfig, OptimConfig
 from strop.learner.learner import Learner
@@ -51,7 +51,7 @@ def test_penalties_land_on_their_tokens():
     batch.entries.proximal[:] = [-1.0, -1.0, -1.0]
     batch.entries.ref[:] = [-1.0, -2.0, -1.0]
     settings = {"whiten": False, "kl": "reward", "kl_estimator": "k1", "kl_coef": 0.1}
-    make(AlgorithmConfig(name="ppo", settings=settings), LearnerConfig()).credit(batch)
+    make(AlgorithmConfig(name="ppo", settings=settings), LearnerConfig()).assign_credit(batch)
     assert batch.entries.ret.tolist() == pytest.approx([0.9, 0.9, 1.0])
 
 
@@ -87,11 +87,13 @@ def test_a_value_moves_by_the_clip_at_most(value, loss, clipped, trains):
 
 def test_the_critics_loss_is_added_and_reaches_the_critic():
     algorithm = make(AlgorithmConfig(name="ppo", settings={"vf_coef": 0.5}), LearnerConfig())
-    column = {name: torch.zeros(2).double() for name in View.__dataclass_fields__}
-    view = View(**column | {"advantage": torch.tensor([1.0, -1.0]).double(), "ret": torch.tensor([1.0, 0.0]).double()})
+    column = {name: torch.zeros(2).double() for name in EntryTensors.__dataclass_fields__}
+    view = EntryTensors(
+        **column | {"advantage": torch.tensor([1.0, -1.0]).double(), "ret": torch.tensor([1.0, 0.0]).double()}
+    )
     logp = torch.zeros(2).double().requires_grad_()
     value = torch.tensor([0.25, 0.25]).double().requires_grad_()
-    loss, metrics = algorithm.loss(logp, logp.detach(), value, view)
+    loss, metrics = algorithm.compute_loss(logp, logp.detach(), value, view)
     loss.sum().backward()
     assert loss.tolist() == pytest.approx([-1.0 + 0.25 * 0.75**2, 1.0 + 0.25 * 0.25**2])
     assert logp.grad.tolist() == pytest.approx([-1.0, 1.0])
@@ -134,7 +136,7 @@ def test_a_critic_learns_what_its_policy_gets(tmp_path):
             samples.append(sample(member, float(member % 2), *turns, group=f"g{member % 4}"))
         batch = batch_of(*samples)
         learner.score(batch)
-        history.append(algorithm.credit(batch) | learner.update(batch))
+        history.append(algorithm.assign_credit(batch) | learner.update(batch))
     assert history[0]["critic/values/mean"] == 0.0  # the head begins at 0
     assert history[0]["critic/vf_explained_var"] == pytest.approx(0.0, abs=1e-3)
     assert history[-1]["critic/vf_explained_var"] > 0.8

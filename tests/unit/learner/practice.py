@@ -39,7 +39,7 @@ def learner(folder, algorithm=None, *, lr=1e-2, budget=1000, dtype=None, optim=N
 def credited(learner, samples, budget=1000):
     batch = assemble(samples, agents=["main"], budget=budget)
     learner.score(batch)
-    learner.algorithm.credit(batch)
+    learner.algorithm.assign_credit(batch)
     return batch
 
 

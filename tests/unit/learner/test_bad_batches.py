@@ -45,7 +45,7 @@ def stepped(folder):
         try:
             batch = assemble(samples, agents=["main"], budget=BUDGET)
             taught.score(batch)
-            metrics = taught.algorithm.credit(batch) | taught.update(batch)
+            metrics = taught.algorithm.assign_credit(batch) | taught.update(batch)
             trains = metrics["actor/skipped"] == 0.0
         finally:
             assert (taught.digest() != before) == (taught.optim.steps > steps) == trains
@@ -179,7 +179,9 @@ def test_who_is_not_trained_is_counted_and_who_is_counted_is_not_trained(samples
     batch = assemble(samples, agents=AGENTS, budget=budget)
     batch.entries.value[:] = np.sin(np.arange(len(batch.entries)))
     batch.entries.proximal[:] = -1.0
-    make(AlgorithmConfig(name=name, settings={"overlong": overlong, "max_turns": 2}), LearnerConfig()).credit(batch)
+    make(AlgorithmConfig(name=name, settings={"overlong": overlong, "max_turns": 2}), LearnerConfig()).assign_credit(
+        batch
+    )
     weight = batch.entries.weight
     carries = {batch.samples[s].rollout.id for s in np.unique(batch.entries.rollout[weight > 0])}
     assert carries | batch.dropped.keys() == {one.rollout.id for one in samples}
@@ -196,7 +198,7 @@ def test_a_critic_whose_gradient_is_refused_leaves_the_policy_as_it_was(folder):
     before = taught.digest()
     batch = assemble(pair(turn(3)), agents=["main"], budget=BUDGET)
     taught.score(batch)
-    taught.algorithm.credit(batch)
+    taught.algorithm.assign_credit(batch)
     batch.entries.ret[:] = 1.5e19
     with pytest.raises(LearnerError, match=r"the critic's gradient .* lower learner.critic.lr"):
         taught.update(batch)

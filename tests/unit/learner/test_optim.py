@@ -107,7 +107,7 @@ async def test_the_learner_of_a_run_knows_how_many_steps_it_has(folder, episodes
     try:
         await process.start(LearnerSettings.of(config, folder, serve=False))
         batch.entries, _ = await process.score(batch.bare())
-        make(config.algorithm, config.learner).credit(batch)
+        make(config.algorithm, config.learner).assign_credit(batch)
         rates = [(await process.update(batch.bare()))["actor/lr"] for _ in range(4)]
     finally:
         await process.close()

@@ -1,15 +1,15 @@
-"""Names of settings: all of them with their values, and what is said of a name that is none."""
+"""What is said of a name that is not a setting, and of a value that does not fit."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
-from msgspec import Struct
+import msgspec
 
-from strop.config.describe import Setting, field_types, section_type, walk
-from strop.config.run import Config
+from strop.config.describe import Setting, field_types, section_type
+from strop.config.run import settings
 from strop.errors import ConfigError
 
 DECLARED: list[Callable[[], Iterable[Setting]]] = []
@@ -17,13 +17,9 @@ DECLARED: list[Callable[[], Iterable[Setting]]] = []
 the other way round."""
 
 
-def settings(config: Config | None = None) -> Iterator[Setting]:
-    """Every setting with its value and its line of explanation, in the order of the file."""
-    yield from walk(config or Config(), "")
-
-
-def refuse_unknown(raw: dict[str, Any], struct: type[Struct], path: str) -> None:
-    valid = field_types(struct)
+def refuse_unknown(raw: Mapping[str, Any], valid: Mapping[str, Any], path: str) -> None:
+    """Raises `ConfigError` for the first name that is not one of the `valid` ones, which have their types. `path` is
+    where they stand, with its dot."""
     for key, value in raw.items():
         if key not in valid:
             tail = _first_leaf(key, value)
@@ -36,7 +32,17 @@ def refuse_unknown(raw: dict[str, Any], struct: type[Struct], path: str) -> None
         if inner is not None:
             if not isinstance(value, dict):
                 raise ConfigError(f"{path + key!r} is a section, not a value: set {path}{key}.<name> instead")
-            refuse_unknown(cast(dict[str, Any], value), inner, f"{path}{key}.")
+            refuse_unknown(cast(dict[str, Any], value), field_types(inner), f"{path}{key}.")
+
+
+def convert(value: Any, type: Any, path: str) -> Any:
+    """Plain data as the type that a setting or a section has; what does not fit is named with its `path`."""
+    try:
+        return msgspec.convert(value, type)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$")
+        name = (path + where.rstrip("`")).strip(".")
+        raise ConfigError(f"{name or 'the configuration'} does not fit: {what}; see `strop config`") from None
 
 
 def _first_leaf(key: str, value: Any) -> str:

@@ -1,0 +1,135 @@
+"""Algorithms by name. A registered one is a file of this folder, called like the file, with one class in it; any other
+is FILE.py:Class or package.module:Class. There is no list to add to."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from importlib import import_module
+from inspect import isabstract
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+from strop.algorithms.base import Algorithm
+from strop.algorithms.configurable import PATH
+from strop.config import (
+    DECLARED,
+    AlgorithmConfig,
+    Config,
+    LearnerConfig,
+    PolicyConfig,
+    Setting,
+    field_types,
+    refuse_unknown,
+    walk,
+)
+from strop.config import settings as common_settings
+from strop.errors import ConfigError
+from strop.imports import resolve
+
+
+def make(config: AlgorithmConfig, learner: LearnerConfig, policy: PolicyConfig | None = None) -> Algorithm:
+    """The algorithm that a run is configured with. Raises `ConfigError`."""
+    algorithm = _configured(config)
+    algorithm.prepare(learner, policy or PolicyConfig())
+    return algorithm
+
+
+def find(name: str) -> type[Algorithm]:
+    """The class of a registered algorithm, of FILE.py:Class or of package.module:Class. Raises `ConfigError`."""
+    if ":" in name:
+        found = resolve(name, "algorithm")
+        if not (isinstance(found, type) and issubclass(found, Algorithm)):
+            raise ConfigError(f"{name} is not an algorithm. Fix: make it a subclass of strop.algorithms.Algorithm")
+        if missing := sorted(getattr(found, "__abstractmethods__", ())):
+            raise ConfigError(f"{name} is not whole. Fix: give it {' and '.join(missing)}")
+        return found
+    if name in _files() and (found := _registered(name)) is not None:
+        return found
+    near = difflib.get_close_matches(name, names(), 1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    known = ", ".join(names())
+    raise ConfigError(f"{name!r} is not an algorithm. Fix: {hint}algorithm.name is FILE.py:Class or one of {known}")
+
+
+def names() -> list[str]:
+    """Every registered algorithm."""
+    return [name for name in _files() if _registered(name) is not None]
+
+
+def registered_name(algorithm: type[Algorithm]) -> str | None:
+    """The name that a class is registered by, if it is."""
+    package, _, name = algorithm.__module__.rpartition(".")
+    return name if package == __package__ and _registered(name) is algorithm else None
+
+
+def find_class(class_name: str) -> type[Algorithm] | None:
+    """The registered algorithm whose class is called so."""
+    return next((found for name in names() if (found := find(name)).__name__ == class_name), None)
+
+
+def _files() -> list[str]:
+    return [found.name for found in iter_modules([str(Path(__file__).parent)])]
+
+
+def _registered(name: str) -> type[Algorithm] | None:
+    """The class of a file of this folder. The other files are parts that algorithms share."""
+    file = import_module(f"{__package__}.{name}")
+    found = [
+        each
+        for each in vars(file).values()
+        if isinstance(each, type)
+        and issubclass(each, Algorithm)
+        and each.__module__ == file.__name__
+        and not isabstract(each)
+    ]
+    assert len(found) < 2, f"{file.__name__} has {len(found)} algorithms: one class in one file"
+    return found[0] if found else None
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+def setting_names(name: str) -> list[str]:
+    """What the settings of an algorithm are called."""
+    return list(_setting_types(find(name)))
+
+
+def own_settings(config: AlgorithmConfig) -> Iterator[Setting]:
+    """The settings of one algorithm, with their values."""
+    algorithm = _configured(config)
+    wanted = {PATH + name for name in _setting_types(type(algorithm))}
+    yield from (setting for setting in walk(algorithm, PATH) if setting.key in wanted)
+
+
+def every_setting(config: Config) -> Iterator[Setting]:
+    """All settings of a run, the algorithm's own after the others. Of an algorithm whose file is gone, those that were
+    given."""
+    yield from common_settings(config)
+    try:
+        yield from own_settings(config.algorithm)
+    except ConfigError:
+        if ":" not in config.algorithm.name:
+            raise
+        yield from (Setting(PATH + name, value, "") for name, value in config.algorithm.settings.items())
+
+
+def registered_settings() -> Iterator[Setting]:
+    """The settings of every registered algorithm, with their defaults; those of one name come once for each that has
+    it."""
+    for name in names():
+        yield from own_settings(AlgorithmConfig(name=name))
+
+
+DECLARED.append(registered_settings)
+
+
+def _configured(config: AlgorithmConfig) -> Algorithm:
+    algorithm = find(config.name)
+    refuse_unknown(config.settings, _setting_types(algorithm), PATH)
+    return algorithm(rewards=config.rewards, **config.settings)
+
+
+def _setting_types(algorithm: type[Algorithm]) -> dict[str, Any]:
+    return {name: type for name, type in field_types(algorithm).items() if name != "rewards"}  # algorithm.rewards
