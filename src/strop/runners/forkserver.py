@@ -48,6 +48,10 @@ forkserver.main(serve, *sys.argv[1:])
 """What it runs: anything may be missing, strop's own packages too, and must be told."""
 
 
+STARTS = 3
+"""How often the process is started for one worker before that counts as its fault."""
+
+
 class ForkedWorker(NamedTuple):
     """A forked worker. `end` becomes its exit code, or minus the signal that killed it, or None if nobody knows."""
 
@@ -71,18 +75,28 @@ class ForkServer:
         self._why = ""
 
     async def fork(self) -> tuple[ForkedWorker, socket.socket]:
-        """A new worker, and the socket to talk to it."""
-        source_path, theirs = socket.socketpair()
+        """A new worker, and the socket to talk to it. A server that dies without a word, as one that is killed while it
+        starts, is started again; one that says why it cannot, or dies each time, is an `AgentError`."""
+        for _ in range(STARTS):
+            try:
+                return await self._try_fork()
+            except OSError:
+                if self._why or self._closed or self._process is None:
+                    break
+                with contextlib.suppress(subprocess.TimeoutExpired):  # its sockets close a moment before it is over
+                    await asyncio.to_thread(self._process.wait, 10)
+        why = with_fix(self._why, self._python or sys.executable) if self._why else f"look into {self._log}"
+        raise AgentError(f"the process that starts agents died: {why}")
+
+    async def _try_fork(self) -> tuple[ForkedWorker, socket.socket]:
+        ours, theirs = socket.socketpair()
         # Whoever waits may be cancelled. The answer to the question comes all the same, and must not be taken for the
         # answer to the next one; a worker whose socket is closed ends by itself.
         asking = asyncio.create_task(self._ask(theirs))
         try:
-            return await asyncio.shield(asking), source_path
-        except BaseException as error:
-            source_path.close()
-            if isinstance(error, OSError):
-                why = with_fix(self._why, self._python or sys.executable) if self._why else f"look into {self._log}"
-                raise AgentError(f"the process that starts agents died: {why}") from error
+            return await asyncio.shield(asking), ours
+        except BaseException:
+            ours.close()
             raise
 
     async def _ask(self, theirs: socket.socket) -> ForkedWorker:

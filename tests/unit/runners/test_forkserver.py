@@ -1,0 +1,37 @@
+"""The process that workers are forked from, killed at bad moments."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from strop.errors import AgentError
+from strop.net.secrets import child_environment
+from strop.runners.forkserver import STARTS, ForkServer
+
+
+async def kill_starts(server: ForkServer, count: int) -> None:
+    """Kill the process each time that it is started, `count` times."""
+    killed = None
+    for _ in range(count):
+        while server._process is None or server._process is killed:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0)
+        killed = server._process
+        killed.kill()
+
+
+async def test_killed_while_it_starts_it_is_started_again(tmp_path: Path) -> None:
+    server = ForkServer(tmp_path / "log", str(tmp_path / "folder"), child_environment())
+    _, (worker, connection) = await asyncio.gather(kill_starts(server, STARTS - 1), server.fork())
+    connection.close()
+    assert worker.pid > 0
+    await server.close()
+
+
+async def test_one_that_always_dies_is_told(tmp_path: Path) -> None:
+    server = ForkServer(tmp_path / "log", str(tmp_path / "folder"), child_environment())
+    killing = asyncio.create_task(kill_starts(server, STARTS))
+    with pytest.raises(AgentError, match="the process that starts agents died: look into"):
+        await server.fork()
+    await killing
+    await server.close()
