@@ -30,7 +30,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
     The rest is for longer conversations that begin with the very same messages: `start` is the hash of tools and
     variables, `tells` what each message tells of an answer, `calls` has the places of tool calls by their ids.
     `num_told` counts, up to each message, what answers can be recognised by; `agreed` how much of it was found to be
-    the same in the contexts of some turns. `num_chars` and `longest_thought` say how much text there is.
+    the same in the contexts of some turns. `num_chars` and `longest_thought` say how much text there is at most.
     """
 
     messages: Messages
@@ -136,8 +136,8 @@ Place = tuple[int, int]
 
 class KnownMessage(Struct, frozen=True):
     """What was found out about a message. `edge` is the first letter of its role, and a hash. `tells` is a hash of what
-    it tells besides of an answer, or else a dash, in `num_told` ways. `num_chars` is its text with its calls,
-    `num_thought` that of its thoughts, which templates may leave out."""
+    it tells besides of an answer, or else a dash, in `num_told` ways. `num_chars` is at least as much as
+    its text and its calls have, `num_thought` what its thoughts have, which templates may leave out."""
 
     message: Json
     edge: bytes
@@ -168,7 +168,7 @@ def _known_of(message: Json, place: Place | None) -> KnownMessage:
         if any(parts):
             written = msgspec.json.encode(parts)
             tells, length = blake2b(written, digest_size=16).digest(), length + len(written)
-    known = KnownMessage(message, edge, tells, bool(thought) + bool(calls), len(text_of(message)), len(thought or ""))
+    known = KnownMessage(message, edge, tells, bool(thought) + bool(calls), len(canon), len(thought or ""))
     if length <= LONGEST:
         if len(_known) >= 2 * REMEMBERED:
             _known.clear()

@@ -92,7 +92,9 @@ def text(value: str | None) -> str | None:
     >>> text("a" + chr(0) + "b")
     'a\\\\x00b'
     """
-    return None if value is None else value.replace("\0", "\\x00").encode(errors="replace").decode()
+    if value is None or (value.isascii() and "\0" not in value):
+        return value
+    return value.replace("\0", "\\x00").encode(errors="replace").decode()
 
 
 def to_blob(code: str, values: Sequence[int] | Sequence[float]) -> bytes:

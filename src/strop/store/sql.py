@@ -24,6 +24,7 @@ from strop.store import turns as stored
 from strop.store.base import Ref, Store
 from strop.store.transitions import Db
 from strop.store.waiting import Signal, until
+from strop.store.written import WrittenTurns
 from strop.types import (
     TERMINAL,
     TRANSITIONS,
@@ -61,6 +62,7 @@ class SqlStore(Store):
     def __init__(self) -> None:
         self._changed = Signal()  # a rollout's status changed
         self._queued = Signal()  # a rollout was queued, or queued again
+        self._written = WrittenTurns()
 
     @abstractmethod
     async def _write(self, operation: Operation[T]) -> T:
@@ -197,13 +199,17 @@ class SqlStore(Store):
             if not all(map(math.isfinite, turn.logprobs)):
                 raise StoreError(f"turn {turn.id!r} has logprobs that are no finite numbers: it cannot be trained on")
         attempts = sorted({(turn.rollout, turn.attempt) for turn in turns})
-        drafts = [stored.TurnDraft(turn) for turn in turns]
+        drafts = [stored.TurnDraft(turn, self._written) for turn in turns]
 
         def write(db: Db) -> None:
             transitions.add(db, drafts, attempts, stored.insert, stored.is_recorded)
 
-        if drafts:
-            await self._write(write)
+        if not drafts:
+            return
+        await self._write(write)
+        for written in (draft.written for draft in drafts):
+            if written is not None:
+                self._written.add(written)
 
     async def add_events(self, events: Sequence[Event]) -> None:
         for event in events:

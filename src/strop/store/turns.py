@@ -34,6 +34,7 @@ from msgspec import Raw, Struct
 from strop.errors import StoreError
 from strop.store import rows
 from strop.store.transitions import Db
+from strop.store.written import HashedBytes, WrittenTurn, WrittenTurns
 from strop.types import Turn
 
 MIN_CUT = 256
@@ -107,8 +108,11 @@ def added(version: int) -> list[str]:
 class TurnDraft:
     """A turn on its way into the store: all of its columns, whole."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: Turn, written: WrittenTurns | None = None) -> None:
+        """`written` are the turns before it: if its parent is among them, only what it adds is packed and hashed."""
         self.turn = turn
+        self.row: EarlierTurn | None = None  # once it is written
+        self.base = base = written and written.find(turn.parent)
         try:
             self.messages = [msgspec.json.encode(message) for message in turn.messages]
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -118,13 +122,12 @@ class TurnDraft:
             self.tools = _encode("tools", turn.requested["tools"])
             self.tools_hash = _hash(self.tools.encode()).hex()
             requested = {**turn.requested, "tools": None}  # it keeps its place
-        self.columns: dict[str, Any] = {
-            name: "" if name == "messages" else _encode(name, requested if name == "requested" else getattr(turn, name))
-            for name in _FIELDS
-        }
-        self.ids: bytes = self.columns["prompt_ids"]
+        self.ids = _packed(turn.prompt_ids, base)
+        self.columns = _columns(turn)
+        self.columns["requested"], self.columns["prompt_ids"] = _encode("requested", requested), self.ids.data
         self.ends = list(accumulate((len(message) + 1 for message in self.messages), initial=0))
-        self._text: bytes | None = None
+        # The JSON of its messages, each with a comma behind it.
+        self.text = HashedBytes(b"".join([message + b"," for message in self.messages]), base and base.text)
 
     def is_same(self, other: TurnDraft) -> bool:
         """Whether they are the same in every field."""
@@ -136,13 +139,11 @@ class TurnDraft:
         return self.columns["id"]
 
     @property
-    def text(self) -> bytes:
-        """The JSON of its messages, each with a comma behind it."""
-        if self._text is None:
-            self._text = b"".join(message + b"," for message in self.messages)
-        return self._text
+    def written(self) -> WrittenTurn | None:
+        """What later turns may go on from, if this is the one that was written under its id."""
+        return self.row and WrittenTurn(self.row, self.turn.prompt_ids.copy(), self.ids, self.text)
 
-    def row(self, bases: EarlierTurns) -> tuple[list[Any], EarlierTurn]:
+    def delta(self, bases: EarlierTurns) -> tuple[list[Any], EarlierTurn]:
         """What it adds, as a row and as what later turns may go on from."""
         ids, count = bases.ids_of(self)
         told, shared, cut = bases.messages_of(self)
@@ -150,15 +151,15 @@ class TurnDraft:
         if cut:
             own[0] = msgspec.json.encode(own[0][cut:].decode())
         columns: dict[str, Any] = self.columns | {
-            "prompt_ids": self.ids[4 * count :],
+            "prompt_ids": self.ids.data[4 * count :],
             "messages": f"[{b','.join(own).decode()}]",
             "ids_from": ids.id if ids else None,
             "ids_shared": count,
-            "ids_hash": _hash(self.ids[: 4 * count]) if ids else None,
+            "ids_hash": self.ids.hash(4 * count) if ids else None,
             "messages_from": told.id if told else None,
             "messages_shared": shared,
             "messages_cut": cut,
-            "messages_hash": _hash(self.text[: self.ends[shared] + cut]) if told else None,
+            "messages_hash": self.text.hash(self.ends[shared] + cut) if told else None,
             "tools": self.tools_hash,
         }
         return list(columns.values()), EarlierTurn(*(columns[name] for name in EarlierTurn.__struct_fields__))
@@ -182,19 +183,19 @@ class EarlierTurn(Struct, frozen=True):
     messages: str
     answer: str
 
-    def has_ids(self, ids: bytes) -> bool:
-        """Whether `ids` are a beginning of its path. They reach into its own part."""
+    def has_ids(self, ids: HashedBytes, count: int) -> bool:
+        """Whether the first `count` ids are a beginning of its path. They reach into its own part."""
         start = 4 * self.ids_shared
-        if start and _hash(ids[:start]) != self.ids_hash:
+        if start and ids.hash(start) != self.ids_hash:
             return False
-        return (self.prompt_ids + self.response_ids).startswith(ids[start:])
+        return (self.prompt_ids + self.response_ids).startswith(ids.data[start : 4 * count])
 
     def start(self, draft: TurnDraft) -> int | None:
         """Where its own part would begin in the messages of a draft; None if those before differ."""
         if self.messages_shared >= len(draft.ends):
             return None
         start = draft.ends[self.messages_shared] + self.messages_cut
-        same = not start or _hash(draft.text[:start]) == self.messages_hash
+        same = not start or draft.text.hash(start) == self.messages_hash
         return start if same else None
 
     @property
@@ -215,8 +216,9 @@ class EarlierTurns:
 
     def __init__(self, db: Db, drafts: Sequence[TurnDraft]) -> None:
         self._db = db
-        self._known: dict[str, EarlierTurn] = {}
-        parents = list({draft.columns["parent"] for draft in drafts if draft.turn.parent is not None})
+        self._known = {draft.base.row.id: draft.base.row for draft in drafts if draft.base}
+        named = {draft.columns["parent"] for draft in drafts if draft.turn.parent is not None}
+        parents = list(named - self._known.keys())
         for first in range(0, len(parents), MANY):
             some = parents[first : first + MANY]
             query = f"SELECT {_BASE} FROM turns WHERE id IN ({', '.join('?' * len(some))})"
@@ -235,12 +237,12 @@ class EarlierTurns:
         """The turn whose path the prompt begins with, and how many ids that are."""
         count, base = draft.turn.shared, self._parent(draft)
         if sibling := self._sibling_of(draft):
-            count, base = len(draft.ids) // 4, sibling
-        if base is None or not 0 < count <= len(draft.ids) // 4:
+            count, base = len(draft.ids.data) // 4, sibling
+        if base is None or not 0 < count <= len(draft.ids.data) // 4:
             return None, 0
         while count < base.ids_shared:
             base = self._find(base.ids_from)
-        return (base, count) if base.has_ids(draft.ids[: 4 * count]) else (None, 0)
+        return (base, count) if base.has_ids(draft.ids, count) else (None, 0)
 
     def messages_of(self, draft: TurnDraft) -> tuple[EarlierTurn | None, int, int]:
         """The turn whose path the messages begin with, how many messages that are, and how many bytes of the next."""
@@ -257,7 +259,7 @@ class EarlierTurns:
         """Up to where the messages are those of a turn's path, and the turn that has that place in its own part."""
         while (start := base.start(draft)) is None:
             base = self._find(base.messages_from)
-        return start + common_prefix(draft.text[start:], base.text), base
+        return start + common_prefix(draft.text.data[start:], base.text), base
 
     def _sibling_of(self, draft: TurnDraft) -> EarlierTurn | None:
         """Another choice of the same request, in this write."""
@@ -265,7 +267,7 @@ class EarlierTurns:
             return None
         other, base = self._sibling
         mine = (draft.turn.rollout, draft.turn.attempt) == (other.turn.rollout, other.turn.attempt)
-        return base if mine and other.ids == draft.ids else None
+        return base if mine and other.ids.data == draft.ids.data else None
 
     def _parent(self, draft: TurnDraft) -> EarlierTurn | None:
         base = self._known.get(draft.columns["parent"])
@@ -292,15 +294,45 @@ def insert(db: Db, drafts: Sequence[TurnDraft]) -> int:
     """Put turns into the table but for those whose id is there; returns how many are new."""
     bases = EarlierTurns(db, drafts)
     encoded: list[list[Any]] = []
+    written: list[EarlierTurn] = []
     for draft in drafts:
-        row, base = draft.row(bases)
+        row, base = draft.delta(bases)
         bases.add(draft, base)
+        written.append(base)
         encoded.append(row)
     tools = sorted({(draft.tools_hash, draft.tools) for draft in drafts if draft.tools_hash})
     if tools:
         db.executemany("INSERT INTO tool_lists (hash, tools) VALUES (?, ?) ON CONFLICT (hash) DO NOTHING", tools)
-    statement = f"INSERT INTO turns ({_COLUMNS}) VALUES ({rows.marks(_COLUMNS)}) ON CONFLICT (id) DO NOTHING"
-    return db.executemany(statement, encoded).rowcount
+    num_new = db.executemany(_INSERT, encoded).rowcount
+    for draft, base in zip(drafts, written, strict=True) if num_new == len(drafts) else ():
+        draft.row = base
+    return num_new
+
+
+_INSERT = f"INSERT INTO turns ({_COLUMNS}) VALUES ({rows.marks(_COLUMNS)}) ON CONFLICT (id) DO NOTHING"
+_OF_DRAFTS = frozenset({"requested", "messages", "prompt_ids"})
+"""Columns that a draft makes by itself."""
+_WRITERS = [(name, None if name in _OF_DRAFTS else kind.write) for name, kind in rows.kinds(Turn).items()]
+
+
+def _columns(turn: Turn) -> dict[str, Any]:
+    """A turn's columns, but for those that a draft makes by itself."""
+    name = ""
+    try:
+        columns: dict[str, Any] = {}
+        for name, write in _WRITERS:
+            value = None if name in _OF_DRAFTS else getattr(turn, name)
+            columns[name] = value if write is None else write(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise StoreError(f"{name!r} of a turn cannot be stored: {error}") from None
+    return columns
+
+
+def _packed(prompt_ids: list[int], base: WrittenTurn | None) -> HashedBytes:
+    begin = base.prompt_ids if base is not None else []
+    if base is None or prompt_ids[: len(begin)] != begin:
+        return HashedBytes(_encode("prompt_ids", prompt_ids))
+    return HashedBytes(base.ids.data + _encode("prompt_ids", prompt_ids[len(begin) :]), base.ids)
 
 
 def _encode(name: str, value: Any) -> Any:
@@ -331,6 +363,8 @@ def common_prefix(a: bytes, b: bytes) -> int:
     2
     """
     low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
     while low < high:  # by halves: slices are compared much faster than bytes in a loop
         middle = (low + high + 1) // 2
         if a[low:middle] == b[low:middle]:

@@ -268,7 +268,7 @@ async def test_a_turn_that_would_not_come_back_stops_the_migration(
 ):
     path = tmp_path / "store.sqlite"
     version_3.write(path, turns)
-    monkeypatch.setattr("strop.store.turns.EarlierTurn.has_ids", lambda self, ids: True)  # some turns lie
+    monkeypatch.setattr("strop.store.turns.EarlierTurn.has_ids", lambda self, ids, count: True)  # some turns lie
     with pytest.raises(StoreError, match="would not come back as it was recorded"):
         await SqliteStore.open(path)
     monkeypatch.undo()

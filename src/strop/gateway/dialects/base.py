@@ -79,7 +79,7 @@ def turn_named(id: str | None) -> str | None:
 _TURN = re.compile(r".+/[0-9]+/[0-9]+")
 
 
-class SampledToken(Struct, frozen=True):
+class SampledToken(Struct, frozen=True, gc=False):
     """A token for those who ask for logprobs; `bytes` is None where a token is not whole characters."""
 
     token: str

@@ -1,0 +1,82 @@
+"""What was written lately, so that a turn is packed and hashed from where the one before it ended.
+
+It saves work and decides nothing: bytes and hashes are those that the whole turn has, and rows never change.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from strop.store.turns import EarlierTurn
+
+LIMIT = 64 << 20
+"""Bytes that are kept, about."""
+STATES = 4
+"""How many places a hash can go on from."""
+
+
+class HashedBytes:
+    """Bytes, and hashes of their beginnings. Bytes that begin with others go on from the hashes of those.
+
+    >>> short = HashedBytes(b"abc")
+    >>> HashedBytes(b"abcdef", short).hash(5) == HashedBytes(b"abcdef").hash(5) != short.hash(2)
+    True
+    """
+
+    def __init__(self, data: bytes, begin: HashedBytes | None = None) -> None:
+        self.data = data
+        known = begin is not None and data.startswith(begin.data)
+        self._states: dict[int, blake2b] = begin._states.copy() if begin is not None and known else {}
+
+    def hash(self, end: int) -> bytes:
+        """Of the first `end` bytes."""
+        if (state := self._states.get(end)) is None:
+            last = max((at for at in self._states if at < end), default=0)
+            state = self._states[last].copy() if last else blake2b(digest_size=16)
+            state.update(self.data[last:end])
+            self._states[end] = state
+            if len(self._states) > STATES:
+                del self._states[min(self._states)]
+        return state.digest()
+
+
+class WrittenTurn(Struct, frozen=True):
+    """A turn's row, its prompt, as ids and packed, and the JSON of its messages."""
+
+    row: EarlierTurn
+    prompt_ids: list[int]
+    ids: HashedBytes
+    text: HashedBytes
+
+    @property
+    def size(self) -> int:
+        return 8 * len(self.prompt_ids) + len(self.ids.data) + len(self.text.data)
+
+
+class WrittenTurns:
+    """The turns that were written last, by id."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.size = 0
+        self._limit = limit
+        self._turns: OrderedDict[str, WrittenTurn] = OrderedDict()
+
+    def find(self, id: str | None) -> WrittenTurn | None:
+        if id is None or (found := self._turns.get(id)) is None:
+            return None
+        self._turns.move_to_end(id)
+        return found
+
+    def add(self, turn: WrittenTurn) -> None:
+        id = turn.row.id
+        if (old := self._turns.pop(id, None)) is not None:
+            self.size -= old.size
+        self._turns[id] = turn
+        self.size += turn.size
+        while self.size > self._limit:
+            self.size -= self._turns.popitem(last=False)[1].size
