@@ -16,6 +16,7 @@ from strop.errors import StropError
 from strop.run.api import evaluate, export, resume, train
 from strop.store.opening import open_store
 from strop.types import Event, Policy, Retry, Reward, Rollout, Sampling, Task, Turn
+from strop.version import __version__
 
 if TYPE_CHECKING:  # read when they are asked for, since they need numpy, which agents do not
     from strop.algorithms.dr_grpo import DrGRPO
@@ -24,8 +25,6 @@ if TYPE_CHECKING:  # read when they are asked for, since they need numpy, which 
     from strop.algorithms.ppo import PPO
     from strop.algorithms.reinforce_pp import ReinforcePP
     from strop.algorithms.rloo import RLOO
-
-__version__ = "0.1.0"
 
 __all__ = [
     "GRPO",

@@ -127,7 +127,13 @@ async def _run(agent: str, reward: str, task: Task, answers: Script, timeout: fl
         gateway = gateway_of(config, store, engine, renderer)
         server = await serve(gateway)
         pool = Pool(
-            store, {None: agent}, runner, gateway_url=server.url, model=MODEL, judge=reward, settled=gateway.settled
+            store,
+            {None: agent},
+            runner,
+            gateway_url=server.url,
+            model=MODEL,
+            reward=reward,
+            wait_for_calls=gateway.settled,
         )
         try:
             await pool.start()

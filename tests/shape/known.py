@@ -17,8 +17,4 @@ TWICE = {
     "View": 2,
     "Writer": 2,
 }
-AGAINST_ORDER = {
-    ("runners/python.py", "run"),
-    ("store/http/openapi.py", "run"),
-    ("store/http/routes.py", "run"),
-}
+AGAINST_ORDER: set[tuple[str, str]] = set()

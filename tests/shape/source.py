@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "strop"
 LOOP = "run/loop.py"
 
 ORDER = (
-    ("types", "errors", "config", "files", "imports", "printable"),
+    ("types", "errors", "config", "files", "imports", "printable", "version"),
     ("net",),
     ("tasks", "store", "models", "demo"),
     ("agent", "rewards", "tools"),

@@ -281,7 +281,7 @@ async def _run_agents(config: Config, arguments: argparse.Namespace) -> int:
             gateway_url=arguments.url.rstrip("/"),
             model=arguments.model or (policies[0].model if policies else ""),
             name=arguments.name,
-            judge=config.reward,
+            reward=config.reward,
             log=arguments.log,
         )
         await pool.start()

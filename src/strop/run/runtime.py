@@ -234,10 +234,10 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
             config.runner,
             gateway_url=server.url,
             model=config.policy.model,
-            judge=config.reward,
+            reward=config.reward,
             log=folder.agents_log,
             sampling=partial(sampling_for, config),
-            settled=gateway.settled,
+            wait_for_calls=gateway.settled,
         )
         rooms.push_async_callback(pool.close)
         settings = LearnerSettings.of(config, model, serve=isinstance(served, Embedded))

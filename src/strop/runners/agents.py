@@ -18,32 +18,32 @@ from strop.runners.base import Agent
 
 
 def make(
-    spec: str, config: RunnerConfig, *, folder: str, judge: str = "", log: Path | None = None, host: str = ""
+    spec: str, config: RunnerConfig, *, folder: str, reward: str = "", log: Path | None = None, host: str = ""
 ) -> Agent:
     """The agent that `spec` names, not started yet. A near miss of a function or a service raises `AgentError`.
 
-    `folder` is for files that live as long as the agent, `judge` is the reward function, `log` the file for what is
+    `folder` is for files that live as long as the agent, `reward` is the reward function, `log` the file for what is
     said outside of any rollout, `host` the gateway's, to be reached without a proxy.
     """
     if spec.startswith(("http://", "https://")):
         from strop.runners.service import ServiceAgent
 
-        return ServiceAgent(spec, judge=judge)
+        return ServiceAgent(spec, reward=reward)
     if is_python(spec):
         if config.agents_in == "processes":
             from strop.runners.python import ProcessAgent
 
-            return ProcessAgent(spec, config, folder=folder, judge=judge, log=log, host=host)
+            return ProcessAgent(spec, config, folder=folder, reward=reward, log=log, host=host)
         if config.python:
             raise ConfigError("runner.python runs agents in processes: leave runner.agents_in at processes with it")
         from strop.runners.in_process import InProcessAgent
 
-        return InProcessAgent(spec, config, judge=judge, host=host)
+        return InProcessAgent(spec, config, reward=reward, host=host)
     if miss := near_miss(spec):
         raise AgentError(f"agent: {miss}")
     from strop.runners.command import CommandAgent
 
-    return CommandAgent(spec, judge=judge)
+    return CommandAgent(spec, reward=reward)
 
 
 def is_python(spec: str) -> bool:

@@ -65,15 +65,15 @@ SHORT_OF = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC
 
 
 class CommandAgent(Agent):
-    """The command line `command`, once per job. `judge` names the reward function.
+    """The command line `command`, once per job. `reward` names the reward function.
 
     >>> CommandAgent("python agent.py --fast").words
     ['python', 'agent.py', '--fast']
     """
 
-    def __init__(self, command: str, *, judge: str = "") -> None:
-        self._judge_spec = judge
-        self._judge: RewardFunction | None = None
+    def __init__(self, command: str, *, reward: str = "") -> None:
+        self._reward = reward
+        self._reward_function: RewardFunction | None = None
         self._trees: ProcessTrees | None = None
         try:
             self.words = shlex.split(command)
@@ -84,7 +84,7 @@ class CommandAgent(Agent):
 
     async def start(self) -> None:
         _check(self.words[0])
-        self._judge = load_reward_function(self._judge_spec)
+        self._reward_function = load_reward_function(self._reward)
         self._trees = ProcessTrees()
 
     async def close(self) -> None:
@@ -130,7 +130,8 @@ class CommandAgent(Agent):
     async def _outcome(self, code: int | None, streams: _Streams, job: Job) -> Outcome:
         if code == 0:
             answer = _answer(streams.out.end())
-            return await compute_outcome(answer if self._judge or is_rewards(answer) else None, job, self._judge)
+            meant = self._reward_function is not None or is_rewards(answer)
+            return await compute_outcome(answer if meant else None, job, self._reward_function)
         how = MEANING.get(code) or output.how_ended(code)
         if words := _last_lines(streams.err.end()) or _last_lines(streams.out.end()):
             how = f"{how}: {words}"

@@ -43,10 +43,10 @@ class InProcessAgent(Agent):
     `run` raises `AgentError`.
     """
 
-    def __init__(self, spec: str, config: RunnerConfig, *, judge: str = "", host: str = "") -> None:
+    def __init__(self, spec: str, config: RunnerConfig, *, reward: str = "", host: str = "") -> None:
         self._spec = spec
         self._config = config
-        self._judge_spec = judge
+        self._reward = reward
         self._host = host
         self._hiding = contextlib.ExitStack()
         self.stuck: set[object] = set()
@@ -55,7 +55,7 @@ class InProcessAgent(Agent):
         bypass_proxy(self._host, os.environ)
         self._hiding.enter_context(without_secrets())
         self._function = load_agent(self._spec)
-        self._judge = load_reward_function(self._judge_spec)
+        self._reward_function = load_reward_function(self._reward)
         if self._config.agents_in == "loop" and not is_async(self._function):
             raise AgentError(
                 f'agent: {self._spec} is not async: write it as `async def`, or set runner.agents_in to "threads"'
@@ -97,7 +97,7 @@ class InProcessAgent(Agent):
     async def _call(self, job: Job) -> Outcome:
         """What the agent came to. Hardly anything may escape from here: sys.exit in a task would end the loop."""
         try:
-            return await compute_outcome(await self._function(job.llm.task, job.llm), job, self._judge)
+            return await compute_outcome(await self._function(job.llm.task, job.llm), job, self._reward_function)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -113,7 +113,7 @@ class InProcessAgent(Agent):
                 done.set_result(outcome)
 
         def work() -> None:
-            outcome = call(self._function, job, self._judge)
+            outcome = call(self._function, job, self._reward_function)
             with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is left to hear it
                 loop.call_soon_threadsafe(settle, outcome)
 

@@ -55,9 +55,10 @@ class Pool:
         await pool.drain(30)  # let them end, give the rest back
         await pool.close()
 
-    `specs` says which agent runs a task that names it with `agent`; None is for all others. `judge` is the reward
+    `specs` says which agent runs a task that names it with `agent`; None is for all others. `reward` is the reward
     function. What agents say outside of any rollout goes to the file `log`. `sampling` says what a rollout's
-    `llm.sampling` shows. `settled` waits until the gateway has recorded the calls that a killed agent left behind.
+    `llm.sampling` shows. `wait_for_calls` waits until the gateway has recorded the calls of an agent that was
+    killed.
     `counts` says what happened so far: leased, succeeded, abandoned (not wanted any more), or the cause of a failure.
     """
 
@@ -70,10 +71,10 @@ class Pool:
         gateway_url: str,
         model: str,
         name: str | None = None,
-        judge: str = "",
+        reward: str = "",
         log: str | Path | None = None,
         sampling: Callable[[Rollout], Sampling] | None = None,
-        settled: Callable[[str, int], Awaitable[None]] | None = None,
+        wait_for_calls: Callable[[str, int], Awaitable[None]] | None = None,
     ) -> None:
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
         self.counts: Counter[str] = Counter()
@@ -82,10 +83,10 @@ class Pool:
         self._config = config
         self._gateway_url = gateway_url
         self._model = model
-        self._judge = judge
+        self._reward = reward
         self._log = None if log is None else Path(log)
         self._sampling = sampling
-        self._settled = settled
+        self._wait_for_calls = wait_for_calls
         self._agents: dict[str | None, Agent] = {}
         self._folder: str | None = None
         self._jobs = itertools.count()
@@ -104,7 +105,7 @@ class Pool:
         try:
             for name, spec in self._specs.items():
                 self._agents[name] = agents.make(
-                    spec, self._config, folder=self._folder, judge=self._judge, log=self._log, host=host
+                    spec, self._config, folder=self._folder, reward=self._reward, log=self._log, host=host
                 )
             for agent in self._agents.values():
                 await agent.start()
@@ -219,9 +220,9 @@ class Pool:
         if outcome is None:
             self.counts["abandoned"] += 1
             return
-        if not outcome.clean and self._settled is not None:
+        if not outcome.clean and self._wait_for_calls is not None:
             # Its calls in flight end with it: they are recorded before the attempt is closed to them.
-            await self._settled(*ref)
+            await self._wait_for_calls(*ref)
         if outcome.cause == "agent_error" and await self._engine_failed(ref):
             outcome = msgspec.structs.replace(outcome, cause="engine_error")
         await self._finish(ref, outcome)

@@ -23,7 +23,6 @@ from typing import Any
 
 import msgspec
 
-import strop
 from strop.agent.llm import bypass_proxy
 from strop.config import RunnerConfig
 from strop.errors import AgentError, PlaceError
@@ -34,6 +33,7 @@ from strop.runners import output, worker_messages
 from strop.runners.base import Agent, Job, Outcome, Say
 from strop.runners.forkserver import ForkedWorker, ForkServer, source_path
 from strop.runners.output import KEPT
+from strop.version import __version__
 
 GONE = (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError)
 """The worker is gone, or makes no sense any more."""
@@ -47,17 +47,17 @@ START_LIMIT = 120.0
 class ProcessAgent(Agent):
     """The function `spec`, in up to `config.workers` processes.
 
-    What is printed while it is imported goes to the file `log`. `judge` is the reward function, which runs in the
+    What is printed while it is imported goes to the file `log`. `reward` is the reward function, which runs in the
     worker too. `folder` is for the workers' files and goes when they go. `host` is the gateway's, reached without a
     proxy.
     """
 
     def __init__(
-        self, spec: str, config: RunnerConfig, *, folder: str, judge: str = "", log: Path | None = None, host: str = ""
+        self, spec: str, config: RunnerConfig, *, folder: str, reward: str = "", log: Path | None = None, host: str = ""
     ) -> None:
         self._spec = spec
         self._count = config.workers
-        self._judge = judge
+        self._reward = reward
         self._folder = folder
         self._log = Path(os.devnull) if log is None else log
         # Python's own hashing must not make one run of an agent differ from the next.
@@ -152,7 +152,7 @@ class ProcessAgent(Agent):
 
     async def _load(self, worker: Worker) -> str | None:
         path = [] if self._python else sys.path
-        start = worker_messages.Start(agent=self._spec, judge=self._judge, output=worker.file, sys_path=path)
+        start = worker_messages.Start(agent=self._spec, reward=self._reward, output=worker.file, sys_path=path)
         try:
             async with asyncio.timeout(START_LIMIT):
                 return await worker.load(start)
@@ -241,11 +241,11 @@ def _try_out(python: str) -> None:
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
         here = f"{python} -m pip install -e {Path(source[0]).parent}" if (source := source_path()) else ""
-        fix = here or f"install strop {strop.__version__} there, from where this one came"
+        fix = here or f"install strop {__version__} there, from where this one came"
         raise AgentError(f"runner.python: {python} cannot run agents: {said}. Fix: {fix}")
-    if (there := done.stdout.split()[-1]) != strop.__version__:
+    if (there := done.stdout.split()[-1]) != __version__:
         raise AgentError(
-            f"runner.python: {python} has strop {there}, and this is {strop.__version__}: install the same there"
+            f"runner.python: {python} has strop {there}, and this is {__version__}: install the same there"
         )
 
 

@@ -1,7 +1,7 @@
 """What an agent returned, as rewards.
 
     without a reward function:  answer ──────────────────────────▶ rewards_of ──▶ Outcome
-    with one:                   answer ──▶ judge(task, answer) ──▶ rewards_of ──▶ Outcome
+    with one:                   answer ──▶ reward_function(task, answer) ──▶ rewards_of ──▶ Outcome
 
 A reward function turns the agent's answer, which may then be anything, into what an agent may return without one. Like
 an agent it is named by FILE.py:function or package.module:function, and may be `async`. One that asks a model itself
@@ -162,25 +162,25 @@ def _takes_llm(function: Callable[..., Any], spec: str) -> bool:
     raise AgentError(f"reward: {spec} takes {signature}: write it as f(task, answer) or f(task, answer, llm)")
 
 
-async def compute_outcome(answer: Any, job: Job, judge: RewardFunction | None) -> Outcome:
+async def compute_outcome(answer: Any, job: Job, reward_function: RewardFunction | None) -> Outcome:
     """What an agent's answer comes to. Whatever the reward function does wrong is an outcome, never an exception."""
-    if judge is None:
+    if reward_function is None:
         return _outcome(answer, "the agent")
-    if not is_async(judge):
-        return await asyncio.to_thread(compute_outcome_now, answer, job, judge)
+    if not is_async(reward_function):
+        return await asyncio.to_thread(compute_outcome_now, answer, job, reward_function)
     try:
-        value = await judge(job.llm.task, answer, job.llm)
+        value = await reward_function(job.llm.task, answer, job.llm)
     except (Exception, SystemExit) as error:
         return _failed(error)
     return _outcome(value, "the reward function")
 
 
-def compute_outcome_now(answer: Any, job: Job, judge: RewardFunction | None) -> Outcome:
+def compute_outcome_now(answer: Any, job: Job, reward_function: RewardFunction | None) -> Outcome:
     """The same in a process or thread that has no event loop to keep running."""
-    if judge is None:
+    if reward_function is None:
         return _outcome(answer, "the agent")
     try:
-        value = run_until_done(judge(job.llm.task, answer, job.llm))
+        value = run_until_done(reward_function(job.llm.task, answer, job.llm))
     except (Exception, SystemExit) as error:
         return _failed(error)
     return _outcome(value, "the reward function")

@@ -39,13 +39,13 @@ BETWEEN = frozenset({502, 504})
 
 
 class ServiceAgent(Agent):
-    """The service at `url`. `judge` names the reward function; `timeout` is for one answer, in seconds; `wait` is how
+    """The service at `url`. `reward` names the reward function; `timeout` is for one answer, in seconds; `wait` is how
     long the second try waits, each further one waiting twice as long."""
 
-    def __init__(self, url: str, *, judge: str = "", timeout: float | None = None, wait: float = 0.5) -> None:
+    def __init__(self, url: str, *, reward: str = "", timeout: float | None = None, wait: float = 0.5) -> None:
         self._url = url
-        self._judge_spec = judge
-        self._judge: RewardFunction | None = None
+        self._reward = reward
+        self._reward_function: RewardFunction | None = None
         self._timeout = timeout
         self._wait = wait
         self._client: Client | None = None
@@ -58,7 +58,7 @@ class ServiceAgent(Agent):
         self._root = f"{urlsplit(base).scheme}://{place.netloc}"
 
     async def start(self) -> None:
-        self._judge = load_reward_function(self._judge_spec)
+        self._reward_function = load_reward_function(self._reward)
         self._client = Client(self._root)
 
     async def close(self) -> None:
@@ -122,11 +122,11 @@ class ServiceAgent(Agent):
         try:
             value: Any = json.loads(text) if text.strip() else None
         except (ValueError, RecursionError):
-            if self._judge is None:
+            if self._reward_function is None:
                 detail = f"{self._said(answer)}: answer with JSON: a number, an object of named numbers, or null"
                 return Outcome(cause="bad_reward", detail=detail)
             value = text
-        return await compute_outcome(value, job, self._judge)
+        return await compute_outcome(value, job, self._reward_function)
 
     def _said(self, answer: Response) -> str:
         text = answer.body[:2000].decode(errors="replace").replace("\0", "\ufffd").strip()[:500]

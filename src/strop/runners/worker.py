@@ -43,7 +43,7 @@ def serve(connection: socket.socket) -> None:
             stream.reconfigure(line_buffering=True)  # or what is buffered is lost when the worker is killed
     try:
         agent = load_agent(start.agent)
-        judge = load_reward_function(start.judge)
+        reward_function = load_reward_function(start.reward)
     except StropError as error:
         connection.sendall(pack(Ready(error=str(error))))
         return
@@ -52,7 +52,7 @@ def serve(connection: socket.socket) -> None:
     while True:
         job = msgspec.json.decode(inbox.get(), type=Job)
         with _printing_to(start.output):
-            outcome = run(agent, job, judge)
+            outcome = run(agent, job, reward_function)
             if os.getpid() != worker:  # a child that the agent forked and that came back: the answer is not its to give
                 os._exit(0)
         connection.sendall(pack(outcome))
@@ -98,18 +98,18 @@ def load_agent(spec: str) -> Function:
     return agent
 
 
-def run(agent: Function, job: Job, judge: RewardFunction | None = None) -> Outcome:
+def run(agent: Function, job: Job, reward_function: RewardFunction | None = None) -> Outcome:
     """Run the agent on one job, in surroundings made for it."""
     Path(job.task_file).write_bytes(msgspec.json.encode(job.llm.task))
     random.seed(job.seed)  # an agent that draws its own numbers draws the same ones when a run is repeated
     with _environment(job.llm.environment(job.task_file)):
-        return call(agent, job, judge)
+        return call(agent, job, reward_function)
 
 
-def call(agent: Function, job: Job, judge: RewardFunction | None = None) -> Outcome:
+def call(agent: Function, job: Job, reward_function: RewardFunction | None = None) -> Outcome:
     """What the agent comes to. Whatever it does wrong is an outcome, never an exception."""
     try:
-        return compute_outcome_now(run_until_done(agent(job.llm.task, job.llm)), job, judge)
+        return compute_outcome_now(run_until_done(agent(job.llm.task, job.llm)), job, reward_function)
     except BaseException as error:  # sys.exit in an agent must not end its worker
         return outcome_of_error(error)
 

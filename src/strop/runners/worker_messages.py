@@ -22,7 +22,7 @@ class Start(Struct, frozen=True, kw_only=True):
     its Python looks anyway), and the file that takes what they print."""
 
     agent: str
-    judge: str
+    reward: str
     output: str
     sys_path: list[str]
 

@@ -61,14 +61,14 @@ class Bench:
     def text(self, stream: str) -> str:
         return "".join(data["text"] for data in self.said if data["stream"] == stream and "dropped" not in data)
 
-    async def agent(self, command: str, judge: str = "") -> CommandAgent:
-        agent = CommandAgent(command, judge=judge)
+    async def agent(self, command: str, reward: str = "") -> CommandAgent:
+        agent = CommandAgent(command, reward=reward)
         await agent.start()
         self.agents.append(agent)
         return agent
 
-    async def run(self, command: str, data: Any = None, *, judge: str = "", say: Say | None = None) -> Outcome:
-        return await asyncio.wait_for((await self.agent(command, judge)).run(self.job(data), say or self.say), 60)
+    async def run(self, command: str, data: Any = None, *, reward: str = "", say: Say | None = None) -> Outcome:
+        return await asyncio.wait_for((await self.agent(command, reward)).run(self.job(data), say or self.say), 60)
 
     def file(self, name: str, text: str) -> Path:
         path = self.folder / name
@@ -193,9 +193,9 @@ async def test_a_reward_function_gets_the_answer(bench: Bench) -> None:
     )
     for printed, answer in (("a\n\nb\n", "a\n\nb"), ('first\n{"x": [1]}\n', {"x": [1]}), ("", ""), ("0.5", 0.5)):
         bench.file("printed", printed)
-        outcome = await bench.run(f"cat {bench.folder}/printed", answer, judge=f"{path}:judge")
+        outcome = await bench.run(f"cat {bench.folder}/printed", answer, reward=f"{path}:judge")
         assert outcome == Outcome(rewards=[Reward(value=1.0)]), printed
-    outcome = await bench.run("echo 1", judge=f"{path}:fails")
+    outcome = await bench.run("echo 1", reward=f"{path}:fails")
     assert outcome.cause == "agent_error"
     assert outcome.detail is not None
     assert outcome.detail.startswith("the reward function failed: ")
@@ -460,7 +460,7 @@ async def test_a_command_that_cannot_be_is_refused_with_the_way_out(
 
 async def test_a_reward_function_that_cannot_be_had_is_found_at_the_start(bench: Bench) -> None:
     with pytest.raises(AgentError, match=r"^reward: "):
-        await bench.agent("true", judge="no_such_module:judge")
+        await bench.agent("true", reward="no_such_module:judge")
 
 
 async def test_a_program_that_vanished_since_the_start(bench: Bench) -> None:

@@ -93,7 +93,7 @@ async def test_an_event_that_cannot_be_written_is_refused_where_it_is_said(store
 
 @pytest.mark.parametrize("agents_in", ["loop", "threads"])
 async def test_the_reward_function(store: SqliteStore, agents_in: str):
-    async with running(store, ASYNC, agents_in=agents_in, judge=f"{AGENTS}:judge"):
+    async with running(store, ASYNC, agents_in=agents_in, reward=f"{AGENTS}:judge"):
         (done,) = await run(store, {"do": "return", "value": 3})
     assert done.reward() == 30.0
 

@@ -191,7 +191,7 @@ async def test_calls_of_a_killed_agent_settle_before_its_attempt_ends(store: Sql
         (last,) = await store.attempts(rollout)
         settled.append((rollout, attempt, last.ended is None))
 
-    async with running(store, workers=3, timeout=2.0, settled=wait):
+    async with running(store, workers=3, timeout=2.0, wait_for_calls=wait):
         ids = [
             r.id
             for r in await run(
@@ -270,7 +270,7 @@ async def test_words_that_the_store_does_not_take_end_one_attempt_only(tmp_path:
         settled.append(rollout)
 
     store = await Picky.open(tmp_path / "picky.sqlite")
-    async with running(store, workers=1, settled=wait) as pool:
+    async with running(store, workers=1, wait_for_calls=wait) as pool:
         said, given, after = await run(
             store,
             {"do": "print", "text": "unspeakable"},

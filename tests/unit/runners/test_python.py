@@ -208,7 +208,7 @@ async def test_what_a_stopped_agent_printed_is_not_told_for_ever(tmp_path: Path,
 
 
 async def test_the_reward_function_runs_in_the_worker(store: SqliteStore):
-    async with running(store, judge=f"{AGENTS}:judge", workers=1):
+    async with running(store, reward=f"{AGENTS}:judge", workers=1):
         (done,) = await run(store, {"do": "return", "value": 3})
     assert done.reward() == 30.0
     assert await printed(store, done.id) == "judging 3\n"
@@ -216,7 +216,7 @@ async def test_the_reward_function_runs_in_the_worker(store: SqliteStore):
 
 async def test_a_broken_reward_function_is_told_before_anything_begins(store: SqliteStore):
     with pytest.raises(AgentError, match="judgee"):
-        async with running(store, judge=f"{AGENTS}:judgee"):
+        async with running(store, reward=f"{AGENTS}:judgee"):
             pass
 
 
@@ -351,7 +351,7 @@ async def test_agents_may_run_in_another_environment(store: SqliteStore, tmp_pat
     python = environment(tmp_path / "there")
     judge = tmp_path / "judge.py"
     judge.write_text("import only_there\n\ndef score(task, answer):\n    return float(answer == task.data['prefix'])\n")
-    async with running(store, "only_there:solve", judge=f"{judge}:score", workers=2, python=python):
+    async with running(store, "only_there:solve", reward=f"{judge}:score", workers=2, python=python):
         there, here = await run(store, {"prefix": str(tmp_path / "there")}, {"prefix": sys.prefix})
     assert (there.reward(), here.reward()) == (1.0, 0.0)
 

@@ -137,7 +137,7 @@ async def test_a_reward_function_gets_the_answer_whatever_it_is(stand: Stand, tm
     path = tmp_path / "judge_of_test_service.py"
     path.write_text("def judge(task, answer):\n    return answer == task.data\n")
     for body, answer in (('{"text": "hello"}', {"text": "hello"}), ("plain text", "plain text"), ("", None)):
-        outcome = await stand.run(Response(body), data=answer, judge=f"{path}:judge")
+        outcome = await stand.run(Response(body), data=answer, reward=f"{path}:judge")
         assert outcome == Outcome(rewards=[Reward(value=1.0)]), body
 
 
@@ -320,4 +320,4 @@ def test_an_address_that_cannot_be_is_refused_with_the_way_out(url: str, says: s
 
 async def test_a_reward_function_that_cannot_be_had_is_found_at_the_start() -> None:
     with pytest.raises(AgentError, match=r"^reward: "):
-        await ServiceAgent("http://127.0.0.1:9/", judge=f"no_{secrets.token_hex(4)}:judge").start()
+        await ServiceAgent("http://127.0.0.1:9/", reward=f"no_{secrets.token_hex(4)}:judge").start()

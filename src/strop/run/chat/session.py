@@ -164,8 +164,8 @@ def _pool(config: Config, store: Store, url: str, gateway: Gateway, folder: Path
         replace(config.runner, workers=1, lease=1.0),  # often looked at: Ctrl-C ends the rollout at once
         gateway_url=url,
         model=config.policy.model,
-        judge=config.reward,
+        reward=config.reward,
         log=folder / "agents.log",
         sampling=partial(sampling_for, config),
-        settled=gateway.settled,
+        wait_for_calls=gateway.settled,
     )

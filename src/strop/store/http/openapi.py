@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from strop import __version__
 from strop.net.asgi import ErrorBody
 from strop.store.http import wire
 from strop.store.http.verbs import VERBS, Verb
 from strop.store.sql import ID
 from strop.types import Rollout
+from strop.version import __version__
 
 Json = dict[str, Any]
 

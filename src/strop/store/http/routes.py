@@ -16,7 +16,6 @@ import msgspec
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from strop import __version__
 from strop.net.asgi import (
     ByMethod,
     FixedResponse,
@@ -33,6 +32,7 @@ from strop.store.http.keys import AttemptKeys, RunKey
 from strop.store.http.openapi import describe
 from strop.store.http.verbs import VERBS, Verb, Verbs
 from strop.store.http.wire import Health
+from strop.version import __version__
 
 ABOUT = {
     "strop": __version__,
