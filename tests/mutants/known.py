@@ -99,7 +99,7 @@ MUTANTS = (
     ),
     _one(
         "sampled text tokenised again",
-        "gateway/session.py",
+        "gateway/contexts.py",
         "        path = turn.ids\n",
         "        path = turn.prompt_ids + renderer.encode(renderer.decode(turn.response_ids))\n",
         SESSION,

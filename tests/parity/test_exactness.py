@@ -20,12 +20,13 @@ import msgspec
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from strop.gateway import contexts as served
 from strop.gateway import conversation
-from strop.gateway import session as sessions
+from strop.gateway.contexts import Contexts
 from strop.gateway.conversation import Conversation
-from strop.gateway.session import Contexts
 from strop.gateway.template import Renderer
-from strop.gateway.template_check import Ending, Transcript, examine
+from strop.gateway.template_check import Ending, examine
+from strop.gateway.transcripts import Transcript
 from tests.chatml import TEMPLATE as CHATML
 from tests.parity.exactness import Message, Template, Verdict, check
 from tests.unit.gateway.test_session import Desk, said, user
@@ -414,7 +415,7 @@ def test_other_tokens_are_noticed(chatml: Stage, monkeypatch: pytest.MonkeyPatch
 
 def test_retokenised_answers_are_noticed(chatml: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     said = examine(chatml.renderer, Transcript(id="", messages=CORNERS)).turns[0].response_ids
-    monkeypatch.setattr(sessions.KnownTurn, "ids", property(lambda self: [*self.prompt_ids, *said]))
+    monkeypatch.setattr(served.KnownTurn, "ids", property(lambda self: [*self.prompt_ids, *said]))
     assert any("begin with the previous prompt" in fault for fault in chatml.check(CORNERS).faults)
 
 
@@ -430,7 +431,7 @@ def _edited(stage: Stage) -> bool:
     assert contexts.prompt(stage.renderer, asked).ids == first.prompt_ids
     turn = {"id": "r/1/0", "rollout": "r", "attempt": 1, "logprobs": [], "versions": [], "finish": "stop"}
     turn |= {"prompt_ids": first.prompt_ids, "response_ids": first.response_ids, "started": 0.0, "ended": 0.0}
-    contexts.add(msgspec.convert(turn | {"answer": CORNERS[2], "messages": CORNERS[:2]}, sessions.Turn), asked)
+    contexts.add(msgspec.convert(turn | {"answer": CORNERS[2], "messages": CORNERS[:2]}, served.Turn), asked)
     edited = [CORNERS[0], user("Something else?"), *CORNERS[2:4]]
     prompt = contexts.prompt(stage.renderer, Conversation.of(edited, None))
     return stage.renderer.decode(prompt.ids) == stage.template.render(edited, None, generate=True)

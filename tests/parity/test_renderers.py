@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from strop.gateway.template import Renderer
-from strop.gateway.template_check import examine, read_transcripts
+from strop.gateway.template_check import examine
+from strop.gateway.transcripts import read_transcripts
 
 configs = pytest.importorskip("renderers.configs")
 transformers = pytest.importorskip("transformers")

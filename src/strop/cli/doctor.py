@@ -19,7 +19,8 @@ from strop.cli.output import console, json_line
 from strop.config import Config, PolicyConfig
 from strop.errors import ConfigError
 from strop.gateway.template import Renderer
-from strop.gateway.template_check import Finding, TemplateReport, Transcript, look_at, needs, read_transcripts, samples
+from strop.gateway.template_check import Finding, TemplateReport, look_at, needs, samples
+from strop.gateway.transcripts import Transcript, read_transcripts
 from strop.imports import to_install
 from strop.models.names import folder_of
 from strop.monitor.screen import Screen

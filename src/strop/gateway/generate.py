@@ -18,12 +18,13 @@ from msgspec.structs import replace
 
 from strop.engines.base import Chunk
 from strop.errors import ContextOverflow, EngineError
+from strop.gateway.contexts import Contexts, Prompt
 from strop.gateway.conversation import Conversation, text_of
 from strop.gateway.detokenize import Detokenizer, StopStrings
 from strop.gateway.dialects.base import AnswerInfo, ApiError, ChoiceDone, Delta, ModelRequest, SampledToken, ToolCall
 from strop.gateway.known_turns import call_id
 from strop.gateway.route import PolicyRoute
-from strop.gateway.session import Contexts, Prompt, Session
+from strop.gateway.session import Session
 from strop.gateway.tool_calls import PLAIN
 from strop.gateway.tool_calls.base import ParsedCall, Piece, Thought
 from strop.types import Finish, Sampling

@@ -8,9 +8,10 @@ from collections import Counter
 from typing import Any
 
 from strop.errors import Fenced, StoreError
+from strop.gateway.contexts import extends
 from strop.gateway.dialects.base import ApiError
 from strop.gateway.generate import Choice, ModelCall
-from strop.gateway.session import Session, extends
+from strop.gateway.session import Session
 from strop.store.base import Store
 from strop.types import Event, Finish, Turn
 

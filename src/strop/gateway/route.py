@@ -13,11 +13,11 @@ from strop.config import OutsideConfig
 from strop.engines.base import Engine
 from strop.errors import ConfigError
 from strop.gateway.budget import recall
+from strop.gateway.contexts import History
 from strop.gateway.dialects.base import ApiError, Json, ModelRequest
 from strop.gateway.jinja import EFFORT, THINKING
 from strop.gateway.outside import OutsideRoute
 from strop.gateway.replicas import Replicas
-from strop.gateway.session import History
 from strop.gateway.template import Renderer
 from strop.store.base import Store
 from strop.types import Rollout, Sampling
@@ -30,7 +30,7 @@ class PolicyRoute(Struct, frozen=True, kw_only=True):
     """A policy, the engine that serves it, its renderer, and how a rollout samples.
 
     `sampling_for` decides by rollout (training, evaluation, greedy evaluation); its settings win over the request's.
-    `history`: what the model is shown of what it said before, see `strop.gateway.session`.
+    `history`: what the model is shown of what it said before, see `strop.gateway.contexts`.
     """
 
     policy: str

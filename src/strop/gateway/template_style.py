@@ -58,7 +58,7 @@ class TemplateStyle(Struct, frozen=True):
     system: bool = True
 
 
-def traits_of(template: Template, added: Iterable[str], kept: frozenset[str]) -> TemplateStyle:
+def find_style(template: Template, added: Iterable[str], kept: frozenset[str]) -> TemplateStyle:
     """`added` are the marks the tokenizer knows; `kept` those that have a meaning within an answer."""
     shape = TemplateProbe(template, Shape(), added, kept).shape()
     probe = TemplateProbe(template, shape, added, kept)
@@ -77,7 +77,7 @@ def traits_of(template: Template, added: Iterable[str], kept: frozenset[str]) ->
     )
 
 
-def shaped(message: Json, shape: Shape) -> Json:
+def shape_message(message: Json, shape: Shape) -> Json:
     """A plain message (see `ModelRequest`) as this template wants it."""
     if "turn" in message:  # which turn it was is between the agent and the gateway
         message = {key: value for key, value in message.items() if key != "turn"}
@@ -119,7 +119,7 @@ class TemplateProbe:
                 for no_content in (None, ""):
                     shape = Shape(arguments, no_content, short_ids)
                     try:
-                        text = self._probe([shaped(message, shape) for message in chat], True)
+                        text = self._probe([shape_message(message, shape) for message in chat], True)
                     except BadTemplate:
                         continue
                     if MARK in text and "None" not in text:
@@ -154,7 +154,7 @@ class TemplateProbe:
         found = None
         for tools in ([TOOL], None):
             try:
-                text = self._template.render([shaped(m, self._shape) for m in messages], tools, generate=True)
+                text = self._template.render([shape_message(m, self._shape) for m in messages], tools, generate=True)
             except BadTemplate:
                 continue
             found = found or MARK in text
@@ -193,7 +193,7 @@ class TemplateProbe:
         message that ends alike stands before it there."""
         lead = [USER] if answered.get("tool_calls") else []
         try:
-            head = self._probe([*lead, shaped(following, self._shape)], False).partition(NEXT)[0]
+            head = self._probe([*lead, shape_message(following, self._shape)], False).partition(NEXT)[0]
         except BadTemplate:
             return None
         pairs = zip(within[::-1], head[::-1], strict=False)
@@ -211,7 +211,7 @@ class TemplateProbe:
 
     def _behind_mark(self, messages: list[Json]) -> str:
         try:
-            text = self._probe([USER, *(shaped(message, self._shape) for message in messages)], False)
+            text = self._probe([USER, *(shape_message(message, self._shape) for message in messages)], False)
         except BadTemplate:
             return ""
         return text.partition(MARK)[2].rstrip() if MARK in text else ""
@@ -227,7 +227,7 @@ class TemplateProbe:
         found: set[str] = set()
         for message in (called, answer("", MARK, NEXT)):
             try:
-                text = self._probe([USER, shaped(message, self._shape)], False)
+                text = self._probe([USER, shape_message(message, self._shape)], False)
             except BadTemplate:
                 continue
             before, _, behind = text.partition(MARK)

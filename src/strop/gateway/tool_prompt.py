@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from strop.gateway.dialects.base import Json
 from strop.gateway.jinja import BadTemplate, Template
-from strop.gateway.template_style import TOOL, USER, TemplateStyle, shaped
+from strop.gateway.template_style import TOOL, USER, TemplateStyle, shape_message
 from strop.gateway.tool_calls import PLAIN, hermes_like
 from strop.gateway.tool_calls.base import Format, ParsedCall
 
@@ -107,45 +107,45 @@ class Tooling(Struct, frozen=True):
     lost: str = ""
 
 
-def tooling(template: Template, traits: TemplateStyle, format: Format, way: ToolsWay) -> Tooling:
+def choose_tooling(template: Template, style: TemplateStyle, format: Format, way: ToolsWay) -> Tooling:
     """What must be done for a template to show a model its tools, what it called, and what came of it. A template that
     refuses calls or results says so itself."""
-    calls, results = traits.calls is not False, traits.results is not False
-    whole = traits.tools and calls and results
+    calls, results = style.calls is not False, style.results is not False
+    whole = style.tools and calls and results
     if way == "template" or (whole and way == "auto"):
-        return Tooling(None, format, _unread(traits, format), "" if whole else _lost(traits))
-    if traits.tools and way == "auto" and format.name != PLAIN.name:
-        note = f"the chat template leaves out {_dropped(traits)}: they are written into the messages it is given"
-        return Tooling(ToolWriter(False, None if calls else format, not results, traits.system), format, note)
-    form = _form(template, traits, format) if way == "auto" and traits.calls and traits.results else None
-    where = "the system prompt" if traits.system else "the first user's message"
-    why = "policy.tools is system" if way == "system" else f"the chat template leaves out {_dropped(traits)}"
+        return Tooling(None, format, _unread(style, format), "" if whole else _lost(style))
+    if style.tools and way == "auto" and format.name != PLAIN.name:
+        note = f"the chat template leaves out {_dropped(style)}: they are written into the messages it is given"
+        return Tooling(ToolWriter(False, None if calls else format, not results, style.system), format, note)
+    form = _form(template, style, format) if way == "auto" and style.calls and style.results else None
+    where = "the system prompt" if style.system else "the first user's message"
+    why = "policy.tools is system" if way == "system" else f"the chat template leaves out {_dropped(style)}"
     if form is not None:
         note = f"{why}: tools are written into {where}, with calls in the template's own form ({format.name})"
-        return Tooling(ToolWriter(True, None, False, traits.system, form), format, note)
+        return Tooling(ToolWriter(True, None, False, style.system, form), format, note)
     note = (
         f"{why}: tools are written into {where}, with calls as <tool_call>{{...}}</tool_call>. For another form set "
         "policy.template to a template that knows tools"
     )
     hermes = hermes_like(format)
-    return Tooling(ToolWriter(True, hermes, True, traits.system), hermes, note)
+    return Tooling(ToolWriter(True, hermes, True, style.system), hermes, note)
 
 
-def _dropped(traits: TemplateStyle) -> str:
-    said = {"tools": traits.tools, "calls": traits.calls, "results of tools": traits.results}
+def _dropped(style: TemplateStyle) -> str:
+    said = {"tools": style.tools, "calls": style.calls, "results of tools": style.results}
     dropped = [what for what, shown in said.items() if shown is False]
     return " and ".join(filter(None, [", ".join(dropped[:-1]), *dropped[-1:]]))
 
 
-def _lost(traits: TemplateStyle) -> str:
+def _lost(style: TemplateStyle) -> str:
     return (
-        f"this model's chat template leaves out {_dropped(traits)}, and policy.tools is template: set policy.tools to "
+        f"this model's chat template leaves out {_dropped(style)}, and policy.tools is template: set policy.tools to "
         "auto, or policy.template to a template that knows tools"
     )
 
 
-def _unread(traits: TemplateStyle, format: Format) -> str:
-    if format.name != PLAIN.name or not traits.tools:
+def _unread(style: TemplateStyle, format: Format) -> str:
+    if format.name != PLAIN.name or not style.tools:
         return ""
     return (
         "the chat template shows the model its tools, but nothing here reads the calls of its family: they come back "
@@ -153,7 +153,7 @@ def _unread(traits: TemplateStyle, format: Format) -> str:
     )
 
 
-def _form(template: Template, traits: TemplateStyle, format: Format) -> str | None:
+def _form(template: Template, style: TemplateStyle, format: Format) -> str | None:
     """A call as the template itself writes it, if it reads as one."""
     head = format.forced(_NAME)
     if head is None:
@@ -161,11 +161,11 @@ def _form(template: Template, traits: TemplateStyle, format: Format) -> str | No
     call: Json = {"id": "call00001", "type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
     message: Json = {"role": "assistant", "content": "", "tool_calls": [call]}
     try:
-        text = template.render([USER, shaped(message, traits.shape)], None, generate=False)
+        text = template.render([USER, shape_message(message, style.shape)], None, generate=False)
     except BadTemplate:
         return None
     at = text.find(head.strip())
-    ends = [end for mark in traits.said.ends if (end := text.find(mark, max(at, 0))) >= 0]
+    ends = [end for mark in style.said.ends if (end := text.find(mark, max(at, 0))) >= 0]
     form = text[max(at, 0) : min(ends, default=len(text))].strip()
     parser = format.parser([TOOL], calls=True, lead="")
     return form if parser.feed(form) + parser.close() == [ParsedCall(_NAME, _ARGUMENTS)] else None

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from strop.engines.scripted import Asked as Seen
 from strop.engines.scripted import Scripted
+from strop.gateway.contexts import Branch
 from strop.gateway.conversation import canonical
 from strop.gateway.dialects.base import Delta
 from strop.gateway.dialects.chat import ChatCompletions
@@ -23,7 +24,7 @@ from strop.gateway.generate import ModelCall
 from strop.gateway.jinja import BadTemplate
 from strop.gateway.record import Recorder
 from strop.gateway.route import PolicyRoute
-from strop.gateway.session import Branch, Session
+from strop.gateway.session import Session
 from strop.gateway.template import Renderer
 from strop.types import Attempt, Rollout, Sampling, Task, Turn, stable_hash
 from tests.chatml import TEMPLATE

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from strop.gateway.session import History
+from strop.gateway.contexts import History
 from strop.gateway.template import Renderer
 from strop.types import Turn
 from tests.chatml import TEMPLATE

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, normalizers
 from strop.engines.scripted import Scripted
 from strop.errors import ContextOverflow
 from strop.gateway import conversation, known_turns
+from strop.gateway.contexts import Contexts, common_prefix
 from strop.gateway.conversation import Conversation
 from strop.gateway.dialects.base import Delta, ModelRequest
 from strop.gateway.dialects.chat import ChatCompletions
@@ -21,7 +22,7 @@ from strop.gateway.dialects.chat_messages import LongMessages
 from strop.gateway.generate import ModelCall, check_length
 from strop.gateway.record import Recorder
 from strop.gateway.route import PolicyRoute
-from strop.gateway.session import Contexts, Session, common_prefix
+from strop.gateway.session import Session
 from strop.gateway.template import Renderer
 from strop.types import Attempt, Rollout, Sampling, Task, Turn
 from tests.chatml import TEMPLATE

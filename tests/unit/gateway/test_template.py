@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from strop.errors import ModelError
 from strop.gateway.jinja import BadTemplate, Template
 from strop.gateway.template import Renderer
-from strop.gateway.template_style import traits_of
+from strop.gateway.template_style import find_style
 from tests.chatml import TEMPLATE
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
@@ -197,5 +197,5 @@ def test_templates_that_drop_tools_are_known() -> None:
         "{{ messages[0].content }}<|im_end|>", "{{ messages[0].content }}{{ tools | tojson }}<|im_end|>"
     )
     demanded = "{% if not tools %}{{ raise_exception('no tools') }}{% endif %}" + TEMPLATE
-    found = [traits_of(Template(source, {}), (), frozenset()) for source in (TEMPLATE, deaf, within, demanded)]
+    found = [find_style(Template(source, {}), (), frozenset()) for source in (TEMPLATE, deaf, within, demanded)]
     assert [traits.tools for traits in found] == [True, False, True, True]

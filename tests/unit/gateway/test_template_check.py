@@ -10,7 +10,8 @@ import pytest
 from strop.cli import main
 from strop.gateway.continuation import CALLS, END, NO_END, THINKING
 from strop.gateway.template import Renderer
-from strop.gateway.template_check import SAMPLES, Transcript, examine, look_at, needs, samples
+from strop.gateway.template_check import examine, look_at, needs, samples
+from strop.gateway.transcripts import SAMPLES, Transcript
 from tests import chatml
 from tests.unit.gateway.odd_templates import Odd
 from tests.unit.gateway.test_continuation import CHAT, EOS, KINDS, made

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from strop.gateway.contexts import History
 from strop.gateway.dialects.base import ApiError
-from strop.gateway.session import History
 from strop.gateway.template import Renderer
-from strop.gateway.template_check import SAMPLES, examine
+from strop.gateway.template_check import examine
 from strop.gateway.tool_prompt import ToolsWay
+from strop.gateway.transcripts import SAMPLES
 from strop.types import Turn
 from tests.chatml import TEMPLATE
 from tests.unit.gateway.test_session import Desk, said, user
