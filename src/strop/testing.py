@@ -103,10 +103,11 @@ def run(
     raised: list[BaseException] = []
     with _named(agent, raised) as agent_spec, _named(reward, raised) as reward_spec:
         trial, engine = _in_thread(_run(agent_spec, reward_spec, whole, answers, timeout))
-    if isinstance(answers, Sequence) and len(engine.calls) > len(answers):
-        asked = engine.calls[len(answers)].asked.prompt
+    num_answers = None if callable(answers) or isinstance(answers, Mapping) else len(answers)
+    if num_answers is not None and len(engine.calls) > num_answers:
+        asked = engine.calls[num_answers].asked.prompt
         raise AgentError(
-            f"the agent asked for more answers than there are: there are {len(answers)}. Fix: add to `answers` what "
+            f"the agent asked for more answers than there are: there are {num_answers}. Fix: add to `answers` what "
             f"the model says to a prompt that ends with {asked[-200:]!r}"
         ) from (raised[0] if raised else None)
     if raised:
@@ -172,23 +173,20 @@ def _named(function: Callable[..., Any] | str, raised: list[BaseException]) -> G
 
 
 def _watched(function: Callable[..., Any], raised: list[BaseException]) -> Callable[..., Any]:
-    if is_async(function):
+    @functools.wraps(function)
+    def watched(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except BaseException as error:
+            raised.append(error)
+            raise
 
-        @functools.wraps(function)
-        async def watched(*arguments: Any) -> Any:
-            try:
-                return await function(*arguments)
-            except BaseException as error:
-                raised.append(error)
-                raise
-    else:
+    @functools.wraps(function)
+    async def watched_async(*arguments: Any) -> Any:
+        try:
+            return await function(*arguments)
+        except BaseException as error:
+            raised.append(error)
+            raise
 
-        @functools.wraps(function)
-        def watched(*arguments: Any) -> Any:
-            try:
-                return function(*arguments)
-            except BaseException as error:
-                raised.append(error)
-                raise
-
-    return watched
+    return watched_async if is_async(function) else watched

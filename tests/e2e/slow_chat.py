@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from strop.cli.chat_loop import Background, converse
-from strop.cli.chat_view import Terminal
+from strop.cli.chat_view import ChatTerminal
 from strop.engines.scripted import Hangs
 from strop.run.chat import Chat
 from tests.unit.run.chat.stand import scripted
@@ -18,7 +18,7 @@ def main() -> None:
     with Background() as beside:
         room = beside.run(rooms.enter_async_context(scripted(Path(sys.argv[1]), SCRIPT, chunk=2, latency=0.1)))
         try:
-            converse(Chat(room), room, beside, Terminal())
+            converse(Chat(room), room, beside, ChatTerminal())
         finally:
             beside.run(rooms.aclose())
 

@@ -14,7 +14,7 @@ import pytest
 from strop.cli import parser
 from strop.config import Config, MonitorConfig, load
 from strop.errors import ConfigError, PlaceError, TaskError
-from strop.monitor.evaluations import Report
+from strop.monitor.evaluations import EvaluationReport
 from strop.run import evaluate
 from tests import runs
 from tests.e2e.test_bad_input import AGENTS, sentence
@@ -132,7 +132,7 @@ def test_the_guide_from_python(tmp_path: Path) -> None:
 # -- what users get wrong ----------------------------------------------------------------------------------------------
 
 
-def asked(*models: str, **more: Any) -> Report:
+def asked(*models: str, **more: Any) -> EvaluationReport:
     config = load(base=Config(agent="strop.demo:agent", tasks=f"{TASKS}:tasks"), sets=FIXED)
     return asyncio.run(evaluate.evaluate(config, models, **more))
 

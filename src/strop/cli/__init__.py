@@ -9,11 +9,44 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import strop
-from strop.cli import chat, completion, config, doctor, replay, rollouts, runs, search, serve, train
+from strop.cli import (
+    chat,
+    completion,
+    config,
+    demo,
+    doctor,
+    enqueue,
+    export,
+    replay,
+    rollouts,
+    runner,
+    runs,
+    search,
+    serve,
+    train,
+)
 from strop.cli import eval as eval_
 from strop.errors import StropError
 from strop.net.secrets import hide
 
+COMMANDS = (
+    demo,
+    train,
+    export,
+    eval_,
+    chat,
+    serve,
+    enqueue,
+    runner,
+    rollouts,
+    config,
+    runs,
+    replay,
+    doctor,
+    search,
+    completion,
+)
+"""A module each, in the order that `strop --help` shows."""
 BEGIN = "To begin: `strop demo`. Of a command more is said by `strop COMMAND --help`, of settings by `strop config`."
 
 
@@ -40,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """Refuses what it does not know by itself, with a command's own usage, and says what may have been meant."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -62,22 +95,10 @@ def _near(word: str, words: Iterable[str]) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = Parser(prog="strop", description="Train the model behind any agent.", epilog=BEGIN)
+    top = CommandParser(prog="strop", description="Train the model behind any agent.", epilog=BEGIN)
     top.add_argument("--version", action="version", version=f"strop {strop.__version__}")
     top.set_defaults(command=None)
     commands = top.add_subparsers(metavar="COMMAND", title="commands")
-    for part in (
-        train,
-        eval_,
-        chat,
-        serve,
-        rollouts,
-        config,
-        runs,
-        replay,
-        doctor,
-        search,
-        completion,
-    ):
-        part.add(commands)
+    for command in COMMANDS:
+        command.add(commands)
     return top

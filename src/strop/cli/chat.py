@@ -52,10 +52,10 @@ def _chat(arguments: argparse.Namespace) -> int:
     config = config_of(arguments)
     arguments.tools = _tools(arguments, config)
     from strop.cli.chat_loop import talk
-    from strop.cli.chat_view import Json, Lines, Terminal
+    from strop.cli.chat_view import ChatJson, ChatLines, ChatTerminal
 
     people = sys.stdin.isatty() and sys.stdout.isatty() and not arguments.json
-    view = Terminal() if people else Json() if arguments.json else Lines()
+    view = ChatTerminal() if people else ChatJson() if arguments.json else ChatLines()
     folder = Path(arguments.folder) if arguments.folder else fresh()
     talk(config, folder, view, arguments, run=run)
     if not view.asked and not arguments.folder:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from strop.cli.chat_view import Json, Lines, Terminal
+from strop.cli.chat_view import ChatJson, ChatLines, ChatTerminal
 from strop.cli.output import me
 from strop.cli.rollouts import open_run
 from strop.cli.tool_functions import load
@@ -36,38 +36,38 @@ HELP = """\
 Ctrl-C stops an answer, and twice leaves. A message that is to begin with / has a space before it."""
 
 
-def talk(config: Config, folder: Path, view: Lines, arguments: argparse.Namespace, *, run: Path | None) -> None:
+def talk(config: Config, folder: Path, view: ChatLines, arguments: argparse.Namespace, *, run: Path | None) -> None:
     """Load what is talked to, and talk. `run` is whose agent `--agent` means."""
     tools = load(arguments.tools)
-    if not isinstance(view, Json):
+    if not isinstance(view, ChatJson):
         print(f"loading {config.policy.model}", file=sys.stderr)
     rooms = AsyncExitStack()
-    with Background() as beside:
+    with Background() as background:
         try:
-            room = beside.run(rooms.enter_async_context(opened(config, folder, agent=arguments.agent)))
+            room = background.run(rooms.enter_async_context(opened(config, folder, agent=arguments.agent)))
             if arguments.agent and run is not None:
-                speaker = Agent(room, beside.run(_example(run)))
+                speaker = Agent(room, background.run(_example(run)))
             else:
                 speaker = Chat(
                     room, system=arguments.system, tools=tools.schemas, run=tools.text, rounds=arguments.rounds
                 )
-            converse(speaker, room, beside, view)
+            converse(speaker, room, background, view)
         finally:
-            beside.run(rooms.aclose())
+            background.run(rooms.aclose())
     if view.asked:
         view.note(f"what was said is kept: {me()} rollouts {folder}")
 
 
-def converse(speaker: Chat | Agent, room: Room, beside: Background, view: Lines) -> None:
+def converse(speaker: Chat | Agent, room: Room, background: Background, view: ChatLines) -> None:
     """Answer line by line, until the last."""
     view.note(_introduction(speaker, room))
-    for line in _typed(view) if isinstance(view, Terminal) else _lines():
+    for line in _read_typed(view) if isinstance(view, ChatTerminal) else _read_lines():
         if line.startswith("/"):
-            if not _obeyed(line, speaker, beside, view):
+            if not _run_command(line, speaker, background, view):
                 break
         elif line.strip():
-            _asked(line.strip(), speaker, room, beside, view)
-    beside.run(speaker.reset())
+            _ask(line.strip(), speaker, room, background, view)
+    background.run(speaker.reset())
 
 
 def _introduction(speaker: Chat | Agent, room: Room) -> str:
@@ -82,7 +82,7 @@ def _introduction(speaker: Chat | Agent, room: Room) -> str:
     return f"{model}: {about}, {has}; /help lists commands, Ctrl-D leaves\n"
 
 
-def _obeyed(line: str, speaker: Chat | Agent, beside: Background, view: Lines) -> bool:
+def _run_command(line: str, speaker: Chat | Agent, background: Background, view: ChatLines) -> bool:
     """Do what a line with a / says. Whether the chat goes on."""
     command, _, text = line.rstrip().partition(" ")
     match command:
@@ -93,38 +93,38 @@ def _obeyed(line: str, speaker: Chat | Agent, beside: Background, view: Lines) -
         case "/reset" | "/system" if isinstance(speaker, Agent):
             view.error(StropError(f"{command} is not for agents: each task begins anew, with the agent's own prompts"))
         case "/reset":
-            beside.run(speaker.reset())
+            background.run(speaker.reset())
             view.note("a new conversation begins\n")
         case "/system":
-            beside.run(speaker.reset(text.strip()))
+            background.run(speaker.reset(text.strip()))
             view.note(f"a new conversation begins, {'with this' if text.strip() else 'without a'} system message\n")
         case _:
             view.error(StropError(f"there is no {command}: /help lists commands"))
     return True
 
 
-def _asked(text: str, speaker: Chat | Agent, room: Room, beside: Background, view: Lines) -> None:
+def _ask(text: str, speaker: Chat | Agent, room: Room, background: Background, view: ChatLines) -> None:
     """Ask, and show what comes of it. Ctrl-C ends the answer."""
     view.asked = True
     try:
-        came = beside.run(room.alive(speaker.ask(text, view.show)))
+        came = background.run(room.alive(speaker.ask(text, view.show)))
     except KeyboardInterrupt:
-        if not isinstance(view, Terminal):
+        if not isinstance(view, ChatTerminal):
             raise
-        view.interrupted()
+        view.show_interrupt()
     except StropError as error:
         view.error(error)
-        beside.run(room.alive(asyncio.sleep(0)))  # if something died, that ends the chat
+        background.run(room.alive(asyncio.sleep(0)))  # if something died, that ends the chat
     else:
-        view.answered(came, room.engine.context) if isinstance(came, Answer) else view.ended(*came)
+        view.show_answer(came, room.engine.context) if isinstance(came, Answer) else view.show_end(*came)
 
 
-def _lines() -> Iterator[str]:
+def _read_lines() -> Iterator[str]:
     for line in sys.stdin:
         yield line.rstrip("\n")
 
 
-def _typed(view: Terminal) -> Iterator[str]:
+def _read_typed(view: ChatTerminal) -> Iterator[str]:
     """What is typed at the prompt, until Ctrl-D, or Ctrl-C twice in a row."""
     prompt = "> "
     with contextlib.suppress(ImportError):

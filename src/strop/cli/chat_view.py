@@ -15,10 +15,8 @@ from strop.printable import escape_text
 from strop.run.chat import Answer, Called, Calls, Recorded, Said, Shown
 from strop.types import Event, Rollout, Turn
 
-"""What a terminal would obey rather than show."""
 
-
-class Lines:
+class ChatLines:
     """For pipes: answers and calls as plain text on stdout, errors on stderr, nothing else."""
 
     def __init__(self) -> None:
@@ -42,12 +40,12 @@ class Lines:
             case Event():
                 show_event(console(), what)
 
-    def answered(self, answer: Answer, context: int) -> None:
+    def show_answer(self, answer: Answer, context: int) -> None:
         self._end_line()
         if not answer.text and not answer.calls:
             self._write("\n")  # one line at least, so that answers and questions can be counted
 
-    def ended(self, rollout: Rollout, answer: Answer) -> None:
+    def show_end(self, rollout: Rollout, answer: Answer) -> None:
         if rollout.cause:
             self.error(StropError(f"the agent failed ({rollout.cause}): {_last_line(rollout)}"))
 
@@ -69,20 +67,20 @@ class Lines:
         sys.stdout.flush()
 
 
-class Json(Lines):
+class ChatJson(ChatLines):
     """One object per answer or error."""
 
     def show(self, what: Shown) -> None:
         pass
 
-    def answered(self, answer: Answer, context: int) -> None:
+    def show_answer(self, answer: Answer, context: int) -> None:
         last = answer.turns[-1]
         said: dict[str, Any] = {"answer": answer.text, "finish": last.finish, "calls": answer.calls}
         if thought := last.answer.get("reasoning_content"):
             said["reasoning"] = thought
         json_line(said | {"rollout": answer.rollout, "turns": [_facts(turn) for turn in answer.turns]})
 
-    def ended(self, rollout: Rollout, answer: Answer) -> None:
+    def show_end(self, rollout: Rollout, answer: Answer) -> None:
         said = {"answer": answer.text, "status": rollout.status, "cause": rollout.cause, "detail": rollout.detail}
         turns = [_facts(turn) | {"messages": turn.messages, "answer": turn.answer} for turn in answer.turns]
         json_line(said | {"rollout": rollout.id, "turns": turns})
@@ -93,7 +91,7 @@ class Json(Lines):
         json_line({"error": str(error)})
 
 
-class Terminal(Lines):
+class ChatTerminal(ChatLines):
     """For people: answers as they are sampled, and a dim line below each that says how they came about."""
 
     def __init__(self) -> None:
@@ -124,7 +122,7 @@ class Terminal(Lines):
             case Event():
                 show_event(self.out, what)
 
-    def answered(self, answer: Answer, context: int) -> None:
+    def show_answer(self, answer: Answer, context: int) -> None:
         self._end_line()
         self.note(summary(answer.turns))
         if answer.open:
@@ -133,7 +131,7 @@ class Terminal(Lines):
             self.note(f"the context of {context} tokens is full: /reset begins another conversation")
         self.out.print()
 
-    def ended(self, rollout: Rollout, answer: Answer) -> None:
+    def show_end(self, rollout: Rollout, answer: Answer) -> None:
         if rollout.cause:
             self.error(StropError(f"the agent failed ({rollout.cause}): {_last_line(rollout)}"))
         else:
@@ -143,7 +141,7 @@ class Terminal(Lines):
         self._end_line()
         self.out.print(Text(f"{error}\n", style="red"), soft_wrap=True)
 
-    def interrupted(self) -> None:
+    def show_interrupt(self) -> None:
         self.stopped = self._begun = True  # the terminal has written ^C
         self.note("stopped: the question and what was answered are not part of the conversation\n")
 

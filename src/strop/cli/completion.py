@@ -18,7 +18,7 @@ from strop.config import Config
 
 HOW = {
     "bash": 'eval "$(strop completion bash)", in ~/.bashrc',
-    "zsh": 'eval "$(strop completion zsh)", in ~/.zshrc behind compinit',
+    "zsh": 'eval "$(strop completion zsh)", in ~/.zshrc after compinit',
     "fish": "strop completion fish | source, in ~/.config/fish/config.fish",
 }
 
@@ -41,7 +41,7 @@ def _completion(arguments: argparse.Namespace) -> int:
     return 0
 
 
-class Option(Struct, frozen=True):
+class OptionWords(Struct, frozen=True):
     """`words` are what may follow it: none, for a file or anything else; or nothing at all, for a switch."""
 
     flags: list[str]
@@ -50,16 +50,16 @@ class Option(Struct, frozen=True):
     takes: bool
 
 
-class Command(Struct, frozen=True):
+class CommandWords(Struct, frozen=True):
     """`words` are what its first argument may be, where that can be told."""
 
     name: str
     help: str
-    options: list[Option]
+    options: list[OptionWords]
     words: list[str]
 
 
-def _commands(top: argparse.ArgumentParser) -> Iterator[Command]:
+def _commands(top: argparse.ArgumentParser) -> Iterator[CommandWords]:
     verbs = _verbs(top)
     assert verbs is not None
     helps = {action.dest: action.help or "" for action in verbs._choices_actions}  # pyright: ignore[reportPrivateUsage]
@@ -68,7 +68,7 @@ def _commands(top: argparse.ArgumentParser) -> Iterator[Command]:
         parsers = [parser, *(below.choices.values() if below else ())]
         options = [_option(action) for one in parsers for action in one._actions if action.option_strings]  # pyright: ignore[reportPrivateUsage]
         shown = {option.flags[-1]: option for option in options if option.help != argparse.SUPPRESS}
-        yield Command(name, helps[name], list(shown.values()), _first_words(name, parser))
+        yield CommandWords(name, helps[name], list(shown.values()), _first_words(name, parser))
 
 
 def _verbs(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[argparse.ArgumentParser] | None:
@@ -76,9 +76,9 @@ def _verbs(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[argpar
     return next(found, None)
 
 
-def _option(action: argparse.Action) -> Option:
+def _option(action: argparse.Action) -> OptionWords:
     words = _settings() if action.option_strings == ["--set"] else [str(choice) for choice in action.choices or ()]
-    return Option(list(action.option_strings), (action.help or "").replace("%%", "%"), words, action.nargs != 0)
+    return OptionWords(list(action.option_strings), (action.help or "").replace("%%", "%"), words, action.nargs != 0)
 
 
 def _first_words(name: str, parser: argparse.ArgumentParser) -> list[str]:
@@ -98,7 +98,7 @@ def _settings() -> list[str]:
 # -- shells ------------------------------------------------------------------------------------------------------------
 
 
-def _cases(commands: list[Command]) -> Iterator[tuple[str, list[str]]]:
+def _cases(commands: list[CommandWords]) -> Iterator[tuple[str, list[str]]]:
     """COMMAND --OPTION, and the words that may follow."""
     for command in commands:
         for option in command.options:
@@ -106,11 +106,11 @@ def _cases(commands: list[Command]) -> Iterator[tuple[str, list[str]]]:
                 yield f"{command.name} {flag}", option.words
 
 
-def _flags(command: Command) -> list[str]:
+def _flags(command: CommandWords) -> list[str]:
     return [flag for option in command.options for flag in option.flags]
 
 
-def _bash(commands: list[Command]) -> str:
+def _bash(commands: list[CommandWords]) -> str:
     names = " ".join(command.name for command in commands)
     settings = " ".join(_settings())
     after = "\n".join(
@@ -149,18 +149,18 @@ complete -o default -F _strop strop
 """
 
 
-def _zsh(commands: list[Command]) -> str:
-    def described(pairs: Iterator[tuple[str, str]]) -> str:
+def _zsh(commands: list[CommandWords]) -> str:
+    def describe(pairs: Iterator[tuple[str, str]]) -> str:
         return " ".join(shlex.quote(f"{name}:{help}".replace("\n", " ")) for name, help in pairs)
 
-    names = described((command.name, command.help) for command in commands)
+    names = describe((command.name, command.help) for command in commands)
     after = "\n".join(
         f"    ({shlex.quote(case)}) compadd -- {' '.join(words)}; return ;;"
         for case, words in _cases(commands)
         if not case.endswith(" --set")
     )
     options = "\n".join(
-        f"    ({c.name}) found=({described((flag, option.help) for option in c.options for flag in option.flags)}) ;;"
+        f"    ({c.name}) found=({describe((flag, option.help) for option in c.options for flag in option.flags)}) ;;"
         for c in commands
     )
     first = "\n".join(f"    ({c.name}) compadd -- {' '.join(c.words)} ;;" for c in commands if c.words)
@@ -197,21 +197,21 @@ compdef _strop strop
 """
 
 
-def _fish(commands: list[Command]) -> str:
+def _fish(commands: list[CommandWords]) -> str:
     lines = [
-        f"complete -c strop -n __fish_use_subcommand -f -a {command.name} -d {_quoted(command.help)}"
+        f"complete -c strop -n __fish_use_subcommand -f -a {command.name} -d {_quote(command.help)}"
         for command in commands
     ]
     for command in commands:
         begin = f"complete -c strop -n '__fish_seen_subcommand_from {command.name}'"
         if command.words:
-            lines.append(f"{begin} -a {_quoted(' '.join(command.words))}")
+            lines.append(f"{begin} -a {_quote(' '.join(command.words))}")
         for option in command.options:
             flags = " ".join(f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in option.flags)
-            words = f" -x -a {_quoted(' '.join(option.words))}" if option.words else " -r" * option.takes
-            lines.append(f"{begin} {flags}{words} -d {_quoted(option.help)}")
+            words = f" -x -a {_quote(' '.join(option.words))}" if option.words else " -r" * option.takes
+            lines.append(f"{begin} {flags}{words} -d {_quote(option.help)}")
     return "\n".join(lines) + "\n"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

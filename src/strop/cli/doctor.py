@@ -51,13 +51,13 @@ def _doctor(arguments: argparse.Namespace) -> int:
         raise ConfigError("no conversation has an answer of the assistant's in it: there is nothing to replay")
     alone = arguments.template or arguments.transcripts or arguments.tokenizer
     environment = {} if alone else _environment(config, folder)
-    probe = None if alone else doctor_preflight.probed(config, arguments)
+    probe = None if alone else doctor_preflight.run_probe(config, arguments)
     if arguments.json:
         about = _as_json(folder, arguments.template, renderer, found)
         json_line(about | {"environment": environment, "probe": probe})
     else:
         _print(folder, renderer, found, environment)
-        for line in doctor_preflight.told(probe) if probe else ():
+        for line in doctor_preflight.describe_probe(probe) if probe else ():
             console().print(line, markup=False)
     return _exit_code(found)
 
@@ -191,6 +191,6 @@ def _environment(config: Config, folder: Path) -> dict[str, str]:
         import torch
 
         found["torch"] = f"{torch.__version__}, {'with' if torch.cuda.is_available() else 'without'} a GPU"
-    if memory := doctor_preflight.memory(config, folder):
+    if memory := doctor_preflight.describe_memory(config, folder):
         found["memory"] = memory
     return found

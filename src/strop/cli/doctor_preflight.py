@@ -12,7 +12,7 @@ from pathlib import Path
 import uvloop
 
 from strop import config as configs
-from strop.cli.train import until_told
+from strop.cli.training_run import run_until_signal
 from strop.config import Config
 from strop.errors import ConfigError
 from strop.monitor import console
@@ -50,7 +50,7 @@ def config_of(arguments: argparse.Namespace) -> Config:
     )
 
 
-def probed(config: Config, arguments: argparse.Namespace) -> Probe | None:
+def run_probe(config: Config, arguments: argparse.Namespace) -> Probe | None:
     groups = arguments.probe
     if groups is None:
         groups = 0 if RunFolder.is_run(arguments.run or "") else GROUPS
@@ -60,12 +60,12 @@ def probed(config: Config, arguments: argparse.Namespace) -> Probe | None:
         raise ConfigError(f"which tasks? --tasks tasks.jsonl, or FILE.py:function ({config.agent} is no run's folder)")
     with console.choose(json=arguments.json, out=sys.stdout) as view:
         try:
-            return uvloop.run(until_told(probe(config, view, groups=groups)))
+            return uvloop.run(run_until_signal(probe(config, view, groups=groups)))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
 
 
-def told(found: Probe) -> list[str]:
+def describe_probe(found: Probe) -> list[str]:
     """As sentences."""
     failed = ", ".join(f"{cause} {count}" for cause, count in found.failed.items())
     return [
@@ -76,7 +76,7 @@ def told(found: Probe) -> list[str]:
     ]
 
 
-def memory(config: Config, folder: Path) -> str:
+def describe_memory(config: Config, folder: Path) -> str:
     """What an update takes of what is free here; empty where the model cannot be trained by this machine's packages."""
     try:
         import torch
@@ -89,7 +89,7 @@ def memory(config: Config, folder: Path) -> str:
         return ""
     needs = make(config.algorithm, config.learner, config.policy).needs
     device = place(config.learner)[0]
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available()
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
     model = AutoConfig.from_pretrained(folder)
     found = plan(model, config.learner, free, reference="ref" in needs, critic="value" in needs)
     where = "the GPU" if device.type == "cuda" else "the CPU"
@@ -99,7 +99,7 @@ def memory(config: Config, folder: Path) -> str:
     )
 
 
-def available() -> int:
+def available_memory() -> int:
     """Bytes of memory that programs may still take."""
     lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []
     found = next((line for line in lines if line.startswith("MemAvailable")), None)

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from strop import config as configs
 from strop.cli.output import console, json_line, me
-from strop.cli.train import until_told
+from strop.cli.training_run import run_until_signal
 from strop.config import Config
 from strop.errors import ConfigError, PlaceError
 from strop.monitor import console as views
@@ -24,7 +24,7 @@ from strop.monitor.statistics import Difference, Score
 from strop.run.folder import RunFolder, free
 
 if TYPE_CHECKING:
-    from strop.monitor.evaluations import Report, Way
+    from strop.monitor.evaluations import EvaluationReport, Way
 
 START = "start"
 FOLDER = "runs/eval"
@@ -65,7 +65,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _eval(arguments: argparse.Namespace) -> int:
     from strop.run.evaluate import evaluate
 
-    config, models = _asked(arguments)
+    config, models = _read_arguments(arguments)
     ways: tuple[Way, ...] = ("trained", "deployed") if arguments.ways == "both" else (arguments.ways,)
     with views.choose(json=arguments.json, out=sys.stdout) as view:
         wanted = evaluate(
@@ -81,14 +81,14 @@ def _eval(arguments: argparse.Namespace) -> int:
             best=arguments.best,
         )
         try:
-            report = uvloop.run(until_told(wanted))
+            report = uvloop.run(run_until_signal(wanted))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
-    json_line(report) if arguments.json else _tell(report)
+    json_line(report) if arguments.json else _print_report(report)
     return 0
 
 
-def _asked(arguments: argparse.Namespace) -> tuple[Config, list[str]]:
+def _read_arguments(arguments: argparse.Namespace) -> tuple[Config, list[str]]:
     """The configuration, a run's or the defaults with what was given on top, and the models."""
     found = RunFolder.named(arguments.agent) if arguments.agent else None
     run = arguments.agent if found or os.path.isdir(arguments.agent or "") else None  # what holds none is refused
@@ -122,7 +122,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Config, list[str]]:
 # -- what came of it ---------------------------------------------------------------------------------------------------
 
 
-def _tell(report: Report) -> None:
+def _print_report(report: EvaluationReport) -> None:
     out, k = console(), report.samples
     rewards = report.evaluations[0].rewards
     sizes = ", ".join(f"{len(next(iter(named.values())))} tasks of {split}" for split, named in rewards.items())
@@ -158,7 +158,7 @@ def _table(title: str, first: str, k: int) -> Table:
     return table
 
 
-def _rows(table: Table, label: str, figures: Mapping[str, Score], report: Report) -> None:
+def _rows(table: Table, label: str, figures: Mapping[str, Score], report: EvaluationReport) -> None:
     for split, rewards in report.evaluations[0].rewards.items():
         for name in rewards:
             found = [figures[f"val-core/{split}/{name}/{measure}@{report.samples}"] for measure in ("mean", "pass")]

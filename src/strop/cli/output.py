@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +53,10 @@ def without_password(url: str) -> str:
     'postgresql://me@host/db'
     """
     return re.sub(r"(://[^:/@]*):[^@]*@", r"\1@", url)
+
+
+def counts_line(counts: Mapping[str, int]) -> str:
+    """Leased and succeeded first, then what went wrong."""
+    first = [name for name in ("leased", "succeeded") if name in counts]
+    names = [*first, *sorted(counts.keys() - set(first))]
+    return " · ".join(f"{name} {counts[name]}" for name in names)

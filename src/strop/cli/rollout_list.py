@@ -17,7 +17,7 @@ from rich.text import Text
 from strop.cli.output import console, json_line, last_line, status, without_password
 from strop.errors import StropError
 from strop.monitor import console as views
-from strop.monitor.metrics import counted
+from strop.monitor.metrics import weigh
 from strop.run.folder import RunFolder
 from strop.store.base import Store
 from strop.types import Mode, Rollout, Status
@@ -51,7 +51,7 @@ class Bound(Struct, frozen=True):
 
     def fits(self, rollout: Rollout, weights: Mapping[str, float]) -> bool:
         given = {r.name: r.value for r in rollout.rewards if r.target == (r.name, None, None)}
-        value = given.get(self.name) if self.name else counted(given, weights)
+        value = given.get(self.name) if self.name else weigh(given, weights)
         return value is not None and self.holds(value, self.value)
 
 

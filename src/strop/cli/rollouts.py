@@ -18,7 +18,7 @@ from strop.cli.output import console, json_line, last_line, status
 from strop.config import PolicyConfig
 from strop.errors import StropError
 from strop.monitor import console as views
-from strop.monitor.transcripts import Message, role_of, said, spoken, tool_line, tools_of
+from strop.monitor.transcripts import Message, message_texts, new_messages, role_of, tool_line, tools_of
 from strop.run.folder import RunFolder
 from strop.store.base import Store
 from strop.store.opening import open_store
@@ -155,7 +155,7 @@ def _transcript(rollout: Rollout, turns: list[Turn], events: list[Event], decode
         target = f" (turn {reward.turn})" if reward.turn else f" (agent {reward.agent})" if reward.agent else ""
         out.print(f"  {reward.name} = {views.figure(reward.value)}{target}", markup=False)
     offered = tools_of(turns)
-    for new, turn in spoken(turns):
+    for new, turn in new_messages(turns):
         for number, tool in enumerate(offered.get(turn.id, ())):
             out.print(Text.assemble((f"{'tools' if number == 0 else '':>9}  ", "cyan"), (tool_line(tool), "magenta")))
         for message in new:
@@ -219,6 +219,6 @@ def _attempts(attempts: list[Attempt]) -> None:
 
 
 def show_message(out: Console, message: Message) -> None:
-    for number, text in enumerate(said(message) or [""]):
+    for number, text in enumerate(message_texts(message) or [""]):
         style = "magenta" if number or not message.get("content") else ""  # calls stand behind the text
         out.print(Text.assemble((f"{role_of(message) if number == 0 else '':>9}  ", "cyan"), (text, style)))

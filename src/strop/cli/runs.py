@@ -16,7 +16,7 @@ from strop.cli.output import console, json_line, me
 from strop.errors import ConfigError, PlaceError
 from strop.imports import to_install
 from strop.monitor import console as views
-from strop.monitor.plots import compared_curves
+from strop.monitor.plots import draw_curves
 from strop.run.history import PastRun, Record, differences, find, is_run, read
 
 PLACE = "runs"
@@ -70,7 +70,7 @@ def _draw(path: Path, found: Sequence[PastRun]) -> None:
     names = _short([run.record.name for run in found])
     curves = {name: (run.trained, run.evaluated) for name, run in zip(names, found, strict=True)}
     try:
-        compared_curves(path, curves, "reward")
+        draw_curves(path, curves, "reward")
     except ModuleNotFoundError:
         raise ConfigError(f"drawing needs matplotlib: {to_install('matplotlib')}, or leave out --plot") from None
     except OSError as error:

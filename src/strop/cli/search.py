@@ -117,10 +117,10 @@ def _serve(arguments: argparse.Namespace) -> int:
     from strop.tools.search.app import MAX_TOPK
 
     _check_topk(arguments.topk, MAX_TOPK)
-    return uvloop.run(_served(arguments))
+    return uvloop.run(_serve_index(arguments))
 
 
-async def _served(arguments: argparse.Namespace) -> int:
+async def _serve_index(arguments: argparse.Namespace) -> int:
     from strop.run.serve import told_to_stop
     from strop.tools.search.app import serve_index
     from strop.tools.search.index import Index

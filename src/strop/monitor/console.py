@@ -58,7 +58,7 @@ class View(ABC):
     @abstractmethod
     def note(self, text: str) -> None: ...
 
-    def past(self, steps: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+    def show_past(self, steps: Sequence[tuple[int, Mapping[str, float]]]) -> None:
         """Steps that were made before the run was resumed."""
         return None
 
@@ -150,7 +150,7 @@ class Panelled(View):
         self._rewards.append(metrics.get(REWARD, 0.0))
         self._seconds.append(metrics["timing_s/step"])
 
-    def past(self, steps: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+    def show_past(self, steps: Sequence[tuple[int, Mapping[str, float]]]) -> None:
         self._rewards = [metrics.get(REWARD, 0.0) for _, metrics in steps]
         self._number = steps[-1][0] if steps else 0
 

@@ -42,14 +42,14 @@ class Evaluation(Struct, kw_only=True):
 
 
 class Comparison(Struct, kw_only=True):
-    """Every score of one evaluation minus that of another; both by their place in `Report.evaluations`."""
+    """Every score of one evaluation minus that of another; both by their place in `EvaluationReport.evaluations`."""
 
     one: int
     other: int
     differences: dict[str, Difference]
 
 
-class Report(Struct, kw_only=True):
+class EvaluationReport(Struct, kw_only=True):
     """What came of it, also written as evaluation.json. `verdict` is about one of the scores: `measure` of `reward` on
     `split`. Splits that were drawn greedily are called that in addition: test-greedy."""
 
@@ -77,7 +77,7 @@ class Report(Struct, kw_only=True):
         return f"{self.reward}, {self.measure}, on {self.split}"
 
 
-def report(config: Config, done: list[Evaluation], *, samples: int, threshold: float = 1.0) -> Report:
+def report(config: Config, done: list[Evaluation], *, samples: int, threshold: float = 1.0) -> EvaluationReport:
     """Score evaluations of the same tasks, and compare those that belong together: the first model with each of the
     others, shown its history the same way; each model as deployed with itself as trained."""
     fill(done, samples)
@@ -96,14 +96,14 @@ def report(config: Config, done: list[Evaluation], *, samples: int, threshold: f
         or (one.number == other.number and (one.way, other.way) == ("deployed", "trained"))
     ]
     split = next(iter(done[0].rewards))
-    found = Report(
+    found = EvaluationReport(
         agent=config.agent,
         tasks=config.tasks,
         seed=config.seed,
         samples=samples,
         threshold=threshold,
         split=split,
-        reward=counted(config, list(done[0].rewards[split])),
+        reward=counted_reward(config, list(done[0].rewards[split])),
         measure=f"mean@{samples}",
         evaluations=done,
         comparisons=[
@@ -111,7 +111,7 @@ def report(config: Config, done: list[Evaluation], *, samples: int, threshold: f
             for i, j in pairs
         ],
     )
-    found.warnings = [*failures(done), *deployed(found)]
+    found.warnings = [*failures(done), *describe_deployment(found)]
     found.verdict = verdict(found)
     return found
 
@@ -139,7 +139,7 @@ def differences(one: Evaluation, other: Evaluation, threshold: float, seed: int)
     }
 
 
-def counted(config: Config, names: Sequence[str]) -> str:
+def counted_reward(config: Config, names: Sequence[str]) -> str:
     """The reward that a verdict is about: one that training would count, if it was given."""
     return next((name for name in (*config.algorithm.rewards, "reward") if name in names), names[0])
 
@@ -147,7 +147,7 @@ def counted(config: Config, names: Sequence[str]) -> str:
 # -- sentences ---------------------------------------------------------------------------------------------------------
 
 
-def verdict(found: Report) -> str:
+def verdict(found: EvaluationReport) -> str:
     one, split = found.evaluations[0], found.split
     between = next((c for c in found.comparisons if found.evaluations[c.other].number > 1), None)
     between = between or next(iter(found.comparisons), None)
@@ -178,7 +178,7 @@ def failures(done: Sequence[Evaluation]) -> list[str]:
     ]
 
 
-def deployed(found: Report) -> list[str]:
+def describe_deployment(found: EvaluationReport) -> list[str]:
     """Where a model is shown another history once it is deployed, or fares differently."""
     said: list[str] = []
     for pair in found.comparisons:

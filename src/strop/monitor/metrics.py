@@ -85,7 +85,7 @@ class MetricsFile:
         with open(path, "wb", opener=private) as file:
             file.writelines(_line(step, metrics) for step, metrics in points)
         if writers is not None:
-            writers.past(points)
+            writers.write_past(points)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         with self._path.open("ab") as file:
@@ -109,11 +109,11 @@ def flat(split: str, means: Mapping[str, float], samples: int = 1) -> dict[str, 
     return {f"val-core/{split}/{name}/mean@{k}": value for name, value in means.items()}
 
 
-def counted(means: Mapping[str, float], weights: Mapping[str, float]) -> float | None:
+def weigh(means: Mapping[str, float], weights: Mapping[str, float]) -> float | None:
     """What an evaluation came to: the weighted sum of the rewards that count, or None where there are none of them.
     Those that only turns or agents get are no part of it.
 
-    >>> counted({"correct": 0.5, "style": 1.0}, {"correct": 2.0, "tidy": 1.0}), counted({"style": 1.0}, {"tidy": 1.0})
+    >>> weigh({"correct": 0.5, "style": 1.0}, {"correct": 2.0, "tidy": 1.0}), weigh({"style": 1.0}, {"tidy": 1.0})
     (1.0, None)
     """
     found = [weight * means[name] for name, weight in weights.items() if name in means]

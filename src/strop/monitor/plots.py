@@ -26,7 +26,7 @@ def reward_curve(path: Path, rewards: Points, evaluations: Mapping[str, Points],
             axes.plot(*zip(*points, strict=True), marker=next(marks), linestyle=style, linewidth=1, label=name)
 
 
-def compared_curves(path: Path, runs: Mapping[str, tuple[Points, Points]], title: str) -> None:
+def draw_curves(path: Path, runs: Mapping[str, tuple[Points, Points]], title: str) -> None:
     """The training reward of several runs as lines, their evaluations as points of the same colour."""
     with _picture(path, title, unit=all(_unit(points) for both in runs.values() for points in both)) as axes:
         for number, (name, (trained, evaluated)) in enumerate(runs.items()):

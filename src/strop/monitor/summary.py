@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from strop.config import Config
 from strop.files import close_to_others, write_whole
-from strop.monitor.metrics import Scores, counted
+from strop.monitor.metrics import Scores, weigh
 from strop.monitor.plots import reward_curve
 from strop.types import Step
 
@@ -127,7 +127,7 @@ def totals(scores: Scores, weights: Mapping[str, float]) -> dict[str, Points]:
     """
     out: dict[str, Points] = {}
     for (step, split), means in sorted(scores.items(), key=lambda item: item[0][0]):
-        if (total := counted(means, weights)) is not None:
+        if (total := weigh(means, weights)) is not None:
             out.setdefault(split, []).append((step, total))
     return out
 

@@ -29,7 +29,7 @@ class Begin(NamedTuple):
     id: str | None
 
 
-class Writer(ABC):
+class Tracker(ABC):
     """Told first of everything that is past, then of points in order of steps; an evaluation has the step it was after.
 
     `where` is where a person finds them, `id` what has to be remembered in order to go on.
@@ -39,7 +39,7 @@ class Writer(ABC):
     id: str | None = None
 
     @abstractmethod
-    def past(self, points: Sequence[Point]) -> None: ...
+    def write_past(self, points: Sequence[Point]) -> None: ...
 
     @abstractmethod
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
@@ -48,7 +48,7 @@ class Writer(ABC):
     def close(self, *, failed: bool) -> None: ...
 
 
-class TensorBoard(Writer):
+class TensorBoard(Tracker):
     """Event files in the run's folder, through the package's own writer: torch is not needed."""
 
     def __init__(self, begin: Begin) -> None:
@@ -58,7 +58,7 @@ class TensorBoard(Writer):
         self._settings = begin.settings
         self._file = EventFileWriter(self.where)
 
-    def past(self, points: Sequence[Point]) -> None:
+    def write_past(self, points: Sequence[Point]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         # What SummaryWriter does for purge_step=0: earlier files count no more from here on.
@@ -103,7 +103,7 @@ def _hyperparameters(settings: Mapping[str, Any]) -> Any:
     return Summary(value=[Summary.Value(tag="_hparams_/session_start_info", metadata=metadata)])
 
 
-class Wandb(Writer):
+class Wandb(Tracker):
     """One run of Weights & Biases. WANDB_MODE, WANDB_ENTITY and the others of its variables count."""
 
     def __init__(self, begin: Begin) -> None:
@@ -120,7 +120,7 @@ class Wandb(Writer):
         )
         self.where = str(begin.folder / "wandb") if self._run.offline else str(self._run.url)
 
-    def past(self, points: Sequence[Point]) -> None:
+    def write_past(self, points: Sequence[Point]) -> None:
         for step, metrics in points:
             if step >= self._run.starting_step:  # what it has already it would refuse
                 self.write(step, metrics)
@@ -132,7 +132,7 @@ class Wandb(Writer):
         self._run.finish(exit_code=int(failed))
 
 
-class Mlflow(Writer):
+class Mlflow(Tracker):
     """One run of MLflow. Its names allow fewer characters: `mean@1` becomes `mean_at_1`."""
 
     def __init__(self, begin: Begin) -> None:
@@ -157,7 +157,7 @@ class Mlflow(Writer):
                 self._client.log_batch(self.id, params=params[first : first + 100])
         self.where = f"{uri} (run {self.id})"
 
-    def past(self, points: Sequence[Point]) -> None:
+    def write_past(self, points: Sequence[Point]) -> None:
         there: dict[str, set[int]] = {}
         known = self._client.get_run(self.id).data.metrics
         for step, metrics in points:

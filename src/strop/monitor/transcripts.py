@@ -86,17 +86,17 @@ def page(
     parts = [
         f"### {rollout.id}: total {'-' if given is None else figure(given)}",
         f"Task {rollout.task.id} · rewards: {named} · {ended} · {_tokens(turns, agents, dropped)}",
-        f"**task**\n\n{fenced(msgspec.json.format(msgspec.json.encode(rollout.task.data)).decode())}",
+        f"**task**\n\n{fence(msgspec.json.format(msgspec.json.encode(rollout.task.data)).decode())}",
     ]
     offered = tools_of(turns)
-    for new, turn in spoken(turns):
+    for new, turn in new_messages(turns):
         if tools := offered.get(turn.id):
-            parts.append(f"**tools**\n\n{fenced(chr(10).join(map(tool_line, tools)))}")
+            parts.append(f"**tools**\n\n{fence(chr(10).join(map(tool_line, tools)))}")
         for message in [*new, turn.answer]:
             parts += [f"**{role_of(message)}**" + f" ({turn.agent}, {turn.finish})" * (message is turn.answer)]
-            parts += [fenced(text) for text in said(message) or [""]]
+            parts += [fence(text) for text in message_texts(message) or [""]]
     if rollout.detail:
-        parts.append(f"**why it ended**\n\n{fenced(rollout.detail)}")
+        parts.append(f"**why it ended**\n\n{fence(rollout.detail)}")
     return "\n\n".join(parts)
 
 
@@ -109,7 +109,7 @@ def _tokens(turns: Sequence[Turn], agents: Collection[str], dropped: str | None)
     return f"{sampled} tokens sampled, {sum(len(turn.response_ids) for turn in trained)} trained"
 
 
-def spoken(turns: Sequence[Turn]) -> Iterator[tuple[list[Message], Turn]]:
+def new_messages(turns: Sequence[Turn]) -> Iterator[tuple[list[Message], Turn]]:
     """Every turn with the messages that were new in it. An agent that goes on where its last turn ended repeats what
     was said; one that begins anew or changed its history is shown from the start of it."""
     before: dict[str, Turn] = {}
@@ -151,10 +151,10 @@ def role_of(message: Message) -> str:
     return str(message.get("role", "assistant"))
 
 
-def said(message: Message) -> list[str]:
+def message_texts(message: Message) -> list[str]:
     """What a message says: its text, then a line per tool call.
 
-    >>> said({"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]})
+    >>> message_texts({"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]})
     ['add({"a":1})']
     """
     content = message.get("content") or ""
@@ -181,21 +181,21 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def fenced(text: str) -> str:
+def fence(text: str) -> str:
     """A block that nothing in the text can end.
 
-    >>> print(fenced("a ``` b"))
+    >>> print(fence("a ``` b"))
     ````
     a ``` b
     ````
     """
-    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    return f"{fence}\n{shortened(text)}\n{fence}"
+    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return f"{ticks}\n{shorten(text)}\n{ticks}"
 
 
-def shortened(text: str, limit: int = LONG) -> str:
+def shorten(text: str, limit: int = LONG) -> str:
     """
-    >>> shortened("abcdefghij", 4)
+    >>> shorten("abcdefghij", 4)
     'ab\\n[... 6 characters ...]\\nij'
     """
     half = limit // 2

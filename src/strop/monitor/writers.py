@@ -31,9 +31,9 @@ from strop.config import Config
 from strop.errors import ConfigError
 from strop.files import write_whole
 from strop.imports import one_line, to_install
-from strop.monitor.trackers import Begin, Mlflow, Point, TensorBoard, Wandb, Writer
+from strop.monitor.trackers import Begin, Mlflow, Point, TensorBoard, Tracker, Wandb
 
-KINDS: dict[str, Callable[[Begin], Writer]] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow}
+KINDS: dict[str, Callable[[Begin], Tracker]] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow}
 PATIENCE = 30.0
 """Seconds that points still on their way get when a run ends."""
 
@@ -76,16 +76,16 @@ class Writers:
             note(f"metrics also go to {name}: {writer.where}")
         return cls(posts)
 
-    def past(self, points: Sequence[Point]) -> None:
+    def write_past(self, points: Sequence[Point]) -> None:
         for post in self._posts:
-            post.put(lambda writer: writer.past(points))
+            post.put(lambda tracker: tracker.write_past(points))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         for post in self._posts:
-            post.put(lambda writer: writer.write(step, metrics))
+            post.put(lambda tracker: tracker.write(step, metrics))
 
 
-def _begin(name: str, config: Config, folder: Path) -> Writer:
+def _begin(name: str, config: Config, folder: Path) -> Tracker:
     """Its earlier name, if it has one, is kept in monitor.json."""
     file = folder / "monitor.json"
     ids: dict[str, str] = msgspec.json.decode(file.read_bytes()) if file.exists() else {}
@@ -107,15 +107,15 @@ def _begin(name: str, config: Config, folder: Path) -> Writer:
 class Post:
     """A writer with a queue and a thread of its own: a server that answers slowly holds nobody up."""
 
-    def __init__(self, name: str, writer: Writer, note: Callable[[str], None]) -> None:
+    def __init__(self, name: str, writer: Tracker, note: Callable[[str], None]) -> None:
         self._name, self._writer, self._note = name, writer, note
         self._loop = asyncio.get_running_loop()
-        self._queue: queue.SimpleQueue[Callable[[Writer], None] | None] = queue.SimpleQueue()
-        self._left: list[Callable[[Writer], None]] = []
+        self._queue: queue.SimpleQueue[Callable[[Tracker], None] | None] = queue.SimpleQueue()
+        self._left: list[Callable[[Tracker], None]] = []
         self._thread = threading.Thread(target=self._serve, name=f"strop-{name}", daemon=True)
         self._thread.start()
 
-    def put(self, deed: Callable[[Writer], None]) -> None:
+    def put(self, deed: Callable[[Tracker], None]) -> None:
         self._queue.put(deed)
 
     def _serve(self) -> None:

@@ -21,7 +21,7 @@ PATIENCE = 30.0
 """Seconds to wait for others who write."""
 
 
-class Answers:
+class JudgeCache:
     """The answers in the file `path`, or those of this process."""
 
     def __init__(self, path: str | Path | None) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.errors import StropError
-from strop.rewards.judge_cache import Answers, key_of
+from strop.rewards.judge_cache import JudgeCache, key_of
 from strop.rewards.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Asking:
         self._prompt = prompt
         self._reads = reads
         self._reminder = reminder
-        self._answers = Answers(cache)
+        self._answers = JudgeCache(cache)
         self._calls = calls
         self._deadline = deadline
         self._at_once = at_once
@@ -97,7 +97,7 @@ class Asking:
                 self._threads = {os.getpid(): threads}
             return threads
 
-    def judged(self, **fields: Any) -> Verdict:
+    def ask(self, **fields: Any) -> Verdict:
         """What the model says about these fields of the prompt."""
         filled = _FIELDS.sub(lambda found: str(fields.get(found[1], "")), self._prompt)
         filled = filled.encode(errors="replace").decode()  # models write halves of letters, which cannot be sent
@@ -110,7 +110,7 @@ class Asking:
         deadline = time.monotonic() + self._deadline
         try:
             for _ in range(2):
-                said = self._said(messages, deadline)
+                said = self._complete(messages, deadline)
                 if (value := self._reads(said)) is not None:
                     self._answers.put(key, said)
                     return Verdict(value, said)
@@ -121,7 +121,7 @@ class Asking:
             return Verdict(None, str(why))
         return Verdict(None, f"the judge's answer cannot be read: {said!r:.300}")
 
-    def _said(self, messages: Sequence[Any], deadline: float) -> str:
+    def _complete(self, messages: Sequence[Any], deadline: float) -> str:
         """Its answer, however often it has to be asked."""
         import openai
 

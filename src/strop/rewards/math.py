@@ -53,7 +53,7 @@ def math_equal(answer: str | float | None, golden: str | float, *, seconds: floa
     first, last = (number(side) for side in (said.partition("=")[0], said.rpartition("=")[2]))
     if first is not None and last is not None and not _close(first, last):
         return False  # 5 = 7 says neither
-    texts = [_unwrapped(str(text)) for text in (answer, golden)]
+    texts = [_unwrap(str(text)) for text in (answer, golden)]
     if not all(texts) or max(map(len, texts)) > LONGEST:
         return False
     try:
@@ -68,7 +68,7 @@ def plain(text: str) -> str:
     >>> plain(r"$\left( 1{,}000,\ \text{east} \right).$"), plain(r"\dfrac{1}{2}"), plain("1,000")
     ('(1,000,east)', '\\frac{1}{2}', '1000')
     """
-    text = _WRAPPED.sub(r"\1", _unwrapped(text))
+    text = _WRAPPED.sub(r"\1", _unwrap(text))
     text = _INVISIBLE.sub("", text.replace("{,}", ",")).removesuffix(".")
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\%", "%")
     return re.sub("[, ~]", "", text) if _THOUSANDS.fullmatch(text) else text
@@ -97,7 +97,7 @@ def _close(one: Fraction, other: Fraction) -> bool:
     return abs(one - other) <= Fraction(1, 10**6) * min(1, max(abs(one), abs(other)))
 
 
-def _unwrapped(text: str) -> str:
+def _unwrap(text: str) -> str:
     r"""Without the signs that say that it is mathematics, or an amount of money."""
     text = text.strip().replace("\\$", "").replace("$", "")
     for before, after in ((r"\(", r"\)"), (r"\[", r"\]")):

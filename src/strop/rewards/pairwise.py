@@ -72,21 +72,21 @@ class Pairwise(Asking):
     def __call__(self, question: Any, answers: Sequence[str | None], golden: Any = "") -> list[Verdict]:
         chosen = pairs(len(answers), self._comparisons, self._seed)
 
-        def compared(pair: Pair) -> float | None:
-            return self._compared(question, answers[pair[0]], answers[pair[1]], golden)
+        def compare(pair: Pair) -> float | None:
+            return self._compare(question, answers[pair[0]], answers[pair[1]], golden)
 
-        results = self.threads().map(compared, chosen)
+        results = self.threads().map(compare, chosen)
         return win_rates(len(answers), dict(zip(chosen, results, strict=True)))
 
     async def ask(self, question: Any, answers: Sequence[str | None], golden: Any = "") -> list[Verdict]:
         return await asyncio.to_thread(self, question, answers, golden)
 
-    def _compared(self, question: Any, one: str | None, other: str | None, golden: Any) -> float | None:
+    def _compare(self, question: Any, one: str | None, other: str | None, golden: Any) -> float | None:
         """1 if the one is better, 0 if the other is, 0.5 for a tie."""
         if one is None or other is None or one.strip() == other.strip():
             return 0.5 + 0.5 * ((one is not None) - (other is not None))
-        there = self.judged(question=question, first=one, second=other, golden=golden).value
-        back = self.judged(question=question, first=other, second=one, golden=golden).value
+        there = self.ask(question=question, first=one, second=other, golden=golden).value
+        back = self.ask(question=question, first=other, second=one, golden=golden).value
         if there is None or back is None:
             return None
         return float(there > back) if (there - 0.5) * (0.5 - back) > 0 else 0.5

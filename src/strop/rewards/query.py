@@ -33,19 +33,19 @@ WIDEST = 200
 _WORDS = re.compile(r"""--[^\n]*|/\*.*?(?:\*/|$)|'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^]]*]|\w+|\S""", re.DOTALL)
 
 
-class Refused(Exception):
+class QueryRefused(Exception):
     """Why a query has no result."""
 
 
-def compared(predicted: str, golden: str, database: str, seconds: float, most: int) -> tuple[float | None, str]:
+def compare_queries(predicted: str, golden: str, database: str, seconds: float, most: int) -> tuple[float | None, str]:
     """1 or 0, and why it is 0; None where the golden query gives nothing to compare with."""
     try:
         wanted, width = run(golden, database, seconds, most)
-    except Refused as error:
+    except QueryRefused as error:
         return None, f"the golden query has no result: {error}"
     try:
         said, other = run(predicted, database, seconds, most)
-    except Refused as error:
+    except QueryRefused as error:
         return 0.0, f"the query has no result: {error}"
     if width != other:
         return 0.0, f"it has {other} columns, not {width}"
@@ -59,23 +59,23 @@ def compared(predicted: str, golden: str, database: str, seconds: float, most: i
 
 def run(query: str, database: str, seconds: float, most: int) -> tuple[list[Row], int]:
     """The rows of a query, with values made comparable, and the number of its columns."""
-    return _read(query, database, seconds, lambda cursor: _fetched(cursor, most))
+    return _read(query, database, seconds, lambda cursor: _fetch(cursor, most))
 
 
-def shown(query: str, database: str, seconds: float, most: int) -> tuple[list[str], list[list[str]], bool]:
+def read_rows(query: str, database: str, seconds: float, most: int) -> tuple[list[str], list[list[str]], bool]:
     """The names of a query's columns, its first rows as text, and whether there are more of them."""
 
     def first(cursor: sqlite3.Cursor) -> tuple[list[str], list[list[str]], bool]:
         if cursor.description is None:
-            raise Refused("it is not a SELECT")
+            raise QueryRefused("it is not a SELECT")
         rows = cursor.fetchmany(most + 1)
         names = [str(column[0]) for column in cursor.description]
-        return names, [[_shown(value) for value in row] for row in rows[:most]], len(rows) > most
+        return names, [[_format_value(value) for value in row] for row in rows[:most]], len(rows) > most
 
     return _read(query, database, seconds, first)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
     text = "NULL" if value is None else str(value)
@@ -84,14 +84,14 @@ def _shown(value: Any) -> str:
 
 def _read(query: str, database: str, seconds: float, read: Callable[[sqlite3.Cursor], T]) -> T:
     try:
-        with closing(opened(database, time.monotonic() + seconds)) as db:
+        with closing(open_database(database, time.monotonic() + seconds)) as db:
             return read(db.execute(query))
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:  # ValueErrors are NULs and surrogates
         said = f"it took more than {seconds:g} s" if str(error) == "interrupted" else str(error)
-        raise Refused(said) from None
+        raise QueryRefused(said) from None
 
 
-def opened(database: str, deadline: float) -> sqlite3.Connection:
+def open_database(database: str, deadline: float) -> sqlite3.Connection:
     """The file, for reading and nothing else, until the deadline."""
     db = sqlite3.connect(f"{Path(database).as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None)
     db.text_factory = _text
@@ -101,7 +101,7 @@ def opened(database: str, deadline: float) -> sqlite3.Connection:
     db.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 1000)
     db.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     db.set_progress_handler(lambda: time.monotonic() > deadline, 1000)
-    db.set_authorizer(_allowed)
+    db.set_authorizer(_authorize)
     return db
 
 
@@ -110,22 +110,24 @@ def _text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
-def _allowed(action: int, _: str | None, name: str | None, *__: str | None) -> int:
+def _authorize(action: int, _: str | None, name: str | None, *__: str | None) -> int:
     """Called by SQLite for everything that a query would do, before it does any of it."""
     fine = action in READING and not (action == sqlite3.SQLITE_FUNCTION and (name or "").lower() in REFUSED)
     return sqlite3.SQLITE_OK if fine else sqlite3.SQLITE_DENY
 
 
-def _fetched(cursor: sqlite3.Cursor, most: int) -> tuple[list[Row], int]:
+def _fetch(cursor: sqlite3.Cursor, most: int) -> tuple[list[Row], int]:
     if cursor.description is None:
-        raise Refused("it is not a SELECT")
+        raise QueryRefused("it is not a SELECT")
     rows: list[Row] = []
     size = 0
     for row in cursor:
         rows.append(tuple(map(comparable, row)))
         size += sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
         if len(rows) > most or size > MOST:
-            raise Refused(f"it gives more than {most} rows" if len(rows) > most else f"it gives more than {MOST} bytes")
+            raise QueryRefused(
+                f"it gives more than {most} rows" if len(rows) > most else f"it gives more than {MOST} bytes"
+            )
     return rows, len(cursor.description)
 
 
@@ -163,13 +165,13 @@ def same(said: Sequence[Row], wanted: Sequence[Row], *, ordered: bool) -> bool:
     False
     """
 
-    def taken(rows: Sequence[Row], columns: Sequence[int]) -> Any:
+    def take(rows: Sequence[Row], columns: Sequence[int]) -> Any:
         found = [tuple(row[column] for column in columns) for row in rows]
         return found if ordered else Counter(found)
 
     def fits(columns: list[int]) -> bool:
         """One column after the other, and no further where the first ones do not fit already."""
-        if columns and taken(said, columns) != taken(wanted, range(len(columns))):
+        if columns and take(said, columns) != take(wanted, range(len(columns))):
             return False
         # Of columns with the same values one is enough to try.
         free = {held[column]: column for column in range(len(held)) if column not in columns}

@@ -34,8 +34,8 @@ def call(job: str, arguments: Sequence[Any], seconds: float) -> Any:
     process did not survive it; StropError with the sentence that the child refused it with."""
     line = json.dumps([job, list(arguments), seconds]).encode() + b"\n"
     with _room:
-        child = _taken()
-        if not (answer := _asked(child, line)).endswith(b"\n"):  # a line, and whole
+        child = _take_process()
+        if not (answer := _ask(child, line)).endswith(b"\n"):  # a line, and whole
             _end(child)
             raise TimeoutError(f"it took more than {seconds:g} s, or more memory than there is for it")
         _idle.append(child)
@@ -45,19 +45,19 @@ def call(job: str, arguments: Sequence[Any], seconds: float) -> Any:
     return value
 
 
-def _taken() -> subprocess.Popen[bytes]:
+def _take_process() -> subprocess.Popen[bytes]:
     """One that waits for work, or a new one."""
     while True:
         try:
             child = _idle.pop()
         except IndexError:
-            return _started()
+            return _start_process()
         if child.poll() is None:
             return child
         _close(child)
 
 
-def _started() -> subprocess.Popen[bytes]:
+def _start_process() -> subprocess.Popen[bytes]:
     here = [place for place in sys.path if place]  # the agent's process may have added to it
     environment = {**child_environment(), "PYTHONPATH": os.pathsep.join(here)}
     pipe = subprocess.PIPE
@@ -65,7 +65,7 @@ def _started() -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment)
 
 
-def _asked(child: subprocess.Popen[bytes], line: bytes) -> bytes:
+def _ask(child: subprocess.Popen[bytes], line: bytes) -> bytes:
     """Its answer, or nothing if it ended."""
     assert child.stdin is not None
     assert child.stdout is not None

@@ -42,18 +42,18 @@ def equal(answer: str, golden: str) -> bool:
 
 
 def match(predicted: str, golden: str, database: str, seconds: float, most: int) -> tuple[float | None, str]:
-    from strop.rewards.query import compared
+    from strop.rewards.query import compare_queries
 
-    return compared(predicted, golden, database, seconds, most)
+    return compare_queries(predicted, golden, database, seconds, most)
 
 
 def rows(query: str, database: str, seconds: float, most: int) -> tuple[list[str], list[list[str]], bool, str]:
     """The columns, the first rows, whether there are more, and why there are none of all this."""
-    from strop.rewards.query import Refused, shown
+    from strop.rewards.query import QueryRefused, read_rows
 
     try:
-        return *shown(query, database, seconds, most), ""
-    except Refused as error:
+        return *read_rows(query, database, seconds, most), ""
+    except QueryRefused as error:
         return [], [], False, str(error)
 
 

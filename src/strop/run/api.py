@@ -33,7 +33,7 @@ from strop.types import Task
 
 if TYPE_CHECKING:
     from strop.algorithms import Algorithm
-    from strop.monitor.evaluations import Report
+    from strop.monitor.evaluations import EvaluationReport
     from strop.monitor.summary import Summary
 
 T = TypeVar("T")
@@ -149,7 +149,7 @@ def evaluate(
     config: str | Path | Config | None = None,
     quiet: bool = False,
     **sections: Any,
-) -> Report:
+) -> EvaluationReport:
     """How well `agent` does with a model, or with several on the same tasks and seeds: each is compared with the first.
     A model is a name, a folder, or a run's folder for its newest checkpoint. `folder` is where it is kept: runs/eval by
     default, or with a number behind it where that is there already."""

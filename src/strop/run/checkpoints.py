@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from strop.config import Config
-from strop.monitor.metrics import counted
+from strop.monitor.metrics import weigh
 from strop.run.runtime import Run
 from strop.types import Step, version
 
@@ -55,7 +55,7 @@ def rank_steps(run: Run, there: Sequence[Step]) -> list[Step]:
 def score_step(run: Run, step: Step) -> float | None:
     """What a step's weights got on the first split, where that was evaluated."""
     splits = run.config.loop.eval_splits
-    return counted(run.scores.get((step.number, splits[0]), {}), run.config.algorithm.rewards) if splits else None
+    return weigh(run.scores.get((step.number, splits[0]), {}), run.config.algorithm.rewards) if splits else None
 
 
 def evaluates_every_checkpoint(config: Config) -> bool:

@@ -3,7 +3,7 @@
     models × ways ──▶ each a run of no steps, in a folder of its own ──▶ rewards per task ──▶ scores, differences
 
     runs/eval/
-      evaluation.json   the `Report` (monitor/evaluations.py)
+      evaluation.json   the `EvaluationReport` (monitor/evaluations.py)
       1-trained/        the first model, with every rollout: strop rollouts runs/eval/1-trained
       1-deployed/       the same one, shown its history as an ordinary server would show it
       2-trained/        the model it is compared with
@@ -29,7 +29,7 @@ from strop.errors import ConfigError, PlaceError, TaskError
 from strop.files import private_folder, write_whole
 from strop.models.names import resolve
 from strop.monitor.console import Silent, View
-from strop.monitor.evaluations import Evaluation, Report, Way, report
+from strop.monitor.evaluations import Evaluation, EvaluationReport, Way, report
 from strop.run.collect import stop_if_all_failed, wait_until_ended
 from strop.run.folder import BEST, RunFolder
 from strop.run.runtime import Run, engine_name, open_run, settled, tasks_of
@@ -53,7 +53,7 @@ async def evaluate(
     ways: Sequence[Way] = ("trained",),
     threshold: float = 1.0,
     best: bool = False,
-) -> Report:
+) -> EvaluationReport:
     """Evaluate the first of `models`, and compare it with each of the others.
 
     A model is what `policy.model` may be, a run's folder (for its newest checkpoint, or its `best`) or a checkpoint's.

@@ -22,7 +22,7 @@ from typing import Any, cast
 from strop.agent.functions import is_async
 from strop.errors import AgentError, BadReward
 from strop.imports import one_line, resolve
-from strop.monitor.transcripts import said
+from strop.monitor.transcripts import message_texts
 from strop.runners.rewards import rewards_of
 from strop.store.base import Store
 from strop.trajectory import Sample
@@ -109,4 +109,4 @@ async def _given(store: Store, rollout: str) -> bool:
 def _answer(member: Sample) -> str | None:
     if member.rollout.status != "succeeded":
         return None
-    return "\n".join(said(member.turns[-1].answer)) if member.turns else ""
+    return "\n".join(message_texts(member.turns[-1].answer)) if member.turns else ""

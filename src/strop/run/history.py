@@ -16,7 +16,7 @@ from msgspec import Struct
 from strop.algorithms import every_setting
 from strop.config import Config
 from strop.errors import PlaceError
-from strop.monitor.metrics import counted, flat
+from strop.monitor.metrics import flat, weigh
 from strop.monitor.summary import Points
 from strop.run.folder import RunFolder
 
@@ -144,7 +144,7 @@ def _evaluated(lines: Sequence[tuple[int, dict[str, float]]], split: str, config
     """The total of the rewards that count, wherever the split was evaluated."""
     weights = config.algorithm.rewards
     names = {name: next(iter(flat(split, {name: 0.0}, config.loop.eval_samples))) for name in weights}
-    found = [(s, counted({n: m[key] for n, key in names.items() if key in m}, weights)) for s, m in lines]
+    found = [(s, weigh({n: m[key] for n, key in names.items() if key in m}, weights)) for s, m in lines]
     return sorted((step, total) for step, total in found if total is not None)
 
 

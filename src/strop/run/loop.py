@@ -86,7 +86,7 @@ async def repeat_steps(run: Run) -> Summary:
 
 async def show_past(run: Run) -> None:
     """What a resumed run did before, shown and written to metrics.jsonl again: the store is the truth."""
-    run.view.past([(step.number, step.metrics) for step in run.steps])
+    run.view.show_past([(step.number, step.metrics) for step in run.steps])
     for step, split, ended in await find_finished_evaluations(run):
         if step == 0 and run.relative is None:
             check_rewards(run, ended)

@@ -32,7 +32,7 @@ from strop.imports import resolve as find
 from strop.learner.process import LearnerProcess
 from strop.learner.verbs import LearnerSettings
 from strop.models.names import folder_of
-from strop.monitor.transcripts import said
+from strop.monitor.transcripts import message_texts
 from strop.run.collect import last_line
 from strop.run.learn import learn
 from strop.runners.base import Job, Outcome
@@ -118,7 +118,7 @@ def _judge(spec: str) -> Callable[[Sequence[Turn]], RewardFunction]:
 
 def _again(rollout: Rollout, turns: Sequence[Turn], judge: Callable[[Sequence[Turn]], RewardFunction]) -> Outcome:
     nowhere = LLM(base_url="", api_key="", model="", trace_id="", events_url="", rollout=rollout.id, task=rollout.task)
-    answer = "\n".join(said(turns[-1].answer)) if turns else ""
+    answer = "\n".join(message_texts(turns[-1].answer)) if turns else ""
     return compute_outcome_now(answer, Job(llm=nowhere, seed=rollout.seed, task_file=""), judge(turns))
 
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from strop import demo
-from strop.cli import train
+from strop.cli import training_run
 from strop.monitor import console as view
 from strop.monitor import metrics
 from strop.monitor.summary import summarize
@@ -27,7 +27,7 @@ def show(console: Console, *, broken: bool = False) -> None:
     try:
         with panel:
             panel.title("runs/demo", 10)
-            panel.past([(1, METRICS)])
+            panel.show_past([(1, METRICS)])
             panel.phase("collecting", 3, 8, [("g000001.2", 75.0), ("g000001.3", 1.0)])
             panel.step(2, METRICS | {"critic/rewards/mean": 0.75})
             panel.evaluation(2, {"test reward": 0.5})
@@ -90,7 +90,7 @@ def test_the_end_of_a_run_fits_the_terminal(
     run.keep(config)
     run.close()
     summary = summarize(config, tmp_path, steps, scores, seconds=100.0, done=True)
-    train._tell(summary, Path("runs/demo"), argparse.Namespace(json=False))
+    training_run.print_summary(summary, Path("runs/demo"), argparse.Namespace(json=False))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     assert [line for line in lines if line.endswith("runs/demo/checkpoints/step-000024-1")]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from strop.monitor.transcripts import extremes, page, spoken
+from strop.monitor.transcripts import extremes, new_messages, page
 from strop.types import Cause, Reward, Rollout, Sampling, Task, Turn
 
 
@@ -64,7 +64,7 @@ def test_only_what_is_new_is_shown_whoever_speaks_in_between() -> None:
     again = turn(2, [user("hello"), answer("hi"), user("more")], "no")
     unanswered = turn(3, [user("hello"), answer("hi"), user("more"), user("please")], "yes")
     edited = turn(4, [user("in short"), user("go on")], "done")
-    shown = [[m["content"] for m in new] for new, _ in spoken([first, helper, again, unanswered, edited])]
+    shown = [[m["content"] for m in new] for new, _ in new_messages([first, helper, again, unanswered, edited])]
     assert shown == [["hello"], ["add 1 and 2"], ["more"], ["please"], ["in short", "go on"]]
 
 

@@ -13,7 +13,7 @@ from strop.cli import main
 from strop.errors import ConfigError
 from strop.monitor import writers
 from strop.monitor.metrics import MetricsFile
-from strop.monitor.trackers import Begin, Point, Writer
+from strop.monitor.trackers import Begin, Point, Tracker
 from strop.types import Step
 
 
@@ -38,7 +38,7 @@ def test_a_writer_nobody_knows_is_refused() -> None:
         configs.load(sets=['monitor.writers=["tensorbored"]'])
 
 
-class Moody(Writer):
+class Moody(Tracker):
     """Takes nothing while `well` is not set."""
 
     def __init__(self, begin: Begin) -> None:
@@ -47,7 +47,7 @@ class Moody(Writer):
         self.well, self.tried = threading.Event(), threading.Semaphore(0)
         self.closed: bool | None = None
 
-    def past(self, points: Sequence[Point]) -> None:
+    def write_past(self, points: Sequence[Point]) -> None:
         self.points = list(points)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -123,7 +123,7 @@ async def test_a_writer_is_told_the_name_it_had(tmp_path: Path, moody: list[Mood
 
 
 async def test_a_writer_that_cannot_begin_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(begin: Begin) -> Writer:
+    def refuse(begin: Begin) -> Tracker:
         raise PermissionError("log in first")
 
     monkeypatch.setitem(writers.KINDS, "tensorboard", refuse)

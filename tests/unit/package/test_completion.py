@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.cli import main, parser, train
+from strop.cli import main, parser, training_run
 
 
 @pytest.fixture(scope="module", params=["bash", "zsh", "fish"])
@@ -104,4 +104,4 @@ def test_short_forms_stand_for_settings() -> None:
     assert given.set == ["loop.steps=3", "loop.steps=4", "learner.optim.lr=1e-4", "loop.groups=2"]
     assert parser().parse_args(["demo", "--steps=5"]).set == ["loop.steps=5"]
     assert parser().parse_args(["demo"]).set == []
-    assert list(train.SHORT) == ["--steps", "--lr", "--groups"]
+    assert list(training_run.SHORT) == ["--steps", "--lr", "--groups"]

@@ -14,9 +14,9 @@ import pytest
 from msgspec.structs import replace
 
 from strop import demo
-from strop.cli import chat_loop, eval, main, train
+from strop.cli import chat_loop, eval, main, training_run
 from strop.config import Config
-from strop.monitor.evaluations import Evaluation, Report
+from strop.monitor.evaluations import Evaluation, EvaluationReport
 from strop.monitor.statistics import Score
 from strop.monitor.summary import Summary, summarize
 from strop.run import loop
@@ -39,7 +39,7 @@ def test_a_run_says_how_to_talk_to_what_it_trained(
     """An agent's model is lost without its tools; the demo's are known to the chat."""
     summary = ended(tmp_path / "run", Config(agent=agent, tasks="t.jsonl"))
     summary.checkpoint = "step-000001-1"
-    train._tell(summary, tmp_path / "run", argparse.Namespace(json=False))
+    training_run.print_summary(summary, tmp_path / "run", argparse.Namespace(json=False))
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "to talk to it" in line]
     assert line.rstrip().endswith(f"chat {tmp_path / 'run'}" + " --agent" * with_agent)
 
@@ -59,7 +59,7 @@ def test_brackets_are_explained_where_there_are_some(low: float | None, capsys: 
     one = Evaluation(number=1, model="m", weights="m", way="trained", history="sampled", folder="f")
     one.rewards, one.scores = {"test": {"reward": {"t": [0.5]}}}, scores
     said: dict[str, Any] = {"agent": "a", "tasks": "t", "seed": 0, "samples": 1, "threshold": 1.0, "measure": "mean@1"}
-    eval._tell(Report(split="test", reward="reward", evaluations=[one], comparisons=[], **said))
+    eval._print_report(EvaluationReport(split="test", reward="reward", evaluations=[one], comparisons=[], **said))
     out = capsys.readouterr().out
     assert ("In brackets" in out, "mean@1: what a sample earns" in out) == (low is not None, True)
 
@@ -83,7 +83,7 @@ def test_a_stop_is_announced_once(
 
     monkeypatch.setattr(loop, "train", pressed_twice)
     with pytest.raises(KeyboardInterrupt):
-        train._run(Config(folder=str(tmp_path)), argparse.Namespace(json=False))
+        training_run.run_training(Config(folder=str(tmp_path)), argparse.Namespace(json=False))
     said = " ".join(capsys.readouterr().out.split())
     assert said.count("stopping after this step, with a checkpoint") == 1
     assert "press Ctrl-C again to stop at once" in said

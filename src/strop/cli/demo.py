@@ -1,0 +1,32 @@
+"""`strop demo`: watch a small model learn to use a calculator."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from strop import config as configs
+from strop.cli.training_run import add_options, choose_folder, print_summary, run_training
+from strop.monitor.screen import Screen
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    demo = commands.add_parser("demo", help="watch a small model learn to use a calculator, on this machine")
+    demo.add_argument("--task", choices=["calc", "chain"], default="calc", help="one tool call, or two chained ones")
+    demo.add_argument("--seed", type=int, default=0, help="another seed is another run (default: 0)")
+    add_options(demo, folder="runs/demo")
+    demo.set_defaults(command=_demo)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from strop import demo
+    from strop.run.runtime import settled
+
+    config = configs.load(
+        base=demo.config(arguments.task), folder=arguments.folder, seed=arguments.seed, sets=arguments.set
+    )
+    with choose_folder(config, arguments) as config:
+        if not arguments.json:
+            Screen().print(demo.INTRODUCTION, highlight=False)
+        summary = run_training(settled(config), arguments)
+    return print_summary(summary, Path(config.folder), arguments)

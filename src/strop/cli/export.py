@@ -1,0 +1,34 @@
+"""`strop export`: write a trained model as a plain Hugging Face folder."""
+
+from __future__ import annotations
+
+import argparse
+
+from strop.cli.output import json_line
+from strop.run.api import export
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("export", help="write a trained model as a plain Hugging Face folder")
+    command.add_argument(
+        "source", metavar="RUN", help="a run, for its last checkpoint, RUN:STEP, or a checkpoint's folder"
+    )
+    command.add_argument("to", metavar="FOLDER", help="where the model is written; it must not be there yet")
+    command.add_argument("--best", action="store_true", help="of a run: the checkpoint with the best score instead")
+    command.add_argument("--adapter", action="store_true", help="a LoRA adapter by itself, in PEFT's format")
+    command.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: as it was trained")
+    command.add_argument("--json", action="store_true", help="print what was done as JSON")
+    command.set_defaults(command=_export)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    checkpoint = export(
+        arguments.source, arguments.to, best=arguments.best, adapter=arguments.adapter, dtype=arguments.dtype
+    )
+    if arguments.json:
+        json_line({"checkpoint": str(checkpoint), "folder": arguments.to})
+    else:
+        print(
+            f"{arguments.to} holds the model of {checkpoint}: use it with Hugging Face, vLLM, or --model {arguments.to}"
+        )
+    return 0

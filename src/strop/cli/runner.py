@@ -1,0 +1,144 @@
+"""`strop runner`: run an agent on what a store has queued."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+import time
+
+import uvloop
+from rich.live import Live
+from rich.text import Text
+
+from strop import config as configs
+from strop.cli.output import console, counts_line, json_line, me
+from strop.cli.served_store import START_SECONDS, add_options, open_served
+from strop.config import Config
+from strop.errors import ConfigError
+from strop.monitor.screen import Screen
+from strop.net.secrets import hide_keys
+from strop.runners.pool import Pool
+from strop.store.base import Store
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    runner = commands.add_parser("runner", help="run an agent on what a store has queued")
+    add_options(runner)
+    runner.add_argument("--agent", help="FILE.py:function, package.module:function, a command, or a service's URL")
+    runner.add_argument("--reward", metavar="FILE.py:function", help="turns (task, answer) into rewards")
+    runner.add_argument("--workers", type=int, help="agents at work at once (default: 16)")
+    runner.add_argument("--model", help="what agents are told to ask for (default: the store's policy)")
+    runner.add_argument("--name", help="what this runner is called (default: host and process)")
+    runner.add_argument("--config", metavar="TOML", help="settings from a file: agent, agents, reward, runner")
+    runner.add_argument("--set", action="append", default=[], metavar="a.b=c", help="any setting; see `strop config`")
+    runner.add_argument("--until-empty", action="store_true", help="end when nothing is queued or running any more")
+    runner.add_argument("--log", metavar="FILE", help="what agents' processes print outside rollouts")
+    runner.add_argument("--json", action="store_true", help="print the counts as JSON at the end and nothing else")
+    runner.set_defaults(command=_runner)
+
+
+def _runner(arguments: argparse.Namespace) -> int:
+    config = configs.load(
+        toml=arguments.config,
+        sets=arguments.set,
+        agent=arguments.agent,
+        reward=arguments.reward,
+        runner={"workers": arguments.workers} if arguments.workers is not None else None,
+    )
+    hide_keys(config)  # before agents inherit the environment
+    if not config.agent and not config.agents:
+        raise ConfigError("which agent? --agent FILE.py:function, a command, or the URL of a service")
+    return uvloop.run(_run_agents(config, arguments))
+
+
+async def _run_agents(config: Config, arguments: argparse.Namespace) -> int:
+    store = await open_served(arguments, START_SECONDS)
+    specs = {**({None: config.agent} if config.agent else {}), **config.agents}
+    try:
+        policies = await store.policies()
+        pool = Pool(
+            store,
+            specs,
+            config.runner,
+            gateway_url=arguments.url.rstrip("/"),
+            model=arguments.model or (policies[0].model if policies else ""),
+            name=arguments.name,
+            reward=config.reward,
+            log=arguments.log,
+        )
+        await pool.start()
+        try:
+            drained = await _work(pool, store, config, arguments)
+        finally:
+            await pool.close()
+    finally:
+        await store.close()
+    if arguments.json:
+        json_line(pool.counts)
+    else:
+        console().print(counts_line(pool.counts) or "nothing was queued")
+        if pool.counts.keys() - {"leased", "succeeded", "interrupted", "abandoned"}:
+            console().print(f"why they failed: {me()} rollouts {arguments.url} --status failed", soft_wrap=True)
+    return 130 if drained else 0
+
+
+async def _work(pool: Pool, store: Store, config: Config, arguments: argparse.Namespace) -> bool:
+    """Until told to stop, or until nothing is left to do. Whether it was told to stop."""
+    stop, now = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, lambda: (now if stop.is_set() else stop).set())
+    pool.work()
+    ends = [asyncio.create_task(stop.wait()), asyncio.create_task(pool.watch())]
+    if arguments.until_empty:
+        ends.append(asyncio.create_task(_wait_until_empty(store)))
+    progress = asyncio.create_task(_show_progress(pool, stop, config, arguments))
+    try:
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        drain = asyncio.create_task(pool.drain(config.runner.drain if stop.is_set() else 0.0))
+        impatient = asyncio.create_task(now.wait())
+        await asyncio.wait({drain, impatient}, return_when=asyncio.FIRST_COMPLETED)
+        if not drain.done():  # told twice
+            await pool.drain(0.0)
+        await drain
+        impatient.cancel()
+        return stop.is_set()
+    finally:
+        for task in (*ends, progress):
+            task.cancel()
+        await asyncio.gather(*ends, progress, return_exceptions=True)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+
+
+async def _wait_until_empty(store: Store) -> None:
+    """Returns when nothing is queued or running, here or elsewhere."""
+    while await store.list(status="queued", limit=1) or await store.list(status="running", limit=1):  # noqa: ASYNC110
+        await asyncio.sleep(0.2)
+
+
+async def _show_progress(pool: Pool, stop: asyncio.Event, config: Config, arguments: argparse.Namespace) -> None:
+    """What the runner does: one live line on a terminal, a line every ten seconds elsewhere, nothing for machines."""
+    if arguments.json:
+        return
+    out, began = Screen(stderr=True, highlight=False), time.monotonic()
+    out.print(f"runner {pool.name} at {arguments.url}: up to {config.runner.workers} agents; Ctrl-C drains it")
+
+    def line() -> str:
+        ended = sum(count for name, count in pool.counts.items() if name != "leased")
+        rate = ended / max(time.monotonic() - began, 1e-9)
+        state = "stopping; Ctrl-C again ends it now" if stop.is_set() else f"{rate:.1f}/s"
+        return f"running {pool.counts['leased'] - ended} · ended {ended} · {state}  {counts_line(pool.counts)}"
+
+    if not sys.stderr.isatty():
+        while True:
+            await asyncio.sleep(10)
+            out.print(line())
+    with Live(Text(line()), console=out, transient=True, refresh_per_second=4) as live:
+        while True:
+            await asyncio.sleep(0.25)
+            live.update(Text(line()))

@@ -1,0 +1,46 @@
+"""The store that `strop serve` serves, as `strop enqueue` and `strop runner` reach it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable
+
+from strop.cli import keys
+from strop.errors import ConfigError, StropError
+from strop.store.base import Store
+from strop.store.opening import open_store
+
+PORT = 8640
+START_SECONDS = 60.0
+"""Seconds that a server which does not answer yet is waited for by what is to run for long."""
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--url", default=os.environ.get("STROP_URL"), help="where `strop serve` is (default: $STROP_URL)"
+    )
+    keys.add(command)
+
+
+async def open_served(arguments: argparse.Namespace, patience: float = 0.0) -> Store:
+    if not arguments.url:
+        raise ConfigError(f"where is the store? --url http://127.0.0.1:{PORT}, as `strop serve` says (or $STROP_URL)")
+    if re.fullmatch(r"[\w.-]+:\d+", arguments.url):
+        raise ConfigError(f"--url {arguments.url} has no http:// before it: did you mean http://{arguments.url}?")
+    if not arguments.url.startswith(("http://", "https://")):
+        raise ConfigError("--url is the address of `strop serve`, http://...: serve the folder or database there first")
+    waiting = say_what_is_awaited(arguments.url, arguments.json)
+    return await open_store(arguments.url, key=keys.key_of(arguments), patience=patience, on_wait=waiting)
+
+
+def say_what_is_awaited(what: str, json: bool) -> Callable[[StropError], None]:
+    """Says once what is waited for."""
+
+    def say(why: StropError) -> None:
+        if not json:
+            print(f"waiting for {what}", file=sys.stderr)
+
+    return say

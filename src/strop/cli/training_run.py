@@ -1,0 +1,149 @@
+"""A training run as `strop train` and `strop demo` begin it: its options, its folder, Ctrl-C, its summary."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+from msgspec.structs import replace
+from rich.table import Table
+from rich.text import Text
+
+from strop.cli.output import json_line, me
+from strop.config import Config
+from strop.monitor import console as views
+from strop.monitor.screen import Screen
+from strop.monitor.summary import Summary
+from strop.run.folder import RunFolder
+
+T = TypeVar("T")
+
+SHORT = {
+    "--steps": ("loop.steps", "steps to train"),
+    "--lr": ("learner.optim.lr", "learning rate"),
+    "--groups": ("loop.groups", "tasks per step"),
+}
+"""Settings that are asked for most, by an option of their own."""
+
+
+class _Short(argparse.Action):
+    """Stands for --set, in its place among others: the last one wins."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        namespace.set = [*namespace.set, f"{self.const}={values}"]
+
+
+def add_options(command: argparse.ArgumentParser, *, folder: str | None) -> None:
+    where = f"where the run is kept (default: {folder or 'runs/run'}), with a number behind it if a run is there"
+    command.add_argument("--folder", default=folder, help=where)
+    command.add_argument("--overwrite", action="store_true", help="delete the run that is there instead")
+    command.add_argument("--set", action="append", default=[], metavar="a.b=c", help="any setting; see `strop config`")
+    for flag, (setting, what) in SHORT.items():
+        said = f"{what}: --set {setting}=N"
+        command.add_argument(flag, action=_Short, const=setting, dest="set", metavar="N", help=said)
+    command.add_argument("--json", action="store_true", help="print the summary as JSON and nothing else")
+
+
+@contextmanager
+def choose_folder(config: Config, arguments: argparse.Namespace, beside: Path | None = None) -> Generator[Config]:
+    """The configuration with a folder where no run is. Says which if it is not the one that was asked for."""
+    from strop.run.start_from import placed
+
+    with placed(Path(config.folder), overwrite=arguments.overwrite, beside=beside) as folder:
+        if str(folder) != config.folder and folder != Path(config.folder):
+            print(f"strop: {config.folder} holds a run: this one is kept in {folder}", file=sys.stderr)
+        yield replace(config, folder=str(folder))
+
+
+def run_training(
+    config: Config,
+    arguments: argparse.Namespace,
+    *,
+    resume: bool = False,
+    changes: Mapping[str, tuple[Any, Any]] | None = None,
+) -> Summary:
+    from strop.run.loop import train
+
+    stop = asyncio.Event()
+
+    def interrupted(cancel: Callable[[], object]) -> None:
+        if stop.is_set():
+            cancel()
+            return
+        stop.set()
+        view.note(
+            "stopping after this step, with a checkpoint (an evaluation is cut short, and --resume goes on with it); "
+            "press Ctrl-C again to stop at once"
+        )
+
+    with views.choose(json=arguments.json, out=sys.stdout) as view:
+        try:
+            run = train(config, view, resume=resume, changes=changes, stop=stop)
+            summary = uvloop.run(run_until_signal(run, interrupted))
+            if summary.done:
+                return summary
+            raise KeyboardInterrupt
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            if (Path(config.folder) / "config.json").exists():
+                view.note(f"stopped; go on with: {me()} train --resume {config.folder}")
+            raise KeyboardInterrupt from None
+
+
+async def run_until_signal(
+    run: Coroutine[Any, Any, T], interrupted: Callable[[Callable[[], object]], None] | None = None
+) -> T:
+    """The result of `run`. SIGTERM and SIGHUP cancel it, and so does Ctrl-C, unless `interrupted` is given: it is
+    called then, with what cancels."""
+    task, loop = asyncio.create_task(run), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, task.cancel)
+    if interrupted is not None:
+        loop.add_signal_handler(signal.SIGINT, interrupted, task.cancel)
+    return await task
+
+
+def print_summary(summary: Summary, folder: Path, arguments: argparse.Namespace) -> int:
+    from strop import demo
+
+    if arguments.json:
+        json_line(summary)
+        return 0
+    console = Screen(highlight=False)
+    steps = f"{summary.steps} step{'s' * (summary.steps != 1)}"
+    table = Table(title=f"{steps} in {views.minutes(summary.seconds)}", title_justify="left")
+    for column in ("evaluated on", "reward", "before", "after"):
+        table.add_column(column, justify="left" if column in ("evaluated on", "reward") else "right")
+    for split, rewards in summary.scores.items():
+        ends = {name: (points[0][1], points[-1][1]) for name, points in rewards.items()}
+        for name, (before, after) in views.distinct(ends).items():
+            style = "bold green" if after > before else "red" if after < before else ""
+            table.add_row(Text(split), Text(name), views.figure(before), Text(views.figure(after), style=style))
+    if summary.scores:
+        console.print(table)
+    places = {
+        "the curve": f"{folder}/curve.png",
+        "these figures": f"{folder}/summary.json",
+        "some rollouts to read": f"{folder}/transcripts.md",
+        "every rollout": f"{me()} rollouts {folder}",
+    }
+    if summary.checkpoint:
+        places["the trained model"] = f"{folder}/checkpoints/{summary.checkpoint}"
+        places["as a plain folder"] = f"{me()} export {folder} FOLDER"
+        places["to talk to it"] = f"{me()} chat {folder}" + " --agent" * (RunFolder.config(folder).agent != demo.AGENT)
+    width = max(map(len, places))
+    for what, place in places.items():  # what is to be copied comes last, and is broken by no line end of ours
+        console.print(Text.assemble("  ", what.ljust(width), "  ", (place, "bold")), soft_wrap=True)
+    return 0
