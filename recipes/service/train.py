@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from strop import config as configs
 from strop.errors import StropError
-from strop.learner.process import die_with_parent
+from strop.learner.child import die_with_parent
 from strop.run.folder import RunFolder
 
 HERE = Path(__file__).parent

@@ -17,6 +17,7 @@ import pytest
 from strop.errors import StropError
 from strop.rewards import after_hashes, last_boxed, last_number, math_equal, worker
 from strop.rewards.math import plain
+from tests.limits import stretch
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "math"
 SAME = [
@@ -111,7 +112,7 @@ def test_what_takes_for_ever_is_wrong_and_harms_nobody(endless: str) -> None:
     worker.call("equal", ["1", "1"], 30)  # what follows is not the time that imports take
     began = time.monotonic()
     assert not math_equal(endless, "7", seconds=1)
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < stretch(6)
     assert math_equal(r"\sqrt{4}", "2", seconds=30)
 
 
@@ -126,7 +127,7 @@ def test_python_s_powers_are_no_way_in() -> None:
     began = time.monotonic()
     assert not math_equal("9**9**9**9", "7")
     assert not math_equal("__import__('os').abort()", "7")
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < stretch(20)
 
 
 def test_any_thread_may_ask_while_another_hangs() -> None:

@@ -11,6 +11,7 @@ import pytest
 from strop.errors import PlaceError, StropError
 from strop.rewards import sql_match
 from strop.rewards.query import has_order, same
+from tests.limits import stretch
 
 SPIDER = Path(__file__).parents[4] / "shared" / "data" / "spider"
 ALL = "SELECT name, age FROM people"
@@ -141,8 +142,9 @@ def test_queries_only_read(attack: str, database: Path, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_is_too_much_is_stopped(attack: str, why: str, database: Path) -> None:
     began = time.monotonic()
-    verdict = sql_match(attack, ALL, database, seconds=1)
-    assert time.monotonic() - began < 10
+    seconds = 60 if "rows" in why or "bytes" in why else 1  # on a busy machine little is read in one
+    verdict = sql_match(attack, ALL, database, seconds=seconds)
+    assert time.monotonic() - began < stretch(10)
     assert float(verdict) == 0.0
     assert why in verdict.why
     assert float(sql_match(ALL, ALL, database)) == 1.0
@@ -189,4 +191,4 @@ def test_spider_s_golden_queries() -> None:
         assert verdict, (task["query"], verdict.why)
         wrong += task["query"] == before["query"] or not sql_match(before["query"], task["query"], database)
     assert wrong >= len(tasks) - 5  # the one before asks for something else, nearly always in another database
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < stretch(60)
