@@ -2,11 +2,9 @@
 
 TWICE = {
     "Agent": 2,
-    "Answers": 2,
     "Api": 2,
     "Elsewhere": 2,
     "Line": 2,
-    "Lines": 2,
     "Piece": 3,
     "Plan": 3,
     "Recorded": 2,
@@ -15,6 +13,5 @@ TWICE = {
     "Server": 2,
     "Shared": 2,
     "View": 2,
-    "Writer": 2,
 }
-AGAINST_ORDER: set[tuple[str, str]] = set()
+AGAINST_ORDER = {}
