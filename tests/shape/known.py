@@ -11,7 +11,6 @@ TWICE = {
     "Run": 2,
     "Said": 2,
     "Server": 2,
-    "Shared": 2,
     "View": 2,
 }
-AGAINST_ORDER = {}
+AGAINST_ORDER: set[tuple[str, str]] = set()

@@ -8,6 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from strop.engines.receiver import WeightSource
 from strop.types import Sampling
 
 
@@ -70,9 +71,10 @@ class Engine(ABC):
     async def resume(self) -> None: ...
 
     @abstractmethod
-    async def load(self, version: str) -> None:
-        """Serve `version` from now on; its weights have been put in place by weights/. Tokens drawn before this returns
-        belong to the version before, those of a sequence in flight too. Returns once the engine has confirmed it."""
+    async def load(self, version: str, weights: WeightSource | None = None) -> None:
+        """Serve `version` from now on. An engine that has weights of its own has `weights` deliver them, now and when
+        it lost them; one that shares the learner's needs none. Tokens drawn before this returns belong to the version
+        before, those of a sequence in flight too. Returns once it is known that the version is served."""
 
     async def health(self) -> None:  # noqa: B027 - many are well as long as their process is
         """Raises `EngineError` with the reason if a request could not be answered now."""

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from strop.engines.base import Chunk, Engine
+from strop.engines.receiver import WeightSource
 from strop.errors import ContextOverflow, EngineError
 from strop.types import Sampling, stable_hash
 
@@ -196,7 +197,7 @@ class Scripted(Engine):
     async def resume(self) -> None:
         self._open.set()
 
-    async def load(self, version: str) -> None:
+    async def load(self, version: str, weights: WeightSource | None = None) -> None:
         self.version = version
 
     async def close(self) -> None: ...

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from strop.engines.delivery import LogprobProbe, ModelTensors, TensorSpec, WeightsRefused
+from strop.engines.receiver import LogprobProbe, ModelTensors, TensorSpec, WeightsRefused
 
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Names of floating-point types in safetensors files."""

@@ -25,6 +25,7 @@ from typing import cast
 import msgspec
 
 from strop.engines.base import Abilities, Chunk, Engine
+from strop.engines.receiver import WeightSource
 from strop.errors import ContextOverflow, EngineError
 from strop.types import Sampling
 
@@ -149,8 +150,8 @@ class Replicas(Engine):
         await self._each(lambda engine: engine.resume())
         self._open.set()
 
-    async def load(self, version: str) -> None:
-        failed = await self._each(lambda engine: engine.load(version))
+    async def load(self, version: str, weights: WeightSource | None = None) -> None:
+        failed = await self._each(lambda engine: engine.load(version, weights))
         for replica in self._replicas:
             replica.outdated = replica in failed
 
@@ -203,8 +204,8 @@ class Sticky(Engine):
     async def resume(self) -> None:
         await self._replicas.resume()
 
-    async def load(self, version: str) -> None:
-        await self._replicas.load(version)
+    async def load(self, version: str, weights: WeightSource | None = None) -> None:
+        await self._replicas.load(version, weights)
 
     async def close(self) -> None:
         """It is one rollout's view; the replicas are closed by who made them."""

@@ -21,8 +21,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.engines.delivery import LogprobProbe, TensorSpec
 from strop.engines.embedded.outbox import Outbox
+from strop.engines.receiver import LogprobProbe, TensorSpec
 from strop.errors import LearnerError, StropError
 from strop.imports import one_line
 from strop.learner.verbs import IpcHandles, LearnerSettings, LearnerVerbs

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from strop.engines.delivery import LogprobProbe, TensorSpec
+from strop.engines.receiver import LogprobProbe, TensorSpec
 from strop.learner.verbs import IpcHandles, LearnerSettings, LearnerVerbs, WeightVerbs
 from strop.trajectory import Batch, Entries
 

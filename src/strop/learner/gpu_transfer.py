@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
-from strop.engines.delivery import TensorSpec, WeightsRefused
+from strop.engines.receiver import TensorSpec, WeightsRefused
 from strop.errors import EngineError
 from strop.imports import to_install
 from strop.learner.verbs import IpcHandles

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from strop.engines.delivery import LogprobProbe, TensorSpec, WeightsRefused, probe_ids
+from strop.engines.receiver import LogprobProbe, TensorSpec, WeightsRefused, probe_ids
 from strop.errors import EngineError
 from strop.learner.gpu_transfer import Broadcaster, export_handles
 from strop.learner.verbs import IpcHandles, WeightVerbs

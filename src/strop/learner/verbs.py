@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from strop.config import AlgorithmConfig, Config, EngineConfig, LearnerConfig, PolicyConfig
-from strop.engines.delivery import LogprobProbe, TensorSpec
+from strop.engines.receiver import LogprobProbe, TensorSpec
 from strop.trajectory import Batch, Entries
 
 

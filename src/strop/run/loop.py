@@ -137,7 +137,7 @@ async def publish(run: Run, step: Step) -> None:
     run.step, run.names = step.number, run.names_of(step)
     run.steps.append(step)
     with run.timed("update_weights"):
-        await run.weights.publish(step.version)
+        await run.publisher.publish(step.version)
         if not run.overlaps:
             await run.engine.resume()
     run.view.step(step.number, step.metrics)

@@ -41,7 +41,7 @@ async def go_back(run: Run) -> list[Collected]:
     if last:
         run.algorithm.resume(last.metrics)
         run.names = run.names_of(last)
-        await run.weights.publish(last.version)
+        await run.publisher.publish(last.version)
     return [
         Collected([await read_sample(run.store, await run.store.get(id)) for id in step.rollouts])
         for step in line[base:]

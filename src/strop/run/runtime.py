@@ -24,7 +24,6 @@ from strop import algorithms
 from strop.algorithms import Algorithm
 from strop.config import Config, EngineConfig
 from strop.engines.base import Engine
-from strop.engines.delivery import Delivery
 from strop.engines.embedded.engine import Embedded
 from strop.engines.sglang.engine import Sglang
 from strop.engines.vllm.engine import Vllm
@@ -54,11 +53,12 @@ from strop.tasks.load import load
 from strop.tasks.sampling import evaluation, group, group_number, hold_out
 from strop.trajectory import Sample
 from strop.types import Policy, Rollout, Sampling, Step, Task, lineage_of, version
-from strop.weights.base import Weights
-from strop.weights.files import Files, Folders
-from strop.weights.ipc import Ipc
-from strop.weights.nccl import Nccl
-from strop.weights.shared import Shared
+from strop.weights.base import Transfer
+from strop.weights.files import FolderTransfer
+from strop.weights.ipc import IpcTransfer
+from strop.weights.nccl import NcclTransfer
+from strop.weights.publisher import Publisher
+from strop.weights.shared import SharedMemory
 
 POLICY = "main"
 WEIGHTS = "weights"
@@ -89,7 +89,7 @@ class Run:
     store: Store
     learner: LearnerProcess
     engine: Engine
-    weights: Weights
+    publisher: Publisher
     algorithm: Algorithm
     gateway: Gateway
     pool: Pool
@@ -257,7 +257,7 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
             store=store,
             learner=learner,
             engine=engine,
-            weights=weights_of(config, folder.path, learner, engine),
+            publisher=publisher_of(config, folder.path, learner, engine),
             algorithm=algorithm,
             gateway=gateway,
             pool=pool,
@@ -296,24 +296,23 @@ def engine_of(config: Config, model: Path, folder: Path, learner: LearnerProcess
     if name == "embedded":
         assert learner is not None, "the embedded engine lives where the weights are"
         return Embedded(learner)
-    weights = folder / WEIGHTS
+    renewed = learner is not None
     if name == "sglang":
-        root = weights if learner else None
-        return Sglang(model, config.engine.sglang, log=folder / "sglang.log", weights=root, context=context)
-    ways: dict[str, Callable[[LearnerProcess], Delivery]] = {
-        "files": lambda _: Folders(weights),
-        "ipc": Ipc,
-        "nccl": Nccl,
-    }
-    delivery = ways[config.engine.vllm.weights](learner) if learner else None
-    return Vllm(model, config.engine.vllm, log=folder / "vllm.log", delivery=delivery, context=context)
+        return Sglang(model, config.engine.sglang, log=folder / "sglang.log", renewed=renewed, context=context)
+    return Vllm(model, config.engine.vllm, log=folder / "vllm.log", renewed=renewed, context=context)
 
 
-def weights_of(config: Config, folder: Path, learner: LearnerProcess, engine: Engine) -> Weights:
+def publisher_of(config: Config, folder: Path, learner: LearnerProcess, engine: Engine) -> Publisher:
     """How new weights reach the engine."""
-    name, vllm = engine_name(config.engine), config.engine.vllm
-    by_files = name == "sglang" or (name == "vllm" and vllm.weights == "files")
-    return Files(folder / WEIGHTS, learner, engine) if by_files else Shared(engine)
+    name = engine_name(config.engine)
+    way = "shared" if name == "embedded" else config.engine.vllm.weights if name == "vllm" else "files"
+    transfers: dict[str, Callable[[], Transfer]] = {
+        "shared": SharedMemory,
+        "files": lambda: FolderTransfer(folder / WEIGHTS, learner),
+        "ipc": lambda: IpcTransfer(learner),
+        "nccl": lambda: NcclTransfer(learner),
+    }
+    return Publisher(engine, transfers[way]())
 
 
 def engine_name(config: EngineConfig) -> Literal["embedded", "vllm", "sglang"]:

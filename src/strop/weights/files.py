@@ -13,31 +13,33 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from strop.engines.base import Engine
-from strop.engines.delivery import Delivered, ModelTensors, WeightsRefused
+from strop.engines.receiver import LogprobProbe, ModelTensors, WeightReceiver, WeightsRefused
 from strop.engines.weight_files import files_of, not_finite, probe_of, refuse_bad
 from strop.learner.client import WeightClient
-from strop.weights.base import Weights
-
-if TYPE_CHECKING:
-    from strop.engines.vllm.protocol import Api
+from strop.weights.base import Sent, Transfer
 
 
-class Files(Weights):
-    """Has the learner write each version into a folder of `root`, and `engine` load it from there."""
+class FolderTransfer(Transfer):
+    """Has the learner write each version into a folder of `root`, and servers load it from there. Without a learner the
+    folders are somebody else's to write."""
 
-    def __init__(self, root: Path, learner: WeightClient, engine: Engine) -> None:
+    def __init__(self, root: Path, learner: WeightClient | None = None) -> None:
         self._root = root
         self._learner = learner
-        self._engine = engine
 
-    async def publish(self, version: str) -> None:
+    async def stage(self, version: str) -> None:
+        if self._learner is not None:
+            await self._learner.write(self._root / version)
+
+    async def send(self, version: str, receiver: WeightReceiver) -> Sent:
         folder = self._root / version
-        await self._learner.write(folder)
-        await self._engine.load(version)
-        await asyncio.to_thread(self._drop_others, folder)
+        probe = await asyncio.to_thread(_check_folder, folder, receiver.tensors)
+        await receiver.load_folder(folder, version)
+        return Sent(receiver.model, probe)
+
+    async def discard_others(self, version: str) -> None:
+        await asyncio.to_thread(self._drop_others, self._root / version)
 
     def _drop_others(self, folder: Path) -> None:
         for other in self._root.iterdir():
@@ -45,35 +47,31 @@ class Files(Weights):
                 shutil.rmtree(other, ignore_errors=True)
 
 
-class Folders:
-    """Delivers a version from its folder in `root`."""
+def _check_folder(folder: Path, tensors: ModelTensors) -> LogprobProbe | None:
+    """Refuse a folder that is not whole and sound; what an engine must find in it."""
+    try:
+        refuse_bad(folder, tensors)
+        return probe_of(folder)
+    except OSError as error:
+        raise WeightsRefused(f"{folder} cannot be read: {error.strerror}; nothing was changed") from None
+
+
+class AdapterTransfer(Transfer):
+    """Sends a version as a LoRA adapter, from its folder in `root` (PEFT format), beside the weights as they are."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._loaded: tuple[WeightReceiver, str] | None = None
 
-    async def deliver(self, api: Api, version: str, model: ModelTensors) -> Delivered:
-        folder = self._root / version
-        await asyncio.to_thread(refuse_bad, folder, model)
-        await api.reload(str(folder))
-        return Delivered(api.base, probe_of(folder))
-
-
-class Adapters:
-    """Delivers a version as a LoRA adapter, from its folder in `root` (PEFT format), beside the weights as they are."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._loaded: tuple[Api, str] | None = None
-
-    async def deliver(self, api: Api, version: str, model: ModelTensors) -> Delivered:
-        folder, name = self._root / version, f"{api.base}-{version}"
+    async def send(self, version: str, receiver: WeightReceiver) -> Sent:
+        folder, name = self._root / version, f"{receiver.model}-{version}"
         if bad := await asyncio.to_thread(
             lambda: next((n for file in files_of(folder) for n in not_finite(file)), None)
         ):
             raise WeightsRefused(f"the adapter in {folder} is broken: {bad} has values that are no finite numbers")
-        before, self._loaded = self._loaded, (api, name)
-        if before != (api, name):
-            await api.load_adapter(name, str(folder))
-        if before is not None and before[0] is api and before[1] != name:
-            await api.unload_adapter(before[1])
-        return Delivered(name, probe_of(folder))
+        before, self._loaded = self._loaded, (receiver, name)
+        if before != (receiver, name):
+            await receiver.load_adapter(name, folder)
+        if before is not None and before[0] is receiver and before[1] != name:
+            await receiver.unload_adapter(before[1])
+        return Sent(name, probe_of(folder))

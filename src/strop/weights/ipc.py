@@ -10,44 +10,30 @@ Left out: a learner of several ranks, whose handles would have to be gathered fi
 
 from __future__ import annotations
 
-import base64
-from typing import TYPE_CHECKING, Any
-
-from strop.engines.delivery import Delivered, LogprobProbe, ModelTensors, TensorSpec, WeightsRefused
+from strop.engines.receiver import LogprobProbe, WeightReceiver, WeightsRefused
 from strop.learner.client import WeightClient
-
-if TYPE_CHECKING:
-    from strop.engines.vllm.protocol import Api
+from strop.weights.base import Sent, Transfer
 
 
-class Ipc:
-    """Delivers what the learner holds at the moment."""
+class IpcTransfer(Transfer):
+    """Sends what the learner holds at the moment."""
 
     def __init__(self, learner: WeightClient) -> None:
         self._learner = learner
         self._sent: tuple[str, LogprobProbe] | None = None
 
-    async def deliver(self, api: Api, version: str, model: ModelTensors) -> Delivered:
+    async def send(self, version: str, receiver: WeightReceiver) -> Sent:
         probe = await self._learner.probe()
         refuse_moved_on(self._sent, version, probe)
         exported = await self._learner.export_handles()
-        model.refuse_misfits(exported.specs, "the learner's weights")
-        await api.begin_transfer({})
-        await api.start_update()
-        await api.update(about(exported.specs) | {"ipc_handles_pickled": base64.b64encode(exported.handles).decode()})
-        await api.finish_update()
+        receiver.tensors.refuse_misfits(exported.specs, "the learner's weights")
+        await receiver.begin_transfer(None)
+        await receiver.start_update()
+        await receiver.update(exported.specs, exported.handles)
+        await receiver.finish_update()
         await self._learner.release_handles()
         self._sent = version, probe
-        return Delivered(api.base, probe)
-
-
-def about(specs: dict[str, TensorSpec]) -> dict[str, Any]:
-    """A weight update in vLLM's words."""
-    return {
-        "names": list(specs),
-        "dtype_names": [spec.dtype for spec in specs.values()],
-        "shapes": [list(spec.shape) for spec in specs.values()],
-    }
+        return Sent(receiver.model, probe)
 
 
 def refuse_moved_on(sent: tuple[str, LogprobProbe] | None, version: str, probe: LogprobProbe) -> None:

@@ -1,15 +1,14 @@
-"""Only a version's name is passed on: learner and engine hold the same tensors, or the engine gets them by itself (from
-GPU to GPU, see ipc.py and nccl.py)."""
+"""Learner and engine hold the same tensors: there is nothing to send."""
 
 from __future__ import annotations
 
-from strop.engines.base import Engine
-from strop.weights.base import Weights
+from strop.engines.receiver import WeightReceiver, WeightsRefused
+from strop.weights.base import Sent, Transfer
 
 
-class Shared(Weights):
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    async def publish(self, version: str) -> None:
-        await self._engine.load(version)
+class SharedMemory(Transfer):
+    async def send(self, version: str, receiver: WeightReceiver) -> Sent:
+        raise WeightsRefused(
+            f"{receiver.name} has weights of its own, and version {version} is only in the learner's memory. Fix: have "
+            "weights sent as files"
+        )

@@ -17,13 +17,15 @@ import pytest
 from safetensors.numpy import save_file
 
 from strop.config import SglangConfig
-from strop.engines import server as served
+from strop.engines import remote
 from strop.engines.base import Chunk
-from strop.engines.delivery import LogprobProbe
+from strop.engines.receiver import LogprobProbe
 from strop.engines.server_process import free_port
 from strop.engines.sglang.engine import Sglang
 from strop.errors import ContextOverflow, EngineError, ModelError
 from strop.types import Sampling
+from strop.weights.files import FolderTransfer
+from strop.weights.publisher import Publisher
 from tests.unit.engines import sglang_server as fake
 
 ROOT = Path(__file__).parents[3]
@@ -42,7 +44,7 @@ def folder(path: Path, scale: float = 1.0, probe: float | None = None) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "NOTICE", 0.3)
+    monkeypatch.setattr(remote, "NOTICE", 0.3)
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ async def started(tmp_path: Path, python_path: str, **more: Any) -> AsyncGenerat
     model = tmp_path / "model"
     if not model.exists():
         folder(model)
-    engine = Sglang(model, settings, log=tmp_path / "sglang.log", weights=tmp_path / "weights")
+    engine = Sglang(model, settings, log=tmp_path / "sglang.log", renewed=True)
     await engine.start()
     try:
         yield engine
@@ -78,7 +80,7 @@ async def elsewhere(tmp_path: Path, *arguments: str) -> AsyncGenerator[tuple[Sgl
     )
     url = f"http://127.0.0.1:{port}"
     given = SglangConfig(url=url, start_timeout=30.0, patience=0.0)
-    engine = Sglang(folder(tmp_path / "model"), given, log=tmp_path / "log", weights=tmp_path / "weights")
+    engine = Sglang(folder(tmp_path / "model"), given, log=tmp_path / "log", renewed=True)
     try:
         await engine.start()
         yield engine, url
@@ -87,6 +89,10 @@ async def elsewhere(tmp_path: Path, *arguments: str) -> AsyncGenerator[tuple[Sgl
         if server.returncode is None:
             server.kill()
         await server.wait()
+
+
+async def give(engine: Sglang, tmp_path: Path, version: str) -> None:
+    await engine.load(version, Publisher(engine, FolderTransfer(tmp_path / "weights")))
 
 
 async def play(engine: Sglang, prompt: list[int], stop: int = 400, **sampling: Any) -> list[Chunk]:
@@ -188,7 +194,7 @@ async def test_a_new_version_and_what_is_none(tmp_path: Path, python_path: str) 
         folder(tmp_path / "weights/1.1", scale=2.0, probe=2.0)
         running = asyncio.create_task(play(engine, [1, 10], max_tokens=30))
         await asyncio.sleep(0.01)
-        await engine.load("1.1")
+        await give(engine, tmp_path, "1.1")
         assert {chunk.version for chunk in await running} == {"1.0"}, "it was waited for"
         (chunk,) = await play(engine, [1, 10], max_tokens=1)
         assert (chunk.version, chunk.logprobs) == ("1.1", [-0.22])
@@ -198,14 +204,14 @@ async def test_a_new_version_and_what_is_none(tmp_path: Path, python_path: str) 
         )
         folder(tmp_path / "weights/1.2", scale=float("nan"))
         with pytest.raises(EngineError, match="no finite numbers; nothing was changed"):
-            await engine.load("1.2")
+            await give(engine, tmp_path, "1.2")
         with pytest.raises(EngineError, match=r"weights/1\.3"):
-            await engine.load("1.3")
+            await give(engine, tmp_path, "1.3")
         assert (await play(engine, [1, 10], max_tokens=1))[0].version == "1.1"
         assert engine._server.url == url, "the server never heard of those"
         folder(tmp_path / "weights/1.4", scale=9.0, probe=3.0)
         with pytest.raises(EngineError, match="probe"):
-            await engine.load("1.4")
+            await give(engine, tmp_path, "1.4")
         (chunk,) = await play(engine, [1, 10], max_tokens=1)
         assert (chunk.version, chunk.logprobs) == ("1.1", [-0.22]), "started again, with what it served before"
         assert engine._server.url != url
@@ -214,10 +220,10 @@ async def test_a_new_version_and_what_is_none(tmp_path: Path, python_path: str) 
 async def test_somebody_elses_server_gets_the_version_before_back(tmp_path: Path) -> None:
     async with elsewhere(tmp_path) as (engine, _):
         folder(tmp_path / "weights/1.1", scale=2.0, probe=2.0)
-        await engine.load("1.1")
+        await give(engine, tmp_path, "1.1")
         folder(tmp_path / "weights/1.2", scale=9.0, probe=3.0)
         with pytest.raises(EngineError, match=r"does not serve what was sent as version 1\.2"):
-            await engine.load("1.2")
+            await give(engine, tmp_path, "1.2")
         (chunk,) = await play(engine, [1, 10], max_tokens=1)
         assert (chunk.version, chunk.logprobs) == ("1.1", [-0.22])
 
@@ -225,7 +231,7 @@ async def test_somebody_elses_server_gets_the_version_before_back(tmp_path: Path
 async def test_killed_in_mid_answer_it_is_started_again(tmp_path: Path, python_path: str) -> None:
     async with started(tmp_path, python_path) as engine:
         folder(tmp_path / "weights/1.1", scale=2.0)
-        await engine.load("1.1")
+        await give(engine, tmp_path, "1.1")
         with pytest.raises(EngineError, match="in the middle of an answer"):
             await play(engine, [fake.DIES, 10])
         (chunk,) = await play(engine, [1, 10], max_tokens=1)
@@ -267,14 +273,15 @@ async def test_other_versions_are_refused_by_name(tmp_path: Path) -> None:
 
 async def test_a_server_of_two_runs_is_noticed(tmp_path: Path) -> None:
     async with elsewhere(tmp_path) as (engine, url):
+        folder(tmp_path / "weights/2.0")
         other = Sglang(
             tmp_path / "model",
             SglangConfig(url=url),
             log=tmp_path / "log",
-            weights=folder(tmp_path / "weights/2.0").parent,
+            renewed=True,
         )
         await other.start()
-        await other.load("2.0")
+        await give(other, tmp_path, "2.0")
         with pytest.raises(EngineError, match="somebody else"):
             await play(engine, [1, 10])
         await other.close()

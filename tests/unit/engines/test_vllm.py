@@ -17,13 +17,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from strop.config import VllmConfig
-from strop.engines import server
+from strop.engines import remote
 from strop.engines.base import Chunk
 from strop.engines.vllm.engine import Vllm, command, environment
 from strop.engines.vllm.protocol import refuse_untested, sampling_params
 from strop.errors import ConfigError, ContextOverflow, EngineError
 from strop.types import Sampling
-from strop.weights.files import Folders
+from strop.weights.files import FolderTransfer
+from strop.weights.publisher import Publisher
 from tests.limits import stretch
 
 STANDIN = Path(__file__).parent / "standin"
@@ -40,7 +41,8 @@ class Stand:
         self.root = folder / "weights"
         env = {"PYTHONPATH": str(STANDIN), "STANDIN_FOLDER": str(folder)} | settings.pop("env", {})
         self.settings = VllmConfig(env=env, start_timeout=settings.pop("start_timeout", 20.0), **settings)
-        self.engine = Vllm(self.model, self.settings, log=folder / "vllm.log", delivery=Folders(self.root))
+        self.engine = Vllm(self.model, self.settings, log=folder / "vllm.log", renewed=True)
+        self.publisher = Publisher(self.engine, FolderTransfer(self.root))
 
     def offer(self, version: str, shift: float, probe: float | None = None) -> Path:
         """A version's folder, as the learner leaves it. `probe`: what it says that the engine must find."""
@@ -50,6 +52,9 @@ class Stand:
         logprobs = [-id / 1000 - (shift if probe is None else probe) for id in ids[1:]]
         (folder / "probe.json").write_text(json.dumps({"ids": ids, "logprobs": logprobs}))
         return folder
+
+    async def load(self, version: str) -> None:
+        await self.engine.load(version, self.publisher)
 
     def asked(self) -> list[dict[str, Any]]:
         file = self.folder / "asked.jsonl"
@@ -76,8 +81,8 @@ Make = Callable[..., Stand]
 
 @pytest.fixture
 async def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Make]:
-    monkeypatch.setattr(server, "FIRST_WAIT", 0.05)
-    monkeypatch.setattr(server, "NOTICE", 0.3)
+    monkeypatch.setattr(remote, "FIRST_WAIT", 0.05)
+    monkeypatch.setattr(remote, "NOTICE", 0.3)
     made: list[Stand] = []
 
     def one(**settings: Any) -> Stand:
@@ -293,7 +298,7 @@ async def test_a_server_that_cannot_be_started_again_is_given_up(make: Make) -> 
             await play(stand, [5])
     assert time.monotonic() - began < stretch(30)  # far less than a request's patience
     with pytest.raises(EngineError, match="cannot be started again"):
-        await stand.engine.load("1.1")
+        await stand.load("1.1")
 
 
 async def test_patience_ends(make: Make) -> None:
@@ -314,7 +319,7 @@ async def test_a_version_is_loaded_while_nothing_is_in_flight(make: Make) -> Non
     stand.offer("1.1", 0.5)
     begun = asyncio.create_task(play(stand, [5], max_tokens=30))
     await until(lambda: bool(stand.asked()))
-    loading = asyncio.create_task(stand.engine.load("1.1"))
+    loading = asyncio.create_task(stand.load("1.1"))
     await asyncio.sleep(0.05)
     late = asyncio.create_task(play(stand, [5], max_tokens=3))
     await loading
@@ -335,7 +340,7 @@ async def test_a_paused_engine_stays_paused_over_a_load(make: Make) -> None:
     await stand.engine.start()
     await stand.engine.pause()
     stand.offer("1.1", 0.5)
-    await stand.engine.load("1.1")
+    await stand.load("1.1")
     waiting = asyncio.create_task(play(stand, [5], max_tokens=1))
     await asyncio.sleep(0.1)
     assert not waiting.done()
@@ -348,7 +353,7 @@ async def test_a_pause_in_the_middle_of_a_load_lasts(make: Make) -> None:
     await stand.engine.start()
     slow = stand.offer("1.1", 0.5) / "slow"
     slow.touch()
-    loading = asyncio.create_task(stand.engine.load("1.1"))
+    loading = asyncio.create_task(stand.load("1.1"))
     await until(lambda: any("reload" in asked for asked in stand.asked()))
     pausing = asyncio.create_task(stand.engine.pause())
     await asyncio.sleep(0.05)
@@ -365,7 +370,7 @@ async def test_a_load_that_is_given_up_leaves_the_version_before(make: Make) -> 
     stand = make()
     await stand.engine.start()
     (stand.offer("1.1", 0.5) / "slow").touch()
-    loading = asyncio.create_task(stand.engine.load("1.1"))
+    loading = asyncio.create_task(stand.load("1.1"))
     await until(lambda: any("reload" in asked for asked in stand.asked()))
     loading.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -387,7 +392,7 @@ async def test_what_is_refused_leaves_the_version_before(make: Make) -> None:
         ("1.3", "holds no weights"),
     ):
         with pytest.raises(EngineError, match=says):
-            await stand.engine.load(version)
+            await stand.load(version)
         assert [(chunk.version, chunk.logprobs) for chunk in await play(stand, [5], max_tokens=1)] == [
             ("1.0", [-0.006])
         ]
@@ -399,7 +404,7 @@ async def test_a_killed_server_gets_the_current_version_again(make: Make) -> Non
     stand = make()
     await stand.engine.start()
     stand.offer("1.1", 0.5)
-    await stand.engine.load("1.1")
+    await stand.load("1.1")
     os.kill(stand.pid, signal.SIGKILL)
     await until(lambda: not stand.engine._serving.is_set())
     assert [(chunk.version, chunk.logprobs) for chunk in await play(stand, [5], max_tokens=1)] == [("1.1", [-0.506])]
@@ -409,14 +414,14 @@ async def test_a_server_that_does_not_have_what_was_sent_is_started_again(make: 
     stand = make()
     await stand.engine.start()
     stand.offer("1.1", 0.5)
-    await stand.engine.load("1.1")
+    await stand.load("1.1")
     stand.offer("1.2", 0.7, probe=0.8)
     with pytest.raises(EngineError, match=r"does not serve what was sent as version 1.2: .* differ by 0.1 in the mean"):
-        await stand.engine.load("1.2")
+        await stand.load("1.2")
     assert [(chunk.version, chunk.logprobs) for chunk in await play(stand, [5], max_tokens=1)] == [("1.1", [-0.506])]
     assert (stand.folder / "starts").read_text() == "2"
     stand.offer("1.3", 0.9)
-    await stand.engine.load("1.3")
+    await stand.load("1.3")
     assert [chunk.version for chunk in await play(stand, [5], max_tokens=1)] == ["1.3"]
 
 
@@ -424,14 +429,14 @@ async def test_a_version_that_is_gone_is_not_served_as_if_it_were_there(make: Ma
     stand = make(patience=2.0)
     await stand.engine.start()
     (stand.offer("1.1", 0.5) / "keep").touch()
-    await stand.engine.load("1.1")
+    await stand.load("1.1")
     (stand.root / "1.1" / "model.safetensors").unlink()
     os.kill(stand.pid, signal.SIGKILL)
     await until(lambda: not stand.engine._serving.is_set())
     with pytest.raises(EngineError, match="holds no weights"):
         await play(stand, [5])
     stand.offer("1.2", 0.25)
-    await stand.engine.load("1.2")
+    await stand.load("1.2")
     assert [(chunk.version, chunk.logprobs) for chunk in await play(stand, [5], max_tokens=1)] == [("1.2", [-0.256])]
 
 
@@ -440,7 +445,7 @@ async def test_it_sleeps_while_it_is_paused(make: Make) -> None:
     await stand.engine.start()
     await stand.engine.pause()
     stand.offer("1.1", 0.5)
-    await stand.engine.load("1.1")
+    await stand.load("1.1")
     await stand.engine.resume()
     await stand.engine.pause()
     await stand.engine.resume()
@@ -459,7 +464,7 @@ async def test_started_again_while_it_is_paused_it_sleeps_again(make: Make) -> N
     stand = make(sleep=True)
     await stand.engine.start()
     stand.offer("1.1", 0.5)
-    await stand.engine.load("1.1")
+    await stand.load("1.1")
     await stand.engine.pause()
     os.kill(stand.pid, signal.SIGKILL)
     await until(lambda: sum(asked.get("path") == "/sleep" for asked in stand.asked()) == 2)
@@ -498,7 +503,7 @@ async def test_somebody_elses_server_gets_its_version_again_when_it_comes_back(m
     guest = make(url=stand.engine._server.url)
     await guest.engine.start()
     guest.offer("1.1", 0.5)
-    await guest.engine.load("1.1")
+    await guest.load("1.1")
     arguments = command(stand.model, stand.settings, 64, "float32")
     port = stand.engine._server.url.rpartition(":")[2]
     await stand.engine.close()

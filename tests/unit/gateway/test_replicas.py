@@ -138,7 +138,7 @@ async def test_a_replica_without_the_new_version_serves_no_more_until_it_has_one
     class Stuck(Scripted):
         stuck = True
 
-        async def load(self, version: str) -> None:
+        async def load(self, version: str, weights: object = None) -> None:
             if self.stuck:
                 raise EngineError("weights did not arrive")
             await super().load(version)

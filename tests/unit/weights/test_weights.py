@@ -3,6 +3,8 @@
 import asyncio
 import os
 import resource
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from strop.engines.delivery import LogprobProbe, ModelTensors, TensorSpec, WeightsRefused, probe_ids
+from strop.engines.receiver import LogprobProbe, ModelTensors, TensorSpec, WeightReceiver, WeightsRefused, probe_ids
 from strop.engines.weight_files import probe_of, refuse_bad, specs_of, tensors_of
 from strop.errors import EngineError
 from strop.learner.client import WeightClient
 from strop.learner.model_weights import ModelWeights
-from strop.weights.files import Files, Folders
-from strop.weights.ipc import Ipc
-from strop.weights.nccl import Nccl
+from strop.weights.base import Transfer
+from strop.weights.files import FolderTransfer
+from strop.weights.ipc import IpcTransfer
+from strop.weights.nccl import NcclTransfer
+from strop.weights.publisher import Publisher
+from strop.weights.shared import SharedMemory
 
 
 def make_model(seed: int = 0, tied: bool = True) -> Any:
@@ -52,29 +57,41 @@ class Loads:
         self.loaded: list[str] = []
         self.error: EngineError | None = None
 
-    async def load(self, version: str) -> None:
+    async def load(self, version: str, weights: object = None) -> None:
         if self.error:
             raise self.error
         self.loaded.append(version)
 
 
-class Told:
-    """A server's end that keeps what it was told."""
+class Told(WeightReceiver):
+    """A server's end that keeps what it was told, and finds `logprobs` in whatever it was given."""
 
-    base = "strop"
-
-    def __init__(self, num_workers: int = 1) -> None:
+    def __init__(self, tensors: ModelTensors, logprobs: list[float] | None = None) -> None:
+        super().__init__("server", "strop", tensors, limit=1e-3, hint=" (a hint)")
         self.said: list[Any] = []
-        self.workers = num_workers
+        self.logprobs = logprobs
 
-    async def reload(self, folder: str) -> None:
-        self.said.append(folder)
+    @asynccontextmanager
+    async def hold(self) -> AsyncGenerator[None]:
+        self.said.append("hold")
+        try:
+            yield
+        finally:
+            self.said.append("go on")
+
+    async def score(self, ids: Sequence[int], *, model: str) -> list[float]:
+        self.said.append(model)
+        assert self.logprobs is not None
+        return self.logprobs
+
+    async def load_folder(self, folder: Path, version: str) -> None:
+        self.said.append((folder, version))
 
     async def num_workers(self) -> int:
-        return self.workers
+        return 2
 
-    async def begin_transfer(self, about: Any) -> None:
-        self.said.append(about)
+    async def begin_transfer(self, place: object) -> None:
+        self.said.append(place)
 
     async def start_update(self) -> None:
         self.said.append("start")
@@ -169,7 +186,7 @@ def test_what_is_no_safetensors_is_said_to_be_none(tmp_path: Path, data: bytes) 
 
 async def test_the_folder_that_is_served_stays_until_the_next_one_is(tmp_path: Path, source: Path) -> None:
     engine = Loads()
-    files = Files(tmp_path / "w", Here(ModelWeights(make_model(), source)), engine)  # pyright: ignore
+    files = Publisher(engine, FolderTransfer(tmp_path / "w", Here(ModelWeights(make_model(), source))))  # pyright: ignore
     for version in ("1.1", "1.2"):
         await files.publish(version)
         assert os.listdir(tmp_path / "w") == [version]
@@ -185,7 +202,7 @@ async def test_the_folder_that_is_served_stays_until_the_next_one_is(tmp_path: P
 
 async def test_a_full_disk_is_told_and_nothing_is_left_of_it(tmp_path: Path, source: Path) -> None:
     engine = Loads()
-    files = Files(tmp_path / "w", Here(ModelWeights(make_model(), source)), engine)  # pyright: ignore
+    files = Publisher(engine, FolderTransfer(tmp_path / "w", Here(ModelWeights(make_model(), source))))  # pyright: ignore
     await files.publish("1.1")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 10, limits[1]))
@@ -200,64 +217,78 @@ async def test_a_full_disk_is_told_and_nothing_is_left_of_it(tmp_path: Path, sou
     assert os.listdir(tmp_path / "w") == ["1.1"]
 
 
+async def test_a_version_is_sent_while_the_server_is_held_and_then_verified(tmp_path: Path, source: Path) -> None:
+    learner = ModelWeights(make_model(1), source)
+    learner.write(tmp_path / "w" / "1.1")
+    told = Told(tensors_of(source), learner.probe().logprobs)
+    publisher = Publisher(Loads(), FolderTransfer(tmp_path / "w"))  # pyright: ignore
+    assert await publisher.deliver("1.1", told) == "strop"
+    assert told.said == ["hold", (tmp_path / "w" / "1.1", "1.1"), "go on", "strop"]
+    assert told.logprobs is not None
+    told.logprobs = [logprob - 0.5 for logprob in told.logprobs]
+    with pytest.raises(EngineError, match=r"does not serve what was sent as version 1\.1: .* by 0\.5 .*\(a hint\)"):
+        await publisher.deliver("1.1", told)
+
+
 async def test_a_folder_is_looked_at_before_the_server_hears_of_it(tmp_path: Path, source: Path) -> None:
-    own, told = tensors_of(source), Told()
-    ModelWeights(make_model(1), source).write(tmp_path / "w" / "1.1")
-    delivered = await Folders(tmp_path / "w").deliver(told, "1.1", own)  # pyright: ignore
-    assert told.said == [str(tmp_path / "w" / "1.1")]
-    assert (delivered.model, delivered.probe) == ("strop", probe_of(tmp_path / "w" / "1.1"))
     model = make_model(1)
     model.model.norm.weight.data[3] = float("nan")
     ModelWeights(model, source).write(tmp_path / "w" / "1.2")
+    told = Told(tensors_of(source))
     with pytest.raises(WeightsRefused, match=r"model.norm.weight has values that are no finite numbers"):
-        await Folders(tmp_path / "w").deliver(told, "1.2", own)  # pyright: ignore
-    assert len(told.said) == 1
+        await Publisher(Loads(), FolderTransfer(tmp_path / "w")).deliver("1.2", told)  # pyright: ignore
+    assert told.said == ["hold", "go on"]
+
+
+async def test_a_server_with_weights_of_its_own_cannot_share_the_learners(source: Path) -> None:
+    told = Told(tensors_of(source))
+    with pytest.raises(WeightsRefused, match="Fix: have weights sent as files"):
+        await SharedMemory().send("1.1", told)
+    with pytest.raises(WeightsRefused, match="does not take LoRA adapters"):
+        await told.load_adapter("a", source)
+    assert told.said == []
 
 
 # -- without files: as far as they come without a GPU ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", [Ipc, Nccl])
-async def test_broken_weights_do_not_leave_the_learner(source: Path, way: Any) -> None:
-    told, model = Told(), make_model(1)
+@pytest.mark.parametrize("way", [IpcTransfer, NcclTransfer])
+async def test_broken_weights_do_not_leave_the_learner(source: Path, way: Callable[[WeightClient], Transfer]) -> None:
+    told, model = Told(tensors_of(source)), make_model(1)
     model.model.norm.weight.data[3] = float("inf")
     with pytest.raises(WeightsRefused, match=r"the weights are broken: model.norm.weight"):
-        await way(Here(ModelWeights(model, source))).deliver(told, "1.1", tensors_of(source))
+        await way(Here(ModelWeights(model, source))).send("1.1", told)
     assert told.said == []
 
 
 async def test_weights_in_the_hosts_memory_have_no_handles(source: Path) -> None:
-    told = Told()
+    told = Told(tensors_of(source))
     with pytest.raises(WeightsRefused, match=r"weights on cpu have no handles.*set engine.vllm.weights to files"):
-        await Ipc(Here(ModelWeights(make_model(), source))).deliver(told, "1.1", tensors_of(source))  # pyright: ignore
+        await IpcTransfer(Here(ModelWeights(make_model(), source))).send("1.1", told)
     assert told.said == []
 
 
 async def test_nccl_without_vllm_beside_the_learner_is_told(source: Path) -> None:
-    told = Told(num_workers=2)
+    told = Told(tensors_of(source))
     with pytest.raises(EngineError, match=r"cannot send weights by NCCL without vLLM beside it.*pip install"):
-        await Nccl(Here(ModelWeights(make_model(), source))).deliver(told, "1.1", tensors_of(source))  # pyright: ignore
+        await NcclTransfer(Here(ModelWeights(make_model(), source))).send("1.1", told)
     assert told.said == []
 
 
 async def test_other_shapes_are_refused_by_nccl(source: Path) -> None:
-    told = Told()
+    told = Told(ModelTensors({"model.norm.weight": TensorSpec("float32", (33,))}, tied=True))
     with pytest.raises(WeightsRefused, match="do not fit the model"):
-        await Nccl(Here(ModelWeights(make_model(), source))).deliver(  # pyright: ignore
-            told,  # pyright: ignore
-            "1.1",
-            ModelTensors({"model.norm.weight": TensorSpec("float32", (33,))}, tied=True),
-        )
+        await NcclTransfer(Here(ModelWeights(make_model(), source))).send("1.1", told)
     assert told.said == []
 
 
 async def test_a_learner_that_trained_on_does_not_send_the_new_weights_as_the_old_version(source: Path) -> None:
     held = ModelWeights(make_model(1), source)
-    way = Nccl(Here(held))
+    way = NcclTransfer(Here(held))
     way._sent = "1.1", held.probe()
     held.model.load_state_dict(make_model(2).state_dict())
     with pytest.raises(WeightsRefused, match=r"version 1.1 is not at hand any more, since the learner has trained on"):
-        await way.deliver(Told(), "1.1", tensors_of(source))  # pyright: ignore
+        await way.send("1.1", Told(tensors_of(source)))
 
 
 def test_a_probe_of_anything_but_numbers_is_infinitely_far() -> None:

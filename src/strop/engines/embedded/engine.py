@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from strop.engines.base import Chunk, Engine
+from strop.engines.receiver import WeightSource
 from strop.errors import StropError
 from strop.types import Sampling
 
@@ -79,7 +80,8 @@ class Embedded(Engine):
     async def resume(self) -> None:
         self._open.set()
 
-    async def load(self, version: str) -> None:
+    async def load(self, version: str, weights: WeightSource | None = None) -> None:
+        """The weights are in place: only the version's name is passed on."""
         await self._link.load(version)
 
     async def close(self) -> None:

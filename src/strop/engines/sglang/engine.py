@@ -1,4 +1,4 @@
-"""sglang as an engine: what is its own beside `served.py`. New weights are loaded from their folder.
+"""sglang as an engine: what is its own beside `RemoteEngine`. New weights are loaded from their folder.
 
 The logprob of a token is after penalties and temperature. Where an answer is also cut by top_p, top_k or min_p, sglang
 has it before that cut; such turns carry no loss anyway (`Sampling.exact`).
@@ -11,15 +11,14 @@ import contextlib
 import secrets
 import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 from strop.config import SglangConfig
-from strop.engines.delivery import Delivered, ModelTensors, WeightsRefused
-from strop.engines.server import Model, Served
+from strop.engines.receiver import ModelTensors, WeightReceiver
+from strop.engines.remote import Model, RemoteEngine
 from strop.engines.server_events import BrokenOff, Piece
 from strop.engines.sglang.protocol import Api
-from strop.engines.weight_files import probe_of, refuse_bad
 from strop.errors import EngineError
 from strop.net.client import Client
 from strop.net.secrets import child_environment
@@ -31,13 +30,13 @@ LAST_ABORTS = 5.0
 """Seconds for the server to hear of answers that nobody wants any more, before the engine is closed."""
 
 
-class Sglang(Served[Api, SglangConfig]):
+class Sglang(RemoteEngine[Api, SglangConfig]):
     """One server and the policy it serves.
 
-        engine = Sglang(folder, SglangConfig(), log=run / "sglang.log", weights=run / "weights")
+        engine = Sglang(folder, SglangConfig(), log=run / "sglang.log", renewed=True)
         await engine.start()
 
-    `version` is what the weights in the model's folder are called; that of version 1.7 is loaded from `weights`/1.7.
+    `version` is what the weights in the model's folder are called. `renewed`: others will come.
     """
 
     name = "sglang"
@@ -48,21 +47,19 @@ class Sglang(Served[Api, SglangConfig]):
         settings: SglangConfig,
         *,
         log: Path,
-        weights: Path | None = None,
+        renewed: bool = False,
         context: int | None = None,
         version: str = "1.0",
     ) -> None:
         # This variable would have it give logprobs without the temperature.
         env = {name: value for name, value in child_environment().items() if name != "SGLANG_RETURN_ORIGINAL_LOGPROB"}
-        self._weights = weights
         self._aborts: set[asyncio.Task[None]] = set()
         super().__init__(
             Model.of(model, context),
             settings,
             log=log,
             env={**env, "HF_HUB_OFFLINE": "1", **settings.env},
-            limit=LIMIT,
-            renewed=weights is not None,
+            renewed=renewed,
             version=version,
         )
 
@@ -104,28 +101,35 @@ class Sglang(Served[Api, SglangConfig]):
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
-    async def _put(self, api: Api, version: str, model: ModelTensors) -> Delivered:
-        assert self._weights is not None
-        folder = self._weights / version
-        try:
-            await asyncio.to_thread(refuse_bad, folder, model)
-            probe = await asyncio.to_thread(probe_of, folder)
-        except OSError as error:
-            raise WeightsRefused(f"{folder} cannot be read: {error.strerror}; nothing was changed") from None
-        await api.pause()
-        try:
-            await api.reload(str(folder), version)
-        finally:
-            await api.go_on()
-        return Delivered(version, probe)
-
-    async def _score(self, api: Api, ids: Sequence[int], model: str) -> list[float]:
-        return await api.score(ids)
+    def _make_receiver(self, api: Api, tensors: ModelTensors) -> SglangReceiver:
+        return SglangReceiver(api, tensors)
 
     async def close(self) -> None:
         if self._aborts:
             await asyncio.wait(self._aborts, timeout=LAST_ABORTS)
         await super().close()
+
+
+class SglangReceiver(WeightReceiver):
+    """The end of the server that takes new weights, which it reads from a folder."""
+
+    def __init__(self, api: Api, tensors: ModelTensors) -> None:
+        super().__init__("sglang", "", tensors, limit=LIMIT)  # it serves one model, which has no name
+        self._api = api
+
+    @asynccontextmanager
+    async def hold(self) -> AsyncGenerator[None]:
+        await self._api.pause()
+        try:
+            yield
+        finally:
+            await self._api.go_on()
+
+    async def score(self, ids: Sequence[int], *, model: str) -> list[float]:
+        return await self._api.score(ids)
+
+    async def load_folder(self, folder: Path, version: str) -> None:
+        await self._api.reload(str(folder), version)
 
 
 def command(model: Path, settings: SglangConfig, context: int, version: str, port: int) -> list[str]:

@@ -1,6 +1,5 @@
-"""vLLM as an engine: what is its own beside `served.py`. New weights come as its `Delivery` says, and while it is
-paused its GPU memory may be the learner's. Its control endpoints know no key: who can reach the port can change the
-weights."""
+"""vLLM as an engine: what is its own beside `RemoteEngine`. While it is paused its GPU memory may be the learner's. Its
+control endpoints know no key: who can reach the port can change the weights."""
 
 from __future__ import annotations
 
@@ -11,10 +10,11 @@ from pathlib import Path
 import msgspec
 
 from strop.config import VllmConfig
-from strop.engines.delivery import Delivered, Delivery, ModelTensors, WeightsRefused
-from strop.engines.server import Model, Served
+from strop.engines.receiver import ModelTensors
+from strop.engines.remote import Model, RemoteEngine
 from strop.engines.server_events import Piece
 from strop.engines.vllm.protocol import MODEL, Api
+from strop.engines.vllm.receiver import VllmReceiver
 from strop.errors import ConfigError
 from strop.net.client import Client
 from strop.net.secrets import child_environment
@@ -24,25 +24,18 @@ ENTRY = "vllm.entrypoints.openai.api_server"
 """What `vllm serve` runs; packages of other builds lack that command."""
 SEVERAL = "vllm.entrypoints.cli.main"
 """The command itself, which alone can have several processes take requests."""
-LIMITS = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.03}
-"""Mean difference of a probe's logprobs that two implementations may have, by the type the server computes in. The ids
-of a probe make no sense, and what a model expects behind them is rounded far worse than what it expects in a text: in
-bfloat16 the logits of SmolLM2-135M are off by 0.25 in the mean from what they would be in float32."""
 
 
-class Vllm(Served[Api, VllmConfig]):
+class Vllm(RemoteEngine[Api, VllmConfig]):
     """One server and the policy it serves.
 
-        engine = Vllm(folder, config.engine.vllm, delivery=Folders(root), log=run / "vllm.log")
+        engine = Vllm(folder, config.engine.vllm, log=run / "vllm.log", renewed=True)
         await engine.start()
 
-    `version` is what the weights in the model's folder are called. `delivery` says how others come.
+    `version` is what the weights in the model's folder are called. `renewed`: others will come.
     """
 
     name = "vLLM"
-    known = (
-        " (vLLM on CPUs cannot load a model anew whose output layer is its embedding: use the embedded engine there)"
-    )
 
     def __init__(
         self,
@@ -50,7 +43,7 @@ class Vllm(Served[Api, VllmConfig]):
         settings: VllmConfig,
         *,
         log: Path,
-        delivery: Delivery | None = None,
+        renewed: bool = False,
         context: int | None = None,
         version: str = "1.0",
     ) -> None:
@@ -66,15 +59,12 @@ class Vllm(Served[Api, VllmConfig]):
             )
         about = Model.of(model, context)
         self._dtype = about.dtype if settings.dtype == "auto" else settings.dtype
-        self._delivery = delivery
-        self._asleep = False
         super().__init__(
             about,
             settings,
             log=log,
             env=environment(settings),
-            limit=LIMITS.get(self._dtype, LIMITS["bfloat16"]),
-            renewed=delivery is not None,
+            renewed=renewed,
             version=version,
         )
 
@@ -82,51 +72,25 @@ class Vllm(Served[Api, VllmConfig]):
         return [*command(self._model.folder, self._settings, self._context, self._dtype), "--port", str(port)]
 
     async def _meet(self, client: Client) -> Api:
-        api = await Api.of(client)
-        self._asleep = False
-        return api
+        return await Api.of(client)
 
     def _stream(
         self, api: Api, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], max_tokens: int
     ) -> AsyncGenerator[Piece]:
-        model = api.base if self._loaded is None else self._loaded.model
+        model = self._served_name or api.base
         return api.generate(prompt_ids, sampling, stop_ids, model=model, max_tokens=max_tokens)
 
-    async def _put(self, api: Api, version: str, model: ModelTensors) -> Delivered:
-        assert self._delivery is not None
-        if self._asleep:
-            await api.wake("weights")
-        else:
-            await api.pause()
-        try:
-            delivered = await self._delivery.deliver(api, version, model)
-        except WeightsRefused:
-            await self._answer_again(api)
-            raise
-        await self._answer_again(api)
-        await api.drop_prefixes()
-        return delivered
-
-    async def _answer_again(self, api: Api) -> None:
-        if self._asleep:
-            await api.wake("kv_cache")
-            self._asleep = False
-        else:
-            await api.resume()
-
-    async def _score(self, api: Api, ids: Sequence[int], model: str) -> list[float]:
-        return await api.score(ids, model=model)
+    def _make_receiver(self, api: Api, tensors: ModelTensors) -> VllmReceiver:
+        return VllmReceiver(api, tensors, self._dtype)
 
     async def _rest(self, api: Api) -> None:
         """While it is paused, its GPU memory is the learner's, if that was asked for."""
-        if self._settings.sleep and not self._asleep:
+        if self._settings.sleep and not api.asleep:
             await api.sleep()
-            self._asleep = True
 
     async def _wake(self, api: Api) -> None:
-        if self._asleep:
+        if api.asleep:
             await api.wake()
-            self._asleep = False
 
 
 def command(model: Path, settings: VllmConfig, context: int, dtype: str) -> list[str]:

@@ -46,6 +46,7 @@ class Api:
         self.version = version
         self.context = context
         self._paths = paths
+        self.asleep = False  # its weights or its KV cache are not in GPU memory
 
     @staticmethod
     async def of(client: Client) -> Api:
@@ -112,10 +113,12 @@ class Api:
     async def sleep(self) -> None:
         """Move the weights to the CPU's memory and drop the KV cache."""
         await self._ask("POST", "/sleep", query={"level": "1", "mode": "wait"}, timeout=MOVED)
+        self.asleep = True
 
     async def wake(self, part: Literal["weights", "kv_cache"] | None = None) -> None:
         """Take GPU memory again, for all of it or for a part. Requests are taken up again once all of it is there."""
         await self._ask("POST", "/wake_up", query={"tags": part} if part else {}, timeout=MOVED)
+        self.asleep = part == "weights"
 
     # -- weights -------------------------------------------------------------------------------------------------------
 

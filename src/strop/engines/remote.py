@@ -6,7 +6,7 @@
 
 A new version is loaded while nothing is in flight, so every answer is of one version. What can be seen to be wrong with
 it is refused before the server hears of it. If the server does not end up with what was sent, it is started again with
-the version before.
+the version before. Weights are given by a `WeightSource`, which is asked again after every start.
 
 What only vLLM or only sglang knows is in vllm/ and sglang/: the methods that are abstract here.
 """
@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from strop.config import SglangConfig, VllmConfig
 from strop.engines.base import Chunk, Engine
-from strop.engines.delivery import Delivered, ModelTensors, WeightsRefused
+from strop.engines.receiver import ModelTensors, WeightReceiver, WeightSource, WeightsRefused
 from strop.engines.server_events import BrokenOff, Piece
 from strop.engines.server_process import Elsewhere, Process, Server
 from strop.engines.weight_files import tensors_of
@@ -80,16 +80,13 @@ class Model(Struct, frozen=True):
         return Model(folder, min(context or longest, longest), vocabulary, dtype)
 
 
-class Served(Engine, Generic[A, S]):
+class RemoteEngine(Engine, Generic[A, S]):
     """One server and the policy it serves.
 
-    `limit` is how far the logprobs of a probe may be from what the server finds, in the mean. `renewed`: new versions
-    will come. `version` is what the weights in the model's folder are called.
+    `renewed`: new versions will come. `version` is what the weights in the model's folder are called.
     """
 
     name: ClassVar[str]
-    known: ClassVar[str] = ""
-    """Why a probe may have failed, to be put behind a sentence."""
 
     def __init__(
         self,
@@ -98,18 +95,18 @@ class Served(Engine, Generic[A, S]):
         *,
         log: Path,
         env: Mapping[str, str],
-        limit: float,
         renewed: bool,
         version: str,
     ) -> None:
         self._model, self._context, self._settings = model, model.context, settings
         self._tensors = tensors_of(model.folder) if renewed else None
         self._server = self._make_server(log, env)
-        self._limit = limit
         self._client: Client | None = None
         self._api: A | None = None
         self._version = version
-        self._loaded: Delivered | None = None  # None: the weights that the server was started with
+        self._source: WeightSource | None = None  # of the current weights; None: the server was started with them
+        self._served_name: str | None = None  # what the server calls them, where they are not those
+        self._receiver: WeightReceiver | None = None  # of the present server
         self._paused = False
         self._in_flight = 0
         self._idle = asyncio.Event()
@@ -147,13 +144,8 @@ class Served(Engine, Generic[A, S]):
         """Sampled tokens as they come. Raises `BrokenOff` or an error of `net.client` if the answer is cut off."""
 
     @abstractmethod
-    async def _put(self, api: A, version: str, model: ModelTensors) -> Delivered:
-        """Have the server take a version, and answer again. After `WeightsRefused` it answers as if nothing had been;
-        after any other error nobody knows what it holds."""
-
-    @abstractmethod
-    async def _score(self, api: A, ids: Sequence[int], model: str) -> list[float]:
-        """The logprob of every id but the first, given those before it, by what the server calls `model`."""
+    def _make_receiver(self, api: A, tensors: ModelTensors) -> WeightReceiver:
+        """The end that takes new weights."""
 
     async def _rest(self, api: A) -> None:
         """The engine is paused."""
@@ -273,9 +265,10 @@ class Served(Engine, Generic[A, S]):
             self._paused = False
             self._open.set()
 
-    async def load(self, version: str) -> None:
-        """Have the server take `version` from where it was put for it, and make sure that it did."""
-        if self._tensors is None:
+    async def load(self, version: str, weights: WeightSource | None = None) -> None:
+        """Have the server take `version` while nothing is in flight. Whoever gave it is asked for it again when the
+        server was started anew."""
+        if self._tensors is None or weights is None:
             raise EngineError(
                 f"{self.name} cannot load version {version}: it was started without a way to get new weights"
             )
@@ -287,42 +280,29 @@ class Served(Engine, Generic[A, S]):
             if self._api is None:
                 raise EngineError(self._reason)
             async with self._loading:
-                await self._load(version)
+                await self._load(version, weights)
         finally:
             if not self._paused:
                 self._open.set()
 
-    async def _load(self, version: str) -> None:
-        api = self._api
-        if api is None:
+    async def _load(self, version: str, source: WeightSource) -> None:
+        receiver = self._receiver
+        if self._api is None or receiver is None:
             raise EngineError(self._reason)
         try:
-            self._loaded = await self._deliver(api, version)
+            self._served_name = await source.deliver(version, receiver)
         except WeightsRefused:
             raise
         except BaseException as error:  # nobody knows what the server holds by now
             self._fails(f"version {version} could not be loaded: {str(error) or 'it was given up'}")
             if isinstance(self._server, Process):
                 await self._server.end()
-            elif self._loaded is not None:
-                self._loaded = await self._deliver(api, self._version)
+            elif self._source is not None:
+                self._served_name = await self._source.deliver(self._version, receiver)
                 self._serves()
             raise
-        self._version = version
+        self._version, self._source = version, source
         self._serves()
-
-    async def _deliver(self, api: A, version: str) -> Delivered:
-        assert self._tensors is not None
-        delivered = await self._put(api, version, self._tensors)
-        if delivered.probe is not None:
-            far = delivered.probe.distance(await self._score(api, delivered.probe.ids, delivered.model))
-            if not far <= self._limit:
-                raise EngineError(
-                    f"the engine does not serve what was sent as version {version}: the logprobs of a probe differ by "
-                    f"{far:.2g} in the mean, more than {self._limit:g}; it is started again with the version before"
-                    f"{self.known}"
-                )
-        return delivered
 
     # -- the server ----------------------------------------------------------------------------------------------------
 
@@ -334,9 +314,10 @@ class Served(Engine, Generic[A, S]):
         self._client = Client(self._server.url)
         self._api = api = await self._meet(self._client)
         self._context = min(self._context, api.context or self._context)
+        self._receiver = self._make_receiver(api, self._tensors) if self._tensors is not None else None
         self._up.set()
-        if self._loaded is not None:
-            self._loaded = await self._deliver(api, self._version)
+        if self._source is not None and self._receiver is not None:
+            self._served_name = await self._source.deliver(self._version, self._receiver)
         if self._paused:
             await self._rest(api)
         self._serves()

@@ -1,0 +1,49 @@
+"""A new version, from the learner to the engine.
+
+    publish    stage (the learner) ──▶ engine.load: requests are held back
+    deliver        hold the server ──▶ send ──▶ let it go on ──▶ verify (a probe's logprobs)
+               ◀── requests go on, with the new version
+
+The engine calls `deliver` inside `load`, and again whenever its server was started anew and has lost the weights.
+"""
+
+from __future__ import annotations
+
+from strop.engines.base import Engine
+from strop.engines.receiver import WeightReceiver
+from strop.errors import EngineError
+from strop.weights.base import Sent, Transfer
+
+
+class Publisher:
+    """Gives `engine` the learner's weights, version by version, by one way."""
+
+    def __init__(self, engine: Engine, transfer: Transfer) -> None:
+        self._engine = engine
+        self._transfer = transfer
+
+    async def publish(self, version: str) -> None:
+        """Have the engine serve the learner's present weights as `version`; returns once it does."""
+        await self._transfer.stage(version)
+        await self._engine.load(version, self)
+        await self._transfer.discard_others(version)
+
+    async def deliver(self, version: str, receiver: WeightReceiver) -> str:
+        """Send a version and make sure that the server has it; returns what the server calls it."""
+        async with receiver.hold():
+            sent = await self._transfer.send(version, receiver)
+        await verify(version, sent, receiver)
+        return sent.model
+
+
+async def verify(version: str, sent: Sent, receiver: WeightReceiver) -> None:
+    """Raises `EngineError` if the server gives other logprobs than the learner."""
+    if sent.probe is None:
+        return
+    far = sent.probe.distance(await receiver.score(sent.probe.ids, model=sent.model))
+    if not far <= receiver.limit:
+        raise EngineError(
+            f"the engine does not serve what was sent as version {version}: the logprobs of a probe differ by "
+            f"{far:.2g} in the mean, more than {receiver.limit:g}; it is started again with the version before"
+            f"{receiver.hint}"
+        )
