@@ -41,7 +41,7 @@ from peers.processes import PEER, PEER_PINS, PEERS, ROOT, LapProcess, Laps, our_
 from rich.console import Console
 from rich.table import Table
 
-from strop.store.http.client import HttpStore
+from strop.store.remote import HttpStore
 from strop.store.sqlite import SqliteStore
 from strop.types import Event, Reward, Rollout, Task
 

@@ -37,7 +37,7 @@ from peers.processes import PEERS, ROOT, say
 from rich.console import Console
 from rich.table import Table
 
-from strop.store.opening import open_store
+from strop.store import open_store
 from strop.types import Step
 
 RESULTS = ROOT / "benchmarks" / "results"

@@ -15,7 +15,7 @@ from typing import Any
 from lap import LOGPROBS, PROMPT_IDS, REPORT, RESPONSE_IDS, TASK, Side, answer
 
 from strop.store.base import Store
-from strop.store.http.client import HttpStore
+from strop.store.remote import HttpStore
 from strop.store.sqlite import SqliteStore
 from strop.types import Event, Lease, Reward, Rollout, Task, Turn
 

@@ -14,7 +14,7 @@ from strop.config import Config
 from strop.engines.scripted import Scripted
 from strop.errors import StropError
 from strop.run.api import evaluate, export, resume, train
-from strop.store.opening import open_store
+from strop.store import open_store
 from strop.types import Event, Policy, Retry, Reward, Rollout, Sampling, Task, Turn
 from strop.version import __version__
 

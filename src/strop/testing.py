@@ -35,7 +35,7 @@ from strop.models.names import folder_of
 from strop.net.server import serve
 from strop.run.runtime import gateway_of
 from strop.runners.pool import Pool
-from strop.store.opening import open_store
+from strop.store import open_store
 from strop.types import TERMINAL, Event, Reward, Rollout, Task, Turn
 
 __all__ = ["Trial", "call", "run"]

@@ -16,7 +16,7 @@ import pytest
 
 from strop.run import serve
 from strop.run.serve import StoreServer
-from strop.store.http.client import HttpStore
+from strop.store.remote import HttpStore
 from strop.store.sqlite import SqliteStore
 from tests import runs
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from strop.errors import StoreError
-from strop.store.http.client import HttpStore
+from strop.store.remote import HttpStore
 from strop.store.sqlite import SqliteStore
 from strop.types import Event, Rollout, Task
 from tests import runs

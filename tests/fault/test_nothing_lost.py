@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from strop.errors import StoreError
+from strop.store import open_store
 from strop.store.base import Store
-from strop.store.http.client import HttpStore
-from strop.store.opening import open_store
+from strop.store.remote import HttpStore
 from strop.types import Retry, Rollout, Task
 from tests import runs
 from tests.postgres import Server as Postgres

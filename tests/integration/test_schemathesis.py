@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, settings
 from schemathesis.checks import positive_data_acceptance
 from schemathesis.config import SchemathesisConfig
 
-from strop.store.http.client import HttpStore
-from strop.store.http.openapi import describe
+from strop.store.remote import HttpStore
+from strop.store.server.openapi import describe
 from strop.types import Event, Policy, Reward, Rollout, Step, Task, Turn
 
 KEY = "the-run-key"

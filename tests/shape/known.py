@@ -3,13 +3,10 @@
 TWICE = {
     "Agent": 2,
     "Api": 2,
-    "Elsewhere": 2,
     "Line": 2,
     "Piece": 3,
     "Plan": 3,
-    "Recorded": 2,
     "Run": 2,
-    "Said": 2,
     "Server": 2,
     "View": 2,
 }

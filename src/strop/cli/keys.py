@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.errors import ConfigError
-from strop.store.http.wire import checked_key
+from strop.store.wire import check_key
 
 
 def add(command: argparse.ArgumentParser, default: str = "$STROP_KEY") -> None:
@@ -46,6 +46,6 @@ def key_of(arguments: argparse.Namespace) -> str | None:
     if not found.strip():
         raise ConfigError(f"--key-file {name} holds no key: write it into the first line")
     try:
-        return checked_key(found.strip())
+        return check_key(found.strip())
     except ConfigError as error:
         raise ConfigError(f"--key-file {name} does not hold a key: {error}") from None

@@ -20,8 +20,8 @@ from strop.errors import StropError
 from strop.monitor import console as views
 from strop.monitor.transcripts import Message, message_texts, new_messages, role_of, tool_line, tools_of
 from strop.run.folder import RunFolder
+from strop.store import open_store
 from strop.store.base import Store
-from strop.store.opening import open_store
 from strop.types import TERMINAL, Attempt, Event, Rollout, Turn
 
 Decode = Callable[[Sequence[int]], str]

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from strop.cli import keys
 from strop.errors import ConfigError, StropError
+from strop.store import open_store
 from strop.store.base import Store
-from strop.store.opening import open_store
 
 PORT = 8640
 START_SECONDS = 60.0

@@ -44,7 +44,7 @@ from strop.gateway.session import Session
 from strop.gateway.sessions import Sessions
 from strop.net import asgi
 from strop.store.base import Store
-from strop.store.http.attempts import attempt_routes
+from strop.store.server.attempts import attempt_routes
 
 MAX_BODY = 16 << 20
 MANY = 10_000

@@ -21,8 +21,8 @@ from strop.gateway.app import Gateway, RequestAddress
 from strop.gateway.dialects.base import ApiError
 from strop.gateway.sessions import TRACE, keys_of
 from strop.store.base import Store
-from strop.store.http.attempts import attempt_of, number_of
-from strop.store.http.keys import RunKey
+from strop.store.server.attempts import attempt_of, number_of
+from strop.store.server.keys import RunKey
 from strop.types import Cause, Lease, Rollout, Task, stable_hash
 
 LEASE = 3600.0

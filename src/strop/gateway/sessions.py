@@ -21,7 +21,7 @@ from strop.gateway.dialects.base import ApiError
 from strop.gateway.exchange import fenced
 from strop.gateway.session import Session
 from strop.store.base import Ref, Store
-from strop.store.http.keys import bearer, same
+from strop.store.server.keys import bearer, is_same_key
 from strop.types import Attempt
 
 TRACE = (b"trace_id", b"trace-id")
@@ -137,7 +137,7 @@ def keys_of(scope: Scope, *, trace_first: bool = False) -> list[bytes]:
 
 
 def _opens(keys: Sequence[bytes], attempt: Attempt) -> bool:
-    return any(same(key, attempt.key.encode()) for key in keys)
+    return any(is_same_key(key, attempt.key.encode()) for key in keys)
 
 
 def _unauthorized(

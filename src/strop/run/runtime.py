@@ -47,8 +47,8 @@ from strop.run.group_reward import Relative
 from strop.run.group_reward import load as load_relative
 from strop.runners.agents import is_python, near_miss
 from strop.runners.pool import Pool
+from strop.store import open_store
 from strop.store.base import Store
-from strop.store.opening import open_store
 from strop.tasks.load import load
 from strop.tasks.sampling import evaluation, group, group_number, hold_out
 from strop.trajectory import Sample

@@ -2,7 +2,7 @@
 
     folder/ ──lock──▶ store ──▶ server (/v1/, /r/) ──▶ HttpStore anywhere
                         │          └── with a model: the gateway's addresses as well ──▶ agents anywhere
-                        └── reclaiming: attempts of runners that are gone end in time
+                        └── reclaim_regularly: attempts of runners that are gone end in time
 
 Told to stop (SIGTERM, SIGINT) it drains: no new connections, requests that wait for something to happen end at once,
 those at work are finished, the store is closed.
@@ -28,11 +28,11 @@ from strop.net.addresses import AddressApp
 from strop.net.secrets import hide_keys, new_key
 from strop.net.server import HttpServer, serve
 from strop.run.folder import until_gone
+from strop.store import open_store
 from strop.store.base import Store
-from strop.store.http.keys import run_key
-from strop.store.http.routes import StoreApp
-from strop.store.opening import open_store
-from strop.store.reclaim import reclaiming
+from strop.store.reclaim import reclaim_regularly
+from strop.store.server.app import StoreApp
+from strop.store.server.keys import run_key
 from strop.types import Policy, version
 
 if TYPE_CHECKING:  # needed only where a model is served
@@ -103,7 +103,7 @@ async def _reclaim(store: Store, every: float, grace: float) -> None:
     """A store that is away for a while is looked after again when it is back."""
     while True:
         try:
-            await reclaiming(store, every, grace)
+            await reclaim_regularly(store, every, grace)
         except StropError as error:
             LOG.warning("leases that have run out could not be looked for: %s", error)
 

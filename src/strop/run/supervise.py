@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from strop.run.folder import until_gone
 from strop.run.runtime import Run
-from strop.store.reclaim import reclaiming
+from strop.store.reclaim import reclaim_regularly
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ async def run_with_agents(run: Run, main: Coroutine[Any, Any, T]) -> T:
     """The result of `main` while agents are at work and every room is watched."""
     run.pool.work()
     lease = run.config.runner.lease
-    reclaim, gone = reclaiming(run.store, lease / 2, grace=lease), until_gone(run.folder.path)
+    reclaim, gone = reclaim_regularly(run.store, lease / 2, grace=lease), until_gone(run.folder.path)
     return await run_beside(main, run.learner.watch(), run.pool.watch(), reclaim, gone)
 
 

@@ -92,7 +92,7 @@ class Store(ABC):
         end first. All of them or none; they are recorded as events of the last attempt, and of the same target they
         win over what it had. Given once they stay: the same again changes nothing, others are refused."""
 
-    # -- looking ---------------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
     async def get(self, rollout: str) -> Rollout: ...

@@ -71,10 +71,10 @@ COLLISIONS = 10
 logging.getLogger("psycopg").addHandler(logging.NullHandler())  # it also logs errors that it raises
 
 
-class Address:
+class PostgresAddress:
     """`postgresql://user:password@host:port/database?schema=run1`; `schema` is ours, everything else is libpq's.
 
-    >>> there = Address("postgresql://me:secret@db.example:5433/runs?sslmode=require&schema=run1")
+    >>> there = PostgresAddress("postgresql://me:secret@db.example:5433/runs?sslmode=require&schema=run1")
     >>> str(there)
     'postgresql://db.example:5433/runs?schema=run1'
     >>> there.schema, there.libpq["sslmode"], there.libpq["password"]
@@ -149,13 +149,13 @@ class PostgresDb:
         self.changed = self.queued = False
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> psycopg.Cursor[tuple[Any, ...]]:
-        return self._connection.execute(_translated(sql), parameters, binary=True)
+        return self._connection.execute(_translate(sql), parameters, binary=True)
 
     def executemany(self, sql: str, parameters: Sequence[Sequence[Any]], /) -> psycopg.Cursor[tuple[Any, ...]]:
         if len(parameters) == 1:
             return self.execute(sql, parameters[0])
         cursor = self._connection.cursor()
-        cursor.executemany(_translated(sql), parameters)
+        cursor.executemany(_translate(sql), parameters)
         return cursor
 
     def alone(self, name: str) -> None:
@@ -163,9 +163,9 @@ class PostgresDb:
 
 
 @functools.cache
-def _translated(sql: str) -> bytes:
+def _translate(sql: str) -> bytes:
     """
-    >>> _translated("SELECT 5 % 2 WHERE a = ?")
+    >>> _translate("SELECT 5 % 2 WHERE a = ?")
     b'SELECT 5 %% 2 WHERE a = %s'
     """
     return sql.replace("%", "%%").replace("?", "%s").encode()
@@ -174,7 +174,7 @@ def _translated(sql: str) -> bytes:
 class PostgresStore(SqlStore):
     """Open it with `await PostgresStore.open("postgresql://user@host:5432/database?schema=run1")`."""
 
-    def __init__(self, address: Address, size: int, patience: float) -> None:
+    def __init__(self, address: PostgresAddress, size: int, patience: float) -> None:
         super().__init__()
         self._address = address
         self._patience = patience
@@ -190,7 +190,7 @@ class PostgresStore(SqlStore):
 
         `size`: how many operations run at a time, each on a connection of its own; one more listens. `patience`: how
         many seconds a server that does not answer is waited for."""
-        address = Address(url)
+        address = PostgresAddress(url)
         await asyncio.to_thread(_bring_up_to_date, address)
         return cls(address, size, patience)
 
@@ -236,7 +236,7 @@ class PostgresStore(SqlStore):
                 if collisions > COLLISIONS:
                     raise explain(error, str(self._address)) from None
             except psycopg.Error as error:
-                if not _away(error):
+                if not _is_away(error):
                     raise explain(error, str(self._address)) from None
                 self._forget_idle()  # they were lost with it
                 if self._closing.is_set() or time.monotonic() + pause > deadline:
@@ -291,7 +291,7 @@ def _transaction(connection: Connection, begin: bytes, operation: Operation[T], 
 class Listener:
     """A thread with a connection of its own that hears what was committed, here and in other processes."""
 
-    def __init__(self, address: Address, heard: Callable[[set[str]], None]) -> None:
+    def __init__(self, address: PostgresAddress, heard: Callable[[set[str]], None]) -> None:
         self._address = address
         self._heard = heard
         self._closing = threading.Event()
@@ -326,7 +326,7 @@ class Listener:
                 self._heard({word for payload in said for word in payload.split()})
 
 
-def _bring_up_to_date(address: Address) -> None:
+def _bring_up_to_date(address: PostgresAddress) -> None:
     """Make the schema and its tables, or migrate them: all of it or nothing."""
     where = str(address)
 
@@ -357,12 +357,12 @@ def _bring_up_to_date(address: Address) -> None:
             raise PlaceError(f"the database of {where} is encoded in {encoding}: make one with ENCODING 'UTF8'")
         _transaction(connection, WRITE, update, address.channel)
     except psycopg.Error as error:
-        raise (unreachable if _away(error) else explain)(error, where) from None
+        raise (unreachable if _is_away(error) else explain)(error, where) from None
     finally:
         connection.close()
 
 
-def _away(error: psycopg.Error) -> bool:
+def _is_away(error: psycopg.Error) -> bool:
     """Whether the server, rather than what it was asked, is the matter. Failing to connect has no code."""
     code = error.sqlstate or "08000"
     return isinstance(error, psycopg.OperationalError) and (code.startswith("08") or code.startswith("57P"))

@@ -15,7 +15,7 @@ SLACK = 2.0
 """Seconds by which a busy machine may be late without being taken for one that slept."""
 
 
-async def reclaiming(store: Store, every: float, grace: float) -> None:
+async def reclaim_regularly(store: Store, every: float, grace: float) -> None:
     """End attempts whose leases have run out, again and again, until cancelled."""
     quiet_until = time.monotonic() + grace
     while True:

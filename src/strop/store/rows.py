@@ -77,8 +77,8 @@ def kinds(record: type[Struct]) -> dict[str, ColumnKind]:
     return {name: kind_of(hints[name]) for name in record.__struct_fields__}
 
 
-def marks(columns: str) -> str:
-    """`marks("a, b") == "?, ?"`"""
+def placeholders(columns: str) -> str:
+    """`placeholders("a, b") == "?, ?"`"""
     return ", ".join("?" * len(columns.split(",")))
 
 
@@ -196,10 +196,10 @@ def reward(data: dict[str, Any]) -> Reward:
         raise BadReward(
             f"a reward event does not fit: {error}; it looks like {{'name': 'reward', 'value': 1.0}}"
         ) from None
-    return checked(found)
+    return check_reward(found)
 
 
-def checked(given: Reward) -> Reward:
+def check_reward(given: Reward) -> Reward:
     if given.wrong:
         raise BadReward(given.wrong)
     return given

@@ -22,8 +22,8 @@ from strop.errors import Fenced, IllegalTransition, StoreError, UnknownId
 from strop.store import rows, transitions
 from strop.store import turns as stored
 from strop.store.base import Ref, Store
+from strop.store.signals import Signal, wait_until
 from strop.store.transitions import Db
-from strop.store.waiting import Signal, until
 from strop.store.written import WrittenTurns
 from strop.types import (
     TERMINAL,
@@ -87,7 +87,7 @@ class SqlStore(Store):
         insert, token = _insert([rollout]), f"begin {rollout.id}"
 
         def write(db: Db) -> Lease:
-            if before := transitions.leased(db, token):
+            if before := transitions.find_leases(db, token):
                 return before[0]
             if not insert(db):
                 raise StoreError(f"there is a rollout {rollout.id!r} already: choose another id")
@@ -102,7 +102,7 @@ class SqlStore(Store):
 
         def write(db: Db) -> builtins.list[Lease]:
             nonlocal next_due
-            if token is not None and (before := transitions.leased(db, token)):
+            if token is not None and (before := transitions.find_leases(db, token)):
                 return before
             now = time.time()
             free = db.execute(
@@ -121,7 +121,7 @@ class SqlStore(Store):
         async def look() -> builtins.list[Lease] | None:
             return await self._write(write) or None
 
-        return await until(self._queued, wait, look, lambda: next_due - time.time()) or []
+        return await wait_until(self._queued, wait, look, lambda: next_due - time.time()) or []
 
     async def heartbeat(self, attempts: Sequence[Ref], *, seconds: float) -> builtins.list[Ref]:
         def write(db: Db) -> builtins.list[Ref]:
@@ -144,13 +144,13 @@ class SqlStore(Store):
         cause: Cause | None = None,
         detail: str | None = None,
     ) -> Rollout:
-        given, said = [rows.checked(reward) for reward in rewards], rows.text(detail)
+        given, said = [rows.check_reward(reward) for reward in rewards], rows.text(detail)
 
         def write(db: Db) -> Rollout:
             now = transitions.find(db, rollout, db.lock)
             if (now.status, now.attempts) == ("running", attempt):
                 return transitions.end(db, now, cause, said, given)
-            if transitions.ended_so(db, now, attempt, cause, said, given):
+            if transitions.has_ended_with(db, now, attempt, cause, said, given):
                 return now  # the answer to the first time was lost
             raise Fenced(f"attempt {attempt} of rollout {rollout!r} is over: how it ended was recorded before")
 
@@ -163,7 +163,7 @@ class SqlStore(Store):
             found = [transitions.find(db, id, db.lock) for id in sorted(set(rollouts))]
             for rollout in found:
                 if rollout.status == "running":
-                    transitions.held(db, rollout)
+                    transitions.lock_attempt(db, rollout)
             for rollout in found:
                 if rollout.status not in TERMINAL:
                     transitions.end(db, rollout, cause, rows.text(detail))
@@ -184,11 +184,11 @@ class SqlStore(Store):
                 f"SELECT {rows.ROLLOUT} FROM rollouts WHERE status = 'running'{which} ORDER BY id" + db.skip,
                 () if everything else (now,),
             ).fetchall()
-            running = [(rollout, *transitions.held(db, rollout)) for rollout in map(rows.rollout, found)]
+            running = [(rollout, *transitions.lock_attempt(db, rollout)) for rollout in map(rows.rollout, found)]
             ended = [
-                id for attempt in running if (id := transitions.reclaimed(db, *attempt, now, everything)) is not None
+                id for attempt in running if (id := transitions.end_lost(db, *attempt, now, everything)) is not None
             ]
-            return ended + (transitions.tried_again(db) if everything else [])
+            return ended + (transitions.requeue_failed(db) if everything else [])
 
         return await self._write(write)
 
@@ -227,7 +227,9 @@ class SqlStore(Store):
             return found is not None
 
         def insert(db: Db, encoded: Sequence[rows.Row]) -> int:
-            statement = f"INSERT INTO events ({rows.EVENT}) VALUES ({rows.marks(rows.EVENT)}) ON CONFLICT DO NOTHING"
+            statement = (
+                f"INSERT INTO events ({rows.EVENT}) VALUES ({rows.placeholders(rows.EVENT)}) ON CONFLICT DO NOTHING"
+            )
             return db.executemany(statement, encoded).rowcount
 
         def write(db: Db) -> None:
@@ -239,16 +241,16 @@ class SqlStore(Store):
     async def add_rewards(self, rewards: Mapping[str, Sequence[Reward]]) -> None:
         for given in rewards.values():
             for reward in given:
-                rows.checked(reward)
+                rows.check_reward(reward)
 
         def write(db: Db) -> None:
             for id in sorted(rewards):
-                transitions.reward(db, transitions.find(db, id, db.lock), rewards[id])
+                transitions.add_rewards(db, transitions.find(db, id, db.lock), rewards[id])
 
         if rewards:
             await self._write(write)
 
-    # -- looking ---------------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------------
 
     async def get(self, rollout: str) -> Rollout:
         return await self._read(lambda db: transitions.find(db, rollout))
@@ -262,7 +264,7 @@ class SqlStore(Store):
         return await self._read(read)
 
     async def attempt(self, key: str) -> Attempt:
-        return await self._read(lambda db: transitions.opened(db, key))
+        return await self._read(lambda db: transitions.find_attempt(db, key))
 
     async def turns(self, rollout: str, *, attempt: int | None = None) -> builtins.list[Turn]:
         def read(db: Db) -> tuple[builtins.list[rows.Row], dict[str, str]]:
@@ -309,7 +311,7 @@ class SqlStore(Store):
         async def changes() -> builtins.list[rows.Row] | None:
             return await self._read(read) or None
 
-        found = await until(self._changed, timeout, changes)
+        found = await wait_until(self._changed, timeout, changes)
         if found is None:
             return cursor, []
         return found[-1][0], [rows.rollout(row[1:]) for row in found]
@@ -330,7 +332,7 @@ class SqlStore(Store):
     async def put_policy(self, policy: Policy) -> None:
         def write(db: Db) -> None:
             db.execute(
-                f"INSERT INTO policies ({rows.POLICY}, original) VALUES ({rows.marks(rows.POLICY)}, ?)"
+                f"INSERT INTO policies ({rows.POLICY}, original) VALUES ({rows.placeholders(rows.POLICY)}, ?)"
                 " ON CONFLICT (name) DO UPDATE SET version = excluded.version, model = excluded.model,"
                 " kind = excluded.kind",
                 (*rows.encode(policy), policy.version),
@@ -393,7 +395,7 @@ def _insert(rollouts: Sequence[Rollout]) -> Operation[int]:
     def insert(db: Db) -> int:
         first = transitions.tick(db, len(encoded))
         return db.executemany(
-            f"INSERT INTO rollouts ({rows.ROLLOUT}, changed) VALUES ({rows.marks(rows.ROLLOUT)}, ?)"
+            f"INSERT INTO rollouts ({rows.ROLLOUT}, changed) VALUES ({rows.placeholders(rows.ROLLOUT)}, ?)"
             " ON CONFLICT (id) DO NOTHING",
             [(*row, first + n) for n, row in enumerate(encoded)],
         ).rowcount

@@ -1,6 +1,6 @@
 """The store in one SQLite file: everything a run on one machine knows.
 
-Writes are committed in groups, reads have a thread of their own (`threads`). One process writes at a time; others
+Writes are committed in groups, reads have a thread of their own (`sqlite_writer`). One process writes at a time; others
 may read the file while it does. WAL with synchronous=NORMAL survives kill -9 of any process, FULL also power loss.
 
 Left out: waking waiters of other processes. `wait` and `lease(wait=...)` hear of changes made by their own process;
@@ -19,7 +19,7 @@ from strop.errors import PlaceError, StoreError
 from strop.files import private
 from strop.store import schema
 from strop.store.sql import Operation, SqlStore
-from strop.store.threads import BUSY, SqliteThread, Writer, explain
+from strop.store.sqlite_writer import BUSY, SqliteThread, SqliteWriter, explain
 
 T = TypeVar("T")
 WORDS = {"SERIAL_KEY": "INTEGER PRIMARY KEY"}
@@ -42,7 +42,7 @@ class SqliteStore(SqlStore):
         super().__init__()
         self.path = path
         self._db = write
-        self._writer = Writer(write, path, self._notify, synced=synced)
+        self._writer = SqliteWriter(write, path, self._notify, synced=synced)
         self._reader = SqliteThread(read, path, "strop-store-reader")
 
     @classmethod

@@ -52,7 +52,7 @@ def find(db: Db, id: str, lock: str = "") -> Rollout:
     return rows.rollout(row)
 
 
-def opened(db: Db, key: str) -> Attempt:
+def find_attempt(db: Db, key: str) -> Attempt:
     """The attempt with this key. What the database compares, it compares through its index: how long it takes tells
     nothing about a key that is nearly right."""
     row = db.execute(f"SELECT {rows.ATTEMPT} FROM attempts WHERE key = ?", (rows.text(key),)).fetchone()
@@ -61,7 +61,7 @@ def opened(db: Db, key: str) -> Attempt:
     return rows.attempt(row)
 
 
-def running(db: Db, rollout: str, number: int) -> None:
+def check_running(db: Db, rollout: str, number: int) -> None:
     """Fencing: only the attempt that runs may write. A replaced one has ended, so `ended` says it all."""
     query = "SELECT ended FROM attempts WHERE rollout = ? AND number = ?" + db.lock
     row = db.execute(query, (rows.text(rollout), number)).fetchone()
@@ -82,7 +82,7 @@ def add(
     the answer to the first time was lost."""
     try:
         for rollout, number in attempts:
-            running(db, rollout, number)
+            check_running(db, rollout, number)
     except Fenced:
         if all(is_recorded(db, record) for record in records):
             return
@@ -121,12 +121,12 @@ def open_attempt(db: Db, rollout: Rollout, runner: str, now: float, seconds: flo
         started=now,
         lease_until=now + seconds,
     )
-    insert = f"INSERT INTO attempts ({rows.ATTEMPT}, token) VALUES ({rows.marks(rows.ATTEMPT)}, ?)"
+    insert = f"INSERT INTO attempts ({rows.ATTEMPT}, token) VALUES ({rows.placeholders(rows.ATTEMPT)}, ?)"
     db.execute(insert, (*rows.encode(attempt), token))
     return Lease(rollout=move(db, rollout, "running", attempts=attempt.number), attempt=attempt)
 
 
-def leased(db: Db, token: str) -> list[Lease]:
+def find_leases(db: Db, token: str) -> list[Lease]:
     """The leases that were given to a request before, as far as they still run."""
     db.alone(token)  # the first one may still be on its way
     query = f"SELECT {rows.ATTEMPT} FROM attempts WHERE token = ? AND ended IS NULL ORDER BY rollout"
@@ -142,7 +142,7 @@ def end(db: Db, rollout: Rollout, cause: Cause | None, detail: str | None, given
         (now, cause, detail, rollout.id, rollout.attempts),
     )
     if cause is None:
-        return move(db, rollout, "succeeded", ended=now, detail=detail, rewards=merged(db, rollout, given))
+        return move(db, rollout, "succeeded", ended=now, detail=detail, rewards=merge_rewards(db, rollout, given))
     if cause in ("cancelled", "late"):
         return move(db, rollout, "cancelled", ended=now, cause=cause, detail=detail)
     if cause == "interrupted":
@@ -155,7 +155,7 @@ def end(db: Db, rollout: Rollout, cause: Cause | None, detail: str | None, given
     return move(db, rollout, "failed", ended=now, cause=cause, detail=detail)
 
 
-def ended_so(
+def has_ended_with(
     db: Db, rollout: Rollout, attempt: int, cause: Cause | None, detail: str | None, given: Sequence[Reward]
 ) -> bool:
     """Whether an attempt that is over ended in just this way."""
@@ -169,7 +169,7 @@ def ended_so(
     return cause is not None or (rollout.attempts == attempt and set(last.values()) <= set(rollout.rewards))
 
 
-def merged(db: Db, rollout: Rollout, given: Sequence[Reward]) -> tuple[Reward, ...]:
+def merge_rewards(db: Db, rollout: Rollout, given: Sequence[Reward]) -> tuple[Reward, ...]:
     """Rewards of the attempt's events in their order, then those given; of the same target the last one wins."""
     said = db.execute(
         f"SELECT {rows.EVENT} FROM events WHERE rollout = ? AND attempt = ? AND kind = 'reward' ORDER BY seq",
@@ -179,7 +179,7 @@ def merged(db: Db, rollout: Rollout, given: Sequence[Reward]) -> tuple[Reward, .
     return tuple({reward.target: reward for reward in rewards}.values())
 
 
-def reward(db: Db, rollout: Rollout, given: Sequence[Reward]) -> None:
+def add_rewards(db: Db, rollout: Rollout, given: Sequence[Reward]) -> None:
     """Give rewards to a rollout that has succeeded. Their events are named after their targets, so that they stay."""
     if rollout.status != "succeeded":
         raise StoreError(f"rollout {rollout.id!r} is {rollout.status}: only one that succeeded gets rewards afterwards")
@@ -190,21 +190,23 @@ def reward(db: Db, rollout: Rollout, given: Sequence[Reward]) -> None:
         query = "SELECT data FROM events WHERE rollout = ? AND attempt = ? AND id = ?"
         there = db.execute(query, (rollout.id, rollout.attempts, id)).fetchone()
         if there is None:
-            db.execute(f"INSERT INTO events ({rows.EVENT}) VALUES ({rows.marks(rows.EVENT)})", rows.encode(event))
+            db.execute(
+                f"INSERT INTO events ({rows.EVENT}) VALUES ({rows.placeholders(rows.EVENT)})", rows.encode(event)
+            )
         elif there[0] != rows.to_json(data):
             raise StoreError(f"rollout {rollout.id!r} was given its reward {one.name!r} before: it stays as it is")
     last = {one.target: one for one in (*rollout.rewards, *given)}
     db.execute("UPDATE rollouts SET rewards = ? WHERE id = ?", (rows.to_json(tuple(last.values())), rollout.id))
 
 
-def held(db: Db, rollout: Rollout) -> tuple[str, float]:
+def lock_attempt(db: Db, rollout: Rollout) -> tuple[str, float]:
     """Lock the attempt that runs: its runner, and when its lease ends. A verb that ends several locks them all before
     it ends the first, since counting a change comes after every other lock."""
     query = "SELECT runner, lease_until FROM attempts WHERE rollout = ? AND number = ? AND ended IS NULL" + db.lock
     return db.execute(query, (rollout.id, rollout.attempts)).fetchone()
 
 
-def reclaimed(db: Db, rollout: Rollout, runner: str, lease_until: float, now: float, everything: bool) -> str | None:
+def end_lost(db: Db, rollout: Rollout, runner: str, lease_until: float, now: float, everything: bool) -> str | None:
     """End a rollout's attempt as lost, unless it gave a sign of life meanwhile."""
     if everything:
         end(db, rollout, "interrupted", "the run ended while it was running")
@@ -216,7 +218,7 @@ def reclaimed(db: Db, rollout: Rollout, runner: str, lease_until: float, now: fl
     return rollout.id
 
 
-def tried_again(db: Db) -> list[str]:
+def requeue_failed(db: Db) -> list[str]:
     """Queue what failed once more, while no step was ever committed."""
     if db.execute("SELECT 1 FROM steps LIMIT 1").fetchone():
         return []
@@ -245,7 +247,7 @@ def commit_step(db: Db, step: Step) -> None:
     for first in range(0, len(consumed), 500):
         _consumable(db, [row[2] for row in consumed[first : first + 500]])
     db.execute(
-        f"INSERT INTO steps ({rows.STEP}) VALUES ({rows.marks(rows.STEP)})",
+        f"INSERT INTO steps ({rows.STEP}) VALUES ({rows.placeholders(rows.STEP)})",
         (
             step.lineage,
             step.number,

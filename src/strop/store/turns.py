@@ -309,7 +309,7 @@ def insert(db: Db, drafts: Sequence[TurnDraft]) -> int:
     return num_new
 
 
-_INSERT = f"INSERT INTO turns ({_COLUMNS}) VALUES ({rows.marks(_COLUMNS)}) ON CONFLICT (id) DO NOTHING"
+_INSERT = f"INSERT INTO turns ({_COLUMNS}) VALUES ({rows.placeholders(_COLUMNS)}) ON CONFLICT (id) DO NOTHING"
 _OF_DRAFTS = frozenset({"requested", "messages", "prompt_ids"})
 """Columns that a draft makes by itself."""
 _WRITERS = [(name, None if name in _OF_DRAFTS else kind.write) for name, kind in rows.kinds(Turn).items()]

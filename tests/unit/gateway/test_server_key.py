@@ -8,7 +8,7 @@ import pytest
 
 from strop.gateway.app import Gateway
 from strop.gateway.server_key import Visits
-from strop.store.http.keys import AttemptKeys, RunKey
+from strop.store.server.keys import AttemptKeys, RunKey
 from strop.store.sqlite import SqliteStore
 
 KEY = "the-servers-own"

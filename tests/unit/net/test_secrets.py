@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from strop.run.serve import served
-from strop.store.http.keys import run_key
+from strop.store.server.keys import run_key
 from strop.store.sqlite import SqliteStore
 from strop.types import Rollout, Task
 

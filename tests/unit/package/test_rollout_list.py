@@ -12,7 +12,7 @@ import pytest
 from strop.cli import main
 from strop.config import AlgorithmConfig, Config
 from strop.run.folder import RunFolder
-from strop.store.opening import open_store
+from strop.store import open_store
 from strop.tasks.sampling import evaluation, group
 from strop.types import Policy, Reward, Step, Task, Turn
 

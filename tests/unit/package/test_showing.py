@@ -14,7 +14,7 @@ from strop.demo import TOOLS
 from strop.gateway.template import Renderer
 from strop.models.names import resolve
 from strop.run.folder import RunFolder
-from strop.store.opening import open_store
+from strop.store import open_store
 from strop.tasks.sampling import group
 from strop.types import Policy, Task, Turn
 

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from strop.run.serve import served
-from strop.store.http.client import HttpStore
+from strop.store.remote import HttpStore
 from strop.store.sqlite import SqliteStore
 from strop.types import Lease
 from tests.limits import stretch

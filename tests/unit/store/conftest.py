@@ -7,7 +7,7 @@ import pytest
 
 from strop.run.serve import served
 from strop.store.base import Store
-from strop.store.http.client import HttpStore
+from strop.store.remote import HttpStore
 from strop.store.sqlite import SqliteStore
 from tests.postgres import postgres_server
 

@@ -20,8 +20,8 @@ from strop.errors import BadReward, ConfigError, Fenced, IllegalTransition, Stor
 from strop.net.server import bind
 from strop.net.server import serve as serve_app
 from strop.run.serve import StoreServer, serve_store, served
-from strop.store.http.client import HttpStore
-from strop.store.http.routes import StoreApp
+from strop.store.remote import HttpStore
+from strop.store.server.app import StoreApp
 from strop.store.sqlite import SqliteStore
 from strop.types import Event, Policy, Reward, Rollout, Step, Task, Turn
 from tests.limits import stretch
@@ -119,7 +119,7 @@ async def test_nobody_there(unused_tcp_port: int):
 async def test_who_never_answered_is_given_up_sooner(
     behind: SqliteStore, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("strop.store.http.client.FIRST", 0.2)
+    monkeypatch.setattr("strop.store.remote.FIRST", 0.2)
     server = await serve_store(behind, key=KEY, port=unused_tcp_port)
     async with client(server.url) as store:
         await server.close()
@@ -137,7 +137,7 @@ async def test_an_answer_that_is_too_large_is_not_asked_for_again(
     server: StoreServer, behind: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ):
     await behind.enqueue([rollout("a", task=Task(id="t", data="x" * 5000))])
-    monkeypatch.setattr("strop.store.http.client.MAX_ANSWER", 4096)
+    monkeypatch.setattr("strop.store.remote.MAX_ANSWER", 4096)
     async with client(server.url, patience=1000) as store, asyncio.timeout(30):
         with pytest.raises(StoreError, match="larger than 4096 bytes: read it beside the store itself"):
             await store.get("a")
@@ -370,7 +370,7 @@ async def test_a_store_that_has_trouble_is_asked_again(behind: SqliteStore, serv
 
 
 async def test_waiting_longer_than_one_request_may(server: StoreServer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("strop.store.http.client.POLL", 0.1)
+    monkeypatch.setattr("strop.store.remote.POLL", 0.1)
     async with client(server.url) as store:
         began = time.monotonic()
         assert await store.lease("w", seconds=30, wait=0.5) == []

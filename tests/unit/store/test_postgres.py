@@ -19,8 +19,7 @@ from tests.unit.store import version_3
 from tests.unit.store.conversations import talk, wander
 
 psycopg = pytest.importorskip("psycopg")
-from strop.store import postgres  # noqa: E402
-from strop.store.opening import open_store  # noqa: E402
+from strop.store import open_store, postgres  # noqa: E402
 from strop.store.postgres import PostgresStore  # noqa: E402
 from tests.limits import stretch  # noqa: E402
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from strop.store.reclaim import reclaiming
+from strop.store.reclaim import reclaim_regularly
 from strop.store.sqlite import SqliteStore
 from strop.types import Rollout, Task
 
@@ -21,7 +21,7 @@ async def store(tmp_path):
 
 
 async def status(store: SqliteStore, *, every: float, grace: float, after: float) -> str:
-    task = asyncio.create_task(reclaiming(store, every, grace))
+    task = asyncio.create_task(reclaim_regularly(store, every, grace))
     await asyncio.sleep(after)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -39,7 +39,7 @@ async def test_runners_are_given_time_after_a_start(store: SqliteStore):
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])
 async def test_runners_are_given_time_after_a_jump_of_the_clock(store: SqliteStore, monkeypatch, jump: float):
     await store.heartbeat([("r.0", 1)], seconds=30)
-    task = asyncio.create_task(reclaiming(store, 0.1, 0.4))
+    task = asyncio.create_task(reclaim_regularly(store, 0.1, 0.4))
     await asyncio.sleep(0.05)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + jump)

@@ -11,8 +11,8 @@ import pytest
 
 from strop.net.client import Client, Response
 from strop.run.serve import StoreServer, served
-from strop.store.http import keys
-from strop.store.http.keys import AttemptKeys
+from strop.store.server import keys
+from strop.store.server.keys import AttemptKeys
 from strop.store.sqlite import SqliteStore
 from strop.types import Attempt, Rollout, Task
 

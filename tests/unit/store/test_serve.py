@@ -19,7 +19,7 @@ import pytest
 from strop.errors import ConfigError, PlaceError
 from strop.run import serve
 from strop.run.folder import RunFolder
-from strop.store.http.client import HttpStore
+from strop.store.remote import HttpStore
 from strop.store.sqlite import SqliteStore
 from strop.types import Rollout, Task
 from tests.limits import stretch

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from strop.errors import NewerStore, PlaceError, StoreError
-from strop.store import schema, threads
+from strop.store import schema, sqlite_writer
 from strop.store.sqlite import SqliteDb, SqliteStore
 from strop.types import Event, Rollout, Task
 
@@ -116,7 +116,7 @@ async def test_a_full_disk_is_a_sentence_and_loses_nothing_acknowledged(tmp_path
 
 
 async def test_another_writer_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(threads, "BUSY", 0.05)
+    monkeypatch.setattr(sqlite_writer, "BUSY", 0.05)
     store = await SqliteStore.open(tmp_path / "s.sqlite")
     other = sqlite3.connect(tmp_path / "s.sqlite", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -148,11 +148,11 @@ async def test_the_log_does_not_grow_for_ever(tmp_path: Path):
     store = await SqliteStore.open(tmp_path / "s.sqlite")
     await store.enqueue(rollouts(1))
     await store.lease("w", seconds=600)
-    for n in range(3 * threads.COPY_EVERY):
+    for n in range(3 * sqlite_writer.COPY_EVERY):
         data = {"x": "y" * 4000}
         await store.add_events([Event(rollout="g1.0", attempt=1, kind="message", data=data, time=float(n))])
-    assert (tmp_path / "s.sqlite").stat().st_size > 2 * threads.COPY_EVERY * 4000  # copied into the database
-    assert (tmp_path / "s.sqlite-wal").stat().st_size < 12 * threads.COPY_EVERY * 4000
+    assert (tmp_path / "s.sqlite").stat().st_size > 2 * sqlite_writer.COPY_EVERY * 4000  # copied into the database
+    assert (tmp_path / "s.sqlite-wal").stat().st_size < 12 * sqlite_writer.COPY_EVERY * 4000
     await store.close()
 
 
@@ -164,7 +164,7 @@ async def test_a_log_that_cannot_be_copied_holds_up_nobody(tmp_path: Path, monke
 
     store = await SqliteStore.open(tmp_path / "s.sqlite")
     monkeypatch.setattr(SqliteDb, "execute", execute, raising=False)
-    monkeypatch.setattr(threads, "COPY_EVERY", 3)
+    monkeypatch.setattr(sqlite_writer, "COPY_EVERY", 3)
     for rollout in rollouts(20):
         await asyncio.wait_for(store.enqueue([rollout]), 10)
     monkeypatch.undo()

@@ -98,7 +98,7 @@ def fill(execute: Callable[[str, Sequence[Any]], Any], turns: Sequence[Turn], wo
             (rollout, number, f"key-{rollout}-{number}"),
         )
     for turn in turns:
-        execute(f"INSERT INTO turns ({TURN}) VALUES ({rows.marks(TURN)})", rows.encode(turn))
+        execute(f"INSERT INTO turns ({TURN}) VALUES ({rows.placeholders(TURN)})", rows.encode(turn))
 
 
 def write(path: Path, turns: Sequence[Turn]) -> None:

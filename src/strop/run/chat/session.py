@@ -24,8 +24,8 @@ from strop.net.server import serve
 from strop.run.runtime import sampling_for
 from strop.run.serve import held, load_model
 from strop.runners.pool import Pool
+from strop.store import open_store
 from strop.store.base import Store
-from strop.store.opening import open_store
 from strop.types import Event, Rollout, Status, Task, Turn, stable_hash
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from strop.models.names import resolve
 from strop.net.server import serve
 from strop.run.chat import Room
 from strop.run.runtime import gateway_of
-from strop.store.opening import open_store
+from strop.store import open_store
 
 CONFIG = Config(policy=PolicyConfig(model="scripted"))
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from strop.store.threads import call_in
+from strop.store.sqlite_writer import call_in
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class Signal:
             call_in(future.get_loop(), lambda future=future: None if future.done() else future.set_result(None))
 
 
-async def until(
+async def wait_until(
     signal: Signal,
     timeout: float,
     look: Callable[[], Awaitable[T | None]],

@@ -28,15 +28,15 @@ from strop.net.asgi import (
     refuse,
 )
 from strop.store.base import Store
-from strop.store.http.keys import AttemptKeys, RunKey, bearer
-from strop.store.http.wire import Recorded, Said
+from strop.store.server.keys import AttemptKeys, RunKey, bearer
+from strop.store.wire import AgentEvent, RecordedCount
 from strop.types import Attempt, Event
 
 PATH = "/r/{rollout}/{attempt}"
 MAX_BODY = 16 << 20
 """Agents are trusted with less than the run's own programs."""
 
-_ONE, _LIST = msgspec.json.Decoder(Said), msgspec.json.Decoder(list[Said])
+_ONE, _LIST = msgspec.json.Decoder(AgentEvent), msgspec.json.Decoder(list[AgentEvent])
 
 
 def attempt_routes(store: Store, keys: AttemptKeys | None = None, run_key: RunKey | None = None) -> list[Route]:
@@ -46,18 +46,18 @@ def attempt_routes(store: Store, keys: AttemptKeys | None = None, run_key: RunKe
     async def report(rollout: str, attempt: int, receive: Receive) -> bytes:
         events = _events(await read_body(receive, MAX_BODY), rollout, attempt)
         await store.add_events(events)
-        return encode(Recorded(len(events)))
+        return encode(RecordedCount(len(events)))
 
     async def look(rollout: str, attempt: int, receive: Receive) -> bytes:
         return encode(await store.get(rollout))
 
     return [
-        Route(PATH + "/events", ByMethod({"POST": _Opened(store, known, run_key, report)})),
-        Route(PATH, ByMethod({"GET": _Opened(store, known, run_key, look)})),
+        Route(PATH + "/events", ByMethod({"POST": _AttemptEndpoint(store, known, run_key, report)})),
+        Route(PATH, ByMethod({"GET": _AttemptEndpoint(store, known, run_key, look)})),
     ]
 
 
-class _Opened:
+class _AttemptEndpoint:
     """An address below an attempt's, for whoever has its key."""
 
     def __init__(
@@ -101,7 +101,7 @@ async def attempt_of(store: Store, rollout: str, number: int) -> Attempt:
     return found
 
 
-class Elsewhere:
+class UnservedPaths:
     """Addresses below /r/ that nobody serves. Whoever has a key is told which part of one there is not; whoever has
     none learns nothing of rollouts. `model`: whether a gateway answers beside it."""
 

@@ -27,11 +27,12 @@ from strop.net.asgi import (
     refuse,
 )
 from strop.store.base import Store
-from strop.store.http.attempts import Elsewhere, attempt_routes
-from strop.store.http.keys import AttemptKeys, RunKey
-from strop.store.http.openapi import describe
-from strop.store.http.verbs import VERBS, Verb, Verbs
-from strop.store.http.wire import Health
+from strop.store.rpc import VERBS, Verb
+from strop.store.server.attempts import UnservedPaths, attempt_routes
+from strop.store.server.handlers import Handlers
+from strop.store.server.keys import AttemptKeys, RunKey
+from strop.store.server.openapi import describe
+from strop.store.wire import Health
 from strop.version import __version__
 
 ABOUT = {
@@ -48,8 +49,8 @@ _NOTHING: dict[str, str] = {}
 class Endpoint:
     """One verb at its address."""
 
-    def __init__(self, verb: Verb, verbs: Verbs, key: RunKey) -> None:
-        self._key, self._verbs, self._do = key, verbs, verb.do
+    def __init__(self, verb: Verb[Any], handlers: Handlers, key: RunKey) -> None:
+        self._key, self._do = key, getattr(handlers, verb.name)
         self._decode: Callable[[bytes], Any] | None = None
         if verb.method != "GET":
             self._decode = msgspec.json.Decoder(verb.takes).decode
@@ -59,18 +60,18 @@ class Endpoint:
         try:
             self._key.check(scope["headers"])
             if self._decode is None:
-                given = question(scope["query_string"], self._asks)
+                given = read_query(scope["query_string"], self._asks)
             else:
                 body = await read_body(receive)
                 check_depth(body)
                 given = self._decode(body)
-            body = encode(await self._do(self._verbs, given, scope.get("path_params", _NOTHING), receive))
+            body = encode(await self._do(given, scope.get("path_params", _NOTHING), receive))
         except Exception as error:
             return await refuse(send, error)
         await answer(send, body)
 
 
-def question(query: bytes, asks: type[Any]) -> Any:
+def read_query(query: bytes, asks: type[Any]) -> Any:
     """What stands after the `?`, by name."""
     if not query:
         return asks()
@@ -81,11 +82,11 @@ def question(query: bytes, asks: type[Any]) -> Any:
     return msgspec.convert(given, asks, strict=False)
 
 
-def store_routes(verbs: Verbs, key: RunKey) -> list[Route]:
+def store_routes(handlers: Handlers, key: RunKey) -> list[Route]:
     """Every verb, one route per address."""
     by_path: dict[str, dict[str, ASGIApp]] = {}
     for verb in VERBS:
-        by_path.setdefault(verb.path, {})[verb.method] = Endpoint(verb, verbs, key)
+        by_path.setdefault(verb.path, {})[verb.method] = Endpoint(verb, handlers, key)
     return [Route(path, ByMethod(endpoints)) for path, endpoints in by_path.items()]
 
 
@@ -96,21 +97,23 @@ class StoreApp:
         """`model`: whether a gateway answers beside it."""
         attempts = AttemptKeys(store)
         self.key = run_key = RunKey(key, attempts)
-        self._verbs = Verbs(store, attempts)
+        self._handlers = Handlers(store, attempts)
         routes = [
             *attempt_routes(store, attempts, run_key),
-            *store_routes(self._verbs, run_key),
+            *store_routes(self._handlers, run_key),
             Route("/health", ByMethod({"GET": FixedResponse(Health("ok", __version__))})),
             Route("/openapi.json", ByMethod({"GET": FixedResponse(describe())})),
             Route("/", ByMethod({"GET": FixedResponse(ABOUT)})),
         ]
         self._plain: dict[str, ASGIApp] = {route.path: route.app for route in routes if "{" not in route.path}
         named = [route for route in routes if "{" in route.path]
-        self._named = Router(named, redirect_slashes=False, default=Elsewhere(store, attempts, run_key, model=model))
+        self._named = Router(
+            named, redirect_slashes=False, default=UnservedPaths(store, attempts, run_key, model=model)
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._plain.get(scope["path"], self._named)(scope, receive, send)
 
     def close(self) -> None:
         """End requests that wait for something to happen. Do it before the server is closed."""
-        self._verbs.close()
+        self._handlers.close()

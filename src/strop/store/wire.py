@@ -59,7 +59,7 @@ Nth = Annotated[int, Meta(ge=0, lt=2**53, description="counted from 1; 0 is befo
 AttemptNumber = Annotated[int, Meta(ge=0, le=2**31 - 1, description="an attempt's number; default: the last one")]
 
 
-def checked_key(key: str) -> str:
+def check_key(key: str) -> str:
     """A key as it can stand in a header."""
     if not re.fullmatch(r"[!-~]+", key):
         raise ConfigError("a key is made of printable ASCII characters without spaces: choose another")
@@ -115,7 +115,7 @@ class NewPolicy(Policy, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A policy; one of the same name is replaced."""
 
 
-class Said(Struct, kw_only=True, forbid_unknown_fields=True):
+class AgentEvent(Struct, kw_only=True, forbid_unknown_fields=True):
     """An event as agents write it, about the attempt in the address."""
 
     kind: EventKind
@@ -260,7 +260,7 @@ class Nothing(Struct, kw_only=True, forbid_unknown_fields=True):
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-class Recorded(Struct):
+class RecordedCount(Struct):
     """How many were sent and are durable now, also those that had been before."""
 
     recorded: int
@@ -273,7 +273,7 @@ class Queued(Struct):
     recorded: int
 
 
-class Over(Struct):
+class EndedAttempts(Struct):
     """Attempts that are over or unknown, as [rollout, number]: their runner can stop."""
 
     over: list[tuple[str, int]]

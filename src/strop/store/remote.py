@@ -26,9 +26,8 @@ import msgspec
 from strop.errors import ConfigError, IllegalTransition, StoreError, Unavailable, UnknownId
 from strop.net.asgi import ErrorBody
 from strop.net.client import Client, Response, TooLarge
-from strop.store import rows
+from strop.store import rows, rpc, wire
 from strop.store.base import Ref, Store
-from strop.store.http import wire
 from strop.store.sql import ID
 from strop.types import Attempt, Cause, Event, Lease, Mode, Policy, Reward, Rollout, Status, Step, Turn
 
@@ -43,22 +42,7 @@ MAX_ANSWER = 1 << 30
 """Bytes: the turns of one long rollout are some hundred megabytes."""
 
 _encode = msgspec.json.Encoder().encode
-_LEASE = msgspec.json.Decoder(Lease)
-_LEASES = msgspec.json.Decoder(list[Lease])
-_ROLLOUT = msgspec.json.Decoder(Rollout)
-_ROLLOUTS = msgspec.json.Decoder(list[Rollout])
-_ATTEMPT = msgspec.json.Decoder(wire.AttemptShown)
-_ATTEMPTS = msgspec.json.Decoder(list[wire.AttemptShown])
-_TURNS = msgspec.json.Decoder(list[Turn])
-_EVENTS = msgspec.json.Decoder(list[Event])
-_POLICIES = msgspec.json.Decoder(list[Policy])
-_STEPS = msgspec.json.Decoder(list[wire.StepRecord])
-_STATS = msgspec.json.Decoder(dict[str, int])
-_OVER = msgspec.json.Decoder(wire.Over)
-_QUEUED = msgspec.json.Decoder(wire.Queued)
-_RECLAIMED = msgspec.json.Decoder(wire.Reclaimed)
-_CHANGES = msgspec.json.Decoder(wire.Changes)
-_LINEAGE = msgspec.json.Decoder(wire.Lineage)
+_DECODERS = {verb.name: msgspec.json.Decoder(verb.gives) for verb in rpc.VERBS}
 _ERROR = msgspec.json.Decoder(ErrorBody)
 
 
@@ -69,7 +53,7 @@ class HttpStore(Store):
         if not key:
             how = "give the run's key (--key-file or STROP_KEY), `strop serve` keeps it in its folder's file `key`"
             raise ConfigError(f"no key given: {how}")
-        self.url, self._key = url.rstrip("/"), wire.checked_key(key)
+        self.url, self._key = url.rstrip("/"), wire.check_key(key)
         self._client = self._connections()
         self._beats = self._connections()  # of their own: one that has gone silent is not followed by another
         self._patience = patience
@@ -102,7 +86,7 @@ class HttpStore(Store):
         if not rollouts:
             return 0
         new = [wire.NewRollout.of(given) for given in rollouts]
-        return (await self._ask(_QUEUED, "POST", "/v1/rollouts", new)).queued
+        return (await self._call(rpc.ENQUEUE, new)).queued
 
     async def lease(
         self, runner: str, *, seconds: float, count: int = 1, wait: float = 0.0, token: str | None = None
@@ -119,7 +103,7 @@ class HttpStore(Store):
                 wait=poll,
                 token=token,
             )
-            leases = await self._ask(_LEASES, "POST", "/v1/lease", body, timeout=poll + TIMEOUT)
+            leases = await self._call(rpc.LEASE, body, timeout=poll + TIMEOUT)
             if leases or time.monotonic() >= deadline:
                 return leases
 
@@ -127,7 +111,7 @@ class HttpStore(Store):
         if rollout.status != "queued":
             raise IllegalTransition(f"rollout {rollout.id!r} is {rollout.status}: only queued ones can be begun")
         body = wire.BeginBody(rollout=wire.NewRollout.of(rollout), runner=rows.text(runner) or "", seconds=seconds)
-        return await self._ask(_LEASE, "POST", "/v1/begin", body)
+        return await self._call(rpc.BEGIN, body)
 
     async def heartbeat(self, attempts: Sequence[Ref], *, seconds: float) -> builtins.list[Ref]:
         if not attempts:
@@ -135,7 +119,7 @@ class HttpStore(Store):
         body = {"attempts": attempts, "seconds": seconds}
         # A line may go silent without a word: there must be time to say it again before the lease runs out.
         timeout = min(max(seconds / 3, 1.0), TIMEOUT)
-        return (await self._ask(_OVER, "POST", "/v1/heartbeat", body, timeout=timeout, client=self._beats)).over
+        return (await self._call(rpc.HEARTBEAT, body, timeout=timeout, client=self._beats)).over
 
     async def finish(
         self,
@@ -147,56 +131,59 @@ class HttpStore(Store):
         detail: str | None = None,
     ) -> Rollout:
         # JSON has no NaN: it would arrive as something else.
-        body = {"rewards": [rows.checked(reward) for reward in rewards], "cause": cause, "detail": rows.text(detail)}
-        return await self._ask(_ROLLOUT, "POST", f"{_path(rollout)}/attempts/{attempt}/finish", body)
+        body = {
+            "rewards": [rows.check_reward(reward) for reward in rewards],
+            "cause": cause,
+            "detail": rows.text(detail),
+        }
+        return await self._call(rpc.FINISH, body, id=rollout, n=attempt)
 
     async def cancel(
         self, rollouts: Sequence[str], *, detail: str, cause: Literal["cancelled", "late"] = "cancelled"
     ) -> None:
         if rollouts:
             body = {"rollouts": rollouts, "detail": rows.text(detail), "cause": cause}
-            await self._send("POST", "/v1/cancel", body)
+            await self._call(rpc.CANCEL, body)
 
     async def reclaim(self, *, everything: bool = False) -> builtins.list[str]:
-        return (await self._ask(_RECLAIMED, "POST", "/v1/reclaim", {"everything": everything})).rollouts
+        return (await self._call(rpc.RECLAIM, {"everything": everything})).rollouts
 
     # -- what happened in them -----------------------------------------------------------------------------------
 
     async def add_turns(self, turns: Sequence[Turn]) -> None:
         if turns:
-            await self._send("POST", "/v1/turns", turns)
+            await self._call(rpc.ADD_TURNS, turns)
 
     async def add_events(self, events: Sequence[Event]) -> None:
         for event in events:
             if event.kind == "reward":
                 rows.reward(event.data)
         if events:
-            await self._send("POST", "/v1/events", events)
+            await self._call(rpc.ADD_EVENTS, events)
 
     async def add_rewards(self, rewards: Mapping[str, Sequence[Reward]]) -> None:
-        checked = {id: [rows.checked(reward) for reward in given] for id, given in rewards.items()}
+        checked = {id: [rows.check_reward(reward) for reward in given] for id, given in rewards.items()}
         if checked:
-            await self._send("POST", "/v1/rewards", {"rewards": checked})
+            await self._call(rpc.ADD_REWARDS, {"rewards": checked})
 
-    # -- looking -------------------------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------------------
 
     async def get(self, rollout: str) -> Rollout:
-        return await self._ask(_ROLLOUT, "GET", _path(rollout))
+        return await self._call(rpc.GET, id=rollout)
 
     async def attempts(self, rollout: str) -> builtins.list[Attempt]:
         """Without their keys, which are "" here."""
-        shown = await self._ask(_ATTEMPTS, "GET", f"{_path(rollout)}/attempts")
-        return [one.attempt() for one in shown]
+        return [one.attempt() for one in await self._call(rpc.ATTEMPTS, id=rollout)]
 
     async def attempt(self, key: str) -> Attempt:
-        shown = await self._ask(_ATTEMPT, "POST", "/v1/attempt", {"key": rows.text(key)})
+        shown = await self._call(rpc.ATTEMPT, {"key": rows.text(key)})
         return msgspec.structs.replace(shown.attempt(), key=key)
 
     async def turns(self, rollout: str, *, attempt: int | None = None) -> builtins.list[Turn]:
-        return await self._ask(_TURNS, "GET", f"{_path(rollout)}/turns{_query(attempt=attempt)}")
+        return await self._call(rpc.TURNS, {"attempt": attempt}, id=rollout)
 
     async def events(self, rollout: str, *, attempt: int | None = None) -> builtins.list[Event]:
-        return await self._ask(_EVENTS, "GET", f"{_path(rollout)}/events{_query(attempt=attempt)}")
+        return await self._call(rpc.EVENTS, {"attempt": attempt}, id=rollout)
 
     async def list(
         self,
@@ -211,10 +198,8 @@ class HttpStore(Store):
         found: builtins.list[Rollout] = []
         while len(found) < limit:
             size = min(limit - len(found), wire.MAX_COUNT)
-            query = _query(
-                group=group, status=status, mode=mode, after=after, limit=size, newest="true" if newest else None
-            )
-            page = await self._ask(_ROLLOUTS, "GET", f"/v1/rollouts{query}")
+            which = {"group": group, "status": status, "mode": mode, "after": after, "limit": size}
+            page = await self._call(rpc.ROLLOUTS, which | {"newest": "true" if newest else None})
             found += page
             if len(page) < size:
                 break
@@ -225,47 +210,49 @@ class HttpStore(Store):
         deadline = time.monotonic() + timeout
         while True:
             poll = min(max(deadline - time.monotonic(), 0.0), POLL) if timeout else 0.0
-            query = _query(cursor=cursor, timeout=poll)
-            told = await self._ask(_CHANGES, "GET", f"/v1/changes{query}", timeout=poll + TIMEOUT)
+            told = await self._call(rpc.CHANGES, {"cursor": cursor, "timeout": poll}, timeout=poll + TIMEOUT)
             if told.rollouts or time.monotonic() >= deadline:
                 return told.cursor, told.rollouts
 
     async def stats(self) -> dict[str, int]:
-        return await self._ask(_STATS, "GET", "/v1/stats")
+        return await self._call(rpc.STATS)
 
     # -- policies and steps --------------------------------------------------------------------------------------
 
     async def put_policy(self, policy: Policy) -> None:
-        await self._send("PUT", "/v1/policies", policy)
+        await self._call(rpc.PUT_POLICY, policy)
 
     async def policies(self) -> builtins.list[Policy]:
-        return await self._ask(_POLICIES, "GET", "/v1/policies")
+        return await self._call(rpc.POLICIES)
 
     async def commit_step(self, step: Step) -> None:
-        await self._send("POST", "/v1/steps", {"step": step})
+        await self._call(rpc.COMMIT_STEP, {"step": step})
 
     async def steps(self, *, superseded: bool = False) -> builtins.list[Step]:
-        query = _query(superseded="true" if superseded else "false")
-        return [record.step() for record in await self._ask(_STEPS, "GET", f"/v1/steps{query}")]
+        which = {"superseded": "true" if superseded else "false"}
+        return [record.step() for record in await self._call(rpc.STEPS, which)]
 
     async def open_lineage(self, *, after: int) -> int:
-        return (await self._ask(_LINEAGE, "POST", "/v1/lineages", {"after": after})).lineage
+        return (await self._call(rpc.OPEN_LINEAGE, {"after": after})).lineage
 
     # ------------------------------------------------------------------------------------------------------------
 
-    async def _ask(
+    async def _call(
         self,
-        decoder: msgspec.json.Decoder[T],
-        method: str,
-        path: str,
-        what: Any = None,
+        verb: rpc.Verb[T],
+        given: Any = None,
         *,
         timeout: float = TIMEOUT,
         client: Client | None = None,
+        **at: str | int,
     ) -> T:
-        answer = await self._send(method, path, what, timeout=timeout, client=client)
+        """Ask for a verb of the table: `given` is its body, or its query by name; `at` is what its address names."""
+        path, body = _path(verb.path, at), given
+        if verb.method == "GET":
+            path, body = path + _query(given or {}), None
+        answer = await self._send(verb.method, path, body, timeout=timeout, client=client)
         try:
-            return decoder.decode(answer)
+            return _DECODERS[verb.name].decode(answer)
         except msgspec.MsgspecError as error:
             raise StoreError(
                 f"{self.url} answers what cannot be read here ({error}): use the same version of strop on both sides"
@@ -326,12 +313,14 @@ class HttpStore(Store):
         return StoreError(problem.message)
 
 
-def _path(rollout: str) -> str:
-    if not ID.fullmatch(rollout):  # it could not be told from another address
-        raise UnknownId(f"there is no rollout {rollout!r}: `strop rollouts` lists those there are")
-    return f"/v1/rollouts/{quote(rollout)}"
+def _path(path: str, at: Mapping[str, str | int]) -> str:
+    for name, value in at.items():
+        if name == "id" and not ID.fullmatch(str(value)):  # it could not be told from another address
+            raise UnknownId(f"there is no rollout {value!r}: `strop rollouts` lists those there are")
+        path = path.replace(f"{{{name}}}", quote(str(value)))
+    return path
 
 
-def _query(**given: Any) -> str:
+def _query(given: Mapping[str, Any]) -> str:
     query = urlencode({name: value for name, value in given.items() if value is not None}, errors="replace")
     return f"?{query}" if query else ""

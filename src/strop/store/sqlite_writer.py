@@ -105,7 +105,7 @@ class SqliteThread:
         return explain(error, self._path) if isinstance(error, sqlite3.Error) else error
 
 
-class Writer(SqliteThread):
+class SqliteWriter(SqliteThread):
     """Group commit. `after_commit` is called each time something became durable.
 
     A commit that need not wait for the disk takes a fraction of a millisecond, less than handing it to a thread and

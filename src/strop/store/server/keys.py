@@ -15,7 +15,7 @@ from strop.errors import ConfigError, PlaceError, UnknownId
 from strop.net.asgi import Header, Refusal
 from strop.net.secrets import new_key
 from strop.store.base import Store
-from strop.store.http.wire import checked_key
+from strop.store.wire import check_key
 from strop.types import Attempt
 
 CACHED = 8192
@@ -25,10 +25,10 @@ CACHED = 8192
 def run_key(folder: Path, given: str | None = None) -> str:
     """The run's key: the one given, or the one kept in the folder's file `key`, made there if it is not."""
     if given is not None:
-        return checked_key(given)
+        return check_key(given)
     path = folder / "key"
     try:
-        return _kept(path)
+        return _read_key(path)
     except FileNotFoundError:
         pass
     except OSError as error:
@@ -41,7 +41,7 @@ def run_key(folder: Path, given: str | None = None) -> str:
         try:
             os.link(part, path)  # unlike a rename, it leaves a key alone that another server has just made
         except FileExistsError:
-            return _kept(path)
+            return _read_key(path)
         finally:
             part.unlink()
     except OSError as error:
@@ -49,9 +49,9 @@ def run_key(folder: Path, given: str | None = None) -> str:
     return made
 
 
-def _kept(path: Path) -> str:
+def _read_key(path: Path) -> str:
     try:
-        return checked_key(path.read_text(errors="replace").strip())
+        return check_key(path.read_text(errors="replace").strip())
     except ConfigError:
         raise PlaceError(f"{path} holds no key: delete the file, and a new one is made") from None
 
@@ -65,7 +65,7 @@ def bearer(headers: Sequence[Header]) -> bytes:
     return b""
 
 
-def same(given: bytes, secret: bytes) -> bool:
+def is_same_key(given: bytes, secret: bytes) -> bool:
     """Nothing never opens anything."""
     return hmac.compare_digest(given, secret) and bool(secret)
 
@@ -94,12 +94,12 @@ class AttemptKeys:
             except UnknownId:
                 return False
             attempt = next((attempt for attempt in attempts if attempt.number == number), None)
-            if attempt is None or not same(key, attempt.key.encode()):
+            if attempt is None or not is_same_key(key, attempt.key.encode()):
                 return False
             self.add(attempt)
             return True
         self._keys.move_to_end((rollout, number))
-        return same(key, known)
+        return is_same_key(key, known)
 
     def holds(self, key: bytes) -> bool:
         """Whether it is the key of an attempt that was leased or heard of here. It opens nothing by that."""
@@ -114,7 +114,7 @@ class RunKey:
         self._attempts = attempts
 
     def fits(self, given: bytes) -> bool:
-        return same(given, self._key)
+        return is_same_key(given, self._key)
 
     def check(self, headers: Sequence[Header]) -> None:
         given = bearer(headers)

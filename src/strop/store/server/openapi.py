@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Struct
 
 from strop.net.asgi import ErrorBody
-from strop.store.http import wire
-from strop.store.http.verbs import VERBS, Verb
+from strop.store import wire
+from strop.store.rpc import VERBS, Verb
 from strop.store.sql import ID
 from strop.types import Rollout
 from strop.version import __version__
@@ -33,7 +33,7 @@ no answer may be sent again: what was done is not done twice."""
 
 
 def describe() -> Json:
-    answers = [ErrorBody, wire.Said, wire.Recorded, wire.Health, Rollout]
+    answers = [ErrorBody, wire.AgentEvent, wire.RecordedCount, wire.Health, Rollout]
     types = [*(verb.takes for verb in VERBS), *(verb.gives for verb in VERBS), *answers]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     for component in components.values():
@@ -67,11 +67,11 @@ def describe() -> Json:
     }
 
 
-def _operation(verb: Verb, takes: Json, gives: Json, components: Json) -> Json:
+def _operation(verb: Verb[Any], takes: Json, gives: Json, components: Json) -> Json:
     told: Json = {
-        "operationId": verb.do.__name__,
-        "summary": verb.says.partition(". ")[0].rstrip("."),
-        "description": verb.says,
+        "operationId": verb.name,
+        "summary": verb.about.partition(". ")[0].rstrip("."),
+        "description": verb.about,
         "security": [{"run": []}],
         "responses": _responses(gives, (400, 401, 403, 404, 500, 503)),
     }
@@ -116,7 +116,7 @@ def _in_query(asks: type[Struct], components: Json) -> list[Json]:
 
 def _attempt_paths() -> dict[str, Json]:
     either: list[Json] = [{"attempt": []}, {"run": []}]
-    said = _ref("Said")
+    said = _ref("AgentEvent")
     path = "/r/{rollout}/{attempt}"
     report: Json = {
         "operationId": "report",
@@ -125,7 +125,7 @@ def _attempt_paths() -> dict[str, Json]:
         "security": either,
         "parameters": _in_path(path),
         "requestBody": _body({"anyOf": [said, {"type": "array", "items": said}]}),
-        "responses": _responses(_ref("Recorded"), (400, 401, 404, 409, 413, 500, 503)),
+        "responses": _responses(_ref("RecordedCount"), (400, 401, 404, 409, 413, 500, 503)),
     }
     look: Json = {
         "operationId": "look",

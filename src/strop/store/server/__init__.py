@@ -1,0 +1,1 @@
+"""Serves a store over HTTP: `app` has the routes, made from the table in `store/rpc.py`; `remote.HttpStore` asks it."""
