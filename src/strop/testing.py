@@ -134,7 +134,7 @@ async def _run(agent: str, reward: str, task: Task, answers: Script, timeout: fl
             gateway_url=server.url,
             model=MODEL,
             reward=reward,
-            wait_for_calls=gateway.settled,
+            wait_for_calls=gateway.wait_until_idle,
         )
         try:
             await pool.start()

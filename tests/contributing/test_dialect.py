@@ -115,7 +115,7 @@ async def main(model, folder):
         "said": said,
         "proxied": reader.message(0)["content"],
         "turns": [turn.answer["content"] for turn in turns],
-        "beside": gateway.answers("/v1/generate"),
+        "beside": gateway.serves("/v1/generate"),
     }))
     await server.close()
     await store.close()

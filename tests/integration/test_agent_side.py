@@ -48,7 +48,8 @@ async def play(
     server = await serve(gateway)
     settings = RunnerConfig(workers=1, timeout=timeout)
     agent = f"{folder}/agent.py:agent"
-    pool = Pool(store, {None: agent}, settings, gateway_url=server.url, model="m", wait_for_calls=gateway.settled)
+    idle = gateway.wait_until_idle
+    pool = Pool(store, {None: agent}, settings, gateway_url=server.url, model="m", wait_for_calls=idle)
     try:
         await pool.start()
         pool.work()

@@ -29,13 +29,12 @@ from msgspec import Struct
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
-from strop.errors import ContextOverflow
+from strop.gateway.api_errors import to_api_error
 from strop.gateway.dialects.base import ApiError, Dialect, ModelRequest
 from strop.gateway.dialects.registry import BY_PATH, DIALECTS, is_model_path
-from strop.gateway.exchange import Exchange, overflow, own
-from strop.gateway.generate import ModelCall, check_length, conversations
-from strop.gateway.jinja import BadTemplate
-from strop.gateway.limits import Flights, Limits
+from strop.gateway.exchange import Exchange
+from strop.gateway.generate import ModelCall, check_length, read_conversations
+from strop.gateway.limits import Limits, RequestCounter
 from strop.gateway.outside import OutsideRoute
 from strop.gateway.proxy import ProxiedRequest
 from strop.gateway.record import Recorder
@@ -93,7 +92,7 @@ class Gateway:
         self.sessions = Sessions(store, max_sessions)
         self.recorder = Recorder(store)
         self._limits = limits or Limits()
-        self._flights = Flights(self._limits, self.counts)
+        self._requests = RequestCounter(self._limits, self.counts)
         self._others = Router(attempt_routes(store), redirect_slashes=False, default=_no_such_route)
         self._posts: dict[str, tuple[Dialect, Callable[..., Awaitable[None]]]] = {}
         for dialect in DIALECTS:
@@ -113,7 +112,7 @@ class Gateway:
         except asgi.ClientDisconnected:
             pass  # there is nobody to answer
         except Exception as error:
-            await _refuse(send, dialect, _told(error))
+            await _refuse(send, dialect, to_api_error(error))
 
     def _endpoint(
         self, scope: Scope, address: RequestAddress
@@ -121,35 +120,35 @@ class Gateway:
         path, method = address.path, scope["method"]
         if (found := self._posts.get(path)) and method == "POST":
             return found[0], partial(found[1], found[0], address)
-        spoken = _spoken(scope, path)
-        if method == "GET" and _names_models(path):
+        spoken = _dialect_of(scope, path)
+        if method == "GET" and _is_models_path(path):
             return spoken, partial(self._models, address)
         return spoken, partial(self._not_served, address)
 
-    def answers(self, path: str) -> bool:
+    def serves(self, path: str) -> bool:
         """Whether an address is a model API's: below /v1/ others may have theirs beside it."""
         address = RequestAddress.of(path)
         return address is not None and (address.rollout is not None or is_model_path(address.path))
 
-    def samples(self, scope: Scope) -> bool:
+    def is_model_call(self, scope: Scope) -> bool:
         """Whether a request is a model call that names no rollout."""
         return scope["method"] == "POST" and scope["path"].removeprefix("/v1/") in self._posts
 
     async def show_models(self, scope: Scope, send: Send, started: float) -> bool:
         """Answer a question for the models there are from somebody who needs no attempt for it. Whether it was one."""
         address = RequestAddress.of(scope["path"], scope["headers"])
-        if address is None or scope["method"] != "GET" or not _names_models(address.path):
+        if address is None or scope["method"] != "GET" or not _is_models_path(address.path):
             return False
         try:
             await self._show_models(address, scope, send, started)
         except ApiError as refused:
-            await _refuse(send, _spoken(scope, address.path), refused)
+            await _refuse(send, _dialect_of(scope, address.path), refused)
         return True
 
     async def refuse(self, scope: Scope, send: Send, refused: ApiError) -> None:
         """As clients of the API at this address understand it."""
         address = RequestAddress.of(scope["path"])
-        await _refuse(send, _spoken(scope, address.path if address else ""), refused)
+        await _refuse(send, _dialect_of(scope, address.path if address else ""), refused)
 
     @property
     def counts(self) -> Counter[str]:
@@ -161,9 +160,9 @@ class Gateway:
         """Drop the sessions of a rollout that has ended."""
         self.sessions.forget(rollout)
 
-    async def settled(self, rollout: str, attempt: int, *, limit: float = 5.0) -> None:
+    async def wait_until_idle(self, rollout: str, attempt: int, *, limit: float = 5.0) -> None:
         """Wait until an attempt's calls in flight have ended and been recorded, but not for ever."""
-        if not await self.sessions.settled((rollout, attempt), limit):
+        if not await self.sessions.wait_until_idle((rollout, attempt), limit):
             self.counts["unsettled"] += 1
 
     async def session(self, scope: Scope, address: RequestAddress) -> Session:
@@ -175,7 +174,7 @@ class Gateway:
         except ApiError as refused:
             if refused.status == 401:  # whose key it is learns that it was used at a wrong address
                 with suppress(ApiError):
-                    await self.recorder.refused(await self.sessions.by_key(scope), address.agent, refused)
+                    await self.recorder.record_error(await self.sessions.by_key(scope), address.agent, refused)
             raise
 
     @asynccontextmanager
@@ -186,11 +185,11 @@ class Gateway:
         except asgi.ClientDisconnected:
             raise
         except Exception as error:
-            refused = _told(error)
+            refused = to_api_error(error)
             if refused.status == 409:
                 self.sessions.drop(session)
             else:
-                await self.recorder.refused(session, agent, refused)
+                await self.recorder.record_error(session, agent, refused)
             raise refused from None
 
     # -- model calls -------------------------------------------------------------------------------------------------
@@ -199,7 +198,7 @@ class Gateway:
         self, dialect: Dialect, address: RequestAddress, scope: Scope, receive: Receive, send: Send
     ) -> None:
         session, agent, deadline = await self.session(scope, address), address.agent, self._limits.deadline
-        with self._flights.one(session):
+        with self._requests.count(session):
             async with self._refusing(session, agent):
                 body = await _body(receive, deadline)
                 if (outside := self.routes.outside(agent, body)) is not None:
@@ -254,7 +253,7 @@ class Gateway:
     ) -> None:
         """How many tokens a request's prompt has. Nothing is sampled and no turn recorded."""
         session, agent = await self.session(scope, address), address.agent
-        with self._flights.one(session):
+        with self._requests.count(session):
             async with self._refusing(session, agent):
                 body = await _body(receive, self._limits.deadline)
                 if (outside := self.routes.outside(agent, body)) is not None:
@@ -262,7 +261,7 @@ class Gateway:
                 request = await self._resume(dialect, session, dialect.read_count(body))
                 route = self.routes.find(agent, request.requested.get("model")).asked_by(request)
                 contexts = session.contexts(agent, route.policy)
-                (conversation,) = conversations(request, route, contexts)
+                (conversation,) = read_conversations(request, route, contexts)
                 check_length(conversation, route)
                 count = len(contexts.prompt(route.renderer, conversation, route.history, remember=False).ids)
         await _answer_json(send, dialect.write_count(count))
@@ -284,28 +283,28 @@ class Gateway:
                 message = f"there is no model {asked!r} here: the one that answers is called {name!r}"
                 raise ApiError(message, status=404, param="model", code="model_not_found")
             route, name = self.routes.models[asked], asked
-        dialect = _spoken(scope, address.path)
+        dialect = _dialect_of(scope, address.path)
         context = route.engine.context if isinstance(route, PolicyRoute) else 0
         model = dialect.write_model(name, created=started, context=context)
         await _answer_json(send, model if listed else dialect.write_models([model]))
 
     async def _not_served(self, address: RequestAddress, scope: Scope, receive: Receive, send: Send) -> None:
-        allowed = "POST" if address.path in self._posts else "GET" if _names_models(address.path) else None
+        allowed = "POST" if address.path in self._posts else "GET" if _is_models_path(address.path) else None
         refused = _no_such(scope, address.path, allowed)
         with suppress(ApiError):  # whoever has no key learns no less
-            await self.recorder.refused(await self.session(scope, address), address.agent, refused)
+            await self.recorder.record_error(await self.session(scope, address), address.agent, refused)
         headers = [(b"allow", allowed.encode())] if allowed else []
-        await _refuse(send, _spoken(scope, address.path), refused, headers)
+        await _refuse(send, _dialect_of(scope, address.path), refused, headers)
 
     async def _health(self, send: Send) -> None:
         await _answer_json(send, {"status": "ok", "sessions": len(self.sessions), "counts": self.counts})
 
 
-def _names_models(path: str) -> bool:
+def _is_models_path(path: str) -> bool:
     return path == "models" or path.startswith("models/")
 
 
-def _spoken(scope: Scope, path: str) -> Dialect:
+def _dialect_of(scope: Scope, path: str) -> Dialect:
     """Whose errors a client understands, where the address may not say it."""
     headers = scope["headers"]
     by_header = (dialect for dialect in DIALECTS if dialect.is_spoken(headers))
@@ -325,18 +324,6 @@ async def _body(receive: Receive, deadline: float) -> bytes:
         raise ApiError(f"the request was not sent whole within {deadline:g} s", status=408) from None
     except asgi.Refusal as error:
         raise ApiError(str(error), status=error.status, code="request_too_large") from None
-
-
-def _told(error: Exception) -> ApiError:
-    match error:
-        case BadTemplate():
-            return ApiError(str(error), param="messages")
-        case ContextOverflow():
-            return overflow(error)
-        case RecursionError():
-            return ApiError("the JSON of this request is nested too deeply")
-        case _:
-            return own(error)
 
 
 async def _answer_json(send: Send, data: Any) -> None:
@@ -362,4 +349,4 @@ def _no_such(scope: Scope, path: str, allowed: str | None) -> ApiError:
 
 
 async def _no_such_route(scope: Scope, receive: Receive, send: Send) -> None:
-    await _refuse(send, _spoken(scope, ""), _no_such(scope, "", None))
+    await _refuse(send, _dialect_of(scope, ""), _no_such(scope, "", None))

@@ -85,22 +85,22 @@ class Contexts:
         elif conversation.messages[0]["role"] == "prompt":
             prompt = self._raw(renderer, conversation.messages[0]["content"])
         elif history == "template":
-            prompt = self._rendered(renderer, conversation)
+            prompt = self._render(renderer, conversation)
         else:
-            prompt = self._extended(renderer, conversation) or self._whole(renderer, conversation)
+            prompt = self._extend(renderer, conversation) or self._render_whole(renderer, conversation)
         if conversation.lead:
             prompt = replace(prompt, ids=prompt.ids + renderer.encode_after(prompt.ids, conversation.lead))
-        prompt = replace(prompt, hashed=self._hashed(prompt))
+        prompt = replace(prompt, hashed=self._hash(prompt))
         if remember:
             self._prompts[conversation.key] = prompt
             self._recent.appendleft(conversation)
         return prompt
 
-    def hashed(self, turn: str) -> blake2b:
+    def prompt_hash(self, turn: str) -> blake2b:
         """The hash of a turn's prompt."""
         return self._by_id[turn].hashed
 
-    def _hashed(self, prompt: Prompt) -> blake2b:
+    def _hash(self, prompt: Prompt) -> blake2b:
         """The hash of a prompt goes on from its parent's: a long conversation costs what its new tokens cost."""
         parent = self._by_id.get(prompt.parent or "")
         if parent is None or not parent.prompt_ids or prompt.shared < len(parent.prompt_ids):
@@ -119,7 +119,7 @@ class Contexts:
         seen = self._prompts.get(conversation.key)
         if seen is None:
             seen = Prompt(ids=turn.prompt_ids, parent=turn.parent, shared=turn.shared, branch=_branch(turn))
-            seen = self._prompts[conversation.key] = replace(seen, hashed=self._hashed(seen))
+            seen = self._prompts[conversation.key] = replace(seen, hashed=self._hash(seen))
         number = turn_number(turn.id)
         edges, parent = [*conversation.edges, answer], self._by_id.get(turn.parent or "")
         before = parent if parent and self._goes_on(parent, turn, conversation, edges) else None
@@ -174,7 +174,7 @@ class Contexts:
                 return best, n
         return None
 
-    def _extended(self, renderer: Renderer, conversation: Conversation) -> Prompt | None:
+    def _extend(self, renderer: Renderer, conversation: Conversation) -> Prompt | None:
         """What the model said stays as it said it, whatever the template makes of it now."""
         found = self._find(conversation)
         if found is None:
@@ -199,7 +199,7 @@ class Contexts:
         said = any(message["role"] == "assistant" for message in conversation.messages[served:])
         return None if same and not said else self._why(conversation)
 
-    def _rendered(self, renderer: Renderer, conversation: Conversation) -> Prompt:
+    def _render(self, renderer: Renderer, conversation: Conversation) -> Prompt:
         """What a stock server would show the model: recorded ids as long as the template writes their very text."""
         text = renderer.text(conversation.messages, conversation.tools, generate=True)
         if (found := self._find(conversation)) is not None:
@@ -214,7 +214,7 @@ class Contexts:
                 )
         return self._branch(renderer.encode(text), self._reason(conversation))
 
-    def _whole(self, renderer: Renderer, conversation: Conversation) -> Prompt:
+    def _render_whole(self, renderer: Renderer, conversation: Conversation) -> Prompt:
         return self._branch(renderer.prompt(conversation.messages, conversation.tools), self._reason(conversation))
 
     def _branch(self, ids: list[int], branch: Branch | None) -> Prompt:
@@ -243,9 +243,9 @@ class Contexts:
         if texts:
             turn = max(texts, key=lambda turn: (len(turn.text or ""), turn.request, -turn.number))
             said, text = _spoken(renderer, turn), prompt[turn.said :]
-            while not text.startswith(renderer.spoken(said)):  # a stop string, which the agent was not shown
+            while not text.startswith(renderer.decode_answer(said)):  # a stop string, which the agent was not shown
                 said = said[:-1]
-            path, rest = turn.prompt_ids + said, text[len(renderer.spoken(said)) :]
+            path, rest = turn.prompt_ids + said, text[len(renderer.decode_answer(said)) :]
             return Prompt(ids=path + renderer.encode_after(path, rest), parent=turn.id, shared=len(path))
         return self._branch(renderer.encode(prompt), "new_conversation" if self._turns else None)
 

@@ -50,7 +50,7 @@ class Seam(Struct, frozen=True, kw_only=True):
     ends: bool
     known: tuple[str, ...]
 
-    def judged(self) -> tuple[tuple[str, ...], str | None]:
+    def judge(self) -> tuple[tuple[str, ...], str | None]:
         """The names of allowed differences, and what is wrong in words."""
         if self.said + self.new == self.written:
             return (), None
@@ -95,7 +95,7 @@ class Seam(Struct, frozen=True, kw_only=True):
         return min((at for end in self.known if end and (at := self.written.find(end)) >= 0), default=None)
 
 
-def rewriting(before: str, now: str, renderer: Renderer) -> str | None:
+def explain_rewrite(before: str, now: str, renderer: Renderer) -> str | None:
     """Why a template's text for the same messages is another now."""
     if before == now:
         return None
@@ -108,7 +108,7 @@ def rewriting(before: str, now: str, renderer: Renderer) -> str | None:
     return HISTORY
 
 
-def behind(renderer: Renderer, messages: Messages, tools: Tools, at: int, *, generate: bool) -> str | None:
+def find_after(renderer: Renderer, messages: Messages, tools: Tools, at: int, *, generate: bool) -> str | None:
     """What the template writes behind the last word of the assistant's message `messages[at]`; None if it does not show
     that. A word is changed, and what follows must not."""
     whole = renderer.text(messages, tools, generate=generate)
@@ -124,7 +124,7 @@ def behind(renderer: Renderer, messages: Messages, tools: Tools, at: int, *, gen
         plain = {name: value for name, value in messages[at].items() if name != "tool_calls"}
         without = [*messages[:at], plain, *messages[at + 1 :]]
         if _rendered(renderer, without, tools, generate) == whole:
-            return behind(renderer, without, tools, at, generate=generate)
+            return find_after(renderer, without, tools, at, generate=generate)
     return None
 
 

@@ -10,21 +10,20 @@ sampled. One that leaves later cannot be told from one that read everything.
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import suppress
 
 from starlette.types import Receive, Send
 
-from strop.errors import ContextOverflow, EngineError, Fenced, StoreError
+from strop.errors import ContextOverflow, StoreError
+from strop.gateway.api_errors import deadline_exceeded, to_api_error
 from strop.gateway.dialects.base import ApiError, Delta, Dialect
 from strop.gateway.generate import ModelCall
-from strop.gateway.limits import Limits, late
+from strop.gateway.limits import Limits
 from strop.gateway.record import Recorder
 from strop.net.asgi import JSON, Header, wait_for_disconnect
 
 EVENTS: Header = (b"content-type", b"text/event-stream; charset=utf-8")
 NO_CACHE: Header = (b"cache-control", b"no-cache")
-LOG = logging.getLogger("strop.gateway")
 LAST = 30.0
 """Seconds that a client gets to take the end of an answer."""
 
@@ -56,8 +55,8 @@ class Exchange:
         except Exception as error:
             if not self._begun:
                 raise
-            refused = own(error)
-            await self._recorder.refused(self._call.session, self._call.agent, refused)
+            refused = to_api_error(error)
+            await self._recorder.record_error(self._call.session, self._call.agent, refused)
             await self._last(self._stream.error(refused))
             return refused
         call = self._call
@@ -85,28 +84,23 @@ class Exchange:
             if not work.done():
                 work.cancel()
                 await asyncio.wait({work})
-                await self._recorder.undelivered(call, "error" if too_late else "abandoned")
+                await self._recorder.record_undelivered(call, "error" if too_late else "abandoned")
         if work.cancelled():
             if too_late:
-                raise late(self._deadline, "this request")
+                raise deadline_exceeded(self._deadline, "this request")
             return False
         error = work.exception()
-        if isinstance(error, ContextOverflow):
-            raise overflow(error)
-        if error is not None:
-            await self._recorder.undelivered(call, "error")
-            if isinstance(error, EngineError):
-                raise ApiError(str(error), status=503, kind="server_error", code="engine_error")
-            raise error
-        return True
+        if error is None:
+            return True
+        if not isinstance(error, ContextOverflow):  # then no engine saw the prompt
+            await self._recorder.record_undelivered(call, "error")
+        raise to_api_error(error) if isinstance(error, Exception) else error
 
     async def _record(self) -> None:
         try:
-            await self._recorder.turns(self._call)
-        except Fenced as error:
-            raise fenced(error) from None
+            await self._recorder.record_turns(self._call)
         except StoreError as error:  # a stream that has begun ends with it
-            raise ApiError(str(error), status=503, kind="server_error", code="store_error") from None
+            raise to_api_error(error) from None
 
     async def _emit(self, delta: Delta) -> None:
         await self._begin()
@@ -138,22 +132,3 @@ class Exchange:
 
 async def _quiet(delta: Delta) -> None:
     """Answers that are not streamed are sent once they are whole."""
-
-
-def overflow(error: ContextOverflow) -> ApiError:
-    return ApiError(str(error), param="messages", code="context_length_exceeded")
-
-
-def own(error: Exception) -> ApiError:
-    """What an agent is told when the gateway itself fails; the log has the rest."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, StoreError):
-        return ApiError(str(error), status=503, kind="server_error", code="store_error")
-    LOG.error("a request failed", exc_info=error)
-    message = "the gateway ran into an error of its own: its log says more"
-    return ApiError(message, status=500, kind="server_error", code="server_error")
-
-
-def fenced(error: Fenced) -> ApiError:
-    return ApiError(str(error), status=409, kind="conflict_error", code="attempt_over")

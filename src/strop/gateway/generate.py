@@ -44,7 +44,7 @@ class ModelCall:
         self.started = time.time()
         prompts: list[tuple[Conversation, Prompt, Sampling]] = []
         contexts = session.contexts(agent, route.policy)
-        for conversation in conversations(request, route, contexts):
+        for conversation in read_conversations(request, route, contexts):
             check_length(conversation, route)
             prompt = contexts.prompt(route.renderer, conversation, route.history)
             room = route.engine.context - len(prompt.ids)
@@ -94,7 +94,7 @@ class ModelCall:
         )
 
 
-def conversations(request: ModelRequest, route: PolicyRoute, contexts: Contexts) -> list[Conversation]:
+def read_conversations(request: ModelRequest, route: PolicyRoute, contexts: Contexts) -> list[Conversation]:
     """What is asked: one conversation, or raw prompts. A call that must be made is begun for the model."""
     if request.prompts:
         return [_raw(prompt, route.renderer.num_ids) for prompt in request.prompts]
@@ -162,7 +162,7 @@ class Choice:
         self.tokens: list[SampledToken] = []
         self._route, self._request = call.route, call.request
         renderer = call.route.renderer
-        self._detokenizer = Detokenizer(renderer.spoken)
+        self._detokenizer = Detokenizer(renderer.decode_answer)
         self._stops = StopStrings(sampling.stop)
         raw = bool(call.request.prompts)  # then its answer is raw too
         lead = ""

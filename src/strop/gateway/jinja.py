@@ -59,13 +59,13 @@ class Template:
         self._specials, self.variables = specials, dict(variables or {})
         self._rewrite: Rewrite | None = None
 
-    def given(self, variables: Mapping[str, Any]) -> Template:
+    def with_variables(self, variables: Mapping[str, Any]) -> Template:
         """The same with other values for its variables."""
         other = copy(self)
         other.variables = dict(variables)
         return other
 
-    def rewriting(self, rewrite: Rewrite) -> Template:
+    def with_rewrite(self, rewrite: Rewrite) -> Template:
         """The same for messages and tools as `rewrite` makes them."""
         other = copy(self)
         other._rewrite = rewrite

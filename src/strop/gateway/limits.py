@@ -25,7 +25,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     deadline: float = 1800.0
 
 
-class Flights:
+class RequestCounter:
     """Counts requests in flight; `counts` is told what was refused."""
 
     def __init__(self, limits: Limits, counts: Counter[str]) -> None:
@@ -33,7 +33,7 @@ class Flights:
         self._in_flight = 0
 
     @contextmanager
-    def one(self, session: Session) -> Generator[None]:
+    def count(self, session: Session) -> Generator[None]:
         """As long as one request of a session is at work. Raises `ApiError`."""
         limits = self._limits
         if session.in_flight >= limits.per_attempt:
@@ -52,8 +52,3 @@ class Flights:
         self._counts["too_many"] += 1
         message = f"{why}: come again in a moment, or raise gateway.in_flight or gateway.in_flight_per_attempt"
         raise ApiError(message, status=429, kind="rate_limit_error", code="rate_limit_exceeded")
-
-
-def late(seconds: float, what: str) -> ApiError:
-    message = f"{what} took longer than {seconds:g} s: ask for less at once, or raise gateway.deadline"
-    return ApiError(message, status=504, kind="server_error", code="deadline_exceeded")

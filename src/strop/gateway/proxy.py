@@ -18,11 +18,10 @@ from urllib.parse import quote
 
 from starlette.types import Receive, Scope, Send
 
-from strop.errors import Fenced, StoreError
+from strop.errors import StoreError
 from strop.gateway.answer_reader import AnswerReader, read_request
+from strop.gateway.api_errors import deadline_exceeded, to_api_error
 from strop.gateway.dialects.base import ApiError, Dialect, Json
-from strop.gateway.exchange import fenced, own
-from strop.gateway.limits import late
 from strop.gateway.outside import OutsideRoute
 from strop.gateway.record import Recorder
 from strop.gateway.session import Session
@@ -92,12 +91,12 @@ class ProxiedRequest:
             if not work.cancelled():
                 await work
             elif too_late:
-                raise late(seconds, f"the outside model {self._route.policy}")
+                raise deadline_exceeded(seconds, f"the outside model {self._route.policy}")
         except Exception as error:
             if not self._begun:
                 raise
-            refused = own(error)
-            await self._recorder.refused(self._session, self._agent, refused)
+            refused = to_api_error(error)
+            await self._recorder.record_error(self._session, self._agent, refused)
             await self._cut(refused)
             return refused
 
@@ -149,7 +148,7 @@ class ProxiedRequest:
         elif answer.status >= 400:
             text = body[:2000].decode(errors="replace")
             said = ApiError(f"{self._route.url} answered {answer.status}: {text}", status=answer.status, code="outside")
-            await self._recorder.refused(self._session, self._agent, said)
+            await self._recorder.record_error(self._session, self._agent, said)
         await self._start(answer, [(b"content-length", b"%d" % len(body))])
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -184,11 +183,9 @@ class ProxiedRequest:
         turns = [self._turn(choice, finish) for choice in range(len(self._turns))]
         self._route.budget.charge(turns)
         try:
-            await asyncio.shield(self._recorder.outside(turns))  # an agent that leaves at this very moment
-        except Fenced as error:
-            raise fenced(error) from None
+            await asyncio.shield(self._recorder.record_proxied(turns))  # an agent that leaves at this very moment
         except StoreError as error:
-            raise ApiError(str(error), status=503, kind="server_error", code="store_error") from None
+            raise to_api_error(error) from None
         if self._reader.unread:
             self._recorder.counts["outside_unread"] += 1
 

@@ -1,4 +1,4 @@
-"""Turns and errors on their way into the store. An answer's last byte is sent after `turns` has returned."""
+"""Turns and errors on their way into the store. An answer's last byte is sent after `record_turns` has returned."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Recorder:
         self._store = store
         self.counts: Counter[str] = Counter()
 
-    async def turns(self, call: ModelCall, finish: Finish | None = None) -> None:
+    async def record_turns(self, call: ModelCall, finish: Finish | None = None) -> None:
         """Make a call's turns durable, one per choice, and known to its session. `finish` overrules that of the
         choices, for a call that was not delivered. Raises `Fenced`."""
         ended = time.time()
@@ -39,16 +39,16 @@ class Recorder:
                 self.counts[f"branch/{turn.branch}"] += 1
         self.counts["malformed_calls"] += sum(choice.malformed for choice in call.choices)
 
-    async def undelivered(self, call: ModelCall, finish: Finish) -> None:
+    async def record_undelivered(self, call: ModelCall, finish: Finish) -> None:
         """The same for a call nobody waits for any more; it may have been ended by the attempt's own end."""
         try:
-            await self.turns(call, finish)
+            await self.record_turns(call, finish)
         except Fenced:
             self.counts["fenced"] += len(call.choices)
         except StoreError:  # the run ends by it; whoever waited for this turn is gone already
             self.counts["unrecorded"] += len(call.choices)
 
-    async def outside(self, turns: list[Turn]) -> None:
+    async def record_proxied(self, turns: list[Turn]) -> None:
         """Make the turns of an outside model durable. Raises `Fenced`."""
         await self._store.add_turns(turns)
         for turn in turns:
@@ -56,7 +56,7 @@ class Recorder:
             if turn.abandoned:
                 self.counts[turn.finish] += 1
 
-    async def refused(self, session: Session, agent: str, refused: ApiError) -> None:
+    async def record_error(self, session: Session, agent: str, refused: ApiError) -> None:
         """An agent that gets an error may swallow it; whoever looks at the rollout finds it here."""
         self.counts["refused"] += 1
         data = {"source": "gateway", "agent": agent, "status": refused.status, "message": refused.message}

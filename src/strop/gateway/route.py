@@ -52,7 +52,7 @@ class PolicyRoute(Struct, frozen=True, kw_only=True):
         if lost and (request.tools or any(m["role"] == "tool" or m.get("tool_calls") for m in request.messages)):
             raise ApiError(lost, param="tools", code="unsupported_parameter")
         reads, given = self.renderer.reads, request.variables
-        if why := self.renderer.unread(given):
+        if why := self.renderer.explain_unread(given):
             raise ApiError(f"chat_template_kwargs: {why}", param="chat_template_kwargs", code="unsupported_value")
         thinking = request.thinking
         if thinking is None and request.effort is not None:
@@ -60,7 +60,7 @@ class PolicyRoute(Struct, frozen=True, kw_only=True):
         switched: Json = {} if thinking is None else dict.fromkeys(reads & {*THINKING}, thinking)
         if request.effort is not None and not (switched and request.effort == "none"):
             switched |= dict.fromkeys(reads & {*EFFORT}, request.effort)
-        return replace(self, renderer=self.renderer.given(switched | given))
+        return replace(self, renderer=self.renderer.with_variables(switched | given))
 
 
 Route = PolicyRoute | OutsideRoute

@@ -46,7 +46,7 @@ class Visits:
         address = RequestAddress.of(scope["path"])
         if address is not None and address.rollout is not None:
             return await self._gateway.refuse(scope, send, await self._why_not(address.rollout, address.attempt))
-        if self._gateway.samples(scope):
+        if self._gateway.is_model_call(scope):
             return await self._call(scope, receive, send)
         if not await self._gateway.show_models(scope, send, self._since):
             await self._gateway(scope, receive, send)
@@ -81,7 +81,7 @@ class Visits:
         elif status >= 400:
             cause = "agent_error" if status < 500 else "engine_error"
             detail = f"the request was refused with {status}: its events say why"
-        await self._gateway.settled(id, 1)
+        await self._gateway.wait_until_idle(id, 1)
         try:
             await self._store.finish(id, 1, cause=cause, detail=detail)
         except StropError as error:

@@ -62,5 +62,5 @@ class Session:
             tools[turn.id] = tools[turn.parent] if extends(turn) else turn.requested.get("tools", [])
             variables, lead = turn.requested.get("chat_template_kwargs"), turn.requested.get("lead", "")
             self.add(turn, Conversation.of(turn.messages, tools[turn.id], variables=variables, lead=lead))
-            hashed = self.contexts(turn.agent, turn.policy).hashed(turn.id)
+            hashed = self.contexts(turn.agent, turn.policy).prompt_hash(turn.id)
             self._asked[turn.agent, hashed.digest()] += 1

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from starlette.types import Scope
 
 from strop.errors import Fenced, UnknownId
+from strop.gateway.api_errors import to_api_error
 from strop.gateway.dialects.base import ApiError
-from strop.gateway.exchange import fenced
 from strop.gateway.session import Session
 from strop.store.base import Ref, Store
 from strop.store.server.keys import bearer, is_same_key
@@ -90,7 +90,7 @@ class Sessions:
     async def _add(self, attempt: Attempt) -> Session:
         rollout, number = ref = (attempt.rollout, attempt.number)
         if attempt.ended is not None:
-            raise fenced(Fenced(f"attempt {number} of rollout {rollout} is over"))
+            raise to_api_error(Fenced(f"attempt {number} of rollout {rollout} is over"))
         session = Session(await self._store.get(rollout), attempt)
         session.restore(await self._store.turns(rollout, attempt=number))
         if ref in self._open:  # another request opened it while this one waited for the store
@@ -118,7 +118,7 @@ class Sessions:
             if (session := self._open.pop(ref, None)) is not None:
                 del self._by_key[session.attempt.key.encode()]
 
-    async def settled(self, ref: Ref, limit: float) -> bool:
+    async def wait_until_idle(self, ref: Ref, limit: float) -> bool:
         """Wait up to `limit` seconds until an attempt's calls in flight have ended. Whether they have."""
         deadline = time.monotonic() + limit
         while (session := self._open.get(ref)) and session.in_flight:

@@ -2,7 +2,7 @@
 
 speaker = Speaker(renderer, messages, tools)
 speaker.say(1, prompt_ids, "stop")      the ids of messages[1] as the template writes them, up to an end of turn
-speaker.behind(3, 1)                    what the template writes behind that answer once messages[:3] are there
+speaker.find_after(3, 1)                what the template writes after that answer once messages[:3] are there
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from strop.gateway.continuation import MARK, behind
+from strop.gateway.continuation import MARK, find_after
 from strop.gateway.dialects.base import Json
 from strop.gateway.jinja import BadTemplate
 from strop.gateway.template import Renderer, Tools
@@ -48,9 +48,9 @@ class Speaker:
         renderer = self._renderer
         return renderer.decode(renderer.encode(text)) if renderer.tokenizer.normalizer else text
 
-    def behind(self, upto: int, at: int) -> str | None:
+    def find_after(self, upto: int, at: int) -> str | None:
         """What the template writes behind the last word of an answer, with these messages."""
-        found = behind(self._renderer, self._messages[:upto], self._tools, at, generate=True)
+        found = find_after(self._renderer, self._messages[:upto], self._tools, at, generate=True)
         return None if found is None else self.shown(found)
 
     def unanswered(self, upto: int, at: int) -> str | None:
@@ -65,7 +65,7 @@ class Speaker:
     def say(self, at: int, prompt_ids: list[int], ending: Ending) -> Spoken:
         """The tokens of an answer to a prompt. One that the template does not show is taken to be ended at once."""
         renderer, chat = self._renderer, self._messages[: at + 1]
-        alone = behind(renderer, chat, self._tools, at, generate=False)
+        alone = find_after(renderer, chat, self._tools, at, generate=False)
         if alone is None:
             return Spoken([renderer.end_of_turn], "", None, "")
         words = self._words(at, len(alone))
@@ -73,7 +73,7 @@ class Speaker:
         ids = renderer.encode_after(prompt_ids, words + tail + rest)
         ids = ids[: _length(renderer, ids, words + tail)]
         if ending == "length" and end:
-            while len(ids) > 1 and renderer.ended(ids)[0]:
+            while len(ids) > 1 and renderer.find_end(ids)[0]:
                 ids = ids[:-1]
         elif ending == "written" or isinstance(ending, int):
             held = _closed(tail[: len(tail) - len(end)], self._messages[at])
@@ -83,7 +83,7 @@ class Speaker:
 
     def cut_off(self, at: int, prompt_ids: list[int]) -> list[Spoken]:
         """The same answer cut off in every place between its words or the brackets of its last call and the end."""
-        alone = behind(self._renderer, self._messages[: at + 1], self._tools, at, generate=False)
+        alone = find_after(self._renderer, self._messages[: at + 1], self._tools, at, generate=False)
         if alone is None:
             return []
         words = self._words(at, len(alone))
@@ -98,7 +98,7 @@ class Speaker:
         return [cut for cut in cuts if cut.tail is not None and tail.startswith(cut.tail) and not cut.end]
 
     def _spoken(self, ids: list[int], words: str) -> Spoken:
-        text, (end, beyond) = self._renderer.decode(ids), self._renderer.ended(ids) if ids else ("", "")
+        text, (end, beyond) = self._renderer.decode(ids), self._renderer.find_end(ids) if ids else ("", "")
         tail = text[len(self.shown(words)) :]
         return Spoken(ids, words, tail, (end + beyond) if tail.endswith(end + beyond) else "")
 
@@ -143,7 +143,7 @@ class Speaker:
         if later.startswith(held):
             ids = renderer.encode_after(prompt_ids, words + later)
             for id in ids[_length(renderer, ids, words + held) :]:
-                if renderer.spoken([id]).strip() or (found[-1:] and found[-1] in renderer.stop_ids):
+                if renderer.decode_answer([id]).strip() or (found[-1:] and found[-1] in renderer.stop_ids):
                     break
                 found.append(id)
         return found if found and found[-1] in renderer.stop_ids else [*found, renderer.stop_ids[-1]]
@@ -153,17 +153,17 @@ class Speaker:
         upto = next((i for i in range(at + 1, len(self._messages)) if self._is_answer(i)), len(self._messages))
         if upto == at + 1:
             return None
-        return behind(self._renderer, self._messages[:upto], self._tools, at, generate=True)
+        return find_after(self._renderer, self._messages[:upto], self._tools, at, generate=True)
 
     def closing(self, at: int) -> str:
         """What the template writes behind the last word of an answer when it is the last message, up to its end."""
-        alone = behind(self._renderer, self._messages[: at + 1], self._tools, at, generate=False)
+        alone = find_after(self._renderer, self._messages[: at + 1], self._tools, at, generate=False)
         tail, end, _ = self._tail(at, alone or "")
         return self.shown(tail[: len(tail) - len(end)])
 
     def ends(self, at: int) -> bool:
         """Whether the template writes an end of turn behind an answer."""
-        alone = behind(self._renderer, self._messages[: at + 1], self._tools, at, generate=False) or ""
+        alone = find_after(self._renderer, self._messages[: at + 1], self._tools, at, generate=False) or ""
         return bool(self._first_end(alone)) or self._renderer.writes_end(self._messages[at])
 
 

@@ -59,7 +59,7 @@ class Renderer:
         self._kept = lru_cache(maxsize=128)(self.encode)
         self._specials, self._stops = specials or {}, stops
         self._template = Template(template, self._specials, variables)
-        if variables and (why := self.unread(variables)):
+        if variables and (why := self.explain_unread(variables)):
             raise ConfigError(f"policy.chat_template_kwargs: {why}")
         added = tokenizer.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
@@ -67,7 +67,7 @@ class Renderer:
         style = find_style(self._template, self._added.values(), self.format.marks)
         self.tooling = choose_tooling(self._template, style, self.format, tools)
         if self.tooling.writer:
-            self._template, self.format = self._template.rewriting(self.tooling.writer), self.tooling.format
+            self._template, self.format = self._template.with_rewrite(self.tooling.writer), self.tooling.format
         kept = self.format.marks
         self._marker = marker(self._added.values())
         self._hidden = frozenset(i for i, token in added.items() if token.special and token.content not in kept)
@@ -135,7 +135,7 @@ class Renderer:
         """The names of variables that the template reads."""
         return self._template.reads
 
-    def unread(self, names: Iterable[str]) -> str:
+    def explain_unread(self, names: Iterable[str]) -> str:
         """Why variables cannot be given: the template would not notice. Empty if it reads them all."""
         unknown = sorted(set(names) - self.reads)
         if not unknown:
@@ -144,7 +144,7 @@ class Renderer:
         known = f"of those that switch thinking it reads {', '.join(switches)}" if switches else "it cannot be switched"
         return f"the model's chat template does not read {', '.join(unknown)}: leave it out ({known})"
 
-    def given(self, variables: Json) -> Renderer:
+    def with_variables(self, variables: Json) -> Renderer:
         """The same with these variables besides its own: another way to write, with traits of its own."""
         wanted = self.variables | variables
         if wanted == self.variables:
@@ -154,7 +154,7 @@ class Renderer:
             if len(self._others) >= _VARIANTS:
                 self._others.clear()
             other = copy(self)
-            other._template = self._template.given(wanted)
+            other._template = self._template.with_variables(wanted)
             try:
                 other._learn()
             except ModelError as error:
@@ -215,7 +215,7 @@ class Renderer:
         if rest is None:
             return None
         last = path[-num_said:][-_WINDOW:]
-        end, beyond = self.ended(path)
+        end, beyond = self.find_end(path)
         if end:
             rest = self._behind_end(rest, end, messages[served - 1])
             rest = rest and rest[_num_common(beyond, rest) :]
@@ -248,7 +248,7 @@ class Renderer:
         begun = (_squeezed(rest.lstrip()[: mark.end()]) for mark in marks)
         return any(text and said.endswith(text) for text in begun)
 
-    def ended(self, path: Sequence[int]) -> tuple[str, str]:
+    def find_end(self, path: Sequence[int]) -> tuple[str, str]:
         """The end of turn that the last sampled token completed, and what that token says beyond it; empty if it
         completed none. An end that is no token of its own may lie across several."""
         if path[-1] in self.stop_ids:
@@ -323,7 +323,7 @@ class Renderer:
             self._tokens[id] = text, None if "\ufffd" in text else list(text.encode())
         return self._tokens[id]
 
-    def spoken(self, ids: Sequence[int]) -> str:
+    def decode_answer(self, ids: Sequence[int]) -> str:
         """What an agent is shown of sampled tokens: no special tokens, except marks with a meaning in its format."""
         return self.tokenizer.decode([i for i in ids if i not in self._hidden], skip_special_tokens=False)
 

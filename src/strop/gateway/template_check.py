@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from strop.gateway.contexts import Contexts, History, Prompt
-from strop.gateway.continuation import HIDDEN, Seam, rewriting
+from strop.gateway.continuation import HIDDEN, Seam, explain_rewrite
 from strop.gateway.conversation import Conversation
 from strop.gateway.dialects.base import Json
 from strop.gateway.jinja import BadTemplate
@@ -251,7 +251,7 @@ class _Replay:
         """Whether an answer's calls, as the template writes them, come back to the agent as text."""
         renderer = self._renderer
         calls: list[Json] = self._messages[at].get("tool_calls") or []
-        text = renderer.spoken([id for id in said.ids if id not in renderer.stop_ids])
+        text = renderer.decode_answer([id for id in said.ids if id not in renderer.stop_ids])
         if not any(call["function"]["name"] in text for call in calls):
             return False
         opening = renderer.opening(self._messages[:at], self._tools, prompt.ids)
@@ -270,13 +270,13 @@ class _Replay:
             wrong = f"the prompt, rendered whole, is {text!r}; the template writes {written!r}"
             return [], None if text == written else wrong
         was = self._was[prompt.parent]
-        behind = self._speaker.behind(at, was.at)
+        behind = self._speaker.find_after(at, was.at)
         new = text[len(self._renderer.decode(was.ids)) :]
         if behind is None or was.said.tail is None:
             return self._unseen(at, was.at, new, written)
-        names, wrong = self._seam(was.at, was.said, new, behind).judged()
+        names, wrong = self._seam(was.at, was.said, new, behind).judge()
         now = written[: len(written) - len(behind)]
-        rewritten = rewriting(was.written + was.said.words, now, self._renderer)
+        rewritten = explain_rewrite(was.written + was.said.words, now, self._renderer)
         found: dict[str, None] = dict.fromkeys([*was.differences, *names, *([rewritten] if rewritten else [])])
         if not found and not wrong and text != written:
             wrong = f"the prompt is {text!r}; the template writes {written!r}"
@@ -295,13 +295,13 @@ class _Replay:
 
     def _cut_anywhere(self, at: int, was: _Was) -> str | None:
         """What would be wrong if the answer before had been cut off in any place of its closing."""
-        behind, prompt_ids = self._speaker.behind(at, was.at), was.ids[: was.spans[-1][0]]
+        behind, prompt_ids = self._speaker.find_after(at, was.at), was.ids[: was.spans[-1][0]]
         for said in self._speaker.cut_off(was.at, prompt_ids) if behind is not None else ():
             path = prompt_ids + said.ids
             new = self._renderer.continuation(self._messages[:at], self._tools, was.at + 1, path, len(said.ids))
             if new is not None and behind is not None:
                 text = self._renderer.decode(path + new)[len(self._renderer.decode(path)) :]
-                if wrong := self._seam(was.at, said, text, behind).judged()[1]:
+                if wrong := self._seam(was.at, said, text, behind).judge()[1]:
                     return wrong
         return None
 

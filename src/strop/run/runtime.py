@@ -237,7 +237,7 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
             reward=config.reward,
             log=folder.agents_log,
             sampling=partial(sampling_for, config),
-            wait_for_calls=gateway.settled,
+            wait_for_calls=gateway.wait_until_idle,
         )
         rooms.push_async_callback(pool.close)
         settings = LearnerSettings.of(config, model, serve=isinstance(served, Embedded))

@@ -94,7 +94,7 @@ def _beside(gateway: Gateway, app: StoreApp, store: Store) -> ASGIApp:
     visits = Visits(gateway, store, app.key)
 
     async def beside(scope: Scope, receive: Receive, send: Send) -> None:
-        await (visits if gateway.answers(scope["path"]) else app)(scope, receive, send)
+        await (visits if gateway.serves(scope["path"]) else app)(scope, receive, send)
 
     return beside
 

@@ -187,7 +187,7 @@ class Running:
 
     def settled(self) -> bool:
         """Whether nothing stays in flight; an answer's last byte may be here a moment before its request is over."""
-        self.run(self.stand.gateway.settled("r1", 1, limit=5.0))
+        self.run(self.stand.gateway.wait_until_idle("r1", 1, limit=5.0))
         return self.stand.gateway.sessions["r1", 1].in_flight == 0
 
 

@@ -284,7 +284,7 @@ async def test_a_client_that_leaves_at_any_moment(stand: Stand, path: str, strea
                     await raw.reader.readuntil(b"data: ")
                 elif stage == "end":
                     await raw.answer()
-        await stand.gateway.settled("r1", 1)
+        await stand.gateway.wait_until_idle("r1", 1)
     turns = await stand.store.turns("r1")
     finished = [turn.finish for turn in turns if turn.answer["content"] != "fine"]
     assert finished.count("stop") == 1, finished

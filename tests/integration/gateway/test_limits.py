@@ -130,7 +130,7 @@ async def test_a_client_that_reads_nothing_holds_little_and_blocks_nobody(
             while not (turns := await stand.store.turns("r1")):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert turns[0].finish == "error"
-        await stand.gateway.settled("r1", 1)
+        await stand.gateway.wait_until_idle("r1", 1)
 
         async def write() -> None:
             while True:
@@ -186,7 +186,7 @@ async def test_a_reader_that_takes_nothing_of_an_outside_stream_holds_the_provid
         await asyncio.sleep(0.5)
         assert 0 < held == sent < 10_000 * 8000
         await asyncio.wait_for(fake.gone.wait(), 5)
-        await stand.gateway.settled("r1", 1)
+        await stand.gateway.wait_until_idle("r1", 1)
         (turn,) = await stand.store.turns("r1")
         assert turn.finish == "error"
         writer.close()

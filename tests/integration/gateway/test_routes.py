@@ -361,7 +361,7 @@ async def test_an_agent_that_leaves_ends_the_call_to_the_provider(renderer: Rend
         await anext(stream)
         await stream.close()
         await asyncio.wait_for(fake.gone.wait(), 5)
-        await stand.gateway.settled("r1", 1)
+        await stand.gateway.wait_until_idle("r1", 1)
         (turn,) = await stand.store.turns("r1")
         assert turn.finish == "abandoned"
         assert turn.answer["content"].startswith("more")

@@ -89,7 +89,7 @@ def cut_off(odd: Odd, renderer: Renderer, at: int) -> Iterator[tuple[str, str | 
     ids = renderer.encode_after(prompt, whole)
     for n in range(1, len(ids)):
         path, said = prompt + ids[:n], renderer.decode(ids[:n])
-        if len(said) < len(body.removesuffix("</call>")) or renderer.ended(path)[0]:
+        if len(said) < len(body.removesuffix("</call>")) or renderer.find_end(path)[0]:
             continue
         new = renderer.continuation(CHAT[:upto], None, at + 1, path, n)
         yield said, None if new is None else renderer.decode(new), whole[len(said) :] + odd.rest(CHAT[:upto], at)

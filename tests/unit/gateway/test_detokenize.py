@@ -30,19 +30,19 @@ def test_stop_strings(text: str, stops: list[str]) -> None:
 @given(text=st.text(max_size=40), data=st.data())
 def test_text_survives_any_chunking(renderer: Renderer, text: str, data: st.DataObject) -> None:
     ids = renderer.encode(text)
-    detokenizer = Detokenizer(renderer.spoken)
+    detokenizer = Detokenizer(renderer.decode_answer)
     pieces: list[str] = []
     while ids:
         size = data.draw(st.integers(1, 4))
         pieces.append(detokenizer.feed(ids[:size]))
         ids = ids[size:]
     pieces.append(detokenizer.close())
-    assert "".join(pieces) == renderer.spoken(renderer.encode(text))
+    assert "".join(pieces) == renderer.decode_answer(renderer.encode(text))
     assert "\ufffd" in text or not any("\ufffd" in piece for piece in pieces)
 
 
 @given(ids=st.lists(st.integers(0, 399), max_size=30))
 def test_any_tokens_read_the_same_streamed_or_not(renderer: Renderer, ids: list[int]) -> None:
-    one, all_at_once = Detokenizer(renderer.spoken), Detokenizer(renderer.spoken)
+    one, all_at_once = Detokenizer(renderer.decode_answer), Detokenizer(renderer.decode_answer)
     streamed = "".join(one.feed([i]) for i in ids) + one.close()
-    assert streamed == all_at_once.feed(ids) + all_at_once.close() == renderer.spoken(ids)
+    assert streamed == all_at_once.feed(ids) + all_at_once.close() == renderer.decode_answer(ids)

@@ -90,7 +90,7 @@ class World:
 
         async def work() -> None:
             await call.run(quiet)
-            await self._recorder.turns(call)
+            await self._recorder.record_turns(call)
 
         asyncio.run(work())
         turns = self.store.turns[before:]

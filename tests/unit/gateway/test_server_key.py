@@ -26,7 +26,7 @@ class Breaks:
     def __init__(self, status: int) -> None:
         self._status, self.sessions = status, SimpleNamespace()
 
-    def samples(self, scope: Any) -> bool:
+    def is_model_call(self, scope: Any) -> bool:
         return True
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -34,7 +34,7 @@ class Breaks:
             raise ConnectionResetError
         await send({"type": "http.response.start", "status": self._status, "headers": []})
 
-    async def settled(self, rollout: str, attempt: int) -> None: ...
+    async def wait_until_idle(self, rollout: str, attempt: int) -> None: ...
 
     def forget(self, rollout: str) -> None: ...
 

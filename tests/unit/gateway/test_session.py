@@ -68,7 +68,7 @@ class Desk:
 
         async def work() -> None:
             await call.run(quiet)
-            await self.recorder.turns(call)
+            await self.recorder.record_turns(call)
 
         asyncio.run(work())
         turn = self.store.turns[-1]
@@ -119,7 +119,8 @@ def test_cut_off_answers_are_closed(desk: Desk) -> None:
     assert first.finish == "length"
     stopped = desk.ask([user("b")], "one two three", stop=["two"])
     assert stopped.answer["content"] == "one "
-    assert desk.renderer.spoken(stopped.response_ids).endswith("two"), "up to the token that completed the stop string"
+    shown = desk.renderer.decode_answer(stopped.response_ids)
+    assert shown.endswith("two"), "up to the token that completed the stop string"
     for turn in (first, stopped):
         then = desk.ask([*turn.messages, said(turn), user("c")], "ok")
         assert then.prompt_ids[len(turn.ids)] == desk.renderer.end_of_turn
@@ -331,7 +332,7 @@ def test_undelivered_turns_are_not_extended(desk: Desk) -> None:
 
     async def work() -> None:
         await call.run(quiet)
-        await desk.recorder.turns(call, "abandoned")
+        await desk.recorder.record_turns(call, "abandoned")
 
     desk.next = "ok"
     asyncio.run(work())

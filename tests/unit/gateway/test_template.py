@@ -34,7 +34,7 @@ def test_text_and_ids(renderer: Renderer) -> None:
     text = renderer.text([{"role": "user", "content": "hi"}], None, generate=True)
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert renderer.decode(renderer.encode(text)) == text
-    assert renderer.spoken(renderer.encode(text)) == "user\nhi\nassistant\n"
+    assert renderer.decode_answer(renderer.encode(text)) == "user\nhi\nassistant\n"
     assert renderer.decode([renderer.end_of_turn]) == "<|im_end|>"
     assert renderer.stop_ids == (renderer.end_of_turn,)
     tools = renderer.text(CHAT[:2], TOOLS, generate=False)
@@ -76,7 +76,7 @@ def test_ends_that_are_no_tokens(renderer: Renderer, beyond: str) -> None:
     wide = Renderer(bigger, CHANGED, specials={"eos_token": "<|endoftext|>"})
     said = [*wide.encode("b</s"), *wide.encode(f">{beyond}")]
     assert wide.decode(said) == f"b</s>{beyond}"
-    assert wide.ended(said) == ("</s>", beyond)
+    assert wide.find_end(said) == ("</s>", beyond)
     new = wide.continuation(chat, None, 2, prompt + said, len(said))
     assert new is not None
     left = "\n<|im_start|>user\nc</s>\n<|im_start|>assistant\n"

@@ -71,7 +71,7 @@ class Chat:
             await self._client.close()
         if self._lease is not None:
             ref, self._lease = (self._lease.attempt.rollout, self._lease.attempt.number), None
-            await self._room.gateway.settled(*ref)
+            await self._room.gateway.wait_until_idle(*ref)
             await self._room.store.finish(*ref)
             self._room.gateway.forget(ref[0])
 

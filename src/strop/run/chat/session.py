@@ -167,5 +167,5 @@ def _pool(config: Config, store: Store, url: str, gateway: Gateway, folder: Path
         reward=config.reward,
         log=folder / "agents.log",
         sampling=partial(sampling_for, config),
-        wait_for_calls=gateway.settled,
+        wait_for_calls=gateway.wait_until_idle,
     )

@@ -32,7 +32,7 @@ def test_token_by_token(folder: str, name: str) -> None:
     assert said is not None
     think = "<think>\nSo 🙂.\n</think>\n\n" if ("<think>", "</think>") in renderer.format.thoughts else ""
     ids = [*renderer.encode(think + said[1]), renderer.end_of_turn]
-    detokenizer = Detokenizer(renderer.spoken)
+    detokenizer = Detokenizer(renderer.decode_answer)
     parser = renderer.format.parser(TOOLS, calls=True, lead="")
     pieces: list[Piece] = []
     for id in ids:

@@ -1,0 +1,39 @@
+"""What an agent is told when its request cannot be answered, as errors that every dialect can write."""
+
+from __future__ import annotations
+
+import logging
+
+from strop.errors import ContextOverflow, EngineError, Fenced, StoreError
+from strop.gateway.dialects.base import ApiError
+from strop.gateway.jinja import BadTemplate
+
+LOG = logging.getLogger("strop.gateway")
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """What an agent is told about any error. Of one that is the gateway's own the log has the rest."""
+    match error:
+        case ApiError():
+            return error
+        case BadTemplate():
+            return ApiError(str(error), param="messages")
+        case ContextOverflow():
+            return ApiError(str(error), param="messages", code="context_length_exceeded")
+        case RecursionError():
+            return ApiError("the JSON of this request is nested too deeply")
+        case EngineError():
+            return ApiError(str(error), status=503, kind="server_error", code="engine_error")
+        case Fenced():
+            return ApiError(str(error), status=409, kind="conflict_error", code="attempt_over")
+        case StoreError():
+            return ApiError(str(error), status=503, kind="server_error", code="store_error")
+        case _:
+            LOG.error("a request failed", exc_info=error)
+            message = "the gateway ran into an error of its own: its log says more"
+            return ApiError(message, status=500, kind="server_error", code="server_error")
+
+
+def deadline_exceeded(seconds: float, what: str) -> ApiError:
+    message = f"{what} took longer than {seconds:g} s: ask for less at once, or raise gateway.deadline"
+    return ApiError(message, status=504, kind="server_error", code="deadline_exceeded")
