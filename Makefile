@@ -13,7 +13,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile
 
 QUICK := not slow and not fault and not gpu and not postgres and not browser and not frameworks
 
-.PHONY: exactness install dev demo recipe recipes test test-all bench lint mutants nano postgres sandbox frameworks engines oracles clean locked lock
+.PHONY: evidence exactness install dev demo recipe recipes test test-all bench lint mutants nano postgres sandbox frameworks engines oracles clean locked lock
 
 # What runs need, and with it what work on strop itself needs: tests, linters, PostgreSQL's driver.
 install: $(VENV)/.installed
@@ -106,13 +106,19 @@ lint: dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-# Small changes to the source that the tests must notice (a quarter of an hour): ONLY="checkpoint" tries those named so.
+# Proofs that take hours. What has passed for this commit is noted below build/evidence: stopped, they go on from there.
+EVIDENCE := build/evidence/$(shell git rev-parse --short HEAD 2>/dev/null || echo now)
+evidence: exactness mutants
+
+# Small changes to the source that the tests must notice (half an hour): ONLY="checkpoint" tries those named so.
 mutants: dev
-	$(BIN)/python -m tests.mutants $(if $(ONLY),--only "$(ONLY)")
+	@mkdir -p $(EVIDENCE)
+	$(BIN)/python -m tests.mutants --killed $(EVIDENCE)/mutants $(if $(ONLY),--only "$(ONLY)")
 
 # Every recorded conversation through every chat template, with every tokenizer (an hour or two).
 exactness: dev
-	STROP_TEST_EVERY=1 $(BIN)/python -m pytest -m slow tests/parity/test_exactness.py
+	@mkdir -p $(EVIDENCE)
+	STROP_TEST_EVERY=1 $(BIN)/python -m pytest $(PARALLEL:loadfile=worksteal) -m slow tests/parity/test_exactness.py --passed $(EVIDENCE)/exactness
 
 # Train the model in the box anew (about five minutes on two cores).
 nano: install

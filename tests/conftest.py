@@ -1,18 +1,47 @@
 """What every test run says at its end: which tests were left out by the command's markers, and how many. Of several
-worker processes (`make test`: one per core) each leaves out the same ones, and the first tells of them."""
+worker processes (`make test`: one per core) each leaves out the same ones, and the first tells of them.
+
+`--passed FILE` leaves out what the file names and adds to it what passes: `make evidence` goes on where it was stopped.
+"""
 
 import os
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 MARKERS = ("gpu", "postgres", "browser", "frameworks", "fault", "slow")
 left_out: Counter[str] = Counter()
+_passed: Path | None = None
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers are as many as the cores: more threads of torch's would only wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--passed", type=Path, metavar="FILE", help="names what has passed before, and is left out")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    file: Path | None = config.getoption("passed")
+    if file is not None and file.exists():
+        before = set(file.read_text().splitlines())
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in before])
+        items[:] = [item for item in items if item.nodeid not in before]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" and report.passed and _passed is not None:
+        with _passed.open("a") as file:
+            file.write(f"{report.nodeid}\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _passed
+    if not hasattr(config, "workerinput"):  # reports of workers come here
+        _passed = config.getoption("passed")
 
 
 @pytest.hookimpl(optionalhook=True)

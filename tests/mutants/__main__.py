@@ -1,9 +1,11 @@
 """Change the source in one small way at a time and see that the tests notice: `make mutants`, or
 
-    python -m tests.mutants [--only NAME ...] [--json]
+    python -m tests.mutants [--only NAME ...] [--killed FILE] [--json]
 
 Changes are made in a temporary copy of src, never here. The tests named by a mutant must pass without it and fail with
-it. The exit code is 1 if a mutant lives, if it cannot be applied any more, or if its tests fail by themselves.
+it. With `--killed FILE` those that the file names are not tried again, and others are added to it as they are killed: a
+run that was stopped goes on. The exit code is 1 if a mutant lives, if it cannot be applied any more, or if its tests
+fail by themselves.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ def sound(mutants: Sequence[Mutant]) -> str:
         for tests in sorted({mutant.tests for mutant in mutants}):
             code, said = tested(source, [tests])
             if code != 0:
-                return f"{tests} fails without any mutant: mend that first\n{said}"
+                return f"{tests} fails without any mutant: repair that first\n{said}"
     return ""
 
 
@@ -100,11 +102,15 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", action="append", metavar="NAME", help="mutants whose name has this in it")
     parser.add_argument("--json", action="store_true", help="the results as one JSON list")
+    parser.add_argument("--killed", type=Path, metavar="FILE", help="names mutants that were killed before")
     given = parser.parse_args(arguments)
     chosen = [m for m in MUTANTS if not given.only or any(part in m.name for part in given.only)]
     if not chosen:
         parser.error(f"no mutant is called {given.only[0]!r}: names are in tests/mutants/known.py")
     say = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
+    if given.killed and given.killed.exists():
+        before = set(given.killed.read_text().splitlines())
+        chosen = [mutant for mutant in chosen if mutant.name not in before]
     say(f"{len(chosen)} mutants; first their tests without them")
     if why := sound(chosen):
         say(why)
@@ -115,6 +121,9 @@ def main(arguments: Sequence[str]) -> int:
         say(f"{n:3}/{len(chosen)}  {result.how:7} {result.seconds:5.1f} s  {mutant.name}")
         if result.why:
             say(f"         {result.why}")
+        if given.killed and result.how == "killed":
+            with given.killed.open("a") as file:
+                file.write(f"{mutant.name}\n")
     if given.json:
         print(json.dumps([asdict(result) for result in results]))
     left = [result for result in results if result.how != "killed"]

@@ -161,7 +161,9 @@ def test_an_empty_cookie_matches_nothing(cookie: str) -> None:
         assert kill_tree(process.pid, cookie) == 1
 
 
-@pytest.mark.parametrize("pid", [0, 1, os.getpid(), os.getpgrp(), os.getsid(0)])
+@pytest.mark.parametrize(
+    "pid", [0, 1, os.getpid(), os.getpgrp(), os.getsid(0)], ids=["all", "init", "process", "group", "session"]
+)
 def test_we_never_kill_ourselves(pid: int) -> None:
     with pytest.raises(AssertionError):
         kill_tree(pid, "x")
