@@ -16,6 +16,7 @@ from tests import runs
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
+NEXT_STEPS = (ROOT / "docs" / "guides" / "next-steps.md").read_text()
 PUBLIC = """
 GRPO DrGRPO GiGPO PPO RLOO ReinforcePP evaluate export resume train
 Config Event LLM Policy Retry Reward Rollout Sampling Scripted StropError Task Turn __version__ open_store
@@ -107,9 +108,9 @@ def test_the_readme_agent_trains_as_written(tmp_path: Path) -> None:
     assert summary["end"] > summary["start"]  # it has learnt what it is told it learns
 
 
-def test_the_readme_script_trains_as_written(tmp_path: Path) -> None:
+def test_the_script_of_the_next_steps_trains_as_written(tmp_path: Path) -> None:
     """The same from Python, behind the agent in its file."""
-    (tmp_path / "agent.py").write_text(_block("python") + "\n\n" + _block("python", 1))
+    (tmp_path / "agent.py").write_text(_block("python") + "\n\n" + _block("python", NEXT_STEPS))
     (tmp_path / "tasks.jsonl").write_text(_block("json"))
     done = subprocess.run([sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
@@ -117,5 +118,5 @@ def test_the_readme_script_trains_as_written(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "runs/python/summary.json").read_text())["steps"] == 8
 
 
-def _block(language: str, number: int = 0) -> str:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)[number]
+def _block(language: str, page: str = README) -> str:
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)[0]
