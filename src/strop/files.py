@@ -46,6 +46,15 @@ def close_to_others(path: Path) -> None:
         )
 
 
+def sync_folder(folder: Path) -> None:
+    """Returns once the disk has the names of what lies in the folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_whole(path: Path, data: bytes, *, shared: bool = False) -> None:
     """Write a file so that a reader finds all of it or what was there before. Others may read it if it is `shared`."""
     part = path.with_name(path.name + ".part")

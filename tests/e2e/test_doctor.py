@@ -12,7 +12,7 @@ from strop.algorithms import make
 from strop.config import AlgorithmConfig, Config, LearnerConfig, LoopConfig, MonitorConfig
 from strop.errors import ConfigError
 from strop.monitor.console import Silent
-from strop.run.preflight import Probe, judged, probe, settings
+from strop.run.preflight import PreflightResult, judge_batch, probe, settings
 from strop.run.runtime import refuse_contradictions
 from strop.trajectory import Sample, assemble
 from tests import runs
@@ -20,10 +20,10 @@ from tests.e2e.test_bad_input import AGENTS, TASKS, sentence
 from tests.unit.algorithms.rollouts import sample, turn
 
 
-def judge(*samples: Sample, name="grpo", rewards=None, agents=("main",), budget=1000, **more) -> Probe:
+def judge(*samples: Sample, name="grpo", rewards=None, agents=("main",), budget=1000, **more) -> PreflightResult:
     config = AlgorithmConfig(name=name, settings=more, rewards=rewards or {"reward": 1.0})
     made = assemble(samples, agents=agents, budget=budget)
-    return judged(made, make(config, LearnerConfig()), config.rewards, 0.1)
+    return judge_batch(made, make(config, LearnerConfig()), config.rewards, 0.1)
 
 
 def groups(*totals: list[float]) -> list[Sample]:
@@ -40,7 +40,7 @@ def groups(*totals: list[float]) -> list[Sample]:
         (([1.0, 1.0], [0.0, 0.0]), 2, "policy.train.temperature"),
     ],
 )
-def test_groups_are_judged_as_the_algorithm_would(got, flat, said):
+def test_groups_are_judge_batch_as_the_algorithm_would(got, flat, said):
     for name in ("grpo", "rloo", "gigpo"):
         found = judge(*groups(*got), name=name)
         assert (found.groups, found.members, found.flat) == (2, 2, flat)
@@ -136,7 +136,7 @@ def test_the_demo_has_something_to_learn(tmp_path: Path):
     done = doctor("strop.demo:agent", "--tasks", "strop.demo:tasks", "--model", "strop/nano", *options, "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    found = Probe(**told["probe"])
+    found = PreflightResult(**told["probe"])
     assert (found.groups, found.members, found.lowest, found.highest) == (4, 8, 0.0, 1.0)
     assert found.flat < 4
     assert "GiB" in told["environment"]["memory"]

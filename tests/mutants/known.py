@@ -81,12 +81,12 @@ MUTANTS = (
     _one(
         "adaptive KL coefficient not restored",
         "run/resume.py",
-        "run.algorithm.resume(",
+        "policy.algorithm.resume(",
         "dict(",
         LOOP,
     ),
     _one("adaptive KL coefficient not restored by replay", "run/replay.py", "algorithm.resume(", "dict(", LOOP),
-    _one("any version is trained on at staleness 0", "run/collect.py", "sampled_by <= set(run.names)", "True", RUN),
+    _one("any version is trained on at staleness 0", "run/collect.py", "sampled_by <= set(run.versions)", "True", RUN),
     _one("checkpoint not fsynced", "learner/checkpoint.py", "os.fsync(handle)", "pass", CHECKPOINT),
     # -- token law
     Mutant(

@@ -81,7 +81,7 @@ def run_of(target: str) -> Path | None:
 
 def config_of(arguments: argparse.Namespace) -> Config:
     """The configuration that the model is served with: a run's own, where it is one's."""
-    from strop.run.runtime import settled
+    from strop.run.settings import settle
 
     run = run_of(arguments.target)
     if run is not None:
@@ -97,13 +97,13 @@ def config_of(arguments: argparse.Namespace) -> Config:
     drawn = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens}
     given = {name: value for name, value in drawn.items() if value is not None}
     seed = secrets.randbits(32) if arguments.seed is None else arguments.seed
-    return settled(configs.load(base=base, sets=arguments.set, policy={"eval": given}, seed=seed))
+    return settle(configs.load(base=base, sets=arguments.set, policy={"eval": given}, seed=seed))
 
 
 def _as_in(run: Path, step: str, *, agent: bool) -> Config:
     """A run's settings, as far as they say how its model is shown, asked and computed."""
     ran = RunFolder.config(run)
-    checkpoint = RunFolder.chosen_checkpoint(run, step)
+    checkpoint = RunFolder.refuse_parts(RunFolder.chosen_checkpoint(run, step))
     engine = replace(ran.engine, vllm=replace(ran.engine.vllm, url=""), sglang=replace(ran.engine.sglang, url=""))
     return Config(
         agent=ran.agent,

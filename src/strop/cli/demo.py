@@ -20,7 +20,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _demo(arguments: argparse.Namespace) -> int:
     from strop import demo
-    from strop.run.runtime import settled
+    from strop.run.settings import settle
 
     config = configs.load(
         base=demo.config(arguments.task), folder=arguments.folder, seed=arguments.seed, sets=arguments.set
@@ -28,5 +28,5 @@ def _demo(arguments: argparse.Namespace) -> int:
     with choose_folder(config, arguments) as config:
         if not arguments.json:
             Screen().print(demo.INTRODUCTION, highlight=False)
-        summary = run_training(settled(config), arguments)
+        summary = run_training(settle(config), arguments)
     return print_summary(summary, Path(config.folder), arguments)

@@ -17,7 +17,7 @@ from strop.config import Config
 from strop.errors import ConfigError
 from strop.monitor import console
 from strop.run.folder import RunFolder
-from strop.run.preflight import Probe, probe
+from strop.run.preflight import PreflightResult, probe
 
 GROUPS = 4
 """How many are run where nothing else is said."""
@@ -50,7 +50,7 @@ def config_of(arguments: argparse.Namespace) -> Config:
     )
 
 
-def run_probe(config: Config, arguments: argparse.Namespace) -> Probe | None:
+def run_probe(config: Config, arguments: argparse.Namespace) -> PreflightResult | None:
     groups = arguments.probe
     if groups is None:
         groups = 0 if RunFolder.is_run(arguments.run or "") else GROUPS
@@ -65,7 +65,7 @@ def run_probe(config: Config, arguments: argparse.Namespace) -> Probe | None:
             raise KeyboardInterrupt from None
 
 
-def describe_probe(found: Probe) -> list[str]:
+def describe_probe(found: PreflightResult) -> list[str]:
     """As sentences."""
     failed = ", ".join(f"{cause} {count}" for cause, count in found.failed.items())
     return [

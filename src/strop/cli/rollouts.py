@@ -15,7 +15,7 @@ from rich.text import Text
 
 from strop.cli import keys, rollout_list
 from strop.cli.output import console, json_line, last_line, status
-from strop.config import PolicyConfig
+from strop.config import MAIN, PolicyConfig, resolve_policies
 from strop.errors import StropError
 from strop.monitor import console as views
 from strop.monitor.transcripts import Message, message_texts, new_messages, role_of, tool_line, tools_of
@@ -24,7 +24,7 @@ from strop.store import open_store
 from strop.store.base import Store
 from strop.types import TERMINAL, Attempt, Event, Rollout, Turn
 
-Decode = Callable[[Sequence[int]], str]
+Decode = Callable[[Turn, Sequence[int]], str]
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -99,7 +99,7 @@ async def _show_one(store: Store, arguments: argparse.Namespace) -> None:
     if arguments.json:
         keyless = [{name: value for name, value in asdict(one).items() if name != "key"} for one in attempts]
         about = {"rollout": rollout, "attempts": keyless, "turns": turns, "events": events}
-        json_line(about | ({"prompts": {turn.id: decode(turn.prompt_ids) for turn in turns}} if decode else {}))
+        json_line(about | ({"prompts": {turn.id: decode(turn, turn.prompt_ids) for turn in turns}} if decode else {}))
     else:
         _transcript(rollout, turns, events, decode)
         _attempts(attempts)
@@ -114,16 +114,17 @@ async def _decoder(store: Store, arguments: argparse.Namespace) -> Decode | None
 
     folder = Path(arguments.run)
     if "://" not in arguments.run and (folder / "config.json").exists():
-        policy = RunFolder.config(folder).policy
+        policies = {name: own.policy for name, own in resolve_policies(RunFolder.config(folder)).items()}
     else:
-        policies = await store.policies()
-        if not policies:
-            raise StropError(
-                f"{arguments.run} does not say which model its rollouts are of: --prompt needs its tokenizer"
-            )
-        policy = PolicyConfig(model=policies[0].model)
-    renderer = await asyncio.to_thread(lambda: Renderer.from_folder(folder_of(policy)))
-    return renderer.decode
+        policies = {policy.name: PolicyConfig(model=policy.model) for policy in await store.policies()}
+    if not policies:
+        raise StropError(f"{arguments.run} does not say which model its rollouts are of: --prompt needs its tokenizer")
+    renderers = {
+        name: await asyncio.to_thread(lambda policy=policy: Renderer.from_folder(folder_of(policy)))
+        for name, policy in policies.items()
+    }
+    any_other = next(iter(renderers.values()))
+    return lambda turn, ids: renderers.get(turn.policy, any_other).decode(ids)
 
 
 async def _follow_one(store: Store, arguments: argparse.Namespace) -> None:
@@ -168,10 +169,11 @@ def _transcript(rollout: Rollout, turns: list[Turn], events: list[Event], decode
 
 
 def _turn(out: Console, turn: Turn, decode: Decode | None) -> None:
+    who = turn.agent if turn.policy in (turn.agent, MAIN) else f"{turn.agent} (policy {turn.policy})"
     how = f"branch: {turn.branch}" if turn.branch else f"{turn.shared} of {len(turn.prompt_ids)} prompt tokens shared"
     out.print(
         Text(
-            f"── turn {turn.id} · {turn.agent} · version {turn.versions[0][1] if turn.versions else '-'} · "
+            f"── turn {turn.id} · {who} · version {turn.versions[0][1] if turn.versions else '-'} · "
             f"{len(turn.response_ids)} tokens · {turn.finish} · {how}",
             style="dim",
         )
@@ -189,7 +191,7 @@ def _prompt(out: Console, turn: Turn, decode: Decode) -> None:
     if known:
         told = f"{known} tokens of turn {turn.parent}, then:"
         out.print(Text.assemble((f"{'prompt':>9}  ", "cyan"), (told, "dim")))
-    for number, line in enumerate(decode(turn.prompt_ids[known:]).split("\n")):
+    for number, line in enumerate(decode(turn, turn.prompt_ids[known:]).split("\n")):
         out.print(Text.assemble((f"{'prompt' if number == 0 and not known else '':>9}  ", "cyan"), line))
 
 

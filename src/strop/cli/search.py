@@ -87,12 +87,12 @@ def _dense(arguments: argparse.Namespace) -> Dense | None:
         if arguments.model or arguments.pooling or arguments.query_prefix or arguments.passage_prefix:
             raise ConfigError("--model, --pooling and the prefixes are for vectors: add --dense, or leave them out")
         return None
-    from strop.run.runtime import absolute
+    from strop.run.settings import make_absolute
     from strop.tools.search.dense import Dense
     from strop.tools.search.encoder import DEFAULT
 
     return Dense(
-        model=absolute(arguments.model or DEFAULT),
+        model=make_absolute(arguments.model or DEFAULT),
         pooling=arguments.pooling,
         query_prefix=arguments.query_prefix,
         passage_prefix=arguments.passage_prefix,

@@ -106,7 +106,7 @@ def _model(arguments: argparse.Namespace) -> Config | None:
         if arguments.set:
             raise ConfigError("--set says how a model is served: say which with --model")
         return None
-    from strop.run.runtime import settled
+    from strop.run.settings import settle
 
     policy = {"model": arguments.model} if arguments.model else None
-    return settled(configs.load(toml=arguments.config, sets=arguments.set, policy=policy))
+    return settle(configs.load(toml=arguments.config, sets=arguments.set, policy=policy))

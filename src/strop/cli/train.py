@@ -34,7 +34,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _train(arguments: argparse.Namespace) -> int:
     from strop.run import start_from
-    from strop.run.runtime import settled
+    from strop.run.settings import settle
 
     if arguments.resume:
         return _resume(arguments)
@@ -58,9 +58,9 @@ def _train(arguments: argparse.Namespace) -> int:
     if not config.tasks:
         raise ConfigError("which tasks? --tasks tasks.jsonl, or --tasks FILE.py:function")
     with choose_folder(config, arguments, before) as config:
-        config = settled(config)
+        config = settle(config)
         if checkpoint is not None:
-            config = start_from.begun_from(checkpoint, config)
+            config = start_from.begin_from(checkpoint, config)
         summary = run_training(config, arguments)
     return print_summary(summary, Path(config.folder), arguments)
 
@@ -76,11 +76,11 @@ def _resume(arguments: argparse.Namespace) -> int:
             f"`strop train --from {arguments.resume}` begins a new run from its weights"
         )
     folder = Path(arguments.resume)
-    config, changes = start_from.resumed(folder, sets=arguments.set)
-    if done := start_from.finished(folder, changes):
+    config, changes = start_from.change_settings(folder, sets=arguments.set)
+    if done := start_from.find_summary(folder, changes):
         more = f"Fix: --steps {done.steps + 10} for more"
         json_line(done) if arguments.json else print(f"all {done.steps} steps of {folder} are done. {more}")
         return 0
-    if changes and (warning := start_from.rate_ends(config)):
+    if changes and (warning := start_from.warn_of_rate(config)):
         print(f"strop: {warning}", file=sys.stderr)
     return print_summary(run_training(config, arguments, resume=True, changes=changes), folder, arguments)

@@ -60,9 +60,9 @@ def add_options(command: argparse.ArgumentParser, *, folder: str | None) -> None
 @contextmanager
 def choose_folder(config: Config, arguments: argparse.Namespace, beside: Path | None = None) -> Generator[Config]:
     """The configuration with a folder where no run is. Says which if it is not the one that was asked for."""
-    from strop.run.start_from import placed
+    from strop.run.start_from import choose_place
 
-    with placed(Path(config.folder), overwrite=arguments.overwrite, beside=beside) as folder:
+    with choose_place(Path(config.folder), overwrite=arguments.overwrite, beside=beside) as folder:
         if str(folder) != config.folder and folder != Path(config.folder):
             print(f"strop: {config.folder} holds a run: this one is kept in {folder}", file=sys.stderr)
         yield replace(config, folder=str(folder))

@@ -12,12 +12,14 @@ from strop.config.engine import EngineConfig, SglangConfig, VllmConfig
 from strop.config.gateway import GatewayConfig, OutsideConfig
 from strop.config.learner import LearnerConfig, LoraConfig, OptimConfig
 from strop.config.loading import changed, from_builtins, from_json, load, to_json
+from strop.config.policies import MAIN, default_policy, describe_models, resolve_policies
 from strop.config.policy import PolicyConfig, SamplingConfig
 from strop.config.run import Config, LoopConfig, MonitorConfig, StoreConfig, settings
 from strop.config.runner import RetriesConfig, RunnerConfig
 
 __all__ = [
     "DECLARED",
+    "MAIN",
     "AlgorithmConfig",
     "Config",
     "EngineConfig",
@@ -39,12 +41,15 @@ __all__ = [
     "VllmConfig",
     "changed",
     "convert",
+    "default_policy",
+    "describe_models",
     "doc",
     "field_types",
     "from_builtins",
     "from_json",
     "load",
     "refuse_unknown",
+    "resolve_policies",
     "settings",
     "to_json",
     "walk",

@@ -27,11 +27,11 @@ def load(
     `data` is the place of that name among `tasks_args`, which otherwise stay."""
     raw: dict[str, Any] = msgspec.to_builtins(base or Config())
     if toml is not None:
-        _merge(raw, read_file(Path(toml)))
-    _merge(raw, msgspec.to_builtins({k: v for k, v in fields.items() if v is not None}))
+        merge(raw, read_file(Path(toml)))
+    merge(raw, msgspec.to_builtins({k: v for k, v in fields.items() if v is not None}))
     chosen = _from_sets(sets)
     # One argument by itself stands beside the others, unless it is for other tasks.
-    _merge(raw, chosen, REPLACED if "tasks" in chosen else [name for name in REPLACED if name != "tasks_args"])
+    merge(raw, chosen, REPLACED if "tasks" in chosen else [name for name in REPLACED if name != "tasks_args"])
     if data is not None:
         raw["tasks_args"] = {**raw["tasks_args"], "data": str(Path(data).absolute()) if Path(data).exists() else data}
     return from_builtins(raw)
@@ -41,7 +41,7 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
     """The configuration with other values for settings, by their whole names: {"loop.steps": 40}."""
     raw: dict[str, Any] = msgspec.to_builtins(config)
     for key, value in values.items():
-        _merge(raw, _nest(key.split("."), value))
+        merge(raw, _nest(key.split("."), value))
     return from_builtins(raw)
 
 
@@ -52,14 +52,18 @@ def _from_sets(sets: Sequence[str]) -> dict[str, Any]:
         key, eq, value = item.partition("=")
         if not eq:
             raise ConfigError(f"--set {item!r} has no '=': write it as section.name=value")
-        _merge(together, _nest(key.strip().split("."), parse_value(value.strip())), replaced=())
+        merge(together, _nest(key.strip().split("."), parse_value(value.strip())), replaced=())
     return together
 
 
 def from_builtins(raw: dict[str, Any]) -> Config:
     """Check and convert plain data; what is wrong is named with its path and the nearest valid name."""
+    from strop.config.policies import resolve_policies  # which lays tables over others as it is done here
+
     refuse_unknown(raw, field_types(Config), "")
-    return convert(raw, Config, "")
+    config = convert(raw, Config, "")
+    resolve_policies(config)
+    return config
 
 
 def to_json(config: Config) -> bytes:
@@ -74,13 +78,14 @@ REPLACED = ("rewards", "tasks_args", "agents", "tasks")
 """Tables that are given whole: a default in them would not go away otherwise."""
 
 
-def _merge(into: dict[str, Any], new: dict[str, Any], replaced: Sequence[str] = REPLACED) -> None:
+def merge(into: dict[str, Any], new: dict[str, Any], replaced: Sequence[str] = REPLACED) -> None:
+    """Lay `new` over `into`, table by table; tables named in `replaced` are taken whole."""
     for key, value in new.items():
         here = into.get(key)
         if isinstance(here, dict) and key not in replaced:
             if not isinstance(value, dict):
                 raise ConfigError(f"{key!r} is a section, not a value: set {key}.<name> instead")
-            _merge(cast(dict[str, Any], here), cast(dict[str, Any], value), replaced)
+            merge(cast(dict[str, Any], here), cast(dict[str, Any], value), replaced)
         else:
             into[key] = value
 

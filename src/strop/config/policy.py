@@ -46,7 +46,9 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "(system)"
         ),
     ] = "auto"
-    agents: Annotated[tuple[str, ...], doc("names of the agents whose turns are trained")] = ("main",)
+    agents: Annotated[tuple[str, ...], doc("names or patterns (tool-*) of the agents whose turns are trained")] = (
+        "main",
+    )
     context: Annotated[
         Annotated[int, Meta(ge=2)] | None, doc("longest prompt + answer in tokens; default: what the model allows")
     ] = None

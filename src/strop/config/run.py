@@ -96,6 +96,13 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int, doc("fixes the order of tasks and, in deterministic mode, every sampled token"), Meta(ge=0, lt=2**62)
     ] = 0
     policy: Annotated[PolicyConfig, doc("the policy being trained")] = PolicyConfig()
+    policies: Annotated[
+        dict[str, dict[str, Any]],
+        doc(
+            "several policies by name: each a table like `policy`, with `agents`, the names or patterns of the agents "
+            "it answers for and is trained on, and tables `algorithm`, `learner`, `engine` of its own"
+        ),
+    ] = {}
     algorithm: Annotated[AlgorithmConfig, doc("how rewards become a loss")] = AlgorithmConfig()
     learner: Annotated[LearnerConfig, doc("how a batch becomes an update")] = LearnerConfig()
     engine: Annotated[EngineConfig, doc("what makes tokens")] = EngineConfig()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
@@ -23,6 +25,7 @@ from strop.store.base import Store
 from strop.types import Rollout, Sampling
 
 ANY = "*"
+WILD = re.compile(r"[*?\[]")
 """The route for agents that have none of their own."""
 
 
@@ -71,17 +74,24 @@ class _Asks(Struct):
 
 
 class Routes:
-    """`agents` says who answers for which agent name, "*" for all others; `models` who answers when an agent asks for a
-    certain model, whatever its name."""
+    """`agents` says who answers for which agent: by its name, or else by the first pattern that it matches, "*" for all
+    others. `models` says who answers when an agent asks for a certain model, whatever its name."""
 
     def __init__(self, agents: Mapping[str, Route], models: Mapping[str, Route] | None = None) -> None:
         self.agents, self.models = agents, models or {}
+        self._patterns = sorted((name for name in agents if WILD.search(name)), key=lambda name: name == ANY)
         every = [*self.agents.values(), *self.models.values()]
         self._outside = [route for route in every if isinstance(route, OutsideRoute)]
 
     @classmethod
-    def of(cls, policy: PolicyRoute, outside: Mapping[str, OutsideConfig]) -> Routes:
-        """A policy for all agents but those that outside models answer for. Raises `ConfigError`."""
+    def of(
+        cls,
+        policy: PolicyRoute,
+        outside: Mapping[str, OutsideConfig],
+        policies: Mapping[str, PolicyRoute] | None = None,
+    ) -> Routes:
+        """A policy for all agents but those that outside models or other `policies`, by names or patterns of agents,
+        answer for. Raises `ConfigError`."""
         agents: dict[str, Route] = {}
         models: dict[str, Route] = {}
         for name, config in outside.items():
@@ -90,14 +100,21 @@ class Routes:
                 for taken in (taken for taken in names if taken in place):
                     raise ConfigError(f"gateway.outside.{name}: another outside model has {taken!r} too: leave one out")
                 place.update(dict.fromkeys(names, route))
-        return cls({ANY: policy} | agents, models)
+        others = policies or {}
+        several = len({route.policy for route in others.values()}) > 1
+        for taken in (taken for taken in others if several and taken in agents):
+            raise ConfigError(f"gateway.outside: a policy answers for {taken!r} too: leave one out")
+        return cls({**others, **agents, ANY: others.get(ANY, policy)}, models)
 
     def any(self, agent: str, model: str | None) -> Route:
-        route = self.models.get(model or "") or self.agents.get(agent) or self.agents.get(ANY)
+        route = self.models.get(model or "") or self.agents.get(agent) or self._match(agent)
         if route is None:
             known = ", ".join(sorted({*self.agents, *self.models}))
             raise ApiError(f"no model answers for agent {agent!r}; known: {known}", status=404, code="model_not_found")
         return route
+
+    def _match(self, agent: str) -> Route | None:
+        return next((self.agents[pattern] for pattern in self._patterns if fnmatchcase(agent, pattern)), None)
 
     def find(self, agent: str, model: str | None) -> PolicyRoute:
         """The policy that answers."""

@@ -1,14 +1,16 @@
 """Metrics: names and reductions declared once, and the jsonl file anyone can read.
 
 Names are those of the field's dashboards. A metric that is not declared here is refused by `check`, so that a typing
-error does not become a new curve.
+error does not become a new curve. Where a run has several policies, what each of them learnt is under
+`policies/<name>/`, and what is told of the whole run stands beside it under the plain name.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 
@@ -65,10 +67,51 @@ def _pattern(name: str) -> str:
 _KNOWN = re.compile("|".join(f"(?:{_pattern(name)})" for name in NAMES))
 
 
+_POLICY = re.compile(r"policies/[^/]+/")
+
+
 def check(metrics: Iterable[str]) -> None:
     """Crash on a metric nobody declared. Algorithms outside the package have algorithm/ for theirs."""
     for name in metrics:
-        assert _KNOWN.fullmatch(name), f"metric {name!r} is not declared in strop.monitor.metrics.NAMES"
+        assert _KNOWN.fullmatch(_POLICY.sub("", name, count=1)), (
+            f"metric {name!r} is not declared in strop.monitor.metrics.NAMES"
+        )
+
+
+def combine(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of a step from those of its policies, by name: as they are where there is one. Of several each has
+    its own, and the whole run those that say how it is doing.
+
+    >>> combine({"main": {"actor/lr": 0.1}}), combine({"a": {"actor/lr": 0.1}, "b": {"actor/skipped": 1.0}})
+    ({'actor/lr': 0.1}, {'policies/a/actor/lr': 0.1, 'policies/b/actor/skipped': 1.0, 'actor/skipped': 1.0})
+    """
+    if len(found) == 1:
+        return dict(*found.values())
+    combined = {f"policies/{policy}/{name}": value for policy, own in found.items() for name, value in own.items()}
+    for name, reduce in _SHARED.items():
+        if values := [own[name] for own in found.values() if name in own]:
+            combined[name] = reduce(values)
+    return combined
+
+
+def metrics_of(metrics: Mapping[str, float], policy: str, policies: Collection[str]) -> Mapping[str, float]:
+    """The part of a step's metrics that is one policy's."""
+    start = f"policies/{policy}/"
+    own = {name.removeprefix(start): value for name, value in metrics.items() if name.startswith(start)}
+    return metrics if len(policies) == 1 else own
+
+
+_SHARED: dict[str, Callable[[list[float]], float]] = {
+    "actor/skipped": min,
+    **{f"critic/{what}/mean": fmean for what in ("rewards", "advantages")},
+    **{f"critic/{what}/max": max for what in ("rewards", "advantages")},
+    **{f"critic/{what}/min": min for what in ("rewards", "advantages")},
+    "training/rollout_logprobs_diff_max": max,
+    "training/rollout_logprobs_checked": sum,
+    "training/rollout_logprobs_off": sum,
+    "perf/total_num_tokens": sum,
+}
+"""What is told of a whole run of several policies, and how it comes from theirs."""
 
 
 class MetricsFile:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from strop.config import Config
+from strop.config import Config, describe_models
 from strop.files import close_to_others, write_whole
 from strop.monitor.metrics import Scores, weigh
 from strop.monitor.plots import reward_curve
@@ -72,7 +72,7 @@ def summarize(
     last = steps[-1] if steps else None
     mean = "critic/rewards/mean"
     rewards = [(step.number, step.metrics[mean]) for step in steps if mean in step.metrics]
-    reward_curve(folder / "curve.png", rewards, evaluated, f"{config.policy.model}, {config.algorithm.name}")
+    reward_curve(folder / "curve.png", rewards, evaluated, f"{describe_models(config)}, {config.algorithm.name}")
     close_to_others(folder / "curve.png")
     points = curves(scores)
     summary = Summary(
@@ -86,7 +86,7 @@ def summarize(
         done=done,
         collapsed=collapsed,
         seeds=[config.seed],
-        model=config.policy.model,
+        model=describe_models(config),
         version=last.version if last else "1.0",
         digest=last.digest if last else None,
         checkpoint=result if collapsed else last.checkpoint if last else None,

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
 from strop.algorithms.credit import total
-from strop.config import Config
+from strop.config import Config, resolve_policies
 from strop.files import write_whole
 from strop.monitor.console import figure
 from strop.printable import escape_text
@@ -35,12 +36,13 @@ async def leave(folder: Path, store: Store, steps: Sequence[Step], config: Confi
     best, worst = extremes(rollouts, weights)
     turns = {rollout.id: await store.turns(rollout.id) for rollout in [*best, *worst]}
     dropped = {id: reason for step in recent for id, reason in step.dropped.items()}
+    agents = {agent for own in resolve_policies(config).values() for agent in own.policy.agents}
     parts = [_title(recent)]
     for title, chosen in {"Best": best, "Worst": worst}.items():
         parts += [f"## {title}"] if chosen else []
         for rollout in chosen:
             given = total(rollout, weights)
-            parts.append(page(rollout, turns[rollout.id], given, config.policy.agents, dropped.get(rollout.id)))
+            parts.append(page(rollout, turns[rollout.id], given, agents, dropped.get(rollout.id)))
     whole = escape_text("\n\n".join(parts) + "\n")  # it is read with `cat` too
     write_whole(folder / "transcripts.md", whole.encode(errors="replace"))
 
@@ -105,8 +107,12 @@ def _tokens(turns: Sequence[Turn], agents: Collection[str], dropped: str | None)
     sampled = sum(len(turn.response_ids) for turn in turns)
     if dropped is not None:
         return f"{sampled} tokens sampled, none trained ({dropped})"
-    trained = [turn for turn in turns if turn.agent in agents and turn.sampling.exact and not turn.abandoned]
+    trained = [turn for turn in turns if _is_trained(turn, agents) and turn.sampling.exact and not turn.abandoned]
     return f"{sampled} tokens sampled, {sum(len(turn.response_ids) for turn in trained)} trained"
+
+
+def _is_trained(turn: Turn, agents: Collection[str]) -> bool:
+    return turn.agent in agents or any(fnmatchcase(turn.agent, pattern) for pattern in agents)
 
 
 def new_messages(turns: Sequence[Turn]) -> Iterator[tuple[list[Message], Turn]]:

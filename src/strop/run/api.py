@@ -68,7 +68,7 @@ def train(
     from strop.monitor import console
     from strop.run import start_from
     from strop.run.loop import train as run
-    from strop.run.runtime import settled
+    from strop.run.settings import settle
 
     with _once():
         before, checkpoint = start_from.source(str(from_run)) if from_run else (None, None)
@@ -83,14 +83,14 @@ def train(
                 raise ConfigError(f"which {name}? strop.train(agent, tasks): a function, or what `strop train` takes")
         stop = asyncio.Event()
         with (
-            start_from.placed(wanted, overwrite=overwrite, beside=before) as place,
+            start_from.choose_place(wanted, overwrite=overwrite, beside=before) as place,
             console.choose(json=quiet, out=sys.stdout) as view,
         ):
-            made = settled(_config(agent, tasks, reward, model, algorithm, place, seed, base, sections))
+            made = settle(_config(agent, tasks, reward, model, algorithm, place, seed, base, sections))
             if place != wanted:
                 view.note(f"{wanted} holds a run: this one is kept in {place}")
             if checkpoint is not None:
-                made = start_from.begun_from(checkpoint, made)
+                made = start_from.begin_from(checkpoint, made)
             return _in_a_thread(run(made, view, stop=stop), stop)
 
 
@@ -103,12 +103,12 @@ def resume(folder: str | Path, *, quiet: bool = False, **sections: Any) -> Summa
     from strop.run.loop import train as run
 
     with _once():
-        config, changes = start_from.resumed(Path(folder), **sections)
-        if done := start_from.finished(Path(folder), changes):
+        config, changes = start_from.change_settings(Path(folder), **sections)
+        if done := start_from.find_summary(Path(folder), changes):
             return done
         stop = asyncio.Event()
         with console.choose(json=quiet, out=sys.stdout) as view:
-            if changes and (warning := start_from.rate_ends(config)):
+            if changes and (warning := start_from.warn_of_rate(config)):
                 view.note(warning)
             return _in_a_thread(run(config, view, resume=True, changes=changes, stop=stop), stop)
 
@@ -124,11 +124,11 @@ def export(
     """Write a trained model into the new folder `to`, in Hugging Face format. `source` is a run, for its last
     checkpoint or its `best`, "RUN:STEP", or a checkpoint's folder; with `adapter` a LoRA adapter is written by itself,
     in PEFT's format. Returns the checkpoint it was made of."""
-    from strop.run.start_from import checkpoint_of
+    from strop.run.start_from import require_checkpoint
 
     if os.path.exists(to):  # said before anything heavy is imported
         raise PlaceError(f"{to} is there already: choose another place")
-    checkpoint = checkpoint_of(str(source), best=best)
+    checkpoint = require_checkpoint(str(source), best=best)
     from strop.learner.export import export as exported
 
     exported(checkpoint, to, merge=not adapter, dtype=dtype)

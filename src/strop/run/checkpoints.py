@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from strop.config import Config
+from strop.errors import DamagedCheckpoint
+from strop.files import sync_folder
+from strop.models.checksums import SUMS, verify
 from strop.monitor.metrics import weigh
-from strop.run.runtime import Run
+from strop.run.state import Run
 from strop.types import Step, version
 
 
@@ -17,8 +22,26 @@ async def write_checkpoint(run: Run, number: int) -> str | None:
     if number % loop.checkpoint_every and number < loop.steps and not run.stop.is_set():
         return None
     name = f"step-{number:06d}-{run.lineage}"
-    await run.learner.save(run.folder.checkpoint(name), {"version": version(run.lineage, number)})
+    place, meta = run.folder.checkpoint(name), {"version": version(run.lineage, number)}
+    if len(run.policies) == 1:
+        for policy in run.policies.values():
+            await policy.learner.save(place, meta)
+        return name
+    fresh = place.with_name(f".{name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)  # half of one, of a run that was killed
+    for policy in run.policies.values():
+        await policy.learner.save(fresh / policy.name, meta)
+    fresh.rename(place)  # there whole or not at all
+    sync_folder(place.parent)
     return name
+
+
+def verify_parts(parts: Mapping[str, Path]) -> None:
+    """Before the first of several parts is restored: all of them can be. Raises `DamagedCheckpoint`."""
+    for part in parts.values() if len(parts) > 1 else ():
+        if not (part / SUMS).is_file():
+            raise DamagedCheckpoint(f"{part} is not a checkpoint: {SUMS} is missing")
+        verify(part)
 
 
 def keep_checkpoints(run: Run) -> None:

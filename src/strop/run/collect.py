@@ -12,7 +12,7 @@ from strop.errors import AgentError, ConfigError
 from strop.run.group_reward import give
 from strop.run.learn import assemble_batch
 from strop.run.rollouts import find_stored, find_superseded, read_sample
-from strop.run.runtime import Collected, Run
+from strop.run.state import Collected, Run
 from strop.run.supervise import cancel_all
 from strop.trajectory import Sample
 from strop.types import TERMINAL, Rollout
@@ -40,12 +40,11 @@ async def collect(run: Run) -> Collected:
             samples = [await reads[rollout.id] for rollout in wanted]
             await stop_if_all_failed(run, [sample.rollout for sample in samples], phase)
             samples = await give_group_rewards(run, samples)
-            if run.step == 0 and (run.relative is not None or not run.scores):  # an evaluation would have told
+            if run.step == 0 and (run.group_reward is not None or not run.scores):  # an evaluation would have told
                 check_rewards(run, [sample.rollout for sample in samples])
             if groups >= (loop.groups_most or loop.groups):
                 break
-            run.algorithm.assign_credit(batch := assemble_batch(run.config, samples))
-            telling = len(batch.teaching())
+            telling = count_telling_groups(run, samples)
             if telling >= loop.groups:
                 break
             groups = min(groups + loop.groups - telling, loop.groups_most or loop.groups)
@@ -56,19 +55,28 @@ async def collect(run: Run) -> Collected:
             f"none of the {len(samples)} rollouts called the model: {CALLED}; mend it, then begin a new run"
         )
     sampled_by = {name for sample in samples for turn in sample.turns for _, name in turn.versions}
-    assert run.overlaps or sampled_by <= set(run.names), f"sampled from {sampled_by}, the weights are {run.names}"
+    assert run.overlaps or sampled_by <= set(run.versions), f"sampled from {sampled_by}, the weights are {run.versions}"
     return Collected(samples, dropped, time.monotonic() - began)
+
+
+def count_telling_groups(run: Run, samples: Sequence[Sample]) -> int:
+    """How many groups teach any of the policies something."""
+    found: set[int] = set()
+    for policy in run.policies.values():
+        policy.algorithm.assign_credit(batch := assemble_batch(policy.config, samples, policy.name))
+        found |= {int(group) for group in batch.teaching()}
+    return len(found)
 
 
 async def give_group_rewards(run: Run, samples: list[Sample]) -> list[Sample]:
     """The same with the rewards that are relative to their groups, if there are any. All members have ended."""
-    if run.relative is None:
+    if run.group_reward is None:
         return samples
     seconds = run.config.loop.group_deadline
     try:
         with run.timed("group_reward"):
             async with asyncio.timeout(seconds):
-                return await give(run.store, samples, run.relative)
+                return await give(run.store, samples, run.group_reward)
     except TimeoutError:
         raise AgentError(
             f"group_reward took longer than loop.group_deadline ({seconds:g} s) for one step: mend the function, or "
@@ -109,7 +117,7 @@ def check_rewards(run: Run, ended: Sequence[Rollout]) -> None:
     """Before anything is trained: one of the rewards that count must be among those the agent gives. Others may be
     rare; a name that nobody gave counts as 0, which somebody who misspelt it should hear."""
     given = {reward.name for rollout in ended for reward in rollout.rewards}
-    wanted = set(run.config.algorithm.rewards)
+    wanted = run.rewards
     said = f"gave only {', '.join(sorted(given))}" if given else "gave no reward"
     if not wanted & given:
         raise ConfigError(

@@ -20,19 +20,23 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
 
-from strop.config import AlgorithmConfig, Config, LoraConfig, MonitorConfig
+from strop.config import AlgorithmConfig, Config, LoraConfig, MonitorConfig, describe_models
 from strop.errors import ConfigError, PlaceError, TaskError
 from strop.files import private_folder, write_whole
 from strop.models.names import resolve
 from strop.monitor.console import Silent, View
 from strop.monitor.evaluations import Evaluation, EvaluationReport, Way, report
 from strop.run.collect import stop_if_all_failed, wait_until_ended
-from strop.run.folder import BEST, RunFolder
-from strop.run.runtime import Run, engine_name, open_run, settled, tasks_of
+from strop.run.folder import BEST, RunFolder, find_parts
+from strop.run.runtime import engine_name, open_run
+from strop.run.settings import load_tasks, settle
+from strop.run.start_from import find_checkpoint
+from strop.run.state import Run
 from strop.run.supervise import run_with_agents
 from strop.tasks.sampling import evaluation
 from strop.types import Rollout, version
@@ -61,10 +65,10 @@ async def evaluate(
     (`loop.eval_splits`) where none are given. A reward of `threshold` or more is a success.
     """
     folder, view, began = Path(folder), view or Silent(), time.monotonic()
-    config = settings(settled(config), tuple(dict.fromkeys(splits or config.loop.eval_splits)))
-    models = models or [config.policy.model]
+    config = settings(settle(config), tuple(dict.fromkeys(splits or config.loop.eval_splits)))
+    models = models or [describe_models(config)]
     _refuse(config, samples, folder)
-    found = [checkpoint_of(model, best) for model in models]
+    found = [find_model(config, model, best=best) for model in models]
     done = [
         Evaluation(
             number=number,
@@ -77,14 +81,16 @@ async def evaluate(
         for number, model in enumerate(models, 1)
         for way in (ways if config.policy.history == "sampled" else ways[:1])
     ]
-    tasks = tasks_of(config)
+    tasks = load_tasks(config)
     private_folder(folder)
     with TemporaryDirectory(prefix="strop-eval-") as spare:
-        places = [await asyncio.to_thread(weights_of, name, Path(spare) / str(n)) for n, name in enumerate(found)]
+        given = [
+            await asyncio.to_thread(give_models, config, name, Path(spare) / str(n)) for n, name in enumerate(found)
+        ]
         for one in done:
             view.title(one.name, 0)
-            policy = replace(config.policy, model=str(places[one.number - 1]), history=one.history)
-            async with open_run(replace(config, folder=one.folder, policy=policy), view, resume=False) as run:
+            wanted = replace(show_history(given[one.number - 1], one.history), folder=one.folder)
+            async with open_run(wanted, view, resume=False) as run:
                 if run.tasks != tasks:
                     raise TaskError(f"{config.tasks} gave other tasks the second time: have it give the same ones")
                 await run_with_agents(run, _collect(run, one, samples=samples, greedy=greedy, first=one is done[0]))
@@ -142,10 +148,17 @@ def settings(config: Config, splits: tuple[str, ...]) -> Config:
         config,
         algorithm=AlgorithmConfig(rewards=config.algorithm.rewards),
         learner=replace(config.learner, lora=LoraConfig()),
+        policies={name: _leave_out_training(table) for name, table in config.policies.items()},
         loop=replace(config.loop, steps=0, eval_splits=splits, group_deadline=FOREVER),
         store=replace(config.store, url=""),
         monitor=MonitorConfig(),
     )
+
+
+def _leave_out_training(table: dict[str, Any]) -> dict[str, Any]:
+    """The same of one of several policies."""
+    learner = {name: value for name, value in table.get("learner", {}).items() if name != "lora"}
+    return {name: value for name, value in table.items() if name != "algorithm"} | {"learner": learner}
 
 
 def _refuse(config: Config, samples: int, folder: Path) -> None:
@@ -163,15 +176,39 @@ def refuse_taken(folder: Path) -> None:
         raise PlaceError(f"{folder} is there already: choose another --folder")
 
 
-def checkpoint_of(model: str, best: bool = False) -> str:
-    """Of a run its newest good checkpoint, that of RUN:STEP, or its best; any other model as it is."""
-    if (found := RunFolder.named(model)) is None:
-        return model
-    run, step = found
-    return str(RunFolder.chosen_checkpoint(run, BEST if best else step))
+def find_model(config: Config, name: str, *, best: bool) -> str:
+    """What `name` stands for: of a run a checkpoint. Where the configuration has several policies that is a checkpoint
+    with a part for each of them, or what it has itself."""
+    if not config.policies:
+        return str(find_checkpoint(name, best=best) or name)
+    if (found := RunFolder.named(name)) is not None:
+        return str(RunFolder.chosen_checkpoint(found[0], BEST if best else found[1]))
+    if name in (describe_models(config), config.policy.model):
+        return ""
+    raise ConfigError(
+        f"{name} is one model, and the configuration has several policies ({', '.join(config.policies)}). Fix: name a "
+        "run that trained them, or each one's model in policies.NAME.model"
+    )
 
 
-def weights_of(name: str, spare: Path) -> Path:
+def give_models(config: Config, name: str, spare: Path) -> Config:
+    """The configuration with the weights that `find_model` found."""
+    if not config.policies:
+        return replace(config, policy=replace(config.policy, model=str(find_weights(name, spare))))
+    if not name:
+        return config
+    parts = find_parts(Path(name), config.policies)
+    models = {one: str(find_weights(str(part), spare / one)) for one, part in parts.items()}
+    return replace(config, policies={one: table | {"model": models[one]} for one, table in config.policies.items()})
+
+
+def show_history(config: Config, history: Literal["sampled", "template"]) -> Config:
+    """The configuration with every policy shown its history in one way."""
+    tables = {name: {k: v for k, v in table.items() if k != "history"} for name, table in config.policies.items()}
+    return replace(config, policy=replace(config.policy, history=history), policies=tables)
+
+
+def find_weights(name: str, spare: Path) -> Path:
     """The folder with the weights. An adapter is merged into its model first, in the new folder `spare`."""
     if not (Path(name).expanduser() / "adapter_model.safetensors").is_file():
         return resolve(name)

@@ -7,9 +7,11 @@ runs/demo/
   store.sqlite    every rollout, turn, event and step
   metrics.jsonl   one line per step and evaluation
   checkpoints/    step-000010-1/ ...: each a Hugging Face folder (of a LoRA adapter: PEFT's), the optimizer's state
-                  beside; best leads to one of them, and .damaged is behind the name of one that could not be read
+                  beside; with several policies there is a folder like that in it for each, by name; best leads to one
+                  of them, and .damaged follows the name of one that could not be read
   .overwritten/   the run that was here before, until this one has begun
   address.json    where its gateway is, while it is up
+  policies/       NAME/ ...: learner.log and weights of each, where there are several
   learner.log, agents.log, gateway.log (if it has anything to say)
   summary.json, curve.png, transcripts.md
   tensorboard/, wandb/, mlruns/, monitor.json: what monitor.writers leave, where they are asked for
@@ -35,7 +37,7 @@ import msgspec
 from strop import config as configs
 from strop.config import Config
 from strop.errors import ConfigError, PlaceError
-from strop.files import close_to_others, private, private_folder, write_whole
+from strop.files import close_to_others, private, private_folder, sync_folder, write_whole
 
 BEST, CHANGES, ASIDE = "best", "changes.jsonl", ".overwritten"
 _STEP = re.compile(r"step-(\d+)-(\d+)")
@@ -51,7 +53,7 @@ _LEFT = (
         "monitor.json",
     ),
     *("learner.log", "agents.log", "gateway.log", "vllm.log", "sglang.log", "curve.png", "transcripts.md"),
-    *("tensorboard", "wandb", "mlruns", "monitor.json", "weights", "start", "start.json"),
+    *("tensorboard", "wandb", "mlruns", "monitor.json", "weights", "policies", "start", "start.json"),
     *("checkpoints/step-[0-9]*", "checkpoints/.step-[0-9]*", f"checkpoints/{BEST}"),
 )
 """What a run leaves in its folder, beside its lock. (Tasks may be a user's.)"""
@@ -282,17 +284,25 @@ class RunFolder:
             place, step = name, ""
         return (Path(place).expanduser(), step) if cls.is_run(place) else None
 
+    @staticmethod
+    def refuse_parts(checkpoint: Path) -> Path:
+        """The checkpoint, where it is one model's. Raises `PlaceError` where it has a part for each of several
+        policies, which is a checkpoint of its own."""
+        parts = sorted(part.name for part in checkpoint.iterdir() if (part / "strop.json").is_file())
+        if parts:
+            raise PlaceError(
+                f"{checkpoint} has parts of several policies ({', '.join(parts)}), and one model is asked for. "
+                f"Fix: name one of them: {checkpoint / parts[0]}"
+            )
+        return checkpoint
+
     def name_best(self, name: str) -> None:
         """Have `best` lead to this checkpoint from now on; at no moment to none."""
         link, fresh = self.checkpoint(BEST), self.checkpoint(BEST + ".new")
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(name)
         fresh.replace(link)
-        directory = os.open(link.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)  # what it led to before may be deleted next
-        finally:
-            os.close(directory)
+        sync_folder(link.parent)  # what it led to before may be deleted next
 
     def checkpoint(self, name: str) -> Path:
         return self.path / "checkpoints" / name
@@ -319,6 +329,11 @@ def free(folder: Path, taken: Callable[[Path], bool] = Path.exists) -> Path:
     """The folder, or the first with a number behind its name that is not taken: runs/demo, runs/demo-2, ..."""
     numbered = (folder.with_name(f"{folder.name}-{n}") for n in itertools.count(2))
     return next(name for name in itertools.chain([folder], numbered) if not taken(name))
+
+
+def find_parts(checkpoint: Path, policies: Collection[str]) -> dict[str, Path]:
+    """The folder of every policy's part of a checkpoint: the checkpoint itself where there is one policy."""
+    return {name: checkpoint if len(policies) == 1 else checkpoint / name for name in policies}
 
 
 def _lines(path: Path) -> list[bytes]:

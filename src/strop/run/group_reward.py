@@ -27,10 +27,10 @@ from strop.runners.rewards import rewards_of
 from strop.store.base import Store
 from strop.trajectory import Sample
 
-Relative = Callable[..., Any]
+GroupReward = Callable[..., Any]
 
 
-def load(spec: str) -> Relative | None:
+def load(spec: str) -> GroupReward | None:
     """The function that `spec` names, as one of (task, answers, samples), or None if it names none."""
     if not spec:
         return None
@@ -41,7 +41,7 @@ def load(spec: str) -> Relative | None:
     count = len(inspect.signature(found).parameters) if callable(found) else 0
     if count not in (2, 3):
         raise AgentError(f"group_reward: {spec} is no function of a group: write it as f(task, answers)")
-    function = cast("Relative", found)
+    function = cast("GroupReward", found)
 
     async def ask(*given: Any) -> Any:
         given = given[:count]
@@ -50,7 +50,7 @@ def load(spec: str) -> Relative | None:
     return ask
 
 
-def _in_a_thread(function: Relative, *given: Any) -> asyncio.Future[Any]:
+def _in_a_thread(function: GroupReward, *given: Any) -> asyncio.Future[Any]:
     """Like asyncio.to_thread, in a thread that no exit waits for: somebody's function may never return."""
     loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
@@ -72,25 +72,25 @@ def _in_a_thread(function: Relative, *given: Any) -> asyncio.Future[Any]:
     return done
 
 
-async def give(store: Store, samples: Sequence[Sample], relative: Relative) -> list[Sample]:
+async def give(store: Store, samples: Sequence[Sample], function: GroupReward) -> list[Sample]:
     """The same samples with the rewards of their groups, which are recorded first where they are not yet."""
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
         groups.setdefault(sample.rollout.group, []).append(sample)
-    asked = (_give(store, members, relative) for members in groups.values())
+    asked = (_give(store, members, function) for members in groups.values())
     for came in await asyncio.gather(*asked, return_exceptions=True):  # what others gave is kept, whoever fails
         if came is not None:
             raise came
     return [Sample(await store.get(sample.rollout.id), sample.turns) for sample in samples]
 
 
-async def _give(store: Store, members: list[Sample], relative: Relative) -> None:
+async def _give(store: Store, members: list[Sample], function: GroupReward) -> None:
     group, succeeded = members[0].rollout.group, [one for one in members if one.rollout.status == "succeeded"]
     if not succeeded or any([await _given(store, member.rollout.id) for member in succeeded]):
         return
     answers = [_answer(member) for member in members]
     try:
-        values = list(await relative(members[0].rollout.task, answers, members))
+        values = list(await function(members[0].rollout.task, answers, members))
         if len(values) != len(members):
             raise BadReward(f"it returned {len(values)} rewards for {len(members)} members")
         rewards = [rewards_of(value, "the function") for value in values]

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from strop.algorithms import every_setting
-from strop.config import Config
+from strop.config import Config, describe_models
 from strop.errors import PlaceError
 from strop.monitor.metrics import flat, weigh
 from strop.monitor.summary import Points
@@ -99,7 +99,7 @@ def read(folder: Path) -> PastRun:
     state = _state(folder, finished=steps >= config.loop.steps)
     record = Record(
         name=str(folder),
-        model=config.policy.model,
+        model=describe_models(config),
         algorithm=config.algorithm.name,
         state=state,
         steps=steps,

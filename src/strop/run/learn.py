@@ -5,64 +5,99 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 
+import msgspec
 import numpy as np
 
-from strop.algorithms import Algorithm
 from strop.algorithms.credit import spread
 from strop.algorithms.filters import too_stale
 from strop.config import Config
-from strop.learner.client import LearnerClient
+from strop.monitor.metrics import combine
+from strop.run.state import PolicyLearner
 from strop.trajectory import Batch, Sample, assemble, exactness
 
 
+@dataclass(frozen=True)
+class Learnt:
+    """What a step came to: the rollouts it consumed in sampling order, those that taught no policy anything and why,
+    and its metrics."""
+
+    rollouts: list[str]
+    dropped: dict[str, str]
+    metrics: dict[str, float]
+
+
+async def learn_all(
+    policies: Mapping[str, PolicyLearner], samples: Sequence[Sample], *, step: int, versions: Collection[str]
+) -> Learnt:
+    """Every policy learns from its own turns of the same rollouts, one after the other. One that said nothing in them
+    keeps its weights."""
+    learnt = {name: await learn(one, samples, step=step, versions=versions) for name, one in policies.items()}
+    batches = [batch for batch, _ in learnt.values()]
+    metrics = combine({name: metrics for name, (_, metrics) in learnt.items()})
+    first, *others = (batch.dropped for batch in batches)
+    return Learnt(
+        rollouts=[sample.rollout.id for sample in batches[0].samples],
+        dropped={rollout: why for rollout, why in first.items() if all(rollout in other for other in others)},
+        metrics=metrics | describe_samples(batches[0].samples),
+    )
+
+
 async def learn(
-    samples: Sequence[Sample],
-    config: Config,
-    algorithm: Algorithm,
-    learner: LearnerClient,
-    *,
-    step: int,
-    names: Collection[str],
+    policy: PolicyLearner, samples: Sequence[Sample], *, step: int, versions: Collection[str]
 ) -> tuple[Batch, dict[str, float]]:
-    """From rollouts to new weights in the learner. Everything that a step learns is learnt here. `names` are the
-    versions that the weights have before it: only what they sampled is compared with what the learner reads."""
-    began = time.monotonic()
-    batch = assemble_batch(config, samples)
-    batch.entries.exact &= batch.sampled_by(names)
+    """From rollouts to new weights in a policy's learner. `versions` are those that the weights have before it: only
+    what they sampled is compared with what the learner reads."""
+    began, config, learner = time.monotonic(), policy.config, policy.learner
+    batch = assemble_batch(config, samples, policy.name)
+    batch.entries.exact &= batch.sampled_by(versions)
     metrics = too_stale(batch, step - 1, config.loop.staleness) if config.loop.staleness else {}
     metrics["timing_s/assemble"] = time.monotonic() - began
-    if algorithm.needs:
+    if policy.algorithm.needs:
         batch.entries, seconds = await learner.score(batch.bare())
         metrics |= seconds
     began = time.monotonic()
-    metrics |= algorithm.assign_credit(batch) | describe_batch(batch)
+    metrics |= policy.algorithm.assign_credit(batch)
     metrics["timing_s/adv"] = time.monotonic() - began
     return batch, metrics | await learner.update(batch.bare())
 
 
-def assemble_batch(config: Config, samples: Sequence[Sample]) -> Batch:
+def assemble_batch(config: Config, samples: Sequence[Sample], policy: str) -> Batch:
+    """The batch of one policy: turns that others answered carry no loss in it."""
     return assemble(
         samples,
         agents=config.policy.agents,
         budget=config.learner.token_budget,
         failures=config.algorithm.failures.by_cause(),
+        policy=policy,
     )
 
 
-def describe_batch(batch: Batch) -> dict[str, float]:
+async def take_digest(policies: Mapping[str, PolicyLearner]) -> str | None:
+    """A fingerprint of all weights, where every policy is deterministic: of one its own, of several one over theirs."""
+    if not all(policy.config.engine.deterministic for policy in policies.values()):
+        return None
+    found = {name: await policy.learner.digest() for name, policy in policies.items()}
+    if len(found) == 1:
+        return found.popitem()[1]
+    return blake2b(msgspec.json.encode(found, order="sorted"), digest_size=16).hexdigest()
+
+
+def describe_samples(samples: Sequence[Sample]) -> dict[str, float]:
     """What was collected, as metrics."""
-    turns = [turn for sample in batch.samples for turn in sample.turns if not turn.outside]
+    turns = [turn for sample in samples for turn in sample.turns if not turn.outside]
     metrics = spread("response_length", np.array([len(turn.response_ids) for turn in turns], float))
     metrics |= spread("prompt_length", np.array([len(turn.prompt_ids) for turn in turns], float))
-    calls = [sum(len(turn.answer.get("tool_calls", ())) for turn in sample.turns) for sample in batch.samples]
+    calls = [sum(len(turn.answer.get("tool_calls", ())) for turn in sample.turns) for sample in samples]
     metrics |= spread("tool_call_counts", np.array(calls, float))
-    metrics |= spread("num_turns", np.array([len(sample.turns) for sample in batch.samples], float))
+    metrics |= spread("num_turns", np.array([len(sample.turns) for sample in samples], float))
     if turns:
         metrics["response_length/clip_ratio"] = sum(turn.finish == "length" for turn in turns) / len(turns)
-    metrics |= exactness(batch.samples).metrics()
-    rollouts = [sample.rollout for sample in batch.samples]
+    metrics |= exactness(samples).metrics()
+    rollouts = [sample.rollout for sample in samples]
     for name in sorted({reward.name for rollout in rollouts for reward in rollout.rewards}):
         given = [value for rollout in rollouts if (value := rollout.reward(name)) is not None]
         metrics |= {f"reward/{name}": sum(given) / len(given)} if given else {}

@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from strop.config import Config
+from strop.config import Config, describe_models
 from strop.monitor import transcripts
 from strop.monitor.console import View
 from strop.monitor.metrics import MetricsFile
@@ -26,11 +26,12 @@ from strop.monitor.summary import Summary, summarize
 from strop.run.checkpoints import keep_checkpoints, write_checkpoint
 from strop.run.collect import check_rewards, collect
 from strop.run.health import collapse
-from strop.run.learn import learn
+from strop.run.learn import learn_all, take_digest
 from strop.run.notes import note_trouble, stop_collapsed, stop_if_hopeless
 from strop.run.resume import clear_queue, find_finished_evaluations, go_back
-from strop.run.runtime import Collected, Run, open_run
+from strop.run.runtime import open_run
 from strop.run.scoring import evaluate_if_due, show_scores
+from strop.run.state import Collected, Run
 from strop.run.supervise import run_with_agents
 from strop.types import Step
 
@@ -46,7 +47,7 @@ async def train(
     """Train as configured, or go on with the run in `config.folder`, with `changes` of its settings, before and after,
     written down there. Once `stop` is set the step at hand is finished and has a checkpoint, and nothing more is
     begun."""
-    view.title(f"{config.folder} · {config.policy.model} · {config.algorithm.name}", config.loop.steps)
+    view.title(f"{config.folder} · {describe_models(config)} · {config.algorithm.name}", config.loop.steps)
     async with open_run(config, view, resume=resume) as run:
         run.stop = stop or run.stop
         if resume:
@@ -80,7 +81,7 @@ async def repeat_steps(run: Run) -> Summary:
     await transcripts.leave(run.folder.path, run.store, run.steps, config)
     if fallen is not None:
         stop_collapsed(run, fallen, seconds)
-    done = run.finished and all((run.step, split) in run.scores for split in run.evaluations(run.step, run.names[0]))
+    done = run.finished and all((run.step, split) in run.scores for split in run.evaluations(run.step, run.versions[0]))
     return summarize(config, run.folder.path, run.steps, run.scores, seconds=seconds, done=done)
 
 
@@ -88,7 +89,7 @@ async def show_past(run: Run) -> None:
     """What a resumed run did before, shown and written to metrics.jsonl again: the store is the truth."""
     run.view.show_past([(step.number, step.metrics) for step in run.steps])
     for step, split, ended in await find_finished_evaluations(run):
-        if step == 0 and run.relative is None:
+        if step == 0 and run.group_reward is None:
             check_rewards(run, ended)
         show_scores(run, step, split, ended)
     run.metrics = MetricsFile(run.folder.metrics, run.steps, run.scores, run.writers, run.config.loop.eval_samples)
@@ -99,23 +100,23 @@ async def advance(run: Run, collected: Collected) -> None:
     number, began = run.step + 1, time.monotonic()
     run.view.phase(f"training step {number}")
     if not run.overlaps:
-        await run.engine.pause()
-    batch, metrics = await learn(
-        collected.samples, run.config, run.algorithm, run.learner, step=number, names=run.names
-    )
+        for policy in run.policies.values():
+            await policy.engine.pause()
+    learnt = await learn_all(run.policies, collected.samples, step=number, versions=run.versions)
+    metrics = learnt.metrics
     with run.timed("save_checkpoint"):
         saved = await write_checkpoint(run, number)
     metrics |= measure_time(run, collected, time.monotonic() - began)
-    metrics["perf/rollouts"] = len(batch.samples) / metrics["timing_s/step"]
+    metrics["perf/rollouts"] = len(learnt.rollouts) / metrics["timing_s/step"]
     metrics["perf/throughput"] = metrics["perf/total_num_tokens"] / metrics["timing_s/step"]
     step = Step(
         lineage=run.lineage,
         number=number,
-        rollouts=[sample.rollout.id for sample in batch.samples],
-        dropped=batch.dropped | collected.dropped,
+        rollouts=learnt.rollouts,
+        dropped=learnt.dropped | collected.dropped,
         metrics=metrics,
         checkpoint=saved,
-        digest=await run.learner.digest() if run.config.engine.deterministic else None,
+        digest=await take_digest(run.policies),
         time=time.time(),
     )
     await run.store.commit_step(step)
@@ -134,12 +135,13 @@ def measure_time(run: Run, collected: Collected, learning: float) -> dict[str, f
 
 async def publish(run: Run, step: Step) -> None:
     """Engines serve the step's version from here on."""
-    run.step, run.names = step.number, run.names_of(step)
+    run.step, run.versions = step.number, run.versions_of(step)
     run.steps.append(step)
     with run.timed("update_weights"):
-        await run.publisher.publish(step.version)
-        if not run.overlaps:
-            await run.engine.resume()
+        for policy in run.policies.values():
+            await policy.publisher.publish(step.version)
+            if not run.overlaps:
+                await policy.engine.resume()
     run.view.step(step.number, step.metrics)
     if run.metrics is not None:
         run.metrics.write(step.number, step.metrics)

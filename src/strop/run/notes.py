@@ -10,7 +10,7 @@ from strop.errors import AgentError, LearnerError
 from strop.monitor.summary import failures, summarize
 from strop.run.checkpoints import list_checkpoints, rank_steps
 from strop.run.health import Collapse, nothing_since, nothing_yet
-from strop.run.runtime import Run
+from strop.run.state import Run
 from strop.trajectory import explain
 from strop.types import Step
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,21 +18,23 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from strop.algorithms import Algorithm, make
+from strop.algorithms import Algorithm
 from strop.algorithms.credit import Rewards
-from strop.config import Config, MonitorConfig
+from strop.config import Config, MonitorConfig, describe_models, resolve_policies
 from strop.errors import AgentError
 from strop.monitor.console import View
 from strop.run.collect import check_rewards, explain_if_all_failed, give_group_rewards, wait_until_ended
 from strop.run.health import easier
 from strop.run.learn import assemble_batch
 from strop.run.rollouts import read_sample
-from strop.run.runtime import open_run, refuse_contradictions, settled
+from strop.run.runtime import make_algorithm, open_run
+from strop.run.settings import settle
+from strop.run.state import PolicyLearner
 from strop.run.supervise import run_with_agents
-from strop.trajectory import Batch, explain
+from strop.trajectory import Batch, Sample, explain
 
 
-class Probe(Struct, kw_only=True):
+class PreflightResult(Struct, kw_only=True):
     """What came of some groups. `flat` are those that would teach nothing (None where groups are not compared), `left`
     how many rollouts would carry no loss by reason, `lowest`, `highest` and `mean` what those that count got,
     `failed` how many failed by cause, `seconds` how long a rollout took in the mean, `model` whose they are."""
@@ -77,13 +79,14 @@ class Probe(Struct, kw_only=True):
         )
 
 
-async def probe(config: Config, view: View, *, groups: int) -> Probe:
-    """Run the first `groups` groups of what `config` would train. Nothing is kept."""
-    # The probe's own settings would hide them.
-    refuse_contradictions(config, make(config.algorithm, config.learner, config.policy))
+async def probe(config: Config, view: View, *, groups: int) -> PreflightResult:
+    """Run the first `groups` groups of what `config` would train. Nothing is kept. Of several policies the result is
+    that of the one for which most groups would teach nothing."""
+    for own in resolve_policies(config).values():
+        make_algorithm(own)  # contradictions are refused before settings of the preflight's own hide them
     with TemporaryDirectory(prefix="strop-probe-") as place:
-        config = settings(settled(config), groups, Path(place) / "run")
-        view.title(f"probing {config.policy.model}", 0)
+        config = settings(settle(config), groups, Path(place) / "run")
+        view.title(f"probing {describe_models(config)}", 0)
         async with open_run(config, view, resume=False) as run:
             wanted = run.next_rollouts(groups)
             began = time.monotonic()
@@ -93,8 +96,15 @@ async def probe(config: Config, view: View, *, groups: int) -> Probe:
             samples = await give_group_rewards(run, [await read_sample(run.store, rollout) for rollout in ended])
             check_rewards(run, [one.rollout for one in samples])
             waited = (time.monotonic() - began) * min(config.runner.workers, len(ended)) / len(ended)
-            found = judged(assemble_batch(config, samples), run.algorithm, config.algorithm.rewards, waited)
-            return replace(found, model=config.policy.model)
+            found = [judge_policy(policy, samples, waited) for policy in run.policies.values()]
+            return max(found, key=lambda one: one.flat or 0)
+
+
+def judge_policy(policy: PolicyLearner, samples: Sequence[Sample], seconds: float) -> PreflightResult:
+    config = policy.config
+    batch = assemble_batch(config, samples, policy.name)
+    found = judge_batch(batch, policy.algorithm, config.algorithm.rewards, seconds)
+    return replace(found, model=config.policy.model)
 
 
 def settings(config: Config, groups: int, folder: Path) -> Config:
@@ -109,7 +119,7 @@ def settings(config: Config, groups: int, folder: Path) -> Config:
     )
 
 
-def judged(batch: Batch, algorithm: Algorithm, weights: Mapping[str, float], seconds: float) -> Probe:
+def judge_batch(batch: Batch, algorithm: Algorithm, weights: Mapping[str, float], seconds: float) -> PreflightResult:
     """As a step would see it: `weights` are those of the rewards that count."""
     every, flat, entries, left = totals(batch, weights), None, batch.entries, Counter[str]()
     if algorithm.compares_groups:
@@ -119,7 +129,7 @@ def judged(batch: Batch, algorithm: Algorithm, weights: Mapping[str, float], sec
         carried = ~np.isin(entries.group, batch.teaching()) & (entries.weight > 0)  # loss, but no advantage
         left["zero_variance"] = len(np.unique(entries.rollout[carried]))
     rollouts = [sample.rollout for sample in batch.samples]
-    return Probe(
+    return PreflightResult(
         groups=len(batch.groups),
         members=max(Counter(rollout.group for rollout in rollouts).values()),
         flat=flat,

@@ -15,6 +15,7 @@ import inspect
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
@@ -26,15 +27,18 @@ from msgspec import Struct
 from strop import algorithms
 from strop.agent.llm import LLM
 from strop.algorithms.credit import total
-from strop.config import Config
+from strop.config import Config, resolve_policies
 from strop.errors import AgentError, PlaceError
 from strop.imports import resolve as find
 from strop.learner.process import LearnerProcess
 from strop.learner.verbs import LearnerSettings
 from strop.models.names import folder_of
+from strop.monitor.metrics import metrics_of
 from strop.monitor.transcripts import message_texts
 from strop.run.collect import last_line
-from strop.run.learn import learn
+from strop.run.folder import find_parts
+from strop.run.learn import learn_all, take_digest
+from strop.run.state import PolicyLearner
 from strop.runners.base import Job, Outcome
 from strop.runners.rewards import RewardFunction, compute_outcome_now, load_reward_function
 from strop.store.base import Store
@@ -203,29 +207,35 @@ async def retrain(store: Store, config: Config, number: int, tell: Callable[[str
     folder, line = Path(config.folder), await store.steps()
     wanted = _wanted(folder, line, number)
     base = _base(folder, line, number)
-    with tempfile.TemporaryDirectory(prefix="strop-replay-") as place:
-        model = await asyncio.to_thread(folder_of, config.policy)
+    async with AsyncExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="strop-replay-")))
         tell("loading the model")
-        learner = LearnerProcess(Path(place) / "learner.log")
-        try:
-            await learner.start(LearnerSettings.of(config, model, serve=False))
-            algorithm = algorithms.make(config.algorithm, config.learner, config.policy)
-            if base is not None:
-                await learner.restore(folder / "checkpoints" / str(base.checkpoint))
-                algorithm.resume(base.metrics)
-            metrics: dict[str, float] = {}
-            for step in line[base.number if base else 0 : number]:
-                tell(f"replaying step {step.number}, up to {number}")
-                samples = [Sample(await store.get(id), await store.turns(id)) for id in step.rollouts]
-                names = _versions(line, step, samples, overlap=config.loop.staleness > 0)
-                _, metrics = await learn(samples, config, algorithm, learner, step=step.number, names=names)
-            digest = (wanted.digest, await learner.digest()) if wanted.digest else None
-        finally:
-            await learner.close()
+        policies = {name: await _start(stack, place, name, own) for name, own in resolve_policies(config).items()}
+        if base is not None:
+            for name, part in find_parts(folder / "checkpoints" / str(base.checkpoint), policies).items():
+                await policies[name].learner.restore(part)
+                policies[name].algorithm.resume(metrics_of(base.metrics, name, policies))
+        metrics: dict[str, float] = {}
+        for step in line[base.number if base else 0 : number]:
+            tell(f"replaying step {step.number}, up to {number}")
+            samples = [Sample(await store.get(id), await store.turns(id)) for id in step.rollouts]
+            versions = _versions(line, step, samples, overlap=config.loop.staleness > 0)
+            metrics = (await learn_all(policies, samples, step=step.number, versions=versions)).metrics
+        digest = (wanted.digest, str(await take_digest(policies))) if wanted.digest else None
     names = sorted(name for name in {*wanted.metrics, *metrics} if not name.startswith(UNLIKE))
     pairs = {name: (wanted.metrics.get(name), metrics.get(name)) for name in names}
     base_number = base.number if base else 0
     return Retrained(step=number, base=base_number, rollouts=len(wanted.rollouts), metrics=pairs, digest=digest)
+
+
+async def _start(stack: AsyncExitStack, place: Path, name: str, config: Config) -> PolicyLearner:
+    """A policy's learner, with the model that the run began with."""
+    model = await asyncio.to_thread(folder_of, config.policy)
+    learner = LearnerProcess(place / f"{name}.log")
+    stack.push_async_callback(learner.close)
+    await learner.start(LearnerSettings.of(config, model, serve=False))
+    algorithm = algorithms.make(config.algorithm, config.learner, config.policy)
+    return PolicyLearner(name=name, config=config, algorithm=algorithm, learner=learner)
 
 
 def _versions(line: Sequence[Step], step: Step, samples: Sequence[Sample], *, overlap: bool) -> set[str]:

@@ -14,6 +14,7 @@ once acknowledged is refused: going on would give the newest weights up without 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +22,11 @@ from pathlib import Path
 import msgspec
 
 from strop.errors import DamagedCheckpoint, StoreError
+from strop.monitor.metrics import metrics_of
+from strop.run.checkpoints import verify_parts
+from strop.run.folder import find_parts
 from strop.run.rollouts import find_stored, read_sample
-from strop.run.runtime import Collected, Run
+from strop.run.state import Collected, Run
 from strop.types import TERMINAL, Rollout, Step, version
 
 
@@ -36,12 +40,13 @@ async def go_back(run: Run) -> list[Collected]:
     base = last.number if last else 0
     run.steps, run.step = line[:base], base
     run.lineage = await run.store.open_lineage(after=base)
-    run.left_behind = [step for step in await run.store.steps(superseded=True) if step.superseded]
+    run.superseded = [step for step in await run.store.steps(superseded=True) if step.superseded]
     run.folder.prune([step.checkpoint for step in run.steps if step.checkpoint])
     if last:
-        run.algorithm.resume(last.metrics)
-        run.names = run.names_of(last)
-        await run.publisher.publish(last.version)
+        run.versions = run.versions_of(last)
+        for policy in run.policies.values():
+            policy.algorithm.resume(metrics_of(last.metrics, policy.name, run.policies))
+            await policy.publisher.publish(last.version)
     return [
         Collected([await read_sample(run.store, await run.store.get(id)) for id in step.rollouts])
         for step in line[base:]
@@ -56,19 +61,27 @@ async def restore_last_checkpoint(run: Run, line: Sequence[Step]) -> Step | None
     for step in reversed(named):
         place = run.folder.checkpoint(str(step.checkpoint))
         try:
-            meta = await run.learner.restore(place) if place.is_dir() else None
+            versions = await restore_parts(run, place) if place.is_dir() else None
         except DamagedCheckpoint as error:
             aside = run.folder.set_aside(place.name)
             broken.append(f"{str(error).partition(':')[0]} (kept as {aside.name})")
             continue
-        if meta is None:  # the newest is never deleted, older ones are
+        if versions is None:  # the newest is never deleted, older ones are
             broken += [f"{place} is missing"] if step is named[-1] else []
             continue
-        assert meta["version"] == step.version, f"checkpoint {meta} is not that of step {step.version}"
+        assert versions == {step.version}, f"the checkpoint of {versions} is not that of step {step.version}"
         note_damage(run, broken, step.number, len(line))
         return step
     note_damage(run, broken, 0, len(line))
     return None
+
+
+async def restore_parts(run: Run, checkpoint: Path) -> set[str]:
+    """Give every policy's learner its weights of a checkpoint; returns the versions that the parts say they are."""
+    parts = find_parts(checkpoint, run.policies)
+    await asyncio.to_thread(verify_parts, parts)
+    found = [await run.policies[name].learner.restore(part) for name, part in parts.items()]
+    return {meta["version"] for meta in found}
 
 
 def note_damage(run: Run, broken: Sequence[str], base: int, last: int) -> None:
@@ -130,7 +143,7 @@ class _Line(msgspec.Struct):
 
 async def clear_queue(run: Run) -> None:
     """Cancel queued rollouts that belong neither to the next step nor to an evaluation of the present weights."""
-    lists = [run.next_rollouts(run.groups_ahead), *run.evaluations(run.step, run.names[0]).values()]
+    lists = [run.next_rollouts(run.groups_ahead), *run.evaluations(run.step, run.versions[0]).values()]
     wanted = {rollout.group for rollouts in lists for rollout in rollouts}
     after: str | None = None
     while page := await run.store.list(status="queued", after=after):
@@ -142,7 +155,7 @@ async def clear_queue(run: Run) -> None:
 async def find_finished_evaluations(run: Run) -> list[tuple[int, str, list[Rollout]]]:
     """Evaluations that were finished before the run was interrupted: step, split, rollouts."""
     found: list[tuple[int, str, list[Rollout]]] = []
-    versions = {0: version(1, 0)} | {step.number: run.names_of(step)[0] for step in run.steps}
+    versions = {0: version(1, 0)} | {step.number: run.versions_of(step)[0] for step in run.steps}
     for number, name in versions.items():
         for split, wanted in run.evaluations(number, name).items():
             there = list((await find_stored(run.store, wanted)).values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strop.run.runtime import Run
+from strop.run.state import Run
 from strop.store.base import Store
 from strop.trajectory import Sample
 from strop.types import Rollout

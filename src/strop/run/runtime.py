@@ -1,18 +1,20 @@
-"""A run with every room open, and the rollouts that belong to it.
+"""The wiring, once: what stands between agents and weights, for training, serving, chat, evaluation and doctor alike.
 
-Together with run.py, the loop, and lineage.py, the way back, this is what knows every room; the rooms know none of it.
+    prepare_policies   settings ──▶ models' folders and templates: what is wrong is said before anything starts
+    open_policies      processes, engines and the gateway before them; for training with learners, otherwise without
+    load_policies      the models are loaded
+    open_pool          what runs agents
+    open_run           all of it in a run's folder, with everything that training needs
+
+Nothing of what is opened here knows this module; loop.py and resume.py use what it opens.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import shlex
-import time
-from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,12 +24,13 @@ import msgspec
 
 from strop import algorithms
 from strop.algorithms import Algorithm
-from strop.config import Config, EngineConfig
+from strop.config import Config, EngineConfig, PolicyConfig, RunnerConfig, default_policy, resolve_policies
 from strop.engines.base import Engine
 from strop.engines.embedded.engine import Embedded
 from strop.engines.sglang.engine import Sglang
 from strop.engines.vllm.engine import Vllm
-from strop.errors import ConfigError, PlaceError, TaskError
+from strop.errors import ConfigError, PlaceError
+from strop.files import private_folder
 from strop.gateway.app import Gateway
 from strop.gateway.limits import Limits
 from strop.gateway.replicas import Replicas
@@ -37,22 +40,18 @@ from strop.learner.process import LearnerProcess
 from strop.learner.verbs import LearnerSettings
 from strop.models.names import folder_of
 from strop.monitor.console import View
-from strop.monitor.metrics import MetricsFile, Scores
 from strop.monitor.writers import Writers, check
 from strop.net.addresses import AddressApp
 from strop.net.secrets import hide_keys
 from strop.net.server import serve
 from strop.run.folder import RunFolder
-from strop.run.group_reward import Relative
-from strop.run.group_reward import load as load_relative
-from strop.runners.agents import is_python, near_miss
+from strop.run.group_reward import load as load_group_reward
+from strop.run.settings import load_tasks
+from strop.run.state import Run, TrainedPolicy
 from strop.runners.pool import Pool
 from strop.store import open_store
 from strop.store.base import Store
-from strop.tasks.load import load
-from strop.tasks.sampling import evaluation, group, group_number, hold_out
-from strop.trajectory import Sample
-from strop.types import Policy, Rollout, Sampling, Step, Task, lineage_of, version
+from strop.types import Policy, Rollout, Sampling, version
 from strop.weights.base import Transfer
 from strop.weights.files import FolderTransfer
 from strop.weights.ipc import IpcTransfer
@@ -60,193 +59,164 @@ from strop.weights.nccl import NcclTransfer
 from strop.weights.publisher import Publisher
 from strop.weights.shared import SharedMemory
 
-POLICY = "main"
 WEIGHTS = "weights"
 """The folder of a run through which new weights reach engines that read them from files."""
 
 
-@dataclass
-class Collected:
-    """What a step is made from: ended rollouts with their turns, and those that it replaces."""
+@dataclass(frozen=True, kw_only=True)
+class PreparedPolicy:
+    """A policy before anything of it runs: its configuration as if it were the only one, the folder with its model, and
+    its chat template."""
 
-    samples: list[Sample]
-    dropped: dict[str, str] = field(default_factory=dict[str, str])
-    seconds: float = 0.0
-
-
-@dataclass
-class Run:
-    """Every room, open, and where the run stands.
-
-    `names` are the versions the present weights have been served under: more than one after a replay that made the very
-    same weights again. Only rollouts sampled from them may be trained on. `left_behind` are steps of earlier lineages.
-    """
-
+    name: str
     config: Config
-    folder: RunFolder
-    tasks: list[Task]
-    view: View
-    store: Store
-    learner: LearnerProcess
+    model: Path
+    renderer: Renderer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedPolicy:
+    """A policy that an engine serves. `learner` is the process that holds its weights: of every policy that is trained,
+    and where the embedded engine serves. `place` is where its logs and weights lie."""
+
+    prepared: PreparedPolicy
     engine: Engine
-    publisher: Publisher
-    algorithm: Algorithm
-    gateway: Gateway
-    pool: Pool
-    writers: Writers
-    relative: Relative | None = None
-    metrics: MetricsFile | None = None
-    lineage: int = 1
-    step: int = 0
-    names: list[str] = field(default_factory=lambda: [version(1, 0)])
-    cursor: int = 0
-    steps: list[Step] = field(default_factory=list[Step])
-    left_behind: list[Step] = field(default_factory=list[Step])
-    scores: Scores = field(default_factory=Scores)
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
-    spent: defaultdict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
-    """Seconds by phase since the last step was committed; the next one's metrics have them."""
-
-    @contextmanager
-    def timed(self, phase: str) -> Generator[None]:
-        began = time.monotonic()
-        yield
-        self.spent[phase] += time.monotonic() - began
+    learner: LearnerProcess | None
+    place: Path
 
     @property
-    def origin(self) -> int:
-        """The lineage in which the present weights were first made; groups and evaluations are named after it."""
-        return lineage_of(self.names[0])
+    def name(self) -> str:
+        return self.prepared.name
 
     @property
-    def overlaps(self) -> bool:
-        """Whether rollouts go on while the learner works, and may be trained on by later weights than sampled them."""
-        return self.config.loop.staleness > 0
+    def config(self) -> Config:
+        return self.prepared.config
 
-    @property
-    def finished(self) -> bool:
-        return self.step >= self.config.loop.steps
 
-    @property
-    def next_group(self) -> int:
-        """Steps take groups in sampling order: the number behind the last one that a step took."""
-        return 1 + max(group_number(id) for id in self.steps[-1].rollouts) if self.steps else 0
+async def prepare_policies(
+    config: Config, *, find_model: Callable[[PolicyConfig], Path] = folder_of
+) -> list[PreparedPolicy]:
+    """Every policy of a configuration, with `find_model` for the folder of its model."""
+    hide_keys(config)
+    found: list[PreparedPolicy] = []
+    for name, own in resolve_policies(config).items():
+        policy = own.policy
+        model = await asyncio.to_thread(find_model, policy)
+        renderer = Renderer.from_folder(model, variables=policy.chat_template_kwargs, tools=policy.tools)
+        found.append(PreparedPolicy(name=name, config=own, model=model, renderer=renderer))
+    return found
 
-    def names_of(self, step: Step) -> list[str]:
-        """Every version whose weights are those of `step`, bit for bit, the first one first."""
-        same = [old.version for old in self.left_behind if old.number == step.number and old.digest == step.digest]
-        return sorted({step.version, *(same if step.digest else ())}, key=lineage_of)
 
-    @property
-    def groups_ahead(self) -> int:
-        """How many groups, from the next one on, may be sampled with the present weights."""
-        return (self.config.loop.groups_most or self.config.loop.groups) + self.groups_of_later_steps
+async def open_policies(
+    stack: AsyncExitStack,
+    config: Config,
+    prepared: Sequence[PreparedPolicy],
+    store: Store,
+    folder: Path,
+    *,
+    train: bool,
+) -> tuple[list[ServedPolicy], Gateway]:
+    """Start a process for every policy's weights, and put engines and a gateway before them; `stack` closes all of it.
+    Nothing is loaded yet."""
+    served: list[ServedPolicy] = []
+    for one in prepared:
+        place = folder if len(prepared) == 1 else folder / "policies" / one.name
+        private_folder(place)
+        learner = None
+        if train or engine_name(one.config.engine) == "embedded":
+            learner = LearnerProcess(place / "learner.log")
+            stack.push_async_callback(learner.close)
+        only = engine_of(one.config, one.model, place, learner)
+        engine = Replicas([only], patience=config.gateway.pause_patience)
+        stack.push_async_callback(engine.close)
+        served.append(ServedPolicy(prepared=one, engine=engine, learner=learner, place=place))
+    gateway = make_gateway(config, store, served)
+    stack.push_async_callback(gateway.routes.close)
+    await gateway.routes.recall(store)
+    return served, gateway
 
-    @property
-    def groups_of_later_steps(self) -> int:
-        """How many groups behind those of the next step may be sampled already."""
-        loop = self.config.loop
-        return loop.groups * max(0, min(loop.staleness, loop.steps - self.step - 1))
 
-    def next_rollouts(self, groups: int | None = None, origin: int | None = None) -> list[Rollout]:
-        """The rollouts of so many groups from the next one on (default: as many as a step takes), in sampling order,
-        under the names they have in lineage `origin` (default: the present one). Groups that are sampled anew in a
-        later lineage have its number behind their name; where rollouts may lag behind none is."""
-        origin = 1 if self.overlaps else origin or self.origin
-        first, loop = self.next_group, self.config.loop
-        tasks = [task for task in self.tasks if task.split == "train"]
-        return [
-            rollout
-            for n in range(first, first + (groups or loop.groups))
-            for rollout in group(
-                tasks,
-                seed=self.config.seed,
-                n=n,
-                members=loop.members,
-                retries=self.config.runner.retries.by_cause(),
-                suffix=f"~{origin}" if origin > 1 else "",
-            )
-        ]
+async def load_policies(policies: Sequence[ServedPolicy], *, train: bool) -> None:
+    """Load every model, all at once."""
 
-    def evaluations(self, step: int, version: str) -> dict[str, list[Rollout]]:
-        """The rollouts of every evaluation of a version, by split, with `-greedy` where they are."""
-        loop = self.config.loop
-        return {
-            f"{split}-greedy" if greedy else split: evaluation(
-                self.tasks,
-                seed=self.config.seed,
-                version=version,
-                step=step,
-                split=split,
-                greedy=greedy,
-                samples=1 if greedy else loop.eval_samples,
-                retries=self.config.runner.retries.by_cause(),
-            )
-            for split in loop.eval_splits
-            for greedy in ((False, True) if loop.eval_greedy else (False,))
-        }
+    def load_learner(policy: ServedPolicy, learner: LearnerProcess) -> Awaitable[None]:
+        here = engine_name(policy.config.engine) == "embedded"
+        settings = LearnerSettings.of(policy.config, policy.prepared.model, serve=here, train=train)
+        return learner.start(settings)
+
+    learners = [load_learner(policy, policy.learner) for policy in policies if policy.learner is not None]
+    await asyncio.gather(*learners, *(policy.engine.start() for policy in policies))
+
+
+def make_gateway(config: Config, store: Store, policies: Sequence[ServedPolicy]) -> Gateway:
+    """The gateway before a run's policies."""
+    routes = {
+        policy.name: PolicyRoute(
+            policy=policy.name,
+            model=policy.config.policy.model,
+            engine=policy.engine,
+            renderer=policy.prepared.renderer,
+            sampling_for=partial(sampling_for, policy.config),
+            history=policy.config.policy.history,
+        )
+        for policy in policies
+    }
+    agents = {agent: routes[policy.name] for policy in policies for agent in policy.config.policy.agents}
+    given = config.gateway
+    limits = Limits(in_flight=given.in_flight, per_attempt=given.in_flight_per_attempt, deadline=given.deadline)
+    return Gateway(store, Routes.of(routes[default_policy(routes)], given.outside, agents), limits=limits)
+
+
+def open_pool(config: Config, runner: RunnerConfig, store: Store, gateway: Gateway, url: str, log: Path) -> Pool:
+    """What runs the configured agents. An agent is told the model and the sampling of the default policy."""
+    main = default_config(config)
+    return Pool(
+        store,
+        {None: config.agent, **config.agents},
+        runner,
+        gateway_url=url,
+        model=main.policy.model,
+        reward=config.reward,
+        log=log,
+        sampling=partial(sampling_for, main),
+        wait_for_calls=gateway.wait_until_idle,
+    )
 
 
 @asynccontextmanager
 async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerator[Run]:
-    """Start every room in the order data walks through them; whatever happens, close them in reverse."""
-    hide_keys(config)
-    algorithm = algorithms.make(config.algorithm, config.learner, config.policy)
-    refuse_contradictions(config, algorithm)
+    """Open everything in the order data walks through it; whatever happens, close it in reverse."""
+    made = {name: make_algorithm(own) for name, own in resolve_policies(config).items()}
     check(config.monitor.writers)
-    if config.loop.steps and not config.policy.train.sampling().exact:
-        raise ConfigError(
-            "policy.train draws greedily, or with cuts or penalties: such turns cannot be trained on. Set its "
-            "temperature above 0 and leave the rest as it is by default, or set loop.steps=0"
-        )
-    model = await asyncio.to_thread(folder_of, config.policy)
-    policy = config.policy
-    renderer = Renderer.from_folder(model, variables=policy.chat_template_kwargs, tools=policy.tools)
-    if renderer.tooling.note:
-        view.note(renderer.tooling.note)
-    tasks = tasks_of(config)
-    relative = load_relative(config.group_reward)
-    async with AsyncExitStack() as rooms:
+    prepared = await prepare_policies(config)
+    for note in dict.fromkeys(one.renderer.tooling.note for one in prepared if one.renderer.tooling.note):
+        view.note(note)
+    tasks = load_tasks(config)
+    group_reward = load_group_reward(config.group_reward)
+    async with AsyncExitStack() as stack:
         folder = RunFolder.open(config.folder) if resume else RunFolder.create(config.folder)
-        rooms.callback(folder.close)
+        stack.callback(folder.close)
         store = await open_store(config.store.url or folder.path, synchronous=config.store.synchronous)
-        rooms.push_async_callback(store.close)
+        stack.push_async_callback(store.close)
         if not resume:
             if await store.list(limit=1):
                 raise PlaceError("the store holds rollouts of another run: give this one a schema or folder of its own")
-            await store.put_policy(Policy(name=POLICY, version=version(1, 0), model=config.policy.model))
+            for one in prepared:
+                await store.put_policy(first_version(one))
         view.phase("loading the model")
-        learner = LearnerProcess(folder.learner_log)
-        rooms.push_async_callback(learner.close)
-        served = engine_of(config, model, folder.path, learner)
-        engine = Replicas([served], patience=config.gateway.pause_patience)
-        rooms.push_async_callback(engine.close)
-        gateway = gateway_of(config, store, engine, renderer)
-        rooms.push_async_callback(gateway.routes.close)
-        await gateway.routes.recall(store)
+        served, gateway = await open_policies(stack, config, prepared, store, folder.path, train=True)
         app = AddressApp(gateway)
         place = config.gateway
         server = await serve(app, host=place.host, port=place.port, hosts=place.hosts, log=folder.gateway_log)
-        rooms.push_async_callback(server.close)
-        pool = Pool(
-            store,
-            {None: config.agent, **config.agents},
-            config.runner,
-            gateway_url=server.url,
-            model=config.policy.model,
-            reward=config.reward,
-            log=folder.agents_log,
-            sampling=partial(sampling_for, config),
-            wait_for_calls=gateway.wait_until_idle,
-        )
-        rooms.push_async_callback(pool.close)
-        settings = LearnerSettings.of(config, model, serve=isinstance(served, Embedded))
-        loading = asyncio.gather(learner.start(settings), served.start())
-        rooms.callback(loading.cancel)
+        stack.push_async_callback(server.close)
+        pool = open_pool(config, config.runner, store, gateway, server.url, folder.agents_log)
+        stack.push_async_callback(pool.close)
+        loading = asyncio.ensure_future(load_policies(served, train=True))
+        stack.callback(loading.cancel)
         await pool.start()
         await loading
-        writers = await Writers.open(rooms, config, folder.path, view.note)
-        rooms.enter_context(app.announce(server.url, config.policy.model, folder.path))
+        writers = await Writers.open(stack, config, folder.path, view.note)
+        stack.enter_context(app.announce(server.url, default_config(config).policy.model, folder.path))
         if not resume:
             folder.keep(config)  # from here on there is a run to resume
         yield Run(
@@ -255,15 +225,47 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
             tasks=tasks,
             view=view,
             store=store,
-            learner=learner,
-            engine=engine,
-            publisher=publisher_of(config, folder.path, learner, engine),
-            algorithm=algorithm,
+            policies={policy.name: make_trained(policy, made[policy.name]) for policy in served},
             gateway=gateway,
             pool=pool,
             writers=writers,
-            relative=relative,
+            group_reward=group_reward,
         )
+
+
+def default_config(config: Config) -> Config:
+    """The configuration of the policy that answers whoever no other one does."""
+    policies = resolve_policies(config)
+    return policies[default_policy(policies)]
+
+
+def make_algorithm(config: Config) -> Algorithm:
+    """A policy's algorithm. Raises `ConfigError` where other settings of the policy contradict it."""
+    algorithm = algorithms.make(config.algorithm, config.learner, config.policy)
+    refuse_contradictions(config, algorithm)
+    if config.loop.steps and not config.policy.train.sampling().exact:
+        raise ConfigError(
+            "policy.train draws greedily, or with cuts or penalties: such turns cannot be trained on. Set its "
+            "temperature above 0 and leave the rest as it is by default, or set loop.steps=0"
+        )
+    return algorithm
+
+
+def make_trained(policy: ServedPolicy, algorithm: Algorithm) -> TrainedPolicy:
+    assert policy.learner is not None, "what is trained has a process that holds its weights"
+    return TrainedPolicy(
+        name=policy.name,
+        config=policy.config,
+        algorithm=algorithm,
+        learner=policy.learner,
+        engine=policy.engine,
+        publisher=publisher_of(policy.config, policy.place, policy.learner, policy.engine),
+    )
+
+
+def first_version(policy: PreparedPolicy) -> Policy:
+    """A policy as it is before any step."""
+    return Policy(name=policy.name, version=version(1, 0), model=policy.config.policy.model)
 
 
 def refuse_contradictions(config: Config, algorithm: Algorithm) -> None:
@@ -327,88 +329,9 @@ def engine_name(config: EngineConfig) -> Literal["embedded", "vllm", "sglang"]:
     return "vllm" if there and not config.deterministic else "embedded"
 
 
-def gateway_of(config: Config, store: Store, engine: Engine, renderer: Renderer) -> Gateway:
-    """The gateway of a run's policy."""
-    route = PolicyRoute(
-        policy=POLICY,
-        model=config.policy.model,
-        engine=engine,
-        renderer=renderer,
-        sampling_for=partial(sampling_for, config),
-        history=config.policy.history,
-    )
-    given = config.gateway
-    limits = Limits(in_flight=given.in_flight, per_attempt=given.in_flight_per_attempt, deadline=given.deadline)
-    return Gateway(store, Routes.of(route, given.outside), limits=limits)
-
-
-def tasks_of(config: Config) -> list[Task]:
-    """The run's tasks, with everything that would fail later refused now."""
-    tasks = hold_out(load(config.tasks, **config.tasks_args), config.hold_out, seed=config.seed)
-    there = sorted({task.split for task in tasks})
-    if config.loop.steps and "train" not in there:
-        raise TaskError(f"{config.tasks} has no task of split 'train', only {', '.join(there)}: nothing to train on")
-    for split in config.loop.eval_splits:
-        if split not in there:
-            raise TaskError(
-                f"{config.tasks} has no task of split {split!r}, only {', '.join(there)}: set loop.eval_splits (or "
-                "--split of `strop eval`) to splits it has, or keep some aside with hold_out"
-            )
-    if lost := next((task for task in tasks if task.agent is not None and task.agent not in config.agents), None):
-        raise TaskError(f"task {lost.id!r} picks the agent {lost.agent!r}, which is not there: add it to `agents`")
-    return tasks
-
-
 def sampling_for(config: Config, rollout: Rollout) -> Sampling:
     """How a rollout samples, by its mode: a policy's settings win over what the agent asks for."""
     if rollout.mode == "train":
         return config.policy.train.sampling()
     sampling = config.policy.eval.sampling()
     return msgspec.structs.replace(sampling, temperature=0.0) if rollout.mode == "greedy" else sampling
-
-
-def settled(config: Config) -> Config:
-    """The configuration with what depends on this machine and folder written out, so that a resumed run does the same
-    from anywhere. Left as they are: the words of a command, and package.module:function."""
-    engine = msgspec.structs.replace(config.engine, threads=config.engine.threads or os.cpu_count() or 1)
-    algorithm = msgspec.structs.replace(config.algorithm, name=absolute(config.algorithm.name))
-    unset = set(algorithms.setting_names(algorithm.name)) - set(algorithm.settings)
-    if config.loop.staleness and "correction" in unset:
-        algorithm = msgspec.structs.replace(algorithm, settings={**algorithm.settings, "correction": "token"})
-    if config.loop.groups_most and "filter_groups" in unset:  # what is replaced is not counted either
-        filtered = ["zero_variance", "group_of_one"]
-        algorithm = msgspec.structs.replace(algorithm, settings={**algorithm.settings, "filter_groups": filtered})
-    policy = msgspec.structs.replace(
-        config.policy, model=absolute(config.policy.model), template=absolute(config.policy.template)
-    )
-    runner = msgspec.structs.replace(config.runner, python=absolute(config.runner.python))
-    tasks = config.tasks
-    return msgspec.structs.replace(
-        config,
-        engine=engine,
-        algorithm=algorithm,
-        policy=policy,
-        runner=runner,
-        agent=absolute_agent(config.agent),
-        agents={name: absolute_agent(spec) for name, spec in config.agents.items()},
-        reward=absolute(config.reward),
-        group_reward=absolute(config.group_reward),
-        tasks=absolute(tasks) if isinstance(tasks, str) else {split: absolute(spec) for split, spec in tasks.items()},
-    )
-
-
-def absolute(spec: str) -> str:
-    """FILE.py:name, a file or a folder by its whole path; anything else as it is."""
-    place, colon, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
-    if not place:
-        return spec
-    return f"{Path(place).expanduser().absolute()}{colon}{name}" if Path(place).expanduser().exists() else spec
-
-
-def absolute_agent(spec: str) -> str:
-    """The same of an agent. A command is split into words once more, so its path is quoted if it has to be; what is no
-    agent at all is refused later, as it was written."""
-    whole = absolute(spec)
-    if is_python(whole):
-        return whole
-    return spec if near_miss(spec) or not Path(whole).exists() else shlex.quote(whole)

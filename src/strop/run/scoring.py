@@ -9,7 +9,7 @@ from typing import Any
 
 from strop.monitor.metrics import flat
 from strop.run.collect import check_rewards, stop_if_all_failed, wait_until_ended
-from strop.run.runtime import Run
+from strop.run.state import Run
 from strop.run.supervise import cancel_all
 from strop.types import Rollout
 
@@ -18,14 +18,14 @@ async def evaluate_if_due(run: Run) -> None:
     """Every split of the configuration, sampled and greedily. What the store has already is not run again."""
     every = run.config.loop.eval_every
     if run.step == 0 or run.finished or (every and run.step % every == 0):
-        for split, wanted in run.evaluations(run.step, run.names[0]).items():
+        for split, wanted in run.evaluations(run.step, run.versions[0]).items():
             if (run.step, split) not in run.scores:
                 with run.timed("testing"):
                     ended = await wait_unless_stopped(run, wait_until_ended(run, wanted, f"evaluating {split}"))
                 if ended is None:
                     return
                 await stop_if_all_failed(run, ended, f"evaluating {split}")
-                if run.step == 0 and run.relative is None:  # otherwise they are known once groups were compared
+                if run.step == 0 and run.group_reward is None:  # otherwise they are known once groups were compared
                     check_rewards(run, ended)
                 show_scores(run, run.step, split, ended)
 
@@ -46,7 +46,7 @@ def show_scores(run: Run, step: int, split: str, ended: Sequence[Rollout]) -> No
         reasons = ", ".join(f"{cause} {count}" for cause, count in failed.items())
         run.view.note(f"evaluating {split} after step {step}: failed rollouts count as 0 ({reasons})")
     names = {r.name for rollout in ended for r in rollout.rewards if r.target == (r.name, None, None)}
-    names = sorted(names, key=lambda name: (name not in run.config.algorithm.rewards, name))  # those that count first
+    names = sorted(names, key=lambda name: (name not in run.rewards, name))  # those that count first
     means = {name: sum(rollout.reward(name) or 0.0 for rollout in ended) / len(ended) for name in names}
     run.scores[step, split] = means
     run.view.evaluation(step, {f"{split} {name}": value for name, value in means.items()})

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Literal
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from strop.config import Config
+from strop.config import Config, PolicyConfig, describe_models
 from strop.errors import ConfigError, PlaceError, StropError
 from strop.files import private, private_folder
 from strop.net.addresses import AddressApp
-from strop.net.secrets import hide_keys, new_key
+from strop.net.secrets import new_key
 from strop.net.server import HttpServer, serve
 from strop.run.folder import until_gone
 from strop.store import open_store
@@ -33,7 +33,6 @@ from strop.store.base import Store
 from strop.store.reclaim import reclaim_regularly
 from strop.store.server.app import StoreApp
 from strop.store.server.keys import run_key
-from strop.types import Policy, version
 
 if TYPE_CHECKING:  # needed only where a model is served
     from strop.gateway.app import Gateway
@@ -152,32 +151,32 @@ async def main(
     the policy it configures. The folder keeps the logs and, unless one is given, the key. `on_ready` is told the
     address and the key; a database that does not answer is waited for as `open_store` says."""
 
-    async def opened() -> tuple[Store, Gateway | None, LearnerProcess | None]:
+    async def open_all() -> tuple[Store, Gateway | None, list[LearnerProcess]]:
         store = await open_store(store_url or folder, synchronous=synchronous, patience=patience, on_wait=on_wait)
-        rooms.push_async_callback(store.close)
-        gateway, learner = await load_model(model, store, folder, rooms) if model else (None, None)
-        return store, gateway, learner
+        stack.push_async_callback(store.close)
+        gateway, learners = await load_model(stack, model, store, folder) if model else (None, [])
+        return store, gateway, learners
 
     with told_to_stop() as stop, held(folder, alone=not store_url):
         secret = run_key(folder, key)
-        async with AsyncExitStack() as rooms:
-            opening, told = asyncio.create_task(opened()), asyncio.create_task(stop.wait())
+        async with AsyncExitStack() as stack:
+            opening, told = asyncio.create_task(open_all()), asyncio.create_task(stop.wait())
             await asyncio.wait({opening, told}, return_when=asyncio.FIRST_COMPLETED)
             if not opening.done():
                 opening.cancel()
                 await asyncio.wait({opening})
                 return
-            store, gateway, learner = opening.result()
+            store, gateway, learners = opening.result()
             log = folder / "serve.log"
             server = await serve_store(
                 store, key=secret, gateway=gateway, host=host, port=port, hosts=hosts, grace=grace, log=log
             )
-            rooms.push_async_callback(server.close)
+            stack.push_async_callback(server.close)
             gone = asyncio.create_task(until_gone(folder if store_url else folder / "store.sqlite"))
             await asyncio.sleep(0)  # it has begun to watch before anybody knows of the store
-            rooms.enter_context(server.addressed.announce(server.url, model.policy.model if model else "", folder))
+            stack.enter_context(server.addressed.announce(server.url, describe_models(model) if model else "", folder))
             on_ready(server.url, secret)
-            dead = [asyncio.create_task(learner.watch())] if learner else []
+            dead = [asyncio.create_task(learner.watch()) for learner in learners]
             done, left = await asyncio.wait({told, gone, *dead}, return_when=asyncio.FIRST_COMPLETED)
             for task in left:
                 task.cancel()
@@ -186,40 +185,31 @@ async def main(
 
 
 async def load_model(
-    config: Config, store: Store, folder: Path, rooms: AsyncExitStack, *, weights: Path | None = None
-) -> tuple[Gateway, LearnerProcess | None]:
-    """Have the policy's model loaded, in a process of its own that cannot train it, and put a gateway before it.
-    `weights` is the folder to load, where that is not the one that the model's name stands for."""
-    from strop.gateway.template import Renderer
-    from strop.learner.process import LearnerProcess
-    from strop.learner.verbs import LearnerSettings
+    stack: AsyncExitStack,
+    config: Config,
+    store: Store,
+    folder: Path,
+    *,
+    find_model: Callable[[PolicyConfig], Path] | None = None,
+) -> tuple[Gateway, list[LearnerProcess]]:
+    """Have the policies' models loaded, in processes that cannot train them, and put a gateway before them; `stack`
+    closes them. `find_model` gives the folder to load, where that is not the one that the model's name stands for."""
     from strop.models.names import folder_of
-    from strop.run.runtime import POLICY, engine_name, engine_of, gateway_of
+    from strop.run.runtime import first_version, load_policies, open_policies, prepare_policies
 
-    hide_keys(config)
-    place = weights or await asyncio.to_thread(folder_of, config.policy)
-    served = Policy(name=POLICY, version=version(1, 0), model=config.policy.model)
-    there = next((policy for policy in await store.policies() if policy.name == POLICY), served)
-    if there != served:
-        raise ConfigError(
-            f"the store's policy is {there.model} at version {there.version}, and --model {config.policy.model} is not "
-            "that: serve it with another --folder or database"
-        )
-    policy = config.policy
-    renderer = Renderer.from_folder(place, variables=policy.chat_template_kwargs, tools=policy.tools)
-    learner = LearnerProcess(folder / "learner.log") if engine_name(config.engine) == "embedded" else None
-    if learner is not None:
-        rooms.push_async_callback(learner.close)
-    engine = engine_of(config, place, folder, learner)
-    rooms.push_async_callback(engine.close)
-    gateway = gateway_of(config, store, engine, renderer)
-    rooms.push_async_callback(gateway.routes.close)
-    await gateway.routes.recall(store)
-    if learner is not None:
-        await learner.start(LearnerSettings.of(config, place, train=False))
-    await engine.start()
-    await store.put_policy(served)
-    return gateway, learner
+    prepared = await prepare_policies(config, find_model=find_model or folder_of)
+    there = {policy.name: policy for policy in await store.policies()}
+    for policy in map(first_version, prepared):
+        if (before := there.get(policy.name, policy)) != policy:
+            raise ConfigError(
+                f"the store's policy is {before.model} at version {before.version}, and --model {policy.model} is not "
+                "that: serve it with another --folder or database"
+            )
+    served, gateway = await open_policies(stack, config, prepared, store, folder, train=False)
+    await load_policies(served, train=False)
+    for one in prepared:
+        await store.put_policy(first_version(one))
+    return gateway, [policy.learner for policy in served if policy.learner is not None]
 
 
 @contextmanager

@@ -20,14 +20,14 @@ import msgspec
 from msgspec.structs import replace
 
 from strop import config as configs
-from strop.config import Config
+from strop.config import Config, resolve_policies
 from strop.errors import ConfigError, DamagedCheckpoint, PlaceError
 from strop.files import private_folder
 from strop.models.checksums import verify
 from strop.monitor.summary import Summary
-from strop.run.folder import CHANGES, RunFolder, free
+from strop.run.folder import BEST, CHANGES, RunFolder, find_parts, free
 from strop.run.history import differences
-from strop.run.runtime import absolute
+from strop.run.settings import make_absolute
 
 MAY_CHANGE = (
     *("loop.steps", "loop.eval_*", "loop.checkpoint_every", "loop.keep_checkpoints", "loop.collapse_patience"),
@@ -39,12 +39,14 @@ MAY_CHANGE = (
 START = "start"
 
 
-def resumed(folder: Path, *, sets: Sequence[str] = (), **sections: Any) -> tuple[Config, dict[str, tuple[Any, Any]]]:
+def change_settings(
+    folder: Path, *, sets: Sequence[str] = (), **sections: Any
+) -> tuple[Config, dict[str, tuple[Any, Any]]]:
     """The configuration of the run in `folder` with what is given on top, and what that changes, before and after.
     Raises `ConfigError` where it may not."""
     before = RunFolder.config(folder)
     after = configs.load(base=before, sets=sets, **sections)
-    after = replace(after, runner=replace(after.runner, python=absolute(after.runner.python)))
+    after = replace(after, runner=replace(after.runner, python=make_absolute(after.runner.python)))
     changes = {key: (old, new) for key, (old, new) in differences([before, after]).items()}
     changes |= {"folder": (before.folder, after.folder)} if after.folder != before.folder else {}
     if kept := [key for key in changes if not any(fnmatchcase(key, may) for may in MAY_CHANGE)]:
@@ -55,7 +57,7 @@ def resumed(folder: Path, *, sets: Sequence[str] = (), **sections: Any) -> tuple
     return after, changes
 
 
-def finished(folder: Path, changes: Mapping[str, tuple[Any, Any]]) -> Summary | None:
+def find_summary(folder: Path, changes: Mapping[str, tuple[Any, Any]]) -> Summary | None:
     """What the run in `folder` came to, where a resume with `changes` would find nothing to do. It says so without
     loading anything; where it is in doubt, it leaves that to the run."""
     config = RunFolder.config(folder)
@@ -78,7 +80,7 @@ def _time(path: Path) -> float:
     return path.stat().st_mtime if path.exists() else 0.0
 
 
-def rate_ends(config: Config) -> str:
+def warn_of_rate(config: Config) -> str:
     """A warning, where the learning rate is 0 before the steps are over."""
     optim = config.learner.optim
     done = optim.decay and optim.schedule != "constant" and config.loop.steps * config.learner.updates > optim.decay
@@ -92,18 +94,26 @@ def source(name: str) -> tuple[Path, Path]:
     return found[0], RunFolder.chosen_checkpoint(*found)
 
 
-def checkpoint_of(name: str, *, best: bool) -> Path:
-    """The checkpoint that RUN (its result, or its `best`), RUN:STEP or a checkpoint's own folder names."""
+def find_checkpoint(name: str, *, best: bool = False) -> Path | None:
+    """The checkpoint of one model that RUN (its result, or its `best`) or RUN:STEP names; None where it is not a run's
+    name."""
+    if (found := RunFolder.named(name)) is None:
+        return None
+    run, step = found
+    return RunFolder.refuse_parts(RunFolder.chosen_checkpoint(run, BEST if best else step))
+
+
+def require_checkpoint(name: str, *, best: bool) -> Path:
+    """The same, or the checkpoint's own folder. Raises `PlaceError` where it is neither."""
+    if best and not RunFolder.is_run(name):
+        raise PlaceError(f"--best chooses among the checkpoints of a run, and {name} is none: leave it out")
     place = Path(name).expanduser()
-    if best:
-        if not RunFolder.is_run(name):
-            raise PlaceError(f"--best chooses among the checkpoints of a run, and {name} is none: leave it out")
-        return RunFolder.best_checkpoint(place)
-    return place if place.is_dir() and not RunFolder.is_run(name) else source(name)[1]
+    found = find_checkpoint(name, best=best) or (place if place.is_dir() else source(name)[1])
+    return RunFolder.refuse_parts(found)
 
 
 @contextmanager
-def placed(folder: Path, *, overwrite: bool, beside: Path | None = None) -> Generator[Path]:
+def choose_place(folder: Path, *, overwrite: bool, beside: Path | None = None) -> Generator[Path]:
     """Where a new run is kept: in `folder`, or where that is taken, under its name with a number; with `overwrite`, in
     the place of the run that was there, once it has begun. The run in `beside` is needed, and stays."""
     if not overwrite:
@@ -115,7 +125,7 @@ def placed(folder: Path, *, overwrite: bool, beside: Path | None = None) -> Gene
         yield folder
 
 
-def begun_from(checkpoint: Path, config: Config) -> Config:
+def begin_from(checkpoint: Path, config: Config) -> Config:
     """The configuration of a new run whose model is the one in a checkpoint. Its weights are copied into the run's
     folder, an adapter merged into its model: the earlier run may delete the checkpoint one day."""
     from strop.learner.export import export
@@ -123,7 +133,21 @@ def begun_from(checkpoint: Path, config: Config) -> Config:
     place = Path(config.folder).absolute() / START
     shutil.rmtree(place, ignore_errors=True)  # of a run that never began
     private_folder(place.parent)
-    export(checkpoint, place)
+    policies = resolve_policies(config)
+    if len(policies) == 1:
+        export(RunFolder.refuse_parts(checkpoint), place)
+        begun = replace(config, policy=replace(config.policy, model=str(place)))
+    else:
+        parts = find_parts(checkpoint, policies)
+        if missing := [name for name, part in parts.items() if not part.is_dir()]:
+            raise PlaceError(
+                f"{checkpoint} has no part of the policy {missing[0]}. Fix: begin with a checkpoint of a run that has "
+                "the same policies, or name each one's model in policies.NAME.model"
+            )
+        for name, part in parts.items():
+            export(part, place / name)
+        models = {name: table | {"model": str(place / name)} for name, table in config.policies.items()}
+        begun = replace(config, policies=models)
     source = msgspec.json.encode({"checkpoint": os.path.abspath(checkpoint)})
     place.with_suffix(".json").write_bytes(source + b"\n")
-    return replace(config, policy=replace(config.policy, model=str(place)))
+    return begun

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from strop.run.folder import until_gone
-from strop.run.runtime import Run
+from strop.run.state import Run
 from strop.store.reclaim import reclaim_regularly
 
 T = TypeVar("T")
@@ -18,7 +18,8 @@ async def run_with_agents(run: Run, main: Coroutine[Any, Any, T]) -> T:
     run.pool.work()
     lease = run.config.runner.lease
     reclaim, gone = reclaim_regularly(run.store, lease / 2, grace=lease), until_gone(run.folder.path)
-    return await run_beside(main, run.learner.watch(), run.pool.watch(), reclaim, gone)
+    learners = [policy.learner.watch() for policy in run.policies.values()]
+    return await run_beside(main, *learners, run.pool.watch(), reclaim, gone)
 
 
 async def run_beside(main: Coroutine[Any, Any, T], *watches: Coroutine[Any, Any, None]) -> T:

@@ -12,6 +12,7 @@ models only, whose turns have no tokens), `empty` (no sampled token at all), `un
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
 from itertools import chain
 
 import numpy as np
@@ -26,15 +27,17 @@ def assemble(
     agents: Collection[str],
     budget: int,
     failures: Mapping[Cause, Failure] = FAILURES,
+    policy: str | None = None,
 ) -> Batch:
-    """Make a batch of complete groups. `agents` are trained; `budget` is the most tokens of a micro-batch;
-    `failures` says what failed rollouts count as.
+    """Make a batch of complete groups. `agents` are trained: names, or patterns of them; where `policy` is given, only
+    the turns that it answered. `budget` is the most tokens of a micro-batch; `failures` says what failed rollouts count
+    as.
 
     Samples are put in sampling order (group, then member), so the order in which rollouts ended changes nothing.
     """
     samples = sorted(samples, key=lambda s: (s.rollout.group, s.rollout.member))
     groups = sorted({s.rollout.group for s in samples})
-    names = sorted(agents)
+    names = _match_names(samples, agents)
     counted = np.ones(len(samples), bool)
     stand_in: list[Failure | None] = [None] * len(samples)
     dropped: dict[str, str] = {}
@@ -46,7 +49,7 @@ def assemble(
         stand_in[s] = failures.get(failed, "exclude") if failed else None
         excluded = f"failed:{failed}" if stand_in[s] == "exclude" else None
         counted[s] = excluded is None
-        trained, reason = _trained(sample, names, budget)
+        trained, reason = _trained(sample, names, budget, policy)
         reasons = [excluded or _skip(turn) for turn in trained]
         if excluded or reason or all(reasons):
             dropped[sample.rollout.id] = excluded or reason or str(reasons[0])
@@ -81,12 +84,23 @@ def cause_of(rollout: Rollout) -> Cause | None:
     return rollout.cause or ("cancelled" if rollout.status == "cancelled" else "agent_error")
 
 
-def _trained(sample: Sample, agents: Collection[str], budget: int) -> tuple[list[Turn], str | None]:
+def _match_names(samples: Sequence[Sample], agents: Collection[str]) -> list[str]:
+    """The names of the trained agents: those given, and those that spoke and match a pattern."""
+    spoke = {turn.agent for sample in samples for turn in sample.turns}
+    patterns = [pattern for pattern in agents if any(sign in pattern for sign in "*?[")]
+    matching = {name for name in spoke if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    return sorted({*agents} - {*patterns} | matching)
+
+
+def _trained(
+    sample: Sample, agents: Collection[str], budget: int, policy: str | None
+) -> tuple[list[Turn], str | None]:
     """The turns that become entries, by request start, or none and why. A prompt nobody answered needs no layout."""
     sampled = [turn for turn in sample.turns if turn.response_ids]
     if not sampled:
         return [], "outside" if sample.turns and all(turn.outside for turn in sample.turns) else "empty"
-    trained = sorted((turn for turn in sampled if turn.agent in agents), key=lambda t: (t.started, t.choice, t.id))
+    ours = (turn for turn in sampled if turn.agent in agents and policy in (None, turn.policy))
+    trained = sorted(ours, key=lambda t: (t.started, t.choice, t.id))
     if not trained:
         return [], "untrained"
     for turn in trained:

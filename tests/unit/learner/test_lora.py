@@ -15,7 +15,8 @@ from strop.learner import lora
 from strop.learner.export import export
 from strop.learner.logprobs import logprobs
 from strop.learner.model import load
-from strop.run.evaluate import checkpoint_of, weights_of
+from strop.run.evaluate import find_weights
+from strop.run.start_from import find_checkpoint
 from strop.trajectory import pack
 from strop.types import Sampling
 from tests.unit.learner.practice import Critical, credited, gradients, learner
@@ -149,9 +150,9 @@ def test_an_adapter_is_merged_to_be_evaluated(folder, tmp_path):
     taught = learner(folder, lora=LORA)
     stirred(taught.model)
     taught.save(tmp_path / "run" / "checkpoints" / "step-000001-1", {"step": 1})
-    name = checkpoint_of(str(tmp_path / "run"))
-    assert weights_of(name, tmp_path / "spare") == tmp_path / "spare"
-    assert weights_of(str(folder), tmp_path / "unused") == folder.resolve()
+    name = str(find_checkpoint(str(tmp_path / "run")))
+    assert find_weights(name, tmp_path / "spare") == tmp_path / "spare"
+    assert find_weights(str(folder), tmp_path / "unused") == folder.resolve()
     with torch.no_grad():
         ours = taught.model(input_ids=IDS).logits
         assert torch.allclose(load(tmp_path / "spare")(input_ids=IDS).logits, ours, atol=1e-5)

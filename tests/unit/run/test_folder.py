@@ -12,9 +12,9 @@ import pytest
 from strop.cli import chat as chatting
 from strop.config import Config
 from strop.errors import PlaceError
-from strop.run.evaluate import checkpoint_of as evaluated
+from strop.run.evaluate import find_model
 from strop.run.folder import RunFolder, free
-from strop.run.start_from import checkpoint_of, source
+from strop.run.start_from import require_checkpoint, source
 
 
 def test_whoever_looks_for_a_moment_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def asked(name: str) -> list[str]:
     commands = argparse.ArgumentParser().add_subparsers()
     chatting.add(commands)
     chat = commands.choices["chat"].parse_args([name])
-    ours = [str(found) for found in (checkpoint_of(name, best=False), source(name)[1])]
-    return [*ours, evaluated(name), chatting.config_of(chat).policy.model]
+    ours = [str(found) for found in (require_checkpoint(name, best=False), source(name)[1])]
+    return [*ours, find_model(Config(), name, best=False), chatting.config_of(chat).policy.model]
 
 
 def test_the_result_of_a_run_that_collapsed_is_its_last_good_checkpoint(tmp_path: Path, capsys) -> None:
@@ -88,4 +88,4 @@ def test_the_result_of_a_run_that_collapsed_is_its_last_good_checkpoint(tmp_path
     assert taken({"collapsed": None, "checkpoint": "step-000002-1"}) == ("step-000009-1", "")
     assert {Path(found).name for found in asked(f"{place}:8")} == {"step-000008-1"}
     assert not capsys.readouterr().err
-    assert evaluated("strop/nano") == "strop/nano"
+    assert find_model(Config(), "strop/nano", best=False) == "strop/nano"

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from strop import config as configs
-from strop.config import Config
+from strop.config import MAIN, Config
 from strop.errors import LearnerError
 from strop.monitor.console import Silent
 from strop.run.collect import collect
 from strop.run.folder import RunFolder
 from strop.run.health import Collapse
 from strop.run.notes import note_trouble, stop_collapsed
-from strop.run.runtime import POLICY, Run, sampling_for
+from strop.run.runtime import sampling_for
+from strop.run.state import Run, TrainedPolicy
 from strop.store.base import Store
 from strop.store.sqlite import SqliteStore
 from strop.types import Policy, Reward, Rollout, Step, Task, Turn, version
@@ -28,16 +29,16 @@ TASKS = [Task(id=f"{split}-{n}", split=split) for n in range(4) for split in ("t
 
 def run_over(store: Store, config: Config) -> Run:
     """A run of which only the store is there."""
-    rooms: dict[str, Any] = dict.fromkeys(
-        ("folder", "learner", "engine", "weights", "algorithm", "gateway", "pool", "writers")
-    )
-    return Run(config=config, tasks=TASKS, view=Silent(), store=store, **rooms)
+    nothing: dict[str, Any] = dict.fromkeys(("folder", "gateway", "pool", "writers"))
+    nobody: dict[str, Any] = dict.fromkeys(("learner", "engine", "weights", "algorithm"))
+    policies = {MAIN: TrainedPolicy(name=MAIN, config=config, **nobody)}
+    return Run(config=config, tasks=TASKS, view=Silent(), store=store, policies=policies, **nothing)
 
 
 @pytest.fixture
 async def store(tmp_path: Path):
     opened = await SqliteStore.open(tmp_path / "store.sqlite")
-    await opened.put_policy(Policy(name=POLICY, version=version(1, 0), model="m"))
+    await opened.put_policy(Policy(name=MAIN, version=version(1, 0), model="m"))
     yield opened
     await opened.close()
 

@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from strop import algorithms
 from strop import config as configs
 from strop.errors import PlaceError, StoreError
+from strop.learner.client import LearnerClient
 from strop.learner.learner import Learner
 from strop.models.checksums import SUMS
 from strop.monitor.console import Silent
@@ -23,7 +24,7 @@ from strop.monitor.metrics import MetricsFile
 from strop.run.folder import RunFolder
 from strop.run.loop import advance
 from strop.run.resume import go_back
-from strop.run.runtime import POLICY, Collected, Run
+from strop.run.state import Collected, Run, TrainedPolicy
 from strop.store.sqlite import SqliteStore
 from strop.trajectory import Sample
 from strop.types import Policy, Reward, Task, Turn, version
@@ -40,13 +41,13 @@ class Noted(Silent):
         self.notes.append(text)
 
 
-class Here:
+class Here(LearnerClient):
     """The learner's verbs in this process."""
 
     def __init__(self, model: Path, config: configs.Config) -> None:
         self.learner = Learner(model, config.learner, algorithms.make(config.algorithm, config.learner))
 
-    async def call(self, verb: str, *args: Any) -> Any:
+    async def _send_call(self, verb: str, args: tuple[Any, ...]) -> Any:
         found = getattr(self.learner, verb)(*args)
         return (args[0].entries, found) if verb == "score" else found
 
@@ -85,15 +86,17 @@ async def opened(folder: Path, model: Path) -> Run:
     place.keep(config)
     store = await SqliteStore.open(place.store)
     if fresh:
-        await store.put_policy(Policy(name=POLICY, version=version(1, 0), model="m"))
+        await store.put_policy(Policy(name=configs.MAIN, version=version(1, 0), model="m"))
     nobody: Any = Nobody()
     learner: Any = Here(model, config)
     algorithm = algorithms.make(config.algorithm, config.learner)
-    rooms: dict[str, Any] = {"gateway": None, "pool": None, "writers": None}
+    nothing: dict[str, Any] = {"gateway": None, "pool": None, "writers": None}
+    policy = TrainedPolicy(
+        name=configs.MAIN, config=config, algorithm=algorithm, learner=learner, engine=nobody, weights=nobody
+    )
     tasks = [Task(id=f"t{n}") for n in range(3)]
     return Run(
-        config=config, folder=place, tasks=tasks, view=Noted(), store=store, learner=learner, engine=nobody,
-        weights=nobody, algorithm=algorithm, **rooms,
+        config=config, folder=place, tasks=tasks, view=Noted(), store=store, policies={policy.name: policy}, **nothing
     )  # fmt: skip
 
 
@@ -110,7 +113,7 @@ async def collected(run: Run) -> Collected:
         id, now = lease.rollout.id, time.time()
         turn = Turn(
             id=f"{id}/1/0", rollout=id, attempt=1, prompt_ids=[1, 2], response_ids=[3 + member, run.step],
-            logprobs=[-2.0, -2.0], versions=[(0, run.names[0])], finish="stop", started=now, ended=now,
+            logprobs=[-2.0, -2.0], versions=[(0, run.versions[0])], finish="stop", started=now, ended=now,
         )  # fmt: skip
         await run.store.add_turns([turn])
         ended = await run.store.finish(id, 1, rewards=[Reward(value=float(member))])

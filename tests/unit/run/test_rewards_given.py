@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from strop.config import load
 from strop.errors import ConfigError
 from strop.run.collect import check_rewards
 from strop.types import Reward, Rollout, Task
@@ -14,7 +13,7 @@ from strop.types import Reward, Rollout, Task
 def told(rewards: dict[str, float], *given: str) -> list[str]:
     """What is noted of a run that counts `rewards`, whose rollouts gave one reward each."""
     notes: list[str] = []
-    run: Any = SimpleNamespace(config=load(algorithm={"rewards": rewards}), view=SimpleNamespace(note=notes.append))
+    run: Any = SimpleNamespace(rewards=set(rewards), view=SimpleNamespace(note=notes.append))
     ended = [
         Rollout(id=f"g.{m}", group="g", member=m, task=Task(id="t"), created=0.0, rewards=(Reward(name=n, value=1.0),))
         for m, n in enumerate(given)

@@ -32,7 +32,7 @@ def begun(path: Path, config: Config | None = None) -> Path:
 
 
 def place_of(path: Path) -> Path:
-    with start_from.placed(path, overwrite=False) as place:
+    with start_from.choose_place(path, overwrite=False) as place:
         return place
 
 
@@ -65,7 +65,7 @@ def test_overwrite_deletes_a_run_and_nothing_of_the_users(tmp_path: Path) -> Non
     (demo / "checkpoints" / "kept" / "model").write_text("mine")
     config = (demo / "config.json").read_bytes()
     kept = {"notes.md": "mine", "tasks.jsonl": "mine", "checkpoints/kept/model": "mine", "lock": ""}
-    with start_from.placed(demo, overwrite=True) as place:
+    with start_from.choose_place(demo, overwrite=True) as place:
         assert place == demo
         assert {name: text for name, text in everything(demo).items() if not name.startswith(".overwritten/")} == kept
         run = RunFolder.create(demo)
@@ -82,7 +82,7 @@ def test_what_would_be_overwritten_stays_until_another_run_has_begun(tmp_path: P
     before = everything(demo)
 
     def fails() -> None:
-        with start_from.placed(demo, overwrite=True):
+        with start_from.choose_place(demo, overwrite=True):
             run = RunFolder.create(demo)
             (demo / "store.sqlite").write_text("the new one's")
             (demo / "checkpoints" / "step-000001-1").mkdir()
@@ -105,7 +105,7 @@ def test_overwrite_follows_no_link_out_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "precious").write_text("mine")
     demo = begun(tmp_path / "demo")
     (demo / "tensorboard").symlink_to(tmp_path / "elsewhere")
-    with start_from.placed(demo, overwrite=True):
+    with start_from.choose_place(demo, overwrite=True):
         run = RunFolder.create(demo)
         run.keep(Config())
         run.close()
@@ -126,7 +126,7 @@ def test_overwrite_refuses_what_is_not_its_to_delete(tmp_path: Path, what: str) 
     before = everything(place)
     with (
         pytest.raises(PlaceError),
-        start_from.placed(place, overwrite=True, beside=place if what == "the source" else None),
+        start_from.choose_place(place, overwrite=True, beside=place if what == "the source" else None),
     ):
         pass
     assert everything(place) == before
@@ -148,13 +148,13 @@ def test_overwrite_refuses_what_is_not_its_to_delete(tmp_path: Path, what: str) 
 )
 def test_what_a_resumed_run_may_change(tmp_path: Path, setting: str) -> None:
     folder = begun(tmp_path / "run")
-    config, changes = start_from.resumed(folder, sets=[setting])
+    config, changes = start_from.change_settings(folder, sets=[setting])
     assert list(changes) == [setting.partition("=")[0]]
     run = RunFolder.open(folder)
     run.change(changes, step=2)
     run.close()
     assert RunFolder.config(folder) == config  # the next resume has it
-    assert start_from.resumed(folder, sets=[setting]) == (config, {})  # said again it changes nothing
+    assert start_from.change_settings(folder, sets=[setting]) == (config, {})  # said again it changes nothing
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_what_a_resumed_run_may_change(tmp_path: Path, setting: str) -> None:
 def test_what_a_resumed_run_keeps(tmp_path: Path, setting: str) -> None:
     folder = begun(tmp_path / "run")
     with pytest.raises(ConfigError) as refused:
-        start_from.resumed(folder, sets=[setting, "loop.steps=3"])
+        start_from.change_settings(folder, sets=[setting, "loop.steps=3"])
     assert f"keeps its {setting.partition('=')[0]}" in str(refused.value)
     assert f"--from {folder}" in str(refused.value)
 
@@ -188,9 +188,9 @@ def test_what_was_changed_when_can_be_read(tmp_path: Path) -> None:
 
 def test_more_steps_than_the_rate_lasts_for_are_warned_of(tmp_path: Path) -> None:
     folder = begun(tmp_path / "run")
-    assert not start_from.rate_ends(start_from.resumed(folder, sets=["loop.steps=500"])[0])
-    config, _ = start_from.resumed(folder, sets=["loop.steps=500", "learner.optim.decay=400"])
-    assert "learner.optim.decay" in start_from.rate_ends(config)
+    assert not start_from.warn_of_rate(start_from.change_settings(folder, sets=["loop.steps=500"])[0])
+    config, _ = start_from.change_settings(folder, sets=["loop.steps=500", "learner.optim.decay=400"])
+    assert "learner.optim.decay" in start_from.warn_of_rate(config)
 
 
 def done(folder: Path, steps: int = 9, *, whole: bool = True) -> Path:
@@ -225,7 +225,7 @@ def test_a_finished_run_says_so_at_once(
 
 def test_a_run_with_something_left_goes_on(tmp_path: Path) -> None:
     def left(folder: Path, *sets: str) -> bool:
-        return start_from.finished(folder, start_from.resumed(folder, sets=sets)[1]) is None
+        return start_from.find_summary(folder, start_from.change_settings(folder, sets=sets)[1]) is None
 
     folder = done(tmp_path / "run")
     assert not left(folder)

@@ -6,7 +6,7 @@ import pytest
 
 from strop.config import Config, RunnerConfig
 from strop.errors import AgentError, ConfigError
-from strop.run.runtime import settled
+from strop.run.settings import settle
 from strop.runners.agents import make
 from strop.runners.command import CommandAgent
 
@@ -55,12 +55,12 @@ def test_a_command_may_lie_in_a_folder_with_spaces(tmp_path: Path, monkeypatch: 
     (place / "run.sh").touch()
     (place / "agent.py").touch()
     monkeypatch.chdir(place)
-    once = settled(Config(agent="./run.sh", agents={"far": f"{place}/run.sh", "long": "./run.sh --fast"}))
-    for kept in (once, settled(once)):
+    once = settle(Config(agent="./run.sh", agents={"far": f"{place}/run.sh", "long": "./run.sh --fast"}))
+    for kept in (once, settle(once)):
         assert CommandAgent(kept.agent).words == CommandAgent(kept.agents["far"]).words == [f"{place}/run.sh"]
         assert kept.agents["long"] == "./run.sh --fast"
-    assert settled(Config(agent="agent.py:solve")).agent == f"{place}/agent.py:solve"
-    assert settled(Config(agent="agent.py")).agent == "agent.py"  # the sentence says what to write instead
+    assert settle(Config(agent="agent.py:solve")).agent == f"{place}/agent.py:solve"
+    assert settle(Config(agent="agent.py")).agent == "agent.py"  # the sentence says what to write instead
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,8 @@ from strop.errors import PlaceError
 from strop.gateway.app import Gateway
 from strop.models.names import folder_of
 from strop.net.server import serve
-from strop.run.runtime import sampling_for
+from strop.run.runtime import open_pool
 from strop.run.serve import held, load_model
-from strop.runners.pool import Pool
 from strop.store import open_store
 from strop.store.base import Store
 from strop.types import Event, Rollout, Status, Task, Turn, stable_hash
@@ -124,20 +123,20 @@ async def opened(config: Config, folder: Path, *, agent: bool = False) -> AsyncG
     configured agents on what is queued there."""
     if (folder / "config.json").exists():
         raise PlaceError(f"{folder} holds a run or a model, and a chat would write into it: choose another --folder")
-    async with AsyncExitStack() as rooms:
-        weights = await asyncio.to_thread(_weights, config.policy, rooms)
-        rooms.enter_context(held(folder, alone=True))
+    async with AsyncExitStack() as stack:
+        stack.enter_context(held(folder, alone=True))
         store = await open_store(folder)
-        rooms.push_async_callback(store.close)
+        stack.push_async_callback(store.close)
         left = [rollout.id for status in ("queued", "running") for rollout in await store.list(status=status)]
         await store.cancel(left, detail="the chat that it belonged to is over")
-        gateway, learner = await load_model(config, store, folder, rooms, weights=weights)
+        gateway, learners = await load_model(stack, config, store, folder, find_model=partial(_find_model, stack))
         server = await serve(gateway, log=folder / "gateway.log")
-        rooms.push_async_callback(server.close)
-        watches = [learner.watch] if learner else []
+        stack.push_async_callback(server.close)
+        watches: list[Callable[[], Awaitable[None]]] = [learner.watch for learner in learners]
         if agent:
-            pool = _pool(config, store, server.url, gateway, folder)
-            rooms.push_async_callback(pool.close)
+            runner = replace(config.runner, workers=1, lease=1.0)  # often looked at: Ctrl-C ends the rollout at once
+            pool = open_pool(config, runner, store, gateway, server.url, folder / "agents.log")
+            stack.push_async_callback(pool.close)
             await pool.start()
             pool.work()
             watches.append(pool.watch)
@@ -146,26 +145,12 @@ async def opened(config: Config, folder: Path, *, agent: bool = False) -> AsyncG
         yield Room(config=config, store=store, gateway=gateway, url=server.url, watches=watches, numbers=numbers)
 
 
-def _weights(policy: PolicyConfig, rooms: AsyncExitStack) -> Path:
+def _find_model(stack: AsyncExitStack, policy: PolicyConfig) -> Path:
     """The folder to load. A checkpoint of an adapter is merged into a whole model for as long as it is served."""
     if not (Path(policy.model) / "adapter_config.json").is_file():
         return folder_of(policy)
     from strop.learner.export import export
 
-    place = Path(rooms.enter_context(tempfile.TemporaryDirectory(prefix="strop-chat-"))) / "model"
+    place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="strop-chat-"))) / "model"
     export(policy.model, place)  # with the template that it was trained with
     return place
-
-
-def _pool(config: Config, store: Store, url: str, gateway: Gateway, folder: Path) -> Pool:
-    return Pool(
-        store,
-        {None: config.agent, **config.agents},
-        replace(config.runner, workers=1, lease=1.0),  # often looked at: Ctrl-C ends the rollout at once
-        gateway_url=url,
-        model=config.policy.model,
-        reward=config.reward,
-        log=folder / "agents.log",
-        sampling=partial(sampling_for, config),
-        wait_for_calls=gateway.wait_until_idle,
-    )

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from strop.config import Config, PolicyConfig
+from strop.config import MAIN, Config, PolicyConfig
 from strop.engines.scripted import Scripted
 from strop.gateway.template import Renderer
 from strop.models.names import resolve
 from strop.net.server import serve
 from strop.run.chat import Room
-from strop.run.runtime import gateway_of
+from strop.run.runtime import PreparedPolicy, ServedPolicy, make_gateway
 from strop.store import open_store
 
 CONFIG = Config(policy=PolicyConfig(model="scripted"))
@@ -31,7 +31,10 @@ def call(**arguments: Any) -> str:
 async def scripted(folder: Path, script: Any, **options: Any) -> AsyncGenerator[Room]:
     renderer = Renderer.from_folder(resolve("strop/nano"))
     store = await open_store(folder)
-    gateway = gateway_of(CONFIG, store, Scripted(script, renderer, **options), renderer)
+    prepared = PreparedPolicy(name=MAIN, config=CONFIG, model=folder, renderer=renderer)
+    engine = Scripted(script, renderer, **options)
+    policy = ServedPolicy(prepared=prepared, engine=engine, learner=None, place=folder)
+    gateway = make_gateway(CONFIG, store, [policy])
     server = await serve(gateway)
     try:
         yield Room(config=CONFIG, store=store, gateway=gateway, url=server.url, watches=[], numbers=itertools.count(1))

@@ -1,0 +1,99 @@
+"""What a run's settings mean on this machine: whole paths, defaults that depend on others, its tasks."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from strop import algorithms
+from strop.config import Config
+from strop.errors import TaskError
+from strop.runners.agents import is_python, near_miss
+from strop.tasks.load import load
+from strop.tasks.sampling import hold_out
+from strop.types import Task
+
+
+def settle(config: Config) -> Config:
+    """The configuration with what depends on this machine and folder written out, so that a resumed run does the same
+    from anywhere. Left as they are: the words of a command, and package.module:function."""
+    engine = msgspec.structs.replace(config.engine, threads=config.engine.threads or os.cpu_count() or 1)
+    algorithm = msgspec.structs.replace(config.algorithm, name=make_absolute(config.algorithm.name))
+    algorithm = msgspec.structs.replace(algorithm, settings=_fill_algorithm(config, algorithm.name, algorithm.settings))
+    policy = msgspec.structs.replace(
+        config.policy, model=make_absolute(config.policy.model), template=make_absolute(config.policy.template)
+    )
+    runner = msgspec.structs.replace(config.runner, python=make_absolute(config.runner.python))
+    tasks = config.tasks
+    return msgspec.structs.replace(
+        config,
+        engine=engine,
+        algorithm=algorithm,
+        policy=policy,
+        policies={name: _settle_policy(config, table) for name, table in config.policies.items()},
+        runner=runner,
+        agent=make_agent_absolute(config.agent),
+        agents={name: make_agent_absolute(spec) for name, spec in config.agents.items()},
+        reward=make_absolute(config.reward),
+        group_reward=make_absolute(config.group_reward),
+        tasks=make_absolute(tasks)
+        if isinstance(tasks, str)
+        else {split: make_absolute(spec) for split, spec in tasks.items()},
+    )
+
+
+def _fill_algorithm(config: Config, name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """An algorithm's settings, with those that follow from the loop's where it has them."""
+    unset, found = set(algorithms.setting_names(name)) - settings.keys(), dict[str, Any]()
+    if config.loop.staleness and "correction" in unset:
+        found["correction"] = "token"
+    if config.loop.groups_most and "filter_groups" in unset:  # what is replaced is not counted either
+        found["filter_groups"] = ["zero_variance", "group_of_one"]
+    return settings | found
+
+
+def _settle_policy(config: Config, table: dict[str, Any]) -> dict[str, Any]:
+    """The table of one of several policies, the same way."""
+    found = table | {name: make_absolute(table[name]) for name in ("model", "template") if name in table}
+    if "name" in (own := table.get("algorithm", {})):  # it has none of the settings of the algorithm at the top
+        name = make_absolute(own["name"])
+        found["algorithm"] = own | {"name": name, "settings": _fill_algorithm(config, name, own.get("settings", {}))}
+    return found
+
+
+def make_absolute(spec: str) -> str:
+    """FILE.py:name, a file or a folder by its whole path; anything else as it is."""
+    place, colon, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
+    if not place:
+        return spec
+    return f"{Path(place).expanduser().absolute()}{colon}{name}" if Path(place).expanduser().exists() else spec
+
+
+def make_agent_absolute(spec: str) -> str:
+    """The same of an agent. A command is split into words once more, so its path is quoted if it has to be; what is no
+    agent at all is refused later, as it was written."""
+    whole = make_absolute(spec)
+    if is_python(whole):
+        return whole
+    return spec if near_miss(spec) or not Path(whole).exists() else shlex.quote(whole)
+
+
+def load_tasks(config: Config) -> list[Task]:
+    """The run's tasks, with everything that would fail later refused now."""
+    tasks = hold_out(load(config.tasks, **config.tasks_args), config.hold_out, seed=config.seed)
+    there = sorted({task.split for task in tasks})
+    if config.loop.steps and "train" not in there:
+        raise TaskError(f"{config.tasks} has no task of split 'train', only {', '.join(there)}: nothing to train on")
+    for split in config.loop.eval_splits:
+        if split not in there:
+            raise TaskError(
+                f"{config.tasks} has no task of split {split!r}, only {', '.join(there)}: set loop.eval_splits (or "
+                "--split of `strop eval`) to splits it has, or keep some aside with hold_out"
+            )
+    if lost := next((task for task in tasks if task.agent is not None and task.agent not in config.agents), None):
+        raise TaskError(f"task {lost.id!r} picks the agent {lost.agent!r}, which is not there: add it to `agents`")
+    return tasks

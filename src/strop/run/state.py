@@ -1,0 +1,172 @@
+"""A run as it stands: what it consists of, how far it is, and which rollouts come next."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from strop.algorithms import Algorithm
+from strop.config import Config
+from strop.engines.base import Engine
+from strop.gateway.app import Gateway
+from strop.learner.process import LearnerProcess
+from strop.monitor.console import View
+from strop.monitor.metrics import MetricsFile, Scores
+from strop.monitor.writers import Writers
+from strop.run.folder import RunFolder
+from strop.run.group_reward import GroupReward
+from strop.runners.pool import Pool
+from strop.store.base import Store
+from strop.tasks.sampling import evaluation, group, group_number
+from strop.trajectory import Sample
+from strop.types import Rollout, Step, Task, lineage_of, version
+from strop.weights.publisher import Publisher
+
+
+@dataclass
+class Collected:
+    """What a step is made from: ended rollouts with their turns, and those that it replaces."""
+
+    samples: list[Sample]
+    dropped: dict[str, str] = field(default_factory=dict[str, str])
+    seconds: float = 0.0
+
+
+@dataclass(kw_only=True)
+class PolicyLearner:
+    """A policy and what improves it. `config` is the whole configuration that it would have as the only one; `learner`
+    is the process that holds its weights."""
+
+    name: str
+    config: Config
+    algorithm: Algorithm
+    learner: LearnerProcess
+
+
+@dataclass(kw_only=True)
+class TrainedPolicy(PolicyLearner):
+    """One policy of a run, with the engine that samples it; `publisher` brings new weights to that."""
+
+    engine: Engine
+    publisher: Publisher
+
+
+@dataclass
+class Run:
+    """Everything that a run consists of, open, and where it stands. Its policies share one version, which rises with
+    every step.
+
+    `versions` are those that the present weights have been served under: more than one after a replay that made the
+    very same weights again. Only rollouts sampled from them may be trained on. `superseded` are steps of earlier
+    lineages.
+    """
+
+    config: Config
+    folder: RunFolder
+    tasks: list[Task]
+    view: View
+    store: Store
+    policies: Mapping[str, TrainedPolicy]
+    gateway: Gateway
+    pool: Pool
+    writers: Writers
+    group_reward: GroupReward | None = None
+    metrics: MetricsFile | None = None
+    lineage: int = 1
+    step: int = 0
+    versions: list[str] = field(default_factory=lambda: [version(1, 0)])
+    cursor: int = 0
+    steps: list[Step] = field(default_factory=list[Step])
+    superseded: list[Step] = field(default_factory=list[Step])
+    scores: Scores = field(default_factory=Scores)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    spent: defaultdict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
+    """Seconds by phase since the last step was committed; the next one's metrics have them."""
+
+    @contextmanager
+    def timed(self, phase: str) -> Generator[None]:
+        began = time.monotonic()
+        yield
+        self.spent[phase] += time.monotonic() - began
+
+    @property
+    def origin(self) -> int:
+        """The lineage in which the present weights were first made; groups and evaluations are named after it."""
+        return lineage_of(self.versions[0])
+
+    @property
+    def rewards(self) -> set[str]:
+        """The names of the rewards that count for any of the policies."""
+        return {name for policy in self.policies.values() for name in policy.config.algorithm.rewards}
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether rollouts go on while the learner works, and may be trained on by later weights than sampled them."""
+        return self.config.loop.staleness > 0
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.config.loop.steps
+
+    @property
+    def next_group(self) -> int:
+        """Steps take groups in sampling order: the number behind the last one that a step took."""
+        return 1 + max(group_number(id) for id in self.steps[-1].rollouts) if self.steps else 0
+
+    def versions_of(self, step: Step) -> list[str]:
+        """Every version whose weights are those of `step`, bit for bit, the first one first."""
+        same = [old.version for old in self.superseded if old.number == step.number and old.digest == step.digest]
+        return sorted({step.version, *(same if step.digest else ())}, key=lineage_of)
+
+    @property
+    def groups_ahead(self) -> int:
+        """How many groups, from the next one on, may be sampled with the present weights."""
+        return (self.config.loop.groups_most or self.config.loop.groups) + self.groups_of_later_steps
+
+    @property
+    def groups_of_later_steps(self) -> int:
+        """How many groups behind those of the next step may be sampled already."""
+        loop = self.config.loop
+        return loop.groups * max(0, min(loop.staleness, loop.steps - self.step - 1))
+
+    def next_rollouts(self, groups: int | None = None, origin: int | None = None) -> list[Rollout]:
+        """The rollouts of so many groups from the next one on (default: as many as a step takes), in sampling order,
+        under the names they have in lineage `origin` (default: the present one). Groups that are sampled anew in a
+        later lineage have its number behind their name; where rollouts may lag behind none is."""
+        origin = 1 if self.overlaps else origin or self.origin
+        first, loop = self.next_group, self.config.loop
+        tasks = [task for task in self.tasks if task.split == "train"]
+        return [
+            rollout
+            for n in range(first, first + (groups or loop.groups))
+            for rollout in group(
+                tasks,
+                seed=self.config.seed,
+                n=n,
+                members=loop.members,
+                retries=self.config.runner.retries.by_cause(),
+                suffix=f"~{origin}" if origin > 1 else "",
+            )
+        ]
+
+    def evaluations(self, step: int, version: str) -> dict[str, list[Rollout]]:
+        """The rollouts of every evaluation of a version, by split, with `-greedy` where they are."""
+        loop = self.config.loop
+        return {
+            f"{split}-greedy" if greedy else split: evaluation(
+                self.tasks,
+                seed=self.config.seed,
+                version=version,
+                step=step,
+                split=split,
+                greedy=greedy,
+                samples=1 if greedy else loop.eval_samples,
+                retries=self.config.runner.retries.by_cause(),
+            )
+            for split in loop.eval_splits
+            for greedy in ((False, True) if loop.eval_greedy else (False,))
+        }
