@@ -30,7 +30,7 @@ TASKS = [Task(id=f"{split}-{n}", split=split) for n in range(4) for split in ("t
 def run_over(store: Store, config: Config) -> Run:
     """A run of which only the store is there."""
     nothing: dict[str, Any] = dict.fromkeys(("folder", "gateway", "pool", "writers"))
-    nobody: dict[str, Any] = dict.fromkeys(("learner", "engine", "weights", "algorithm"))
+    nobody: dict[str, Any] = dict.fromkeys(("learner", "engine", "publisher", "algorithm"))
     policies = {MAIN: TrainedPolicy(name=MAIN, config=config, **nobody)}
     return Run(config=config, tasks=TASKS, view=Silent(), store=store, policies=policies, **nothing)
 

@@ -92,7 +92,7 @@ async def opened(folder: Path, model: Path) -> Run:
     algorithm = algorithms.make(config.algorithm, config.learner)
     nothing: dict[str, Any] = {"gateway": None, "pool": None, "writers": None}
     policy = TrainedPolicy(
-        name=configs.MAIN, config=config, algorithm=algorithm, learner=learner, engine=nobody, weights=nobody
+        name=configs.MAIN, config=config, algorithm=algorithm, learner=learner, engine=nobody, publisher=nobody
     )
     tasks = [Task(id=f"t{n}") for n in range(3)]
     return Run(
