@@ -10,4 +10,4 @@ TWICE = {
     "Server": 2,
     "View": 2,
 }
-AGAINST_ORDER = {}
+AGAINST_ORDER: set[tuple[str, str]] = set()

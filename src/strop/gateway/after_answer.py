@@ -67,7 +67,7 @@ class AfterAnswer:
 
     def _behind(self, shaped: list[Json], tools: Tools, served: int) -> tuple[str, str] | None:
         """The conversation is rendered with a mark at the end of the message, in its last call if calls are shown. What
-        is behind the mark is checked once for every kind of conversation."""
+        is after the mark is checked once for every kind of conversation."""
         answer, kind = shaped[served - 1], _checked_as(shaped, tools, served)
         closes = self._closes.get(kind)
         known = closes is not None
@@ -94,8 +94,8 @@ class AfterAnswer:
             return True
 
     def _is_behind(self, shaped: list[Json], tools: Tools, served: int, rest: str, closes: bool) -> bool:
-        """Whether a text is what the template writes behind all of a message: it may write other text because of a
-        mark, show only some of the calls, or write them or the words behind what follows."""
+        """Whether a text is what the template writes after all of a message: it may write other text because of a
+        mark, show only some of the calls, or write them or the words after what follows."""
         if not self._write(shaped, tools, True).endswith(rest):
             return False
         answer = shaped[served - 1]
@@ -103,7 +103,7 @@ class AfterAnswer:
         return words is None or words.endswith(rest)
 
     def _rest(self, shaped: list[Json], tools: Tools, served: int, marked: Json) -> str | None:
-        """What stands behind the mark; None if it is not shown."""
+        """What stands after the mark; None if it is not shown."""
         try:
             text = self._write([*shaped[: served - 1], marked, *shaped[served:]], tools, True)
         except BadTemplate:
@@ -112,7 +112,7 @@ class AfterAnswer:
         return found[2] if found[1] else None
 
     def _closing(self, calls: bool, rest: str, marked: list[Json], tools: Tools) -> str | None:
-        """What still belongs to the answer behind a mark in it, before the end of the turn. It is what the template
+        """What still belongs to the answer after a mark in it, before the end of the turn. It is what the template
         always writes there or, should it be something else this time, what it writes when nothing follows."""
         closing = self._style.called if calls else self._style.said
         if calls and (ends := [at for end in closing.ends if (at := rest.find(end)) >= 0]):

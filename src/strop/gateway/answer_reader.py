@@ -117,7 +117,7 @@ def _arguments(text: str) -> Any:
 
 
 def _join_halves(text: str) -> str:
-    """Halves of a character that came in two pieces are put together; one that stays alone is no text.
+    """Halves of a character that came in two pieces are put together; one that stays alone is replaced.
 
     >>> _join_halves("\\ud83d" + "\\ude42" + "\\ud83d")
     '🙂�'

@@ -10,7 +10,7 @@
 
 and, from the store's own routes, what an attempt may say about itself: POST /r/{rollout}/{attempt}/events.
 
-The attempt's key is the API key; it opens that attempt and nothing else. Whoever has one base URL for all rollouts
+The attempt's key is the API key; it opens that attempt and nothing else. A client with one base URL for all rollouts
 (an agent service) leaves the first part of the path out and sends the key alone, also as header `trace_id`; header
 `x-strop-agent` names the agent then.
 """
@@ -235,7 +235,7 @@ class Gateway:
             return request
         turns = await self._store.turns(session.rollout.id, attempt=session.attempt.number)
         turn = next((turn for turn in turns if turn.id == request.previous), None)
-        if turn is None or turn.messages[0]["role"] == "prompt":  # a raw prompt is no conversation
+        if turn is None or turn.messages[0]["role"] == "prompt":  # a raw prompt is not a conversation
             raise ApiError(
                 f"there is no previous response {request.previous!r} in this rollout",
                 status=404,
@@ -291,7 +291,7 @@ class Gateway:
     async def _not_served(self, address: RequestAddress, scope: Scope, receive: Receive, send: Send) -> None:
         allowed = "POST" if address.path in self._posts else "GET" if _is_models_path(address.path) else None
         refused = _no_such(scope, address.path, allowed)
-        with suppress(ApiError):  # whoever has no key learns no less
+        with suppress(ApiError):  # a client without a key is told the same
             await self.recorder.record_error(await self.session(scope, address), address.agent, refused)
         headers = [(b"allow", allowed.encode())] if allowed else []
         await _refuse(send, _dialect_of(scope, address.path), refused, headers)

@@ -1,8 +1,8 @@
-"""Seams: where what the model said meets what the template writes behind it. Are they right?
+"""Seams: where what the model said meets what the template writes after it. Are they right?
 
     <|im_start|>assistant\\n  It is 12.<|im_end|>        \\n<|im_start|>user\\nAnd 5 * 6?<|im_end|>\\n...
                                       └── said ──┘└─── new ───
-                                      └── written: what the template itself has behind the answer's last word
+                                      └── written: what the template itself has after the answer's last word
 
 A seam is right if `said + new` is `written`. A model may end its turn otherwise than the template writes it, and a
 template may write an answer otherwise once the conversation goes on: such differences have names. What has none is
@@ -38,7 +38,7 @@ HIDDEN = "an answer that the template does not show"
 
 class Seam(Struct, frozen=True, kw_only=True):
     """`end` is the end of turn that the model said, the last part of `said`, with what its last token says beyond it;
-    empty if it was cut off. `then` is what the template wrote behind the last word, up to its end, when the answer was
+    empty if it was cut off. `then` is what the template wrote after the last word, up to its end, when the answer was
     the last message. `ends` is whether the template writes an end here at all; `known` are all that may end a
     turn."""
 
@@ -55,7 +55,7 @@ class Seam(Struct, frozen=True, kw_only=True):
         if self.said + self.new == self.written:
             return (), None
         wrong = (
-            f"behind the answer stands {_cut(self.said)} + {_cut(self.new)}; the template writes {_cut(self.written)}"
+            f"after the answer stands {_cut(self.said)} + {_cut(self.new)}; the template writes {_cut(self.written)}"
         )
         if not self.written.endswith(self.new):
             return (), wrong
@@ -109,7 +109,7 @@ def explain_rewrite(before: str, now: str, renderer: Renderer) -> str | None:
 
 
 def find_after(renderer: Renderer, messages: Messages, tools: Tools, at: int, *, generate: bool) -> str | None:
-    """What the template writes behind the last word of the assistant's message `messages[at]`; None if it does not show
+    """What the template writes after the last word of the assistant's message `messages[at]`; None if it does not show
     that. A word is changed, and what follows must not."""
     whole = renderer.text(messages, tools, generate=generate)
     for mark, marked in _marked(messages[at]):

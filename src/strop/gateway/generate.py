@@ -36,7 +36,7 @@ SHORTEN = "Please reduce the length of the messages."
 
 class ModelCall:
     """A request that has its prompts. Raises `BadTemplate` if the chat template refuses the messages and
-    `ContextOverflow` if they leave no room for an answer."""
+    `ContextOverflow` if they leave no tokens for an answer."""
 
     def __init__(self, session: Session, agent: str, route: PolicyRoute, request: ModelRequest) -> None:
         route = route.asked_by(request)
@@ -47,13 +47,13 @@ class ModelCall:
         for conversation in read_conversations(request, route, contexts):
             check_length(conversation, route)
             prompt = contexts.prompt(route.renderer, conversation, route.history)
-            room = route.engine.context - len(prompt.ids)
-            if room < 1:
+            num_left = route.engine.context - len(prompt.ids)
+            if num_left < 1:
                 raise ContextOverflow(
                     f"This model's maximum context length is {route.engine.context} tokens. However, your messages "
                     f"resulted in {len(prompt.ids)} tokens. {SHORTEN}"
                 )
-            prompts.append((conversation, prompt, self._sampling(room)))
+            prompts.append((conversation, prompt, self._sampling(num_left)))
         self.choices: list[Choice] = []  # numbers and seeds are given out once nothing can be refused any more
         for conversation, prompt, sampling in prompts:
             for _ in range(request.n):
@@ -61,11 +61,11 @@ class ModelCall:
                 given = replace(sampling, seed=seed)
                 self.choices.append(Choice(len(self.choices), self, conversation, prompt, given))
 
-    def _sampling(self, room: int) -> Sampling:
+    def _sampling(self, num_left: int) -> Sampling:
         given, request = self.route.sampling_for(self.session.rollout), self.request
         return replace(
             given,
-            max_tokens=min(given.max_tokens, request.max_tokens or given.max_tokens, room),
+            max_tokens=min(given.max_tokens, request.max_tokens or given.max_tokens, num_left),
             stop=(*given.stop, *self.route.renderer.stop_texts, *request.stop),
         )
 
@@ -120,7 +120,9 @@ def read_conversations(request: ModelRequest, route: PolicyRoute, contexts: Cont
 def _raw(prompt: str | list[int], num_ids: int) -> Conversation:
     if not isinstance(prompt, str) and (unknown := [id for id in prompt if not 0 <= id < num_ids]):
         raise ApiError(
-            f"{unknown[0]} is no token of this model: ids are 0 to {num_ids - 1}", param="prompt", code="invalid_value"
+            f"{unknown[0]} is not a token of this model. Fix: use ids from 0 to {num_ids - 1}",
+            param="prompt",
+            code="invalid_value",
         )
     return Conversation.raw(prompt)
 
@@ -220,7 +222,7 @@ class Choice:
         return self._delta(first, pieces)
 
     def _read(self, ids: Sequence[int]) -> list[Piece]:
-        stop_ids = self._route.renderer.stop_ids  # never part of the text, even where they are no special tokens
+        stop_ids = self._route.renderer.stop_ids  # never part of the text, even where they are not special tokens
         return self._parser.feed(self._stops.feed(self._detokenizer.feed([i for i in ids if i not in stop_ids])))
 
     def _end(self, finish: Finish) -> list[Piece]:

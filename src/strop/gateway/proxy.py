@@ -6,7 +6,7 @@
 Such a turn has no token ids and is never trained. Two secrets are kept apart: the provider never sees the attempt's
 key, the agent never sees the provider's. While nothing has reached the agent, a provider that is busy or failing is
 asked again. As with our own models, the end of an answer is sent once its turn is durable. Counting tokens goes the
-same way, but is no turn.
+same way, but is not a turn.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Recorder:
             await self.record_turns(call, finish)
         except Fenced:
             self.counts["fenced"] += len(call.choices)
-        except StoreError:  # the run ends by it; whoever waited for this turn is gone already
+        except StoreError:  # the run ends by it; nobody waits for this turn any more
             self.counts["unrecorded"] += len(call.choices)
 
     async def record_proxied(self, turns: list[Turn]) -> None:
@@ -57,7 +57,7 @@ class Recorder:
                 self.counts[turn.finish] += 1
 
     async def record_error(self, session: Session, agent: str, refused: ApiError) -> None:
-        """An agent that gets an error may swallow it; whoever looks at the rollout finds it here."""
+        """An agent that gets an error may swallow it; it is recorded for people who look at the rollout."""
         self.counts["refused"] += 1
         data = {"source": "gateway", "agent": agent, "status": refused.status, "message": refused.message}
         data |= {"code": refused.code, "param": refused.param}

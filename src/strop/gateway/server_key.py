@@ -1,4 +1,4 @@
-"""Model calls with the server's own key, which is no attempt's: each is a rollout of its own.
+"""Model calls with the server's own key, which is not an attempt's: each is a rollout of its own.
 
     curl $STROP_URL/v1/chat/completions -H "Authorization: Bearer $STROP_KEY" -d '{"messages": [...]}'
 
@@ -31,7 +31,7 @@ LOG = logging.getLogger("strop.visits")
 
 
 class Visits:
-    """An ASGI app before a gateway, for whoever has the server's key; everybody else goes through to the gateway."""
+    """An ASGI app before a gateway, for clients with the server's key; all others go through to the gateway."""
 
     def __init__(self, gateway: Gateway, store: Store, key: RunKey) -> None:
         self._gateway, self._store, self._key, self._since = gateway, store, key, time.time()

@@ -34,7 +34,7 @@ class Sessions:
     def __init__(self, store: Store, most: int) -> None:
         self.most = most
         self.other_key = ""
-        """What else opens a model here, for whoever has a wrong key: the end of a sentence."""
+        """What else opens a model here, for a client with a wrong key: the end of a sentence."""
         self._store = store
         self._open: OrderedDict[Ref, Session] = OrderedDict()
         self._by_key: dict[bytes, Ref] = {}

@@ -19,11 +19,11 @@ from strop.gateway.template import Renderer, Tools
 
 Ending = Literal["stop", "length", "written"] | int
 """How an answer ends: as the template writes it; cut off before its end; with every mark that the template writes
-behind it, be it known for an end or not; or with this token."""
+after it, be it known for an end or not; or with this token."""
 
 
 class Spoken(Struct, frozen=True):
-    """`words` is the answer up to its last word and `tail` what was said behind that, `end` the last part of it; there
+    """`words` is the answer up to its last word and `tail` what was said after that, `end` the last part of it; there
     is no tail where the template does not show the answer."""
 
     ids: list[int]
@@ -49,7 +49,7 @@ class Speaker:
         return renderer.decode(renderer.encode(text)) if renderer.tokenizer.normalizer else text
 
     def find_after(self, upto: int, at: int) -> str | None:
-        """What the template writes behind the last word of an answer, with these messages."""
+        """What the template writes after the last word of an answer, with these messages."""
         found = find_after(self._renderer, self._messages[:upto], self._tools, at, generate=True)
         return None if found is None else self.shown(found)
 
@@ -116,7 +116,7 @@ class Speaker:
         return text[min(same, last) : last]
 
     def _tail(self, at: int, alone: str) -> tuple[str, str, str]:
-        """What a model says behind its last word: up to the first end of turn that the template writes there, when the
+        """What a model says after its last word: up to the first end of turn that the template writes there, when the
         answer is the last message or when another follows; and that end; and what comes after it."""
         if found := self._first_end(alone):
             stop, end = found
@@ -149,26 +149,26 @@ class Speaker:
         return found if found and found[-1] in renderer.stop_ids else [*found, renderer.stop_ids[-1]]
 
     def _later(self, at: int) -> str | None:
-        """What the template writes behind an answer once messages follow it."""
+        """What the template writes after an answer once messages follow it."""
         upto = next((i for i in range(at + 1, len(self._messages)) if self._is_answer(i)), len(self._messages))
         if upto == at + 1:
             return None
         return find_after(self._renderer, self._messages[:upto], self._tools, at, generate=True)
 
     def closing(self, at: int) -> str:
-        """What the template writes behind the last word of an answer when it is the last message, up to its end."""
+        """What the template writes after the last word of an answer when it is the last message, up to its end."""
         alone = find_after(self._renderer, self._messages[: at + 1], self._tools, at, generate=False)
         tail, end, _ = self._tail(at, alone or "")
         return self.shown(tail[: len(tail) - len(end)])
 
     def ends(self, at: int) -> bool:
-        """Whether the template writes an end of turn behind an answer."""
+        """Whether the template writes an end of turn after an answer."""
         alone = find_after(self._renderer, self._messages[: at + 1], self._tools, at, generate=False) or ""
         return bool(self._first_end(alone)) or self._renderer.writes_end(self._messages[at])
 
 
 def _closed(text: str, answer: Json) -> str:
-    """What a template writes behind an answer's last word, without white space that is not the answer's."""
+    """What a template writes after an answer's last word, without white space that is not the answer's."""
     content = "" if answer.get("tool_calls") else answer["content"] or ""
     space = content[len(content.rstrip()) :]
     return max(text.rstrip(), space if text.startswith(space) else "", key=len)

@@ -41,8 +41,8 @@ class Renderer:
     """A chat template with its tokenizer.
 
     `end_of_turn` is the token that ends an answer, as the template writes it; `stop_ids` are all tokens that do (that
-    one, the one that ends calls, the tokenizer's eos and those of generation_config.json). An end that is no token of
-    this tokenizer is a stop string, in `stop_texts`.
+    one, the one that ends calls, the tokenizer's eos and those of generation_config.json). An end that is not a token
+    of this tokenizer is a stop string, in `stop_texts`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Renderer:
         self._after_answer = AfterAnswer(self._template, self._style)
         self._ends = self._after_answer.ends
         stops_at = [*self._ends, *said.next, *called.next]
-        stops_at = [mark for mark in dict.fromkeys(stops_at) if mark not in kept]  # those go on behind it
+        stops_at = [mark for mark in dict.fromkeys(stops_at) if mark not in kept]  # those go on after it
         self._end = re.compile(r"\s*(" + "|".join(map(re.escape, self._ends)) + ")") if self._ends else None
         eos = tokenizer.token_to_id(self._specials.get("eos_token", ""))
         tokens = [id for text in stops_at if (id := tokenizer.token_to_id(text)) is not None]
@@ -178,7 +178,7 @@ class Renderer:
         return list(self._kept(text)) if len(text) <= _KEPT else self.encode(text)
 
     def opening(self, messages: Messages, tools: Tools, ids: Sequence[int] = (), lead: str = "") -> str:
-        """What the template writes behind the last message, where the answer begins: who speaks, and a thought that is
+        """What the template writes after the last message, where the answer begins: who speaks, and a thought that is
         open or closed already. It may depend on anything in the conversation. `ids` are the prompt with `lead` at its
         end: one that ends as others before it need not be rendered for this."""
         end = self.decode(ids[-2 * _WINDOW :]).removesuffix(lead) if ids else ""
@@ -191,7 +191,7 @@ class Renderer:
             return self.generation_prompt
         if whole.rfind("<", 0, at) > whole.rfind(">", 0, at):  # within a mark, which begins as another one does
             at = whole.rfind("<", 0, at)
-        if not whole[at:].strip():  # who speaks next stands behind the last message always
+        if not whole[at:].strip():  # who speaks next stands after the last message always
             marks = [mark for pair in self.format.thoughts for mark in pair if whole.rstrip().endswith(mark)]
             return whole[whole.rfind(marks[0]) :] if marks else whole[at:]
         if len(self._openings) < _VARIANTS:
@@ -229,7 +229,7 @@ class Renderer:
         return self.encode_after(path, rest)
 
     def _behind_end(self, rest: str, end: str, answer: Json) -> str | None:
-        """What is left to be written behind an answer that the model ended; None if the template may write an end
+        """What is left to be written after an answer that the model ended; None if the template may write an end
         there that nobody knows for one."""
         if rest.lstrip().startswith(end):  # also where the next message begins with it
             return rest.lstrip()[len(end) :]
@@ -250,7 +250,7 @@ class Renderer:
 
     def find_end(self, path: Sequence[int]) -> tuple[str, str]:
         """The end of turn that the last sampled token completed, and what that token says beyond it; empty if it
-        completed none. An end that is no token of its own may lie across several."""
+        completed none. An end that is not a token of its own may lie across several."""
         if path[-1] in self.stop_ids:
             return self._added.get(path[-1]) or self.decode(path[-1:]), ""
         said, before = self.decode(path[-_WINDOW:]), len(self.decode(path[-_WINDOW:-1]))
@@ -261,7 +261,7 @@ class Renderer:
         return "", ""
 
     def _unsaid(self, closing: str, rest: str, said: str, answer: Json) -> str | None:
-        """What is left to be written behind an answer that was not ended: what closes it and the end of the turn may be
+        """What is left to be written after an answer that was not ended: what closes it and the end of the turn may be
         among the model's last tokens already, whole or in part. None if that cannot be known."""
         if not answer.get("tool_calls") and (end := answer["content"][-40:]) and (at := said.rfind(end)) >= 0:
             beyond, whole = said[at + len(end) :], closing + rest
@@ -302,7 +302,7 @@ class Renderer:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_after(self, path: Sequence[int], text: str) -> list[int]:
-        """The tokens of `text` as they are in its place behind `path`, whose own tokens stay what they are."""
+        """The tokens of `text` as they are in its place after `path`, whose own tokens stay what they are."""
         recent = list(path[-_WINDOW:])
         last = next((i for i in range(len(recent) - 1, -1, -1) if recent[i] in self._added), None)
         for start in range(min(8, len(recent))) if last is None else (last,):

@@ -310,7 +310,7 @@ class _Replay:
         empty = self._speaker.unanswered(at, served)
         if written.endswith(new) and empty is not None and empty.endswith(new):
             return [HIDDEN], None
-        return [], f"behind an answer that the template does not show stands {new!r}; it writes {written!r}"
+        return [], f"after an answer that the template does not show stands {new!r}; it writes {written!r}"
 
 
 def _turn(number: int, messages: list[Json], answer: Json, prompt: Prompt, said: list[int]) -> Turn:

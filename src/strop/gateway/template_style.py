@@ -179,7 +179,7 @@ class TemplateProbe:
             return later or Closing(alone, (), self._next(within[len(alone) :]), sure=False)
         common = next((i for i, (a, b) in enumerate(zip(alone, within, strict=False)) if a != b), 0)
         marks = [mark for mark in self._marks(within[:common]) if mark not in syntax]
-        marks = [mark for mark in marks if mark not in self._kept] or marks  # behind those a model goes on
+        marks = [mark for mark in marks if mark not in self._kept] or marks  # after those a model goes on
         if marks:
             return Closing(within.partition(marks[0])[0].rstrip(), (marks[0],))
         if not alone or syntax:
@@ -217,7 +217,7 @@ class TemplateProbe:
         return text.partition(MARK)[2].rstrip() if MARK in text else ""
 
     def _next(self, text: str) -> tuple[str, ...]:
-        """The mark a text begins with; one that is no mark to anybody may be short."""
+        """The mark a text begins with; one that the tokenizer does not know may be short."""
         text = text.lstrip()
         marks = self._marks(text)
         return (marks[0],) if marks and text.startswith(marks[0]) else ()

@@ -1,6 +1,6 @@
 """Tools for chat templates that leave them out: what a template does not write stands in the messages it is given.
 
-    <tools> ... </tools>                    what there is, and how to call it, behind the system's words
+    <tools> ... </tools>                    what there is, and how to call it, after the system's words
     <tool_call> ... </tool_call>            a call, as the model wrote it
     <tool_response> ... </tool_response>    what came of it, as a user's message
 
@@ -33,7 +33,7 @@ _HERMES = f'<tool_call>\n{{"name": "{_NAME}", "arguments": {json.dumps(_ARGUMENT
 
 class ToolWriter(Struct, frozen=True):
     """Writes into the messages what a template leaves out: `tools` with the `form` of a call, `calls` in this format,
-    `results`. `system` is whether the template has room for a system's message; the first user's takes the tools
+    `results`. `system` is whether the template writes a system's message; the first user's takes the tools
     otherwise."""
 
     tools: bool
@@ -98,8 +98,8 @@ def _in_words(message: Json, format: Format) -> Json:
 
 class Tooling(Struct, frozen=True):
     """How a model is told about tools: who writes what the template leaves out (`writer`), in which `format` calls are
-    read, and what is to be said about it: a `note` for whoever trains, and a refusal (`lost`) where tools would reach
-    nobody."""
+    read, and what is to be said about it: a `note` for the person who trains, and a refusal (`lost`) where tools would
+    reach nobody."""
 
     writer: ToolWriter | None
     format: Format

@@ -225,7 +225,7 @@ async def test_ids_that_are_no_tokens(stand: Stand, id: int) -> None:
         body = {"model": "m", "prompt": prompt}
         status, answer = await fetch(f"{stand.url(attempt)}/completions", body, key=attempt.key)
         assert (status, answer["error"]["param"]) == (400, "prompt")
-        assert f"{id} is no token of this model: ids are 0 to 397" in answer["error"]["message"]
+        assert f"{id} is not a token of this model. Fix: use ids from 0 to 397" in answer["error"]["message"]
     assert await stand.store.turns("r1") == []
     assert len(await stand.store.events("r1")) == 2
 

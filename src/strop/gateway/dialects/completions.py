@@ -1,4 +1,4 @@
-"""OpenAI's completions: raw prompts, as text or as token ids, and what the model writes behind them.
+"""OpenAI's completions: raw prompts, as text or as token ids, and what the model writes after them.
 
 Parameters are treated as in `chat`. Two of OpenAI's habits are not followed: without `max_tokens` the policy's limit
 counts, not 16 tokens; and the logprobs that can be had are those of sampled tokens, so `logprobs` is 0 or 1 and does
@@ -134,7 +134,7 @@ def _check_echo(prompts: Sequence[str | list[int]], logprobs: bool) -> None:
     if logprobs:
         raise unsupported("echo", "not with logprobs: a prompt's tokens are not sampled and have none")
     if not all(isinstance(prompt, str) for prompt in prompts):
-        raise unsupported("echo", "not for a prompt of token ids; send its text, or put the answer behind it yourself")
+        raise unsupported("echo", "not for a prompt of token ids; send its text, or put the answer after it yourself")
 
 
 # -- answer ------------------------------------------------------------------------------------------------------------

@@ -106,4 +106,6 @@ def check_schema(schema: Json | None, where: str) -> None:
     try:
         msgspec.convert(schema, Schema | None)
     except msgspec.ValidationError as error:
-        raise ApiError(f"{where} is no JSON schema: {error}", param=where, code="invalid_function_parameters") from None
+        raise ApiError(
+            f"{where} is not a JSON schema: {error}", param=where, code="invalid_function_parameters"
+        ) from None

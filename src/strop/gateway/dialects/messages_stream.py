@@ -2,7 +2,7 @@
 
     thinking, text, tool_use, tool_use, ...
 
-Calls are sent at the end of a stream, whole: a model may go on talking behind one, and that belongs to the text before
+Calls are sent at the end of a stream, whole: a model may go on talking after one, and that belongs to the text before
 it. A model that thinks once more after it has begun to talk gets a second block of thinking in a stream; in a whole
 message all of its thinking is one block.
 """

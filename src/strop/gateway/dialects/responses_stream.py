@@ -9,7 +9,7 @@
     response.completed or response.incomplete
 
 Items always come in the order reasoning, message, calls, whatever order the model wrote them in, and the response at
-the end is the one that is given without streaming. A response's id is its turn's, and so are its items' behind the `_`.
+the end is the one that is given without streaming. A response's id is its turn's, and so are its items' after the `_`.
 
 Logprobs are those of a message: one entry per sampled token of the whole answer, the one that ended it included.
 """

@@ -47,7 +47,7 @@ class CallParser(Protocol):
     def feed(self, text: str) -> list[Piece]: ...
 
     def close(self, *, cut: bool = False) -> list[Piece]:
-        """The answer is over: what was held back is text after all. `cut`: it had no room to end by itself."""
+        """The answer is over: what was held back is text after all. `cut`: it reached its limit of tokens."""
         ...
 
 

@@ -88,7 +88,7 @@ def parameters(head: str, parameter: str, edge: str = "") -> Parameters:
 
 
 class Nested(Struct, frozen=True):
-    """A tool's name, then values in tags named after their keys, each tag behind `space`: tables have tags for their
+    """A tool's name, then values in tags named after their keys, each tag after `space`: tables have tags for their
     keys, lists have `<item>`. What is not text there is told by the schema."""
 
     head: re.Pattern[str]

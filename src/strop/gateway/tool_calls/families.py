@@ -3,7 +3,7 @@
 A family is known by marks of its own in the template's text. Rows are tried from the first to the last, so the more
 particular stand before the more general; what no row knows is plain text, in which nothing is a call.
 
-Left out: Llama's built-in tools (`<|python_tag|>` with code behind it), tools of gpt-oss other than functions.
+Left out: Llama's built-in tools (`<|python_tag|>` with code after it), tools of gpt-oss other than functions.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _xml(begin: str, end: str) -> TaggedCalls:
 
 
 def _invoke(space: str, begin: str, attributes: str = r'name="(?P<key>[^"]+)"') -> TaggedCalls:
-    """`<invoke name="...">` with parameters inside, each tag's name behind `space`."""
+    """`<invoke name="...">` with parameters inside, each tag's name after `space`."""
     close = f"</{space}parameter>"
     value = rf"<{space}parameter {attributes}>(?P<value>.*?){close}(?=\s*(?:<{space}parameter |\Z))"
     body = parameters(rf'(?P<name>{NAME})"\s*>', value)

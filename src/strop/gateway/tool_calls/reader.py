@@ -35,7 +35,7 @@ class SectionEnd(Struct, frozen=True):
 
 
 class MalformedCall(Struct, frozen=True):
-    """Text up to `end` is no call. It counts as malformed if it set out to be one."""
+    """Text up to `end` is not a call. It counts as malformed if it set out to be one."""
 
     end: int
     malformed: bool = True
@@ -55,7 +55,7 @@ class Syntax(Protocol):
     def marks(self) -> tuple[str, ...]: ...
 
     def step(self, text: str, *, section: str, scan: Scan, final: bool, tools: Tools) -> Step:
-        """Look at text that begins with one of `opens` or, within a `section`, behind a call. `scan` is kept from look
+        """Look at text that begins with one of `opens` or, within a `section`, after a call. `scan` is kept from look
         to look until something is found; `final` says that no more text will come."""
         ...
 
@@ -65,7 +65,7 @@ class Grammar(Struct, frozen=True, kw_only=True):
 
     `known_by` are texts that a template of this family has, all of them. `thoughts` are pairs of marks around
     reasoning, `frames` marks that tell an agent nothing (`{tool}` in one stands for the name of each tool). `head` is
-    how a call begins, before its tool's name and behind it. `inner` are special tokens within calls, besides the
+    how a call begins, before its tool's name and after it. `inner` are special tokens within calls, besides the
     syntax's own.
 
     >>> from strop.gateway.tool_calls.families import HERMES
@@ -123,7 +123,7 @@ _TOKEN = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 class Reader:
     """One answer on its way from text to pieces.
 
-    White space around marks belongs to the format and is dropped: before a mark, and behind it as long as nothing was
+    White space around marks belongs to the format and is dropped: before a mark, and after it as long as nothing was
     said. A call that is not well-formed is given out as it was written, white space and all.
     """
 
@@ -140,7 +140,7 @@ class Reader:
         self._held = ""
         self._at = 0  # where the held text begins in the whole
         self._unsaid = len(lead)  # text before this place is the lead's, and never given out
-        self._cut = False  # the answer is over, and had no room to end by itself
+        self._cut = False  # the answer is over: it reached its limit of tokens
         self._place: Literal["words", "thought", "calls"] = "words"
         self._close = _marks()  # what ends the thought
         self._space = 0  # how much of what is held is white space before an open call
@@ -148,7 +148,7 @@ class Reader:
         self._section = ""
         self._fresh_thought = False  # a thought has begun and nothing was thought so far
         self._said = False
-        self._leading = False  # behind a mark with no words so far: white space leads nowhere
+        self._leading = False  # after a mark with no words so far: white space leads nowhere
         self._marked = self._behind = False  # some mark was there; nothing was said since the last one
         if lead:
             self.feed(lead)
@@ -159,7 +159,7 @@ class Reader:
         return self._read(final=False)
 
     def close(self, *, cut: bool = False) -> list[Piece]:
-        """The answer is over: what was held back is text after all, except white space behind calls or a mark."""
+        """The answer is over: what was held back is text after all, except white space after calls or a mark."""
         self._cut = cut
         pieces = self._read(final=True)
         if self._place == "thought":

@@ -120,7 +120,7 @@ def single(value: Any) -> ParsedCall | None:
 
 
 class JsonCalls(Struct, frozen=True):
-    """JSON behind a mark, in a list or not; `closes` may follow.
+    """JSON after a mark, in a list or not; `closes` may follow.
 
     `bare` has the brackets that may also begin a call without a mark. Such JSON is a call if it reads as one; otherwise
     it is an answer in JSON and no malformed call. A `header` matches what stands between the mark and an object of
@@ -162,7 +162,7 @@ class JsonCalls(Struct, frozen=True):
         return MalformedCall(max(at, 1), bool(mark))
 
     def _next(self, text: str, section: str, scan: Scan, final: bool) -> Step:
-        """Behind a call: another, or the end."""
+        """After a call: another, or the end."""
         at = _skip(text, 0)
         if at == len(text):
             return SectionEnd(at) if final else None
@@ -216,7 +216,7 @@ class JsonCalls(Struct, frozen=True):
 
 
 class PythonCalls(Struct, frozen=True):
-    """A list of Python calls with keyword arguments, behind a mark or bare; `closes` may follow."""
+    """A list of Python calls with keyword arguments, after a mark or bare; `closes` may follow."""
 
     after: tuple[str, ...] = ()
     closes: tuple[str, ...] = ()
@@ -267,7 +267,7 @@ def _python_call(name: str, arguments: str) -> ParsedCall | None:
 
 
 def _closed(text: str, end: int, closes: tuple[str, ...], final: bool) -> Step:
-    """Calls are over at `end`, or behind the mark that closes them."""
+    """Calls are over at `end`, or after the mark that closes them."""
     at = _skip(text, end)
     for close in closes:
         if text.startswith(close, at):
