@@ -195,7 +195,7 @@ MUTANTS = (
     _one(
         "any key opens an open session",
         "gateway/sessions.py",
-        "if not _opens(keys, session.attempt):",
+        "if not is_opened_by(session.attempt, keys):",
         "if not keys:",
         CHAT,
     ),

@@ -25,11 +25,11 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from strop.gateway.api_errors import to_api_error
+from strop.gateway.auth import RequestAddress
 from strop.gateway.dialects.base import ApiError, Dialect, ModelRequest
 from strop.gateway.dialects.registry import BY_PATH, DIALECTS, is_model_path
 from strop.gateway.exchange import Exchange
@@ -48,35 +48,6 @@ from strop.store.server.attempts import attempt_routes
 MAX_BODY = 16 << 20
 MANY = 10_000
 """Lists and tables in a body from which on they are counted: millions of them would hold up everybody else."""
-AGENT = "main"
-"""The name of agents that say none."""
-AGENT_HEADER = b"x-strop-agent"
-
-
-class RequestAddress(Struct, frozen=True, kw_only=True):
-    """Who speaks, as the request says: `path` is what follows /v1/. Without a rollout the key must say it."""
-
-    rollout: str | None = None
-    attempt: str = ""
-    agent: str = AGENT
-    path: str
-
-    @classmethod
-    def of(cls, path: str, headers: Sequence[asgi.Header] = ()) -> RequestAddress | None:
-        """Without a rollout in the path, a header names the agent.
-
-        >>> RequestAddress.of("/r/g1.0/1/agents/main/v1/chat/completions").path
-        'chat/completions'
-        >>> RequestAddress.of("/v1/models").rollout is None, Address.of("/health") is None
-        (True, True)
-        """
-        if path.startswith("/v1/"):
-            named = next((value.decode("latin-1") for name, value in headers if name == AGENT_HEADER), AGENT)
-            return cls(agent=named, path=path[4:])
-        parts = path.split("/", 7)
-        if len(parts) == 8 and (parts[1], parts[4], parts[6]) == ("r", "agents", "v1"):
-            return cls(rollout=parts[2], attempt=parts[3], agent=parts[5], path=parts[7])
-        return None
 
 
 class Gateway:

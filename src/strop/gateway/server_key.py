@@ -17,9 +17,9 @@ import time
 from starlette.types import Message, Receive, Scope, Send
 
 from strop.errors import StropError, UnknownId
-from strop.gateway.app import Gateway, RequestAddress
+from strop.gateway.app import Gateway
+from strop.gateway.auth import TRACE, RequestAddress, read_keys
 from strop.gateway.dialects.base import ApiError
-from strop.gateway.sessions import TRACE, keys_of
 from strop.store.base import Store
 from strop.store.server.attempts import attempt_of, number_of
 from strop.store.server.keys import RunKey
@@ -41,7 +41,7 @@ class Visits:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not any(self._key.fits(key) for key in keys_of(scope)):
+        if not any(self._key.fits(key) for key in read_keys(scope)):
             return await self._gateway(scope, receive, send)
         address = RequestAddress.of(scope["path"])
         if address is not None and address.rollout is not None:

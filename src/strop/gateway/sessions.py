@@ -12,20 +12,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from starlette.types import Scope
 
 from strop.errors import Fenced, UnknownId
 from strop.gateway.api_errors import to_api_error
-from strop.gateway.dialects.base import ApiError
+from strop.gateway.auth import is_opened_by, read_keys, unauthorized
 from strop.gateway.session import Session
 from strop.store.base import Ref, Store
-from strop.store.server.keys import bearer, is_same_key
 from strop.types import Attempt
-
-TRACE = (b"trace_id", b"trace-id")
-"""Headers in which services send an attempt's key; proxies drop those with a `_` in them."""
 
 
 class Sessions:
@@ -51,27 +47,27 @@ class Sessions:
     async def at(self, rollout: str, attempt: str, scope: Scope) -> Session:
         """The session of the attempt in the address, if one of the request's keys is that attempt's."""
         if not (attempt.isascii() and attempt.isdigit() and len(attempt) < 10):
-            raise _unauthorized()
-        ref, keys = (rollout, int(attempt)), keys_of(scope)
+            raise unauthorized()
+        ref, keys = (rollout, int(attempt)), read_keys(scope)
         session = self._open.get(ref)
         if session is None:
             try:
                 attempts = await self._store.attempts(rollout)
             except UnknownId:
-                raise _unauthorized() from None
+                raise unauthorized() from None
             found = next((attempt for attempt in attempts if attempt.number == ref[1]), None)
-            if found is None or not _opens(keys, found):
-                raise _unauthorized()
+            if found is None or not is_opened_by(found, keys):
+                raise unauthorized()
             return await self._add(found)
-        if not _opens(keys, session.attempt):
-            raise _unauthorized()
+        if not is_opened_by(session.attempt, keys):
+            raise unauthorized()
         self._open.move_to_end(ref)
         return session
 
     async def by_key(self, scope: Scope) -> Session:
         """The session of the attempt that one of the request's keys opens. A header made for it says so before an API
         key does, which clients demand even where it means nothing."""
-        keys = keys_of(scope, trace_first=True)
+        keys = read_keys(scope, trace_first=True)
         for key in keys:
             if (ref := self._by_key.get(key)) is not None:
                 self._open.move_to_end(ref)
@@ -80,10 +76,10 @@ class Sessions:
                 attempt = await self._store.attempt(key.decode("latin-1"))
             except UnknownId:
                 continue
-            if _opens([key], attempt):
+            if is_opened_by(attempt, [key]):
                 return await self._add(attempt)
         came = "no attempt has this key" if keys else "a key is needed"
-        raise _unauthorized(
+        raise unauthorized(
             f"{came}: send the key that came with the task, as API key or as header trace_id{self.other_key}"
         )
 
@@ -126,22 +122,3 @@ class Sessions:
                 return False
             await asyncio.sleep(0.01)
         return True
-
-
-def keys_of(scope: Scope, *, trace_first: bool = False) -> list[bytes]:
-    """What may be the attempt's key, where any of the APIs' clients put it."""
-    headers = scope["headers"]
-    api = [bearer(headers), *(value for name, value in headers if name == b"x-api-key")]
-    trace = [value for name, value in headers if name in TRACE]
-    return [key for key in (trace + api if trace_first else api + trace) if key]
-
-
-def _opens(keys: Sequence[bytes], attempt: Attempt) -> bool:
-    return any(is_same_key(key, attempt.key.encode()) for key in keys)
-
-
-def _unauthorized(
-    message: str = "this key does not open this attempt: use the api_key the agent was given, with the base_url it"
-    " was given",
-) -> ApiError:
-    return ApiError(message, status=401, code="invalid_api_key")
