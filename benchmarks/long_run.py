@@ -69,7 +69,13 @@ def look(pid: int) -> tuple[float, int]:
 def watch(folder: Path, steps: int) -> list[Found]:
     """Run it; what was seen at each look, and which step had been made by then."""
     settings = [
-        *(f"loop.steps={steps}", "loop.groups=1", "loop.members=2", "loop.eval_splits=[]", "loop.checkpoint_every=50"),
+        *(
+            f"loop.steps={steps}",
+            "loop.groups=1",
+            "loop.group_size=2",
+            "loop.eval_splits=[]",
+            "loop.checkpoint_every=50",
+        ),
         *("runner.workers=2", "runner.agents_in=threads", "engine.deterministic=false"),
     ]
     command = [sys.executable, "-m", "strop.cli", "demo", "--folder", str(folder), "--json"]

@@ -38,7 +38,7 @@ Found = dict[str, Any]
 def run(folder: Path, staleness: int, seed: int, steps: int) -> Found:
     settings = [
         *(f"loop.staleness={staleness}", f"loop.steps={steps}", "engine.deterministic=false"),
-        *("loop.groups=8", "loop.members=8", "loop.eval_splits=['test']", "loop.eval_greedy=false"),
+        *("loop.groups=8", "loop.group_size=8", "loop.eval_splits=['test']", "loop.eval_greedy=false"),
         *("runner.workers=64", "runner.agents_in=threads", f"agent={PEERS / 'slow_tool.py'}:agent"),
     ]
     command = [sys.executable, "-m", "strop.cli", "demo", "--folder", str(folder), "--seed", str(seed), "--json"]

@@ -51,12 +51,12 @@ Found = dict[str, Any]
 def settings(side: str, given: argparse.Namespace) -> list[str]:
     engine, _, ahead = side.partition("-")
     chosen = [
-        *(f"loop.steps={given.steps}", f"loop.groups={given.groups}", f"loop.members={given.members}"),
+        *(f"loop.steps={given.steps}", f"loop.groups={given.groups}", f"loop.group_size={given.members}"),
         *("loop.eval_splits=[]", f"loop.checkpoint_every={given.steps}", f"loop.staleness={int(bool(ahead))}"),
         *(f"learner.optim.lr={given.lr}", "learner.token_budget=65536", "policy.context=512"),
         *(f"policy.train.max_tokens={given.max_tokens}", f"runner.workers={given.workers}"),
         *(f"tasks_args.count={given.groups * (given.steps + 1)}", f"tasks_args.seed={given.seed}"),
-        *(f"engine.name={engine}", f"engine.rows={given.groups * given.members}"),
+        *(f"engine.name={engine}", f"engine.max_sequences={given.groups * given.members}"),
     ]
     if engine == "vllm":
         chosen += ["engine.vllm.weights=ipc", "engine.vllm.gpu_memory=0.3", "engine.vllm.dtype=bfloat16"]

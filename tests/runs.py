@@ -19,7 +19,7 @@ from strop.store.sqlite import SqliteStore
 from strop.types import Rollout, Step, Turn
 
 SMALL = [
-    *("loop.steps=4", "loop.groups=4", "loop.members=4", "loop.checkpoint_every=2", "loop.eval_splits=['test']"),
+    *("loop.steps=4", "loop.groups=4", "loop.group_size=4", "loop.checkpoint_every=2", "loop.eval_splits=['test']"),
     "loop.eval_every=1",
     *("runner.workers=4", f"tasks={Path(__file__).parent / 'small.py'}:tasks"),
 ]

@@ -22,7 +22,7 @@ class Strop(Side):
         model: Any = load(folder, torch.bfloat16 if device == "cuda" else torch.float32)
         model.to(device)
         self.vocabulary = model.config.vocab_size
-        self._core = Core(model, EngineConfig(rows=int(rows)), context=2048)
+        self._core = Core(model, EngineConfig(max_sequences=int(rows)), context=2048)
         self._answers: dict[int, list[int]] = {}
 
     def answer(self, prompts: Prompts, sampled: int) -> Iterator[tuple[int, list[int]]]:

@@ -128,7 +128,7 @@ def config(kind: str = "calc") -> Config:
         policy=PolicyConfig(model="strop/nano", context=192, train=sampling, eval=sampling),
         algorithm=AlgorithmConfig(settings={"clip": 0.3}),
         learner=LearnerConfig(optim=OptimConfig(lr=3e-4, warmup=3, decay=steps + 4), token_budget=2048),
-        engine=EngineConfig(rows=16, prefill_chunk=64, deterministic=True, threads=1),
+        engine=EngineConfig(max_sequences=16, prefill_chunk=64, deterministic=True, threads=1),
         runner=RunnerConfig(workers=16, timeout=60.0),
         loop=LoopConfig(steps=steps, checkpoint_every=5),
     )

@@ -54,8 +54,8 @@ def agent(task, llm):
     return float(sum(map(ord, answer.choices[0].message.content or "")) % 97)
 '''
 SMALL = [
-    *("loop.groups=2", "loop.members=4", "loop.eval_splits=[]", "runner.workers=4", "policy.train.max_tokens=8"),
-    *("loop.checkpoint_every=1", "engine.rows=8", "policy.context=192", "engine.threads=1"),
+    *("loop.groups=2", "loop.group_size=4", "loop.eval_splits=[]", "runner.workers=4", "policy.train.max_tokens=8"),
+    *("loop.checkpoint_every=1", "engine.max_sequences=8", "policy.context=192", "engine.threads=1"),
 ]
 
 
@@ -142,7 +142,7 @@ def test_a_class_without_a_file_is_written_into_the_folder(tmp_path: Path) -> No
 
     name = chosen(Still(rate=0.25), tmp_path)["name"]
     config = AlgorithmConfig(name=name, settings={"rate": 0.25})
-    made = strop.algorithms.make(config, LearnerConfig(updates=2), PolicyConfig())
+    made = strop.algorithms.make(config, LearnerConfig(minibatches=2), PolicyConfig())
     assert (made.rate, made.needs) == (0.25, {"proximal"})
 
 

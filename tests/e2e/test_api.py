@@ -18,7 +18,7 @@ from strop.errors import ConfigError, PlaceError
 from strop.run import api
 from tests import runs
 
-SMALL = {"loop": {"steps": 2, "groups": 2, "members": 2}, "runner": {"workers": 2}, "quiet": True}
+SMALL = {"loop": {"steps": 2, "groups": 2, "group_size": 2}, "runner": {"workers": 2}, "quiet": True}
 QUESTIONS = [
     {"id": "a", "data": {"question": "What is 12 + 30?"}},
     {"id": "b", "data": {"question": "Compute 64 - 17."}},

@@ -77,7 +77,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def command(place: Path, agent: str) -> list[str]:
-    small = ["loop.steps=1", "loop.groups=1", "loop.members=2", "runner.workers=2", "policy.context=64"]
+    small = ["loop.steps=1", "loop.groups=1", "loop.group_size=2", "runner.workers=2", "policy.context=64"]
     given = ("train", f"{place}/agents.py:{agent}", "--tasks", place / "tasks.jsonl", "--folder", f"{place}/run")
     return [*runs.strop(*given), *(f"--set={s}" for s in small)]
 
@@ -154,7 +154,7 @@ def test_agents_that_take_longer_than_a_group_may(place: Path) -> None:
 def test_an_evaluation_may_take_longer_than_a_group(place: Path) -> None:
     """As long as its rollouts end, one after another."""
     (place / "tasks.jsonl").write_text(TASKS + '{"id": "u", "split": "test"}\n{"id": "v", "split": "test"}\n')
-    more = ("--set=loop.group_deadline=8", "--set=runner.workers=1", "--set=loop.members=1")
+    more = ("--set=loop.group_deadline=8", "--set=runner.workers=1", "--set=loop.group_size=1")
     assert train(place, "slow", *more).returncode == 0
     told = runs.story(place / "run")
     assert len(told.rollouts) == 2 * (3 + 3) + 1
@@ -180,7 +180,7 @@ def test_ctrl_c_in_the_last_evaluation_leaves_a_run_to_be_resumed(place: Path) -
 
 def test_a_group_that_stands_in_for_another_may_fail(place: Path) -> None:
     """The first group taught nothing, the second one's task makes the agent fail: that is a bad task, no bad agent."""
-    more = ("--set=loop.groups_most=2", "--set=loop.eval_splits=[]")
+    more = ("--set=loop.max_groups=2", "--set=loop.eval_splits=[]")
     assert train(place, "second_group_raises", *more).returncode == 0
     told = runs.story(place / "run")
     assert len(told.steps) == 1

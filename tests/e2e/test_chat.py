@@ -27,7 +27,7 @@ from strop.types import stable_hash
 from tests import runs
 
 ROOT = Path(__file__).parents[2]
-TINY = ["loop.steps=1", "loop.groups=2", "loop.members=2", "loop.eval_splits=[]", "runner.workers=4"]
+TINY = ["loop.steps=1", "loop.groups=2", "loop.group_size=2", "loop.eval_splits=[]", "runner.workers=4"]
 CALCULATOR = '''
 def calculator(expression: str) -> str:
     """Compute one operation on two integers."""

@@ -10,7 +10,7 @@ from tests import runs
 
 TOO_HIGH = [
     *("learner.optim.lr=1e-1", "learner.optim.warmup=200", "loop.collapse_patience=3"),
-    *("loop.steps=40", "loop.groups=8", "loop.members=8", "loop.eval_splits=[]", "loop.checkpoint_every=1"),
+    *("loop.steps=40", "loop.groups=8", "loop.group_size=8", "loop.eval_splits=[]", "loop.checkpoint_every=1"),
     "runner.workers=8",
 ]
 

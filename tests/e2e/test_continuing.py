@@ -80,7 +80,7 @@ def test_resumed_with_more_steps_and_another_rate(first: Path) -> None:
     assert [line["after_step"] for line in lines] == [2, 3]
     assert lines[1]["changed"] == {"loop.steps": [3, 4]}
     with pytest.raises(ConfigError, match=r"keeps its loop\.members"):
-        strop.resume(first, loop={"members": 2}, quiet=True)
+        strop.resume(first, loop={"group_size": 2}, quiet=True)
 
 
 def test_a_checkpoint_becomes_a_plain_folder(first: Path, tmp_path: Path) -> None:

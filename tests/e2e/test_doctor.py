@@ -34,7 +34,7 @@ def groups(*totals: list[float]) -> list[Sample]:
     ("got", "flat", "said"),
     [
         (([0.0, 1.0], [1.0, 0.0]), 0, "2 of 2 groups would teach something"),
-        (([0.0, 1.0], [1.0, 1.0]), 1, "loop.groups_most"),
+        (([0.0, 1.0], [1.0, 1.0]), 1, "loop.max_groups"),
         (([0.0, 0.0], [0.0, 0.0]), 2, "easier tasks"),
         (([1.0, 1.0], [1.0, 1.0]), 2, "harder tasks"),
         (([1.0, 1.0], [0.0, 0.0]), 2, "policy.train.temperature"),
@@ -71,7 +71,7 @@ def test_without_groups_only_the_rewards_are_told(name):
 def test_groups_of_one_are_told_what_they_lack():
     found = judge(*groups([1.0], [0.0]))
     assert found.flat == 2
-    assert "nobody to compare with (loop.members), so nothing would be learnt" in found.verdict
+    assert "nobody to compare with (loop.group_size), so nothing would be learnt" in found.verdict
 
 
 def test_agents_that_are_not_trained_are_named():
@@ -118,11 +118,11 @@ def test_nobody_is_told_of_a_probe(tmp_path: Path):
 
 
 def test_a_probe_may_have_more_groups_than_a_step(tmp_path: Path):
-    config = Config(loop=LoopConfig(groups=2, groups_most=3))
+    config = Config(loop=LoopConfig(groups=2, max_groups=3))
     probing = settings(config, 4, tmp_path)
     refuse_contradictions(probing, make(probing.algorithm, probing.learner))
-    wrong = Config(loop=LoopConfig(groups=2, groups_most=1))
-    with pytest.raises(ConfigError, match="groups_most is 1, less than"):
+    wrong = Config(loop=LoopConfig(groups=2, max_groups=1))
+    with pytest.raises(ConfigError, match="max_groups is 1, less than"):
         asyncio.run(probe(wrong, Silent(), groups=1))
 
 
@@ -145,7 +145,7 @@ def test_the_demo_has_something_to_learn(tmp_path: Path):
 def test_a_reward_that_never_differs_is_told_before_a_run_begins(tmp_path: Path):
     (tmp_path / "agents.py").write_text(AGENTS)
     (tmp_path / "tasks.jsonl").write_text(TASKS)
-    options = [f"--set={s}" for s in ("loop.members=2", "runner.workers=2", "policy.context=64")]
+    options = [f"--set={s}" for s in ("loop.group_size=2", "runner.workers=2", "policy.context=64")]
     done = doctor(f"{tmp_path}/agents.py:fine", "--tasks", tmp_path / "tasks.jsonl", "--probe", "2", *options)
     assert done.returncode == 0, done.stderr
     assert "every rollout got 1, so nothing would be learnt" in " ".join(done.stdout.split())
@@ -156,7 +156,7 @@ def test_an_agent_that_fails_is_told_with_what_it_said(tmp_path: Path):
     """The folder that a run's sentence leads to is gone, and there is nothing to resume."""
     (tmp_path / "agents.py").write_text(AGENTS)
     (tmp_path / "tasks.jsonl").write_text(TASKS)
-    options = [f"--set={s}" for s in ("loop.members=2", "runner.workers=2", "policy.context=64")]
+    options = [f"--set={s}" for s in ("loop.group_size=2", "runner.workers=2", "policy.context=64")]
     said = sentence(
         doctor(f"{tmp_path}/agents.py:raises", "--tasks", tmp_path / "tasks.jsonl", "--probe", "1", *options), 2
     )

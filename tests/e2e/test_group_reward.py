@@ -56,7 +56,7 @@ async def drawn(task, answers, samples):  # never the same twice
     return [{"win": number} for number in numbers]
 """
 TASKS = [{"id": name, "data": {"question": f"What is {n} + 30?"}} for n, name in enumerate("abc", 12)]
-SETTINGS = ["loop.groups=2", "loop.members=4", "algorithm.rewards.win=1", "runner.workers=4", "loop.eval_splits=[]"]
+SETTINGS = ["loop.groups=2", "loop.group_size=4", "algorithm.rewards.win=1", "runner.workers=4", "loop.eval_splits=[]"]
 
 
 def train(place: Path, function: str, *settings: str) -> list[str]:

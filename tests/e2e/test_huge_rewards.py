@@ -25,7 +25,7 @@ def test_a_run_goes_on_without_what_gave_a_huge_reward(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "tasks.jsonl").write_text('{"id": "a"}\n{"id": "b"}\n')
     command = runs.strop("train", tmp_path / "agent.py:agent", "--tasks", tmp_path / "tasks.jsonl")
-    settings = ["policy.model=strop/nano", "loop.steps=2", "loop.groups=1", "loop.members=4", "loop.eval_splits=[]"]
+    settings = ["policy.model=strop/nano", "loop.steps=2", "loop.groups=1", "loop.group_size=4", "loop.eval_splits=[]"]
     done = runs.finish([*command, "--folder", str(tmp_path / "run"), "--json", *(f"--set={one}" for one in settings)])
     assert json.loads(done.stdout)["steps"] == 2
     for rollout in runs.story(tmp_path / "run").rollouts:

@@ -86,7 +86,7 @@ def test_killed_and_resumed_no_rollout_is_lost_and_none_is_sampled_again(tmp_pat
 def test_groups_that_teach_nothing_are_replaced(tmp_path: Path) -> None:
     """Up to a limit, by the groups behind them, which the next step then does not take again."""
     folder = tmp_path / "run"
-    runs.finish(runs.demo(folder, *SMALL, "loop.groups=3", "loop.groups_most=9", "loop.members=2", "loop.steps=3"))
+    runs.finish(runs.demo(folder, *SMALL, "loop.groups=3", "loop.max_groups=9", "loop.group_size=2", "loop.steps=3"))
     told = runs.story(folder)
     taken = [id for step in told.steps for id in step.rollouts]
     assert taken == [f"g{n:06d}.{m}" for n in range(len(taken) // 2) for m in range(2)]

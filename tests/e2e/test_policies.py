@@ -13,7 +13,7 @@ from tests.runs import SMALL, Story
 
 TWO = [
     *SMALL,
-    *("loop.steps=3", "loop.groups=3", "loop.members=4", "loop.checkpoint_every=2", "loop.eval_splits=[]"),
+    *("loop.steps=3", "loop.groups=3", "loop.group_size=4", "loop.checkpoint_every=2", "loop.eval_splits=[]"),
     f"agent={Path(__file__).parents[1] / 'two_agents.py'}:agent",
     *("policies.writer.learner.optim.lr=0.0003", "policies.critic.agents=['crit*']"),
     *("policies.critic.learner.optim.lr=0.001", "policies.critic.algorithm.name=rloo"),

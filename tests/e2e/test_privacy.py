@@ -73,7 +73,7 @@ def assert_private(folder: Path) -> None:
 
 def test_the_folder_of_a_run_opens_for_its_owner_only(shared: Path) -> None:
     folder = shared / "run"
-    settings = [*runs.SMALL, "loop.steps=1", "loop.groups=1", "loop.members=2", "loop.eval_every=0"]
+    settings = [*runs.SMALL, "loop.steps=1", "loop.groups=1", "loop.group_size=2", "loop.eval_every=0"]
     runs.finish(runs.demo(folder, *settings))
     names = {path.name for path in folder.iterdir()}
     assert {"store.sqlite", "config.json", "learner.log", "agents.log", "metrics.jsonl", "transcripts.md"} <= names

@@ -107,7 +107,7 @@ def test_agents_of_a_runner_find_neither_the_runs_key_nor_a_providers(place: Pat
 
 def test_agents_of_a_run_find_neither_the_providers_key_nor_a_runs(place: Path) -> None:
     command = runs.strop("train", "--config", place / "settings.toml", "--tasks", place / "tasks.jsonl", "--json")
-    settings = ["policy.model=strop/nano", "loop.steps=1", "loop.groups=2", "loop.members=1", "loop.eval_splits=[]"]
+    settings = ["policy.model=strop/nano", "loop.steps=1", "loop.groups=2", "loop.group_size=1", "loop.eval_splits=[]"]
     command += ["--folder", str(place / "run"), *(f"--set={one}" for one in settings)]
     done = subprocess.run(
         command, env=os.environ | SECRETS, capture_output=True, text=True, timeout=200, check=False

@@ -293,8 +293,8 @@ async def test_a_store_with_another_policy_is_left_alone(tmp_path: Path):
     ("arguments", "says"),
     [
         (["--model", "no/such"], "there is no model 'no/such'"),
-        (["--set", "engine.rows=4"], "say which with --model"),
-        (["--model", "strop/nano", "--set", "engine.row=4"], "did you mean 'engine.rows'?"),
+        (["--set", "engine.max_sequences=4"], "say which with --model"),
+        (["--model", "strop/nano", "--set", "engine.max_sequence=4"], "did you mean 'engine.max_sequences'?"),
         (["--model", "strop/nano", "--config", "outside.toml"], "gateway.outside.judge: the environment has no NO_KEY"),
     ],
 )

@@ -45,7 +45,7 @@ def test_an_agent_made_of_tools_is_trained(tmp_path: Path) -> None:
         model="strop/nano",
         folder=tmp_path / "run",
         algorithm=strop.GRPO(rewards={"reward": 1.0, "call": 0.1}),
-        loop={"steps": 2, "groups": 2, "members": 4, "eval_splits": []},
+        loop={"steps": 2, "groups": 2, "group_size": 4, "eval_splits": []},
         runner={"workers": 4},
         learner={"optim": {"lr": 2e-4}},
         policy={"train": {"max_tokens": 48}, "context": 192},

@@ -50,7 +50,7 @@ def test_the_agent_trains_as_written(tmp_path: Path) -> None:
     command = re.search(r"^strop (train agent\.py:agent (?:.*\\\n)*.*)$", TEXT, re.MULTILINE)
     assert command
     words = shlex.split(command[1].replace("\\\n", " "))
-    small = ["--set", "loop.members=4", "--set", "policy.train.max_tokens=48", "--set", "policy.context=192"]
+    small = ["--set", "loop.group_size=4", "--set", "policy.train.max_tokens=48", "--set", "policy.context=192"]
     small += ["--set", "runner.workers=4"]
     done = subprocess.run(runs.strop(*words, *small), cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

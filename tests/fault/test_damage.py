@@ -14,7 +14,10 @@ from tests.runs import SMALL
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(900)]
 
-SETTINGS = [*SMALL, "loop.steps=3", "loop.groups=2", "loop.members=2", "loop.checkpoint_every=1", "loop.eval_every=0"]
+SETTINGS = [
+    *(*SMALL, "loop.steps=3", "loop.groups=2", "loop.group_size=2", "loop.checkpoint_every=1"),
+    "loop.eval_every=0",
+]
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ class Stopped(Exception):
 
 def config(folder: Path) -> Config:
     sets = [
-        *("loop.steps=4", "loop.groups=2", "loop.members=2", "loop.checkpoint_every=2", "loop.eval_greedy=false"),
+        *("loop.steps=4", "loop.groups=2", "loop.group_size=2", "loop.checkpoint_every=2", "loop.eval_greedy=false"),
         *("loop.eval_splits=['test']", "policy.train.temperature=0.9", "policy.eval.temperature=0.4"),
         *("algorithm.settings.kl=reward", "algorithm.settings.kl_target=0.1", "algorithm.settings.kl_horizon=10"),
         *("runner.workers=4", f"tasks={Path(__file__).parents[1] / 'small.py'}:tasks"),

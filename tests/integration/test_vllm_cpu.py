@@ -71,7 +71,7 @@ class Stand:
             python=str(PYTHON),
             dtype="float32",
             stream_interval=1,
-            rows=ROWS,
+            max_sequences=ROWS,
             args=("--enforce-eager",),
             env={"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_WAIT_POLICY": "PASSIVE", **(env or {})},
             **settings,

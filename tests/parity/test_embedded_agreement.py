@@ -170,7 +170,7 @@ def answer(prompt: list[int], sampling: Sampling, chunks: Sequence[Chunk]) -> An
 async def test_it_agrees_with_the_plain_model(name: str, deterministic: bool) -> None:
     model = load(resolve(name)) if name == "strop/nano" else tiny(CONFIGS[name])
     # Few slots and small chunks: requests wait, prompts come in pieces, keys are used again and thrown out.
-    core = Core(model, EngineConfig(rows=8, prefill_chunk=16, deterministic=deterministic), context=160)
+    core = Core(model, EngineConfig(max_sequences=8, prefill_chunk=16, deterministic=deterministic), context=160)
     async with serving(core) as engine:
         await agree(engine, model)
     assert len(core.slots.free) == 8
@@ -180,7 +180,7 @@ async def test_it_agrees_with_the_plain_model(name: str, deterministic: bool) ->
 def test_a_model_that_does_more_than_full_attention_is_refused() -> None:
     config = Gemma2Config(**SMALL, head_dim=8, sliding_window=4, attn_logit_softcapping=5.0)
     with pytest.raises(ModelError, match="full attention"):
-        Core(tiny(config), EngineConfig(rows=2), context=64)
+        Core(tiny(config), EngineConfig(max_sequences=2), context=64)
 
 
 # -- new weights in mid-flight -----------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_a_model_that_does_more_than_full_attention_is_refused() -> None:
 def test_every_token_is_reproduced_by_the_weights_of_its_version(deterministic: bool) -> None:
     versions = {name: tiny(CONFIGS["llama"], seed) for seed, name in enumerate(("1.0", "1.1", "1.2"))}
     served = tiny(CONFIGS["llama"], 0)
-    core = Core(served, EngineConfig(rows=4, prefill_chunk=8, deterministic=deterministic), context=128)
+    core = Core(served, EngineConfig(max_sequences=4, prefill_chunk=8, deterministic=deterministic), context=128)
     asked = {
         i: (p, Sampling(max_tokens=12 + i, temperature=0.9, seed=i))
         for i, p in enumerate(prompts(served, 9, 50, seed=1))
@@ -225,7 +225,7 @@ def test_every_token_is_reproduced_by_the_weights_of_its_version(deterministic: 
 def test_the_model_itself_is_left_as_it_was() -> None:
     """What the engine lays out for its passes must never reach the learner, which has gradients to follow."""
     served = tiny(CONFIGS["llama"])
-    core = Core(served, EngineConfig(rows=4), context=128)
+    core = Core(served, EngineConfig(max_sequences=4), context=128)
     play(core, {i: ([1, 2, 3, i], Sampling(max_tokens=4)) for i in range(4)})
     assert not torch.backends.mkl.is_available() or core.passes._linears._forwards  # pyright: ignore
     assert all("forward" not in vars(module) for module in served.modules())
@@ -234,7 +234,7 @@ def test_the_model_itself_is_left_as_it_was() -> None:
 
 def test_an_agent_may_leave_in_the_middle_of_a_prompt_that_made_the_cache_grow() -> None:
     served = tiny(CONFIGS["llama"])
-    core = Core(served, EngineConfig(rows=2, prefill_chunk=8), context=128)
+    core = Core(served, EngineConfig(max_sequences=2, prefill_chunk=8), context=128)
     core.add(0, [7] * 100, Sampling(max_tokens=4), [])
     for _ in range(5):
         core.step()
@@ -248,7 +248,7 @@ def test_an_agent_may_leave_in_the_middle_of_a_prompt_that_made_the_cache_grow()
 def test_deterministic_mode_takes_any_chunk_and_positions_that_end_early(chunk: int) -> None:
     config = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=4, n_positions=100, eos_token_id=None)
     served = tiny(config)
-    core = Core(served, EngineConfig(rows=2, prefill_chunk=chunk, deterministic=True), context=100)
+    core = Core(served, EngineConfig(max_sequences=2, prefill_chunk=chunk, deterministic=True), context=100)
     asked = {0: ([5] * 40, Sampling(max_tokens=59, seed=1))}
     assert_agreement(served, [answer(*asked[0], play(core, asked)[0])], Limits())
 
@@ -258,12 +258,12 @@ def test_positions_that_depend_on_the_neighbours_are_refused() -> None:
     parameters = {**factors, "rope_theta": 10000.0, "original_max_position_embeddings": 32}
     model = tiny(LlamaConfig(**{**SMALL, "rope_parameters": parameters}))
     with pytest.raises(ModelError, match="longrope"):
-        Core(model, EngineConfig(rows=2), context=64)
+        Core(model, EngineConfig(max_sequences=2), context=64)
 
 
 def test_keys_of_an_older_version_are_not_used_again() -> None:
     served, other = tiny(CONFIGS["llama"], 0), tiny(CONFIGS["llama"], 1)
-    core = Core(served, EngineConfig(rows=4), context=128)
+    core = Core(served, EngineConfig(max_sequences=4), context=128)
     prompt, sampling = [5] * 40, Sampling(max_tokens=4, seed=1)
     play(core, {0: (prompt, sampling)})
     served.load_state_dict(other.state_dict())
@@ -289,7 +289,7 @@ def tokens_run(core: Core) -> list[int]:
 
 def test_a_conversation_is_run_once_however_many_turns_it_has() -> None:
     model = tiny(CONFIGS["llama"])
-    core = Core(model, EngineConfig(rows=4), context=256)
+    core = Core(model, EngineConfig(max_sequences=4), context=256)
     counts, history = tokens_run(core), list(range(30))
     for turn in range(5):
         got = play(core, {turn: (history, Sampling(max_tokens=6, seed=turn))})
@@ -300,7 +300,7 @@ def test_a_conversation_is_run_once_however_many_turns_it_has() -> None:
 
 def test_a_group_runs_its_prompt_once() -> None:
     model = tiny(CONFIGS["llama"])
-    core = Core(model, EngineConfig(rows=8, prefill_chunk=32), context=256)
+    core = Core(model, EngineConfig(max_sequences=8, prefill_chunk=32), context=256)
     counts, prompt = tokens_run(core), [i % VOCABULARY for i in range(100)]
     asked = {i: (prompt, Sampling(max_tokens=5, seed=i)) for i in range(8)}
     got = play(core, asked)
@@ -311,7 +311,7 @@ def test_a_group_runs_its_prompt_once() -> None:
 
 def test_a_conversation_in_mid_answer_lends_its_keys_and_keeps_them() -> None:
     model = tiny(CONFIGS["llama"])
-    core = Core(model, EngineConfig(rows=2), context=256)
+    core = Core(model, EngineConfig(max_sequences=2), context=256)
     prompt, sampling = list(range(60)), Sampling(max_tokens=20, seed=1)
     core.add(0, prompt, sampling, [])
     got: dict[int, list[Chunk]] = {0: [], 1: []}
@@ -325,7 +325,7 @@ def test_a_conversation_in_mid_answer_lends_its_keys_and_keeps_them() -> None:
 
 def test_running_sequences_get_tokens_while_a_long_prompt_comes_in() -> None:
     model = tiny(CONFIGS["llama"])
-    core = Core(model, EngineConfig(rows=4, prefill_chunk=16), context=512)
+    core = Core(model, EngineConfig(max_sequences=4, prefill_chunk=16), context=512)
     core.add(0, [1, 2, 3], Sampling(max_tokens=40, seed=1), [])
     core.step()
     core.add(1, [i % VOCABULARY for i in range(300)], Sampling(max_tokens=2, seed=1), [])
@@ -344,7 +344,7 @@ def test_the_cache_never_outgrows_its_memory_and_everybody_is_served() -> None:
     model = tiny(CONFIGS["llama"])
     per_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, width of a head, bytes
     memory = 3.5 * 128 * per_token / 2**30
-    core = Core(model, EngineConfig(rows=16, memory=memory), context=128)
+    core = Core(model, EngineConfig(max_sequences=16, kv_cache_gib=memory), context=128)
     asked = {i: (p, Sampling(max_tokens=20, seed=i)) for i, p in enumerate(prompts(model, 20, 100, seed=2))}
     for id, (prompt, sampling) in asked.items():
         core.add(id, prompt, sampling, [])
@@ -361,18 +361,18 @@ def test_the_cache_never_outgrows_its_memory_and_everybody_is_served() -> None:
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_prompt_that_the_memory_can_never_hold_is_refused(deterministic: bool) -> None:
     memory = 100 * 256 / 2**30
-    config = EngineConfig(rows=16, memory=memory, prefill_chunk=8, deterministic=deterministic)
+    config = EngineConfig(max_sequences=16, kv_cache_gib=memory, prefill_chunk=8, deterministic=deterministic)
     core = Core(tiny(CONFIGS["llama"]), config, context=512)
     assert core.cache.bytes <= 100 * 256
     with pytest.raises(ContextOverflow, match=r"engine\.memory"):
         core.add(0, [1] * 100, Sampling(), [])
-    with pytest.raises(EngineError, match="single sequence"):
-        Core(tiny(CONFIGS["llama"]), EngineConfig(memory=1e-9), context=512)
+    with pytest.raises(EngineError, match="one sequence"):
+        Core(tiny(CONFIGS["llama"]), EngineConfig(kv_cache_gib=1e-9), context=512)
 
 
 def test_a_storm_of_cancellations_leaves_every_slot_free_and_nothing_behind() -> None:
     model = tiny(CONFIGS["llama"])
-    core = Core(model, EngineConfig(rows=4, prefill_chunk=8), context=128)
+    core = Core(model, EngineConfig(max_sequences=4, prefill_chunk=8), context=128)
     core.cache.reach(core.context)
     draw, size = random.Random(0), core.cache.bytes
     alive: set[int] = set()
@@ -397,7 +397,7 @@ def test_logits_that_are_not_numbers_end_their_request_and_no_other() -> None:
     model = tiny(CONFIGS["llama"])
     with torch.no_grad():
         model.model.embed_tokens.weight[77] = torch.nan
-    core = Core(model, EngineConfig(rows=2, prefill_chunk=8), context=128)
+    core = Core(model, EngineConfig(max_sequences=2, prefill_chunk=8), context=128)
     sampling = Sampling(max_tokens=12, seed=1, repetition_penalty=1.0)
     core.add(0, [1, 2, 77, *range(30)], sampling, [])
     core.add(1, [5, 6], sampling, [])

@@ -44,7 +44,7 @@ def noise(half: Any, whole: Any) -> Limits:
 @pytest.mark.parametrize("name", CONFIGS)
 async def test_it_agrees_in_float32(name: str) -> None:
     model = tiny(CONFIGS[name]).to("cuda")
-    core = Core(model, EngineConfig(rows=8, prefill_chunk=16), context=160)
+    core = Core(model, EngineConfig(max_sequences=8, prefill_chunk=16), context=160)
     async with serving(core) as engine:
         await agree(engine, model, Limits(most=1e-3, mean=1e-4, ties=1e-3))
 
@@ -52,14 +52,14 @@ async def test_it_agrees_in_float32(name: str) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 async def test_it_agrees_in_bfloat16(name: str) -> None:
     half, whole = pair(name)
-    core = Core(half, EngineConfig(rows=8, prefill_chunk=16), context=160)
+    core = Core(half, EngineConfig(max_sequences=8, prefill_chunk=16), context=160)
     async with serving(core) as engine:
         await agree(engine, whole, noise(half, whole))
 
 
 def test_recorded_passes_follow_a_cache_that_grows_and_weights_that_change() -> None:
     half, whole = pair("llama")
-    core = Core(half, EngineConfig(rows=4), context=512)
+    core = Core(half, EngineConfig(max_sequences=4), context=512)
     core.cache.width = 32  # as if it had begun that narrow
     for tensors in (core.cache.keys, core.cache.values):
         tensors[:] = [tensor[:, :32].contiguous() for tensor in tensors]
@@ -100,7 +100,7 @@ def test_a_model_that_cannot_be_recorded_is_served_all_the_same(caplog: pytest.L
         return inner(*args, **more)
 
     half.model.forward = waits
-    core = Core(half, EngineConfig(rows=4), context=128)
+    core = Core(half, EngineConfig(max_sequences=4), context=128)
     asked = {i: (p, Sampling(max_tokens=9, seed=i)) for i, p in enumerate(prompts(half, 4, 12))}
     answers = [answer(*asked[id], chunks) for id, chunks in play(core, asked).items()]
     assert_agreement(whole, answers, noise(half, whole))

@@ -267,8 +267,8 @@ def test_differs_a_group_of_one_is_filtered_where_verl_trains_on_its_bare_reward
 
 @pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp baseline"])
 def test_reinforce_pp_over_rollouts(verl: dict[str, Any], name: str) -> None:
-    """With one token per row verl too counts each rollout once; `over = "rollouts"` does however long they are."""
-    batch, _ = credited("reinforce_pp", *one_turn_each(), baseline=name.endswith("baseline"), over="rollouts")
+    """With one token per row verl too counts each rollout once; over rollouts we do however long they are."""
+    batch, _ = credited("reinforce_pp", *one_turn_each(), baseline=name.endswith("baseline"), normalize_over="rollouts")
     expected = np.array(verl[name]["returned"][0])[:, 0]
     assert batch.entries.advantage.tolist() == near(expected[batch.entries.rollout].tolist())
 
@@ -277,7 +277,7 @@ def test_differs_over_rollouts_long_ones_do_not_weigh_more_in_reinforce_pp(verl:
     theirs = np.array(flat(verl["reinforce_pp rows"]["returned"][0]))
     batch, _ = credited("reinforce_pp", *one_turn_each())
     assert batch.entries.advantage.tolist() == near(theirs.tolist())  # by default the same
-    batch, _ = credited("reinforce_pp", *one_turn_each(), over="rollouts")
+    batch, _ = credited("reinforce_pp", *one_turn_each(), normalize_over="rollouts")
     ours = batch.entries.advantage
     assert theirs.mean() == pytest.approx(0.0, abs=1e-6)
     assert np.mean([ours[batch.entries.rollout == r][0] for r in range(ROWS)]) == pytest.approx(0.0, abs=1e-9)
@@ -422,7 +422,7 @@ def whole_batch(name: str, **more: Any) -> tuple[Batch, Any]:
     batch.entries.proximal[:], batch.entries.ref[:] = flat(OLD[:11], MASK[:11]), flat(REF[:11], MASK[:11])
     batch.entries.value[:] = flat(VALUE[:11], MASK[:11])
     settings = more | ({"baseline": True} if name.endswith("baseline") else {})
-    algorithm = make(AlgorithmConfig(name=name.split()[0], settings=settings), LearnerConfig(updates=2))
+    algorithm = make(AlgorithmConfig(name=name.split()[0], settings=settings), LearnerConfig(minibatches=2))
     algorithm.assign_credit(batch)
     return batch, algorithm
 
@@ -468,7 +468,7 @@ def test_whole_defaults_with_kl_and_entropy(verl: dict[str, Any], name: str) -> 
 
 
 def test_differs_groups_that_agree_can_be_left_out_of_the_denominators(verl: dict[str, Any]) -> None:
-    """As DAPO's dynamic sampling does by replacing them: `loop.groups_most` sets this too."""
+    """As DAPO's dynamic sampling does by replacing them: `loop.max_groups` sets this too."""
     batch, algorithm = whole_batch("grpo", filter_groups=["zero_variance", "group_of_one"])
     share = sum(LENGTH[r] for r in range(11) if WHOLE_GROUP[r] != "h1") / sum(LENGTH[:11])
     theirs = verl["whole grpo"]["then"]["returned"][0]

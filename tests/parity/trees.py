@@ -85,7 +85,7 @@ class Both:
         config = LearnerConfig(
             device="cpu",
             token_budget=budget,
-            updates=case.updates,
+            minibatches=case.updates,
             gradient_checkpointing=case.recompute,
             lora=LoraConfig(rank=case.lora, alpha=ALPHA),
             optim=OPTIM,

@@ -210,7 +210,13 @@ def test_worth(golden: str, answer: str, computed: list[str], worth: tuple[int, 
 @needs("calc")
 def test_trains(tmp_path: Path) -> None:
     trained = train(
-        "calc", tmp_path, "loop.steps=3", "loop.groups=6", "loop.members=6", "loop.eval_splits=[]", "runner.workers=4"
+        "calc",
+        tmp_path,
+        "loop.steps=3",
+        "loop.groups=6",
+        "loop.group_size=6",
+        "loop.eval_splits=[]",
+        "runner.workers=4",
     )
     branches = trained.check()
     assert set(branches) == {None}, "one conversation each, and every turn goes on from the one before"

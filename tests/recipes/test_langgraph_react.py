@@ -94,7 +94,7 @@ def test_the_tool() -> None:
 @needs("langgraph-react")
 @pytest.mark.frameworks
 def test_three_steps_of_a_stock_agent(tmp_path: Path) -> None:
-    sets = ("loop.steps=3", "loop.groups=6", "loop.members=4", "loop.eval_splits=[]", "runner.workers=4")
+    sets = ("loop.steps=3", "loop.groups=6", "loop.group_size=4", "loop.eval_splits=[]", "runner.workers=4")
     trained = train("langgraph-react", tmp_path, *sets)
     assert len(trained.rollouts) == 72
     assert {rollout.status for rollout in trained.rollouts} == {"succeeded"}

@@ -29,7 +29,7 @@ def test_conversations_teach_the_tool_and_then_to_do_without_it(kind: str, calls
 
 @pytest.mark.slow
 def test_three_steps(tmp_path: Path) -> None:
-    sets = ("loop.steps=3", "loop.groups=4", "loop.members=4", "loop.eval_splits=[]")
+    sets = ("loop.steps=3", "loop.groups=4", "loop.group_size=4", "loop.eval_splits=[]")
     trained = train("nano", tmp_path, *sets)
     branches = trained.check()
     assert set(branches) == {None}

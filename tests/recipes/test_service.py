@@ -188,7 +188,7 @@ def test_the_calculator_takes_what_models_write() -> None:
 @pytest.mark.frameworks
 @needs("service")
 def test_it_trains(tmp_path: Path, ports: tuple[str, str]) -> None:
-    small = ("loop.steps=3", "loop.groups=8", "loop.members=8", "loop.eval_splits=[]")
+    small = ("loop.steps=3", "loop.groups=8", "loop.group_size=8", "loop.eval_splits=[]")
     trained = train("service", tmp_path, *ports, *small)
     rollouts = trained.rollouts
     assert len(rollouts) == 3 * 8 * 8

@@ -12,7 +12,7 @@ from tests import runs
 from tests.recipes.trained import ROOT, train
 
 agent, data = (importlib.import_module(f"recipes.template.{name}") for name in ("agent", "data"))
-SHORT = ("loop.steps=3", "loop.groups=4", "loop.members=4", "loop.eval_splits=[]", "runner.workers=4")
+SHORT = ("loop.steps=3", "loop.groups=4", "loop.group_size=4", "loop.eval_splits=[]", "runner.workers=4")
 
 
 @pytest.mark.parametrize("size", ["laptop", "smollm2"])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, dataclass_transform
 
-from strop.config import convert, field_types, refuse_unknown
+from strop.config import convert, field_types, refuse_unknown, rename_old
 
 PATH = "algorithm.settings."
 
@@ -36,6 +36,7 @@ class Configurable:
 def _checked(init: Callable[..., None]) -> Callable[..., None]:
     @wraps(init)
     def checked(self: Configurable, **given: Any) -> None:
+        given = rename_old(given, PATH)
         types = field_types(type(self))
         refuse_unknown(given, types, PATH)
         self.given = {name: convert(value, types[name], PATH + name) for name, value in given.items()}

@@ -18,7 +18,7 @@ from strop.algorithms.grpo import GRPO
 class DrGRPO(GRPO):
     """GRPO without dividing by the standard deviation or by the length of answers."""
 
-    normalize_std: Annotated[bool, Meta(description="divide advantages by the standard deviation of the like")] = False
-    aggregation: Annotated[Aggregation, Meta(description="how tokens are weighed against each other")] = (
-        "rollout-sum-norm"
-    )
+    normalize_std: Annotated[bool, Meta(description="divide advantages by the standard deviation of the group")] = False
+    aggregation: Annotated[
+        Aggregation, Meta(description="loss aggregation: how the loss is averaged over tokens, turns and rollouts")
+    ] = "rollout-sum-norm"

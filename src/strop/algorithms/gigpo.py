@@ -34,11 +34,11 @@ Anchor = Literal["prompt", "observation"]
 class GiGPO(GRPO):
     """GRPO with a second comparison, among turns of the group that saw the same state."""
 
-    anchor: Annotated[Anchor, Meta(description="what makes two states the same")] = "prompt"
-    step_weight: Annotated[float, Meta(ge=0, description="weight of the comparison among turns in one state")] = 1.0
-    discount: Annotated[Share, Meta(description="what a reward counts one turn earlier, in the return of a turn")] = (
-        0.95
-    )
+    anchor: Annotated[Anchor, Meta(description="state grouping: what makes two states the same")] = "prompt"
+    step_weight: Annotated[
+        float, Meta(ge=0, description="weight of the step-level advantage, among turns in one state")
+    ] = 1.0
+    discount: Annotated[Share, Meta(description="discount factor (gamma) per turn, in the return of a turn")] = 0.95
 
     def extra(self, batch: Batch, rewards: Rewards) -> Floats:
         return super().extra(batch, rewards) + self.step_weight * self._steps(batch, rewards)

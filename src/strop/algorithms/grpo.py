@@ -29,16 +29,17 @@ from strop.trajectory.batch import Floats
 class GRPO(PolicyGradient):
     """Group Relative Policy Optimization: rollouts of one task are compared with each other."""
 
-    normalize_std: Annotated[bool, Meta(description="divide advantages by the standard deviation of the like")] = True
+    normalize_std: Annotated[bool, Meta(description="divide advantages by the standard deviation of the group")] = True
     baseline: Annotated[
-        Baseline, Meta(description="who is compared: all of the group, the same agent in it, agents of one role")
+        Baseline,
+        Meta(description="baseline: the mean of the whole group, of the same agent in it, or of agents of one role"),
     ] = "group"
     credit: Annotated[
-        Credit, Meta(description="what is compared: the outcome of rollouts, or what each turn and later ones got")
+        Credit, Meta(description="credit assignment: by the rollout's outcome, or by each turn's reward-to-go")
     ] = "outcome"
-    discount: Annotated[Share, Meta(description="with credit = to_go: what a reward counts one turn earlier")] = 1.0
+    discount: Annotated[Share, Meta(description="discount factor (gamma) per turn, with credit = to_go")] = 1.0
     terminal_share: Annotated[
-        Share, Meta(description="with credit = to_go: how much of the rollout's total its last turn gets")
+        Share, Meta(description="with credit = to_go: share of the rollout's total that its last turn gets")
     ] = 1.0
 
     leave_one_out = False

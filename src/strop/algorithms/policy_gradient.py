@@ -40,46 +40,72 @@ Nothing = Literal["zero_variance", "group_of_one"]
 class PolicyGradient(Algorithm):
     """Algorithms add settings of their own, and defaults."""
 
-    loss: Annotated[Loss, Meta(description="how a token's ratio and advantage become a loss")] = "dual_clip"
-    clip: Annotated[Positive, Meta(description="ratios are clipped to 1 - clip ... 1 + clip")] = 0.2
-    clip_high: Annotated[Positive | None, Meta(description="upper clip; default: the same as clip")] = None
+    loss: Annotated[Loss, Meta(description="policy loss: PPO's clipped surrogate and others")] = "dual_clip"
+    clip: Annotated[
+        Positive, Meta(description="clip range: probability ratios are clipped to 1 - clip ... 1 + clip")
+    ] = 0.2
+    clip_high: Annotated[
+        Positive | None, Meta(description="upper clip range (clip-higher); default: the same as clip")
+    ] = None
     dual_clip: Annotated[
         Annotated[float, Meta(gt=1)],
-        Meta(description="with loss = dual_clip: the most a ratio counts where the advantage is negative"),
+        Meta(description="with loss = dual_clip: upper bound of the ratio where the advantage is negative"),
     ] = 3.0
-    aggregation: Annotated[Aggregation, Meta(description="how tokens are weighed against each other")] = "token-mean"
+    aggregation: Annotated[
+        Aggregation, Meta(description="loss aggregation: how the loss is averaged over tokens, turns and rollouts")
+    ] = "token-mean"
     horizon: Annotated[
-        Count | None, Meta(description="tokens that normalised sums divide by; default: policy.train.max_tokens")
+        Count | None,
+        Meta(
+            description="with aggregation = ...-norm: the constant number of tokens that sums are divided by; default: "
+            "policy.train.max_tokens"
+        ),
     ] = None
     filter_groups: Annotated[
         tuple[Nothing, ...],
-        Meta(description="what is left out of the loss and its denominators: zero_variance (all equal), group_of_one"),
+        Meta(
+            description="groups left out of the loss and its denominators: zero_variance (equal rewards), group_of_one"
+        ),
     ] = ("group_of_one",)
     kl: Annotated[
-        Literal["none", "loss", "reward"], Meta(description="keep near the reference: in the loss or in the reward")
+        Literal["none", "loss", "reward"],
+        Meta(description="KL penalty to the reference policy: in the loss or in the reward"),
     ] = "none"
     kl_estimator: Annotated[
         Estimator | None,
-        Meta(description="how the distance is estimated; default: low_var in the loss, k1 in the reward"),
+        Meta(description="KL estimator; default: low_var in the loss, k1 in the reward"),
     ] = None
-    kl_coef: Annotated[float, Meta(ge=0, description="weight of the distance to the reference")] = 0.001
+    kl_coef: Annotated[float, Meta(ge=0, description="KL coefficient: weight of the penalty")] = 0.001
     kl_target: Annotated[
-        Positive | None, Meta(description="with kl = reward: kl_coef follows this distance; default: it is fixed")
+        Positive | None,
+        Meta(description="adaptive KL, with kl = reward: the KL that kl_coef is steered to; default: it is fixed"),
     ] = None
-    kl_horizon: Annotated[Count, Meta(description="rollouts over which kl_coef follows kl_target")] = 10000
-    entropy_coef: Annotated[float, Meta(ge=0, description="weight of an entropy bonus")] = 0.0
+    kl_horizon: Annotated[Count, Meta(description="adaptive KL: rollouts over which kl_coef moves")] = 10000
+    entropy_coef: Annotated[float, Meta(ge=0, description="entropy coefficient: weight of an entropy bonus")] = 0.0
     correction: Annotated[
-        Correction, Meta(description="what is done about tokens that the learner finds likelier or less so")
+        Correction,
+        Meta(
+            description="importance-sampling correction: how tokens that the learner finds more or less likely than "
+            "the engine did are weighted"
+        ),
     ] = "none"
-    correction_low: Annotated[float, Meta(ge=0, description="smallest ratio that icepop and geometric keep")] = 0.5
-    correction_high: Annotated[Positive, Meta(description="largest ratio: cut to (token, sequence) or kept")] = 2.0
-    overlong: Annotated[Overlong, Meta(description="what is done about answers that were cut off at their length")] = (
-        "keep"
-    )
-    overlong_penalty: Annotated[float, Meta(ge=0, description="with overlong = penalise: taken off the reward")] = 1.0
+    correction_low: Annotated[
+        float, Meta(ge=0, description="smallest importance ratio that icepop and geometric keep")
+    ] = 0.5
+    correction_high: Annotated[
+        Positive,
+        Meta(description="largest importance ratio: truncated to (token, sequence) or kept (icepop, geometric)"),
+    ] = 2.0
+    overlong: Annotated[
+        Overlong,
+        Meta(description="answers truncated at max_tokens: keep them, drop the rollout, mask the turn, or penalise"),
+    ] = "keep"
+    overlong_penalty: Annotated[
+        float, Meta(ge=0, description="with overlong = penalise: subtracted from the reward")
+    ] = 1.0
     drop_malformed: Annotated[bool, Meta(description="leave out turns with malformed tool calls")] = False
     max_turns: Annotated[
-        Count | None, Meta(description="most turns of a rollout that are trained, chosen by seed; default: all")
+        Count | None, Meta(description="trained turns per rollout at most, chosen at random; default: all")
     ] = None
 
     def __post_init__(self) -> None:
@@ -88,7 +114,7 @@ class PolicyGradient(Algorithm):
         self._estimator: Estimator = self.kl_estimator or ("k1" if self.kl == "reward" else "low_var")
 
     def prepare(self, learner: LearnerConfig, policy: PolicyConfig) -> None:
-        self._updates = learner.updates
+        self._updates = learner.minibatches
         self.horizon = self.horizon or policy.train.max_tokens
 
     @property

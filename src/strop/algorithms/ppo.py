@@ -23,11 +23,13 @@ from strop.trajectory.batch import Floats
 class PPO(PolicyGradient):
     """Proximal Policy Optimization, with a critic and generalised advantage estimation."""
 
-    discount: Annotated[Share, Meta(description="what a reward counts one sampled token earlier")] = 1.0
-    lam: Annotated[Share, Meta(description="0: trust the critic's next value, 1: only what really came")] = 1.0
-    whiten: Annotated[bool, Meta(description="scale advantages to mean 0 and variance 1 over the batch")] = True
-    value_clip: Annotated[Positive, Meta(description="how far a value may move in one step")] = 0.5
-    vf_coef: Annotated[float, Meta(ge=0, description="weight of the critic's loss")] = 1.0
+    discount: Annotated[Share, Meta(description="discount factor (gamma) per sampled token")] = 1.0
+    lam: Annotated[Share, Meta(description="GAE lambda: 0 trusts the critic's next value, 1 only the rewards")] = 1.0
+    whiten: Annotated[bool, Meta(description="advantage whitening: scale to mean 0 and variance 1 over the batch")] = (
+        True
+    )
+    value_clip: Annotated[Positive, Meta(description="value clip range: how far a value may move in one step")] = 0.5
+    vf_coef: Annotated[float, Meta(ge=0, description="value function coefficient: weight of the critic's loss")] = 1.0
 
     @property
     def needs(self) -> frozenset[str]:

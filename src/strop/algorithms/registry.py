@@ -22,6 +22,7 @@ from strop.config import (
     Setting,
     field_types,
     refuse_unknown,
+    rename_old,
     walk,
 )
 from strop.config import settings as common_settings
@@ -127,8 +128,9 @@ DECLARED.append(registered_settings)
 
 def _configured(config: AlgorithmConfig) -> Algorithm:
     algorithm = find(config.name)
-    refuse_unknown(config.settings, _setting_types(algorithm), PATH)
-    return algorithm(rewards=config.rewards, **config.settings)
+    settings = rename_old(config.settings, PATH, quiet=True)  # loading has said so
+    refuse_unknown(settings, _setting_types(algorithm), PATH)
+    return algorithm(rewards=config.rewards, **settings)
 
 
 def _setting_types(algorithm: type[Algorithm]) -> dict[str, Any]:

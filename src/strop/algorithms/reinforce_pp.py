@@ -3,9 +3,9 @@
     baseline = false   a token's return, nothing discounted, shifted and scaled to mean 0 and variance 1 over the batch
     baseline = true    the total minus its group's mean first, a turn's own reward as in GRPO; then the same
 
-    over = "tokens"    mean and variance are over the tokens that may be trained, as in verl
-    over = "rollouts"  over rollouts, each counted once with all its tokens, before anything is dropped: a long rollout
-                       does not outweigh a short one
+    normalize_over = "tokens"    mean and variance are over the tokens that may be trained, as in verl
+    normalize_over = "rollouts"  over rollouts, each counted once with all its tokens, before anything is dropped: a
+                                 long rollout does not outweigh a short one
 
 Without `baseline` groups may be of one. Where a whole batch is equal it teaches nothing.
 """
@@ -28,9 +28,12 @@ from strop.trajectory.batch import Floats
 class ReinforcePP(PolicyGradient):
     """REINFORCE++: advantages scaled over the whole batch, with or without the group's mean as baseline."""
 
-    baseline: Annotated[bool, Meta(description="take the group's mean off before the batch is scaled")] = False
-    over: Annotated[
-        Literal["tokens", "rollouts"], Meta(description="what advantages are scaled over; rollouts: each counts once")
+    baseline: Annotated[
+        bool, Meta(description="group baseline: subtract the group's mean before the batch is normalised")
+    ] = False
+    normalize_over: Annotated[
+        Literal["tokens", "rollouts"],
+        Meta(description="advantage normalisation over tokens, or over rollouts, each counted once"),
     ] = "tokens"
 
     @property
@@ -49,7 +52,7 @@ class ReinforcePP(PolicyGradient):
         else:
             zeros = np.zeros(len(batch.entries))
             batch.entries.advantage[:] = advantages(batch, rewards, zeros, discount=1.0, lam=1.0)
-        whole = self.over == "rollouts"
+        whole = self.normalize_over == "rollouts"
         why = self._over_rollouts(batch, without) if whole else self._over_tokens(batch, nothing)
         if why is not None:
             batch.entries.advantage[:] = 0.0

@@ -16,6 +16,6 @@ from strop.algorithms.grpo import GRPO
 class RLOO(GRPO):
     """REINFORCE with the mean of the other members of the group as baseline."""
 
-    normalize_std: Annotated[bool, Meta(description="divide advantages by the standard deviation of the like")] = False
+    normalize_std: Annotated[bool, Meta(description="divide advantages by the standard deviation of the group")] = False
 
     leave_one_out = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from strop.cli import (
     train,
 )
 from strop.cli import eval as eval_
+from strop.config import RenamedSetting
 from strop.errors import StropError
 from strop.net.secrets import hide
 
@@ -54,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 done, 1 it failed, 2 it was asked wrongly, 130 it was stopped. Errors
     meant for people are one sentence on stderr."""
     hide("STROP_KEY")
+    warnings.showwarning = _show_warning
     top = parser()
     arguments = top.parse_args(argv)
     if arguments.command is None:
@@ -71,6 +74,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `strop rollouts | head`
         sys.stderr.close()
         return 0
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *where: Any) -> None:
+    """What people should know as a sentence, other warnings as Python shows them."""
+    if issubclass(category, RenamedSetting):
+        print(f"strop: {message}", file=sys.stderr)
+    else:
+        _python_shows(message, category, *where)
+
+
+_python_shows = warnings.showwarning
 
 
 class CommandParser(argparse.ArgumentParser):

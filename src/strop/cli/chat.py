@@ -93,7 +93,7 @@ def config_of(arguments: argparse.Namespace) -> Config:
         )
     else:
         policy = PolicyConfig(model=arguments.target, eval=SamplingConfig(max_tokens=1024))
-        base = Config(policy=policy, engine=EngineConfig(rows=4))
+        base = Config(policy=policy, engine=EngineConfig(max_sequences=4))
     drawn = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens}
     given = {name: value for name, value in drawn.items() if value is not None}
     seed = secrets.randbits(32) if arguments.seed is None else arguments.seed

@@ -14,6 +14,7 @@ from strop.config.learner import LearnerConfig, LoraConfig, OptimConfig
 from strop.config.loading import changed, from_builtins, from_json, load, to_json
 from strop.config.policies import MAIN, default_policy, describe_models, resolve_policies
 from strop.config.policy import PolicyConfig, SamplingConfig
+from strop.config.renamed import RenamedSetting, rename_old
 from strop.config.run import Config, LoopConfig, MonitorConfig, StoreConfig, settings
 from strop.config.runner import RetriesConfig, RunnerConfig
 
@@ -32,6 +33,7 @@ __all__ = [
     "OptimConfig",
     "OutsideConfig",
     "PolicyConfig",
+    "RenamedSetting",
     "RetriesConfig",
     "RunnerConfig",
     "SamplingConfig",
@@ -49,6 +51,7 @@ __all__ = [
     "from_json",
     "load",
     "refuse_unknown",
+    "rename_old",
     "resolve_policies",
     "settings",
     "to_json",

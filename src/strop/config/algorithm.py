@@ -20,11 +20,11 @@ class FailuresConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Failure, doc("the agent raised: exclude, zero (or the group's lowest if below), lowest, or a number")
     ] = FAILURES["agent_error"]
     timeout: Annotated[Failure, doc("the agent took longer than runner.timeout")] = FAILURES["timeout"]
-    bad_reward: Annotated[Failure, doc("what it is worth could not be told")] = FAILURES["bad_reward"]
+    bad_reward: Annotated[Failure, doc("its reward could not be computed")] = FAILURES["bad_reward"]
     lost_runner: Annotated[Failure, doc("the process that ran the agent died")] = FAILURES["lost_runner"]
-    engine_error: Annotated[Failure, doc("the engine let the agent down")] = FAILURES["engine_error"]
-    cancelled: Annotated[Failure, doc("somebody called it off")] = FAILURES["cancelled"]
-    late: Annotated[Failure, doc("it was not done by loop.group_deadline")] = FAILURES["late"]
+    engine_error: Annotated[Failure, doc("the engine failed")] = FAILURES["engine_error"]
+    cancelled: Annotated[Failure, doc("it was cancelled")] = FAILURES["cancelled"]
+    late: Annotated[Failure, doc("it had not ended by loop.group_deadline")] = FAILURES["late"]
 
     def by_cause(self) -> dict[Cause, Failure]:
         return {cause: getattr(self, cause) for cause in FAILURES}

@@ -10,6 +10,7 @@ import msgspec
 
 from strop.config.checks import convert, refuse_unknown
 from strop.config.describe import field_types
+from strop.config.renamed import rename_old
 from strop.config.run import Config
 from strop.config.toml import parse_value, read_file
 from strop.errors import ConfigError
@@ -27,9 +28,9 @@ def load(
     `data` is the place of that name among `tasks_args`, which otherwise stay."""
     raw: dict[str, Any] = msgspec.to_builtins(base or Config())
     if toml is not None:
-        merge(raw, read_file(Path(toml)))
-    merge(raw, msgspec.to_builtins({k: v for k, v in fields.items() if v is not None}))
-    chosen = _from_sets(sets)
+        merge(raw, rename_old(read_file(Path(toml))))
+    merge(raw, rename_old(msgspec.to_builtins({k: v for k, v in fields.items() if v is not None})))
+    chosen = rename_old(_from_sets(sets))
     # One argument by itself stands beside the others, unless it is for other tasks.
     merge(raw, chosen, REPLACED if "tasks" in chosen else [name for name in REPLACED if name != "tasks_args"])
     if data is not None:
@@ -41,7 +42,7 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
     """The configuration with other values for settings, by their whole names: {"loop.steps": 40}."""
     raw: dict[str, Any] = msgspec.to_builtins(config)
     for key, value in values.items():
-        merge(raw, _nest(key.split("."), value))
+        merge(raw, rename_old(_nest(key.split("."), value)))
     return from_builtins(raw)
 
 
@@ -71,7 +72,8 @@ def to_json(config: Config) -> bytes:
 
 
 def from_json(data: bytes) -> Config:
-    return from_builtins(msgspec.json.decode(data))
+    """What `to_json` wrote, also with the names that settings had then."""
+    return from_builtins(rename_old(msgspec.json.decode(data), quiet=True))
 
 
 REPLACED = ("rewards", "tasks_args", "agents", "tasks")

@@ -15,12 +15,18 @@ class SamplingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How a trained policy samples; these win over what the agent asks for."""
 
     temperature: Annotated[float, doc("softmax temperature; 0 is greedy"), Meta(ge=0)] = 1.0
-    max_tokens: Annotated[int, doc("most tokens one turn may sample; a request may ask for fewer"), Meta(ge=1)] = 256
-    top_p: Annotated[float, doc("only the likeliest tokens that together have this share"), Meta(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, doc("only so many of the likeliest tokens; 0: all"), Meta(ge=0)] = 0
-    min_p: Annotated[float, doc("only tokens at least this likely beside the likeliest"), Meta(ge=0, le=1)] = 0.0
-    presence_penalty: Annotated[float, doc("taken off the logits of tokens said before"), Meta(ge=-2, le=2)] = 0.0
-    frequency_penalty: Annotated[float, doc("the same, for each time they were said"), Meta(ge=-2, le=2)] = 0.0
+    max_tokens: Annotated[int, doc("sampled tokens per turn at most; a request may ask for fewer"), Meta(ge=1)] = 256
+    top_p: Annotated[
+        float, doc("nucleus sampling: only the likeliest tokens that together have this probability"), Meta(gt=0, le=1)
+    ] = 1.0
+    top_k: Annotated[int, doc("top-k sampling: only so many of the likeliest tokens; 0: all"), Meta(ge=0)] = 0
+    min_p: Annotated[
+        float, doc("min-p sampling: only tokens at least this likely relative to the likeliest"), Meta(ge=0, le=1)
+    ] = 0.0
+    presence_penalty: Annotated[
+        float, doc("subtracted from the logits of tokens sampled before"), Meta(ge=-2, le=2)
+    ] = 0.0
+    frequency_penalty: Annotated[float, doc("the same, for each time they were sampled"), Meta(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[float, doc("divides the logits of tokens seen before; 1: none"), Meta(gt=0)] = 1.0
 
     def sampling(self) -> Sampling:
@@ -36,7 +42,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     template: Annotated[str, doc("a file with a Jinja chat template instead of the model's own")] = ""
     chat_template_kwargs: Annotated[
         dict[str, Any],
-        doc("variables of the chat template, such as enable_thinking = false; what a request gives goes before"),
+        doc("variables of the chat template, such as enable_thinking = false; those of a request take precedence"),
     ] = {}
     tools: Annotated[
         Literal["auto", "template", "system"],
@@ -50,11 +56,11 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         "main",
     )
     context: Annotated[
-        Annotated[int, Meta(ge=2)] | None, doc("longest prompt + answer in tokens; default: what the model allows")
+        Annotated[int, Meta(ge=2)] | None, doc("context length: prompt and answer in tokens; default: the model's")
     ] = None
     history: Annotated[
         Literal["sampled", "template"],
-        doc("what the model is shown of its own words: as it said them, or as the chat template writes them now"),
+        doc("earlier answers in a prompt: the sampled tokens, or as the chat template renders them now"),
     ] = "sampled"
     train: Annotated[SamplingConfig, doc("sampling while training")] = SamplingConfig()
     eval: Annotated[SamplingConfig, doc("sampling while evaluating; greedy evaluation sets temperature 0")] = (

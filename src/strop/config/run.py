@@ -20,15 +20,21 @@ class LoopConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long, how much, how often."""
 
     steps: Annotated[int, doc("steps to train"), Meta(ge=0)] = 100
-    groups: Annotated[int, doc("tasks per step"), Meta(ge=1)] = 16
-    members: Annotated[int, doc("rollouts per task"), Meta(ge=1)] = 8
-    groups_most: Annotated[
+    groups: Annotated[int, doc("groups per step: tasks, each sampled group_size times"), Meta(ge=1)] = 16
+    group_size: Annotated[int, doc("rollouts per task, which are compared with each other"), Meta(ge=1)] = 8
+    max_groups: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        doc("tasks per step at most, where further ones replace those that teach nothing; default: none are replaced"),
+        doc(
+            "dynamic sampling: groups per step at most, where more replace those whose members all got the same; "
+            "default: none are replaced"
+        ),
     ] = None
     staleness: Annotated[
         int,
-        doc("steps that rollouts may lag behind; 0: they wait for the learner, above: both work at the same time"),
+        doc(
+            "off-policy steps: how old the weights of a rollout may be; 0: sampling waits for the learner (on-policy), "
+            "above: both work at the same time"
+        ),
         Meta(ge=0),
     ] = 0
     eval_every: Annotated[int, doc("steps between evaluations; 0: only before the first and after the last")] = 0
@@ -39,11 +45,15 @@ class LoopConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     keep_checkpoints: Annotated[int, doc("newest checkpoints kept; the best stays too"), Meta(ge=1)] = 2
     collapse_patience: Annotated[
         int,
-        doc("steps without anything learnt after which a run that has lost its reward is stopped; 0: never"),
+        doc(
+            "early stopping: steps without a learning signal after which a run that has lost its reward ends; 0: never"
+        ),
         Meta(ge=0),
     ] = 5
     group_deadline: Annotated[
-        float, doc("seconds without any rollout's end after which groups are closed with what they have"), Meta(gt=0)
+        float,
+        doc("seconds without a finished rollout after which groups are closed with those that they have"),
+        Meta(gt=0),
     ] = 1800.0
 
 
@@ -57,11 +67,11 @@ class StoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class MonitorConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who else is told of metrics."""
+    """Experiment trackers."""
 
     writers: Annotated[
         tuple[Literal["tensorboard", "wandb", "mlflow"], ...],
-        doc("programs that get metrics beside metrics.jsonl: tensorboard, wandb, mlflow"),
+        doc("experiment trackers that get metrics beside metrics.jsonl: tensorboard, wandb, mlflow"),
     ] = ()
     project: Annotated[str, doc("W&B's project, MLflow's experiment"), Meta(min_length=1)] = "strop"
     name: Annotated[str, doc("the run's name there; default: that of its folder")] = ""
@@ -88,9 +98,9 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = ""
     tasks_args: Annotated[dict[str, Any], doc("keyword arguments for a tasks function or a Hugging Face data set")] = {}
-    hold_out: Annotated[float, doc("share (below 1) or number of train tasks kept aside as split test"), Meta(ge=0)] = (
-        0.0
-    )
+    hold_out: Annotated[
+        float, doc("validation split: share (below 1) or number of train tasks that become split test"), Meta(ge=0)
+    ] = 0.0
     folder: Annotated[str, doc("the run's folder: store, metrics, checkpoints, summary")] = "runs/run"
     seed: Annotated[
         int, doc("fixes the order of tasks and, in deterministic mode, every sampled token"), Meta(ge=0, lt=2**62)
@@ -110,7 +120,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     loop: Annotated[LoopConfig, doc("how long, how much, how often")] = LoopConfig()
     store: Annotated[StoreConfig, doc("where everything is kept")] = StoreConfig()
     gateway: Annotated[GatewayConfig, doc("where agents reach the model")] = GatewayConfig()
-    monitor: Annotated[MonitorConfig, doc("who else is told of metrics")] = MonitorConfig()
+    monitor: Annotated[MonitorConfig, doc("experiment trackers")] = MonitorConfig()
 
 
 def settings(config: Config | None = None) -> Iterator[Setting]:

@@ -11,12 +11,12 @@ from strop.types import RETRIES, Cause, Retry
 
 
 class RetriesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What leads back to the queue. A runner that was told to stop is not held against a rollout at all."""
+    """Failures after which a rollout is tried again. A runner that was told to stop does not count as one."""
 
     agent_error: Annotated[Retry, doc("the agent raised, or its command failed")] = Retry(limit=0, wait=1.0)
     timeout: Annotated[Retry, doc("the agent took longer than runner.timeout")] = Retry(limit=0)
     lost_runner: Annotated[Retry, doc("the process that ran the agent died")] = RETRIES["lost_runner"]
-    engine_error: Annotated[Retry, doc("the engine let the agent down")] = RETRIES["engine_error"]
+    engine_error: Annotated[Retry, doc("the engine failed")] = RETRIES["engine_error"]
 
     def by_cause(self) -> dict[Cause, Retry]:
         """As a rollout carries them."""
@@ -32,7 +32,7 @@ class RetriesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class RunnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What runs agents."""
 
-    workers: Annotated[int, doc("agents at work at once"), Meta(ge=1, le=10_000)] = 16
+    workers: Annotated[int, doc("agents that run at the same time"), Meta(ge=1, le=10_000)] = 16
     agents_in: Annotated[
         Literal["processes", "threads", "loop"],
         doc(
@@ -45,9 +45,7 @@ class RunnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = ""
     timeout: Annotated[float, doc("seconds an agent may take for one rollout"), Meta(gt=0)] = 300.0
     lease: Annotated[
-        float, doc("seconds without a sign of life after which a runner counts as lost"), Meta(gt=0, le=3600)
+        float, doc("seconds without a heartbeat after which a runner counts as lost"), Meta(gt=0, le=3600)
     ] = 30.0
-    drain: Annotated[float, doc("seconds that running agents get to end once a runner is told to stop"), Meta(ge=0)] = (
-        30.0
-    )
-    retries: Annotated[RetriesConfig, doc("what leads back to the queue")] = RetriesConfig()
+    drain: Annotated[float, doc("graceful shutdown: seconds that running agents get to end"), Meta(ge=0)] = 30.0
+    retries: Annotated[RetriesConfig, doc("failures after which a rollout is tried again")] = RetriesConfig()

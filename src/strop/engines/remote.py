@@ -225,7 +225,7 @@ class RemoteEngine(Engine, Generic[A, S]):
             await self._open.wait()
             if not self._settled.is_set():
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._settled.wait(), self._settings.patience)
+                    await asyncio.wait_for(self._settled.wait(), self._settings.restart_timeout)
             if not self._serving.is_set():
                 raise EngineError(self._reason)
             if self._open.is_set():  # it may have been closed again meanwhile
@@ -276,7 +276,7 @@ class RemoteEngine(Engine, Generic[A, S]):
         try:
             await self._idle.wait()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._up.wait(), self._settings.patience)
+                await asyncio.wait_for(self._up.wait(), self._settings.restart_timeout)
             if self._api is None:
                 raise EngineError(self._reason)
             async with self._loading:

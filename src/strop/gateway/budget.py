@@ -1,7 +1,7 @@
 """What an outside model may cost a run.
 
     [gateway.outside.judge]
-    money = 20.0
+    max_cost = 20.0
     price_in = 2.5
     price_out = 10.0
 
@@ -32,15 +32,15 @@ class Budget:
 
     @property
     def limited(self) -> bool:
-        return bool(self._config.tokens or self._config.money)
+        return bool(self._config.max_tokens or self._config.max_cost)
 
     def check(self) -> None:
         """`ApiError` once it is used up."""
         config, name = self._config, self._name
-        if config.tokens and self.tokens >= config.tokens:
-            raise _used_up(name, f"{self.tokens:,} of {config.tokens:,} tokens are spent", "tokens")
-        if config.money and self.money >= config.money:
-            raise _used_up(name, f"{self.money:.2f} of {config.money:.2f} are spent", "money")
+        if config.max_tokens and self.tokens >= config.max_tokens:
+            raise _used_up(name, f"{self.tokens:,} of {config.max_tokens:,} tokens are spent", "max_tokens")
+        if config.max_cost and self.money >= config.max_cost:
+            raise _used_up(name, f"{self.money:.2f} of {config.max_cost:.2f} are spent", "max_cost")
 
     def charge(self, turns: Iterable[Turn]) -> None:
         """`turns` are those of one request, whose cost stands in each."""

@@ -85,9 +85,9 @@ class OutsideRoute(Struct, frozen=True, kw_only=True):
                 f"gateway.outside.{name}: the environment has no {config.key_env}: export the provider's key under "
                 "that name, or set key_env to the name it has"
             )
-        if config.money and not (config.price_in or config.price_out):
+        if config.max_cost and not (config.price_in or config.price_out):
             raise ConfigError(
-                f"gateway.outside.{name}: money is limited, but nothing costs any: set price_in and price_out"
+                f"gateway.outside.{name}: max_cost is set, but nothing costs any: set price_in and price_out"
             )
         return cls(
             policy=name,
@@ -96,7 +96,7 @@ class OutsideRoute(Struct, frozen=True, kw_only=True):
             key=os.environ.get(config.key_env, "") if config.key_env else "",
             dialects=config.dialects,
             timeout=config.timeout,
-            pace=Pace(config.per_minute, config.at_once),
+            pace=Pace(config.requests_per_minute, config.max_concurrency),
             budget=Budget(name, config),
             client=Client(config.url),
         )

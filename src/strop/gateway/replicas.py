@@ -116,7 +116,7 @@ class Replicas(Engine):
         except TimeoutError:
             raise EngineError(
                 f"the model has been paused for more than {self._patience:g} s: try again later, or raise "
-                "gateway.pause_patience"
+                "gateway.pause_timeout"
             ) from None
 
     # -- an engine like any other ------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ class Learner:
         masters = lower(self.model, dtype)
         own_copy = "ref" in algorithm.needs and not config.lora.rank
         self.ref = copy.deepcopy(self.model).requires_grad_(False) if own_copy else None
-        whole = steps * config.updates
+        whole = steps * config.minibatches
         self.optim = Optim(self.model, config.optim, masters, offload=config.offload, whole=whole)
         self.critic_optim = None
         if self.critic is not None:
@@ -136,7 +136,7 @@ class Learner:
     def update(self, batch: Batch) -> dict[str, float]:
         """Train on the batch and return metrics. With no weight anywhere nothing is done, and `actor/skipped` is 1."""
         began = time.perf_counter()
-        shares = _shares(batch, self.config.updates)
+        shares = _shares(batch, self.config.minibatches)
         meter = _Meter()
         # The learner's logprobs under the weights that sampled. If score did not bring them, the first optimizer step's
         # forward pass does for its own turns; the others are read before any weight changes.

@@ -22,7 +22,7 @@ CALLED = "an agent reaches it at llm.base_url, which is also $OPENAI_BASE_URL"
 
 async def collect(run: Run) -> Collected:
     """Consumes tasks; waits for the next step's rollouts to end or for their deadline; produces them as samples. Where
-    groups taught nothing (loop.groups_most) the groups behind them are taken as well."""
+    groups taught nothing (loop.max_groups) the groups behind them are taken as well."""
     began, loop = time.monotonic(), run.config.loop
     dropped = await find_superseded(run, run.next_rollouts())
     groups, phase, reads = loop.groups, f"collecting step {run.step + 1}", dict[str, asyncio.Task[Sample]]()
@@ -42,12 +42,12 @@ async def collect(run: Run) -> Collected:
             samples = await give_group_rewards(run, samples)
             if run.step == 0 and (run.group_reward is not None or not run.scores):  # an evaluation would have told
                 check_rewards(run, [sample.rollout for sample in samples])
-            if groups >= (loop.groups_most or loop.groups):
+            if groups >= (loop.max_groups or loop.groups):
                 break
             telling = count_telling_groups(run, samples)
             if telling >= loop.groups:
                 break
-            groups = min(groups + loop.groups - telling, loop.groups_most or loop.groups)
+            groups = min(groups + loop.groups - telling, loop.max_groups or loop.groups)
     finally:
         await cancel_all(*reads.values())
     if run.step == 0 and not any(sample.turns for sample in samples):

@@ -81,7 +81,7 @@ def nothing_since(steps: Sequence[Step], patience: int, rate: float) -> str | No
     return (
         f"nothing earned since step {known[-patience - 1].number}: the learning rate may be too high "
         f"(learner.optim.lr={rate:g}; begin again with a tenth of it), or there are too few rollouts to a step "
-        "(loop.groups, loop.members) for rewards this rare"
+        "(loop.groups, loop.group_size) for rewards this rare"
     )
 
 

@@ -60,7 +60,7 @@ class PreflightResult(Struct, kw_only=True):
         if not self.flat:
             return said
         if self.flat < self.groups:
-            return f"{said}; loop.groups_most has the others replaced"
+            return f"{said}; loop.max_groups has the others replaced"
         if not self.left:
             return f"{said}: none of their turns is trained; policy.agents says whose are"
         reason, count = max(self.left.items(), key=lambda item: item[1])
@@ -113,7 +113,7 @@ def settings(config: Config, groups: int, folder: Path) -> Config:
     return replace(
         config,
         folder=str(folder),
-        loop=replace(config.loop, eval_splits=(), staleness=0, groups=groups, groups_most=None),
+        loop=replace(config.loop, eval_splits=(), staleness=0, groups=groups, max_groups=None),
         store=replace(config.store, url=""),
         monitor=MonitorConfig(),
     )

@@ -31,7 +31,7 @@ async def find_stored(store: Store, wanted: Sequence[Rollout]) -> dict[str, Roll
 async def find_superseded(run: Run, wanted: Sequence[Rollout]) -> dict[str, str]:
     """Earlier rollouts in the place of these, sampled from weights that are no more: left out, and counted by name."""
     here = {rollout.group for rollout in wanted}
-    before, limit = range(1, run.origin), run.config.loop.members
+    before, limit = range(1, run.origin), run.config.loop.group_size
     groups = {rollout.group for lineage in before for rollout in run.next_rollouts(origin=lineage)} - here
     return {
         rollout.id: "superseded" for name in sorted(groups) for rollout in await run.store.list(group=name, limit=limit)

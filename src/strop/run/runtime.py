@@ -127,7 +127,7 @@ async def open_policies(
             learner = LearnerProcess(place / "learner.log")
             stack.push_async_callback(learner.close)
         only = engine_of(one.config, one.model, place, learner)
-        engine = Replicas([only], patience=config.gateway.pause_patience)
+        engine = Replicas([only], patience=config.gateway.pause_timeout)
         stack.push_async_callback(engine.close)
         served.append(ServedPolicy(prepared=one, engine=engine, learner=learner, place=place))
     gateway = make_gateway(config, store, served)
@@ -281,14 +281,14 @@ def refuse_contradictions(config: Config, algorithm: Algorithm) -> None:
             f"loop.staleness is {loop.staleness}, so that the engine works while the learner does, and "
             "engine.vllm.sleep gives its memory away meanwhile: set one of them back"
         )
-    if loop.groups_most is not None and ("value" in algorithm.needs or config.algorithm.settings.get("kl") == "reward"):
+    if loop.max_groups is not None and ("value" in algorithm.needs or config.algorithm.settings.get("kl") == "reward"):
         raise ConfigError(
-            "loop.groups_most replaces groups that teach nothing, which cannot be told before a critic or a reference "
+            "loop.max_groups replaces groups that teach nothing, which cannot be told before a critic or a reference "
             "has read them: leave it out, or use another algorithm or kl = loss"
         )
-    if loop.groups_most is not None and loop.groups_most < loop.groups:
+    if loop.max_groups is not None and loop.max_groups < loop.groups:
         raise ConfigError(
-            f"loop.groups_most is {loop.groups_most}, less than loop.groups, which is {loop.groups}: raise it"
+            f"loop.max_groups is {loop.max_groups}, less than loop.groups, which is {loop.groups}: raise it"
         )
 
 

@@ -51,7 +51,7 @@ def _fill_algorithm(config: Config, name: str, settings: dict[str, Any]) -> dict
     unset, found = set(algorithms.setting_names(name)) - settings.keys(), dict[str, Any]()
     if config.loop.staleness and "correction" in unset:
         found["correction"] = "token"
-    if config.loop.groups_most and "filter_groups" in unset:  # what is replaced is not counted either
+    if config.loop.max_groups and "filter_groups" in unset:  # what is replaced is not counted either
         found["filter_groups"] = ["zero_variance", "group_of_one"]
     return settings | found
 

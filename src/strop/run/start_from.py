@@ -83,7 +83,7 @@ def _time(path: Path) -> float:
 def warn_of_rate(config: Config) -> str:
     """A warning, where the learning rate is 0 before the steps are over."""
     optim = config.learner.optim
-    done = optim.decay and optim.schedule != "constant" and config.loop.steps * config.learner.updates > optim.decay
+    done = optim.decay and optim.schedule != "constant" and config.loop.steps * config.learner.minibatches > optim.decay
     return f"the learning rate is 0 from optimizer step {optim.decay} on: raise learner.optim.decay too" * bool(done)
 
 

@@ -125,7 +125,7 @@ class Run:
     @property
     def groups_ahead(self) -> int:
         """How many groups, from the next one on, may be sampled with the present weights."""
-        return (self.config.loop.groups_most or self.config.loop.groups) + self.groups_of_later_steps
+        return (self.config.loop.max_groups or self.config.loop.groups) + self.groups_of_later_steps
 
     @property
     def groups_of_later_steps(self) -> int:
@@ -147,7 +147,7 @@ class Run:
                 tasks,
                 seed=self.config.seed,
                 n=n,
-                members=loop.members,
+                members=loop.group_size,
                 retries=self.config.runner.retries.by_cause(),
                 suffix=f"~{origin}" if origin > 1 else "",
             )

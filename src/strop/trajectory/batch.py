@@ -19,7 +19,7 @@ Bools = NDArray[np.bool_]
 
 REASONS = {
     "zero_variance": "in groups whose members all got the same reward: nothing to compare",
-    "group_of_one": "alone in their group: nobody to compare with (loop.members)",
+    "group_of_one": "alone in their group: nobody to compare with (loop.group_size)",
     "no_reward": "without a reward that algorithm.rewards counts",
     "outside": "that only outside models answered (gateway.outside)",
     "empty": "in which the model said nothing",

@@ -34,12 +34,12 @@ async def refused_after(stand: Stand, rollout: str, **more: Any) -> tuple[int, o
 
 
 async def test_tokens(renderer: Renderer, tmp_path: Path) -> None:
-    async with faked(whole, tmp_path / "g", renderer, tokens=15) as (fake, stand):
+    async with faked(whole, tmp_path / "g", renderer, max_tokens=15) as (fake, stand):
         number, error = await refused_after(stand, "r1")
         assert (number, len(fake.asked)) == (3, 3), "6 and 12 tokens are not 15 yet, and 402 is not tried again"
         assert (error.status_code, error.code) == (402, "budget_used_up")
         assert "18 of 15 tokens" in error.message
-        assert "gateway.outside.fake.tokens" in error.message
+        assert "gateway.outside.fake.max_tokens" in error.message
         (event,) = await stand.store.events("r1")
         assert event.data["code"] == "budget_used_up"
         assert len(await stand.store.turns("r1")) == 3
@@ -48,7 +48,7 @@ async def test_tokens(renderer: Renderer, tmp_path: Path) -> None:
 
 async def test_money(renderer: Renderer, tmp_path: Path) -> None:
     prices = {"price_in": 2e6, "price_out": 10e6}
-    async with faked(whole, tmp_path / "g", renderer, money=60.0, **prices) as (_, stand):
+    async with faked(whole, tmp_path / "g", renderer, max_cost=60.0, **prices) as (_, stand):
         number, error = await refused_after(stand, "r1")
         assert number == 3, "each costs 5 x 2 + 1 x 10"
         assert "60.00 of 60.00" in error.message
@@ -62,12 +62,12 @@ async def test_a_run_that_is_opened_again(renderer: Renderer, tmp_path: Path) ->
     async def twice(number: int, send: Any) -> None:
         await say(send, 200, json.dumps(both).encode(), JSON)
 
-    async with faked(twice, tmp_path / "g", renderer, tokens=1000) as (_, stand):
+    async with faked(twice, tmp_path / "g", renderer, max_tokens=1000) as (_, stand):
         client = stand.client(await stand.attempt("r1"), "judge")
         for _ in range(2):
             await client.chat.completions.create(model="big", messages=HI, n=2)
         assert len(await stand.store.turns("r1")) == 4
-    async with faked(twice, tmp_path / "g", renderer, tokens=13) as (_, stand):
+    async with faked(twice, tmp_path / "g", renderer, max_tokens=13) as (_, stand):
         await stand.gateway.routes.recall(stand.store)
         assert (await refused_after(stand, "r2"))[0] == 1, "12 of 13 were spent"
 
@@ -77,11 +77,11 @@ async def test_a_stream_that_does_not_say_what_it_cost(renderer: Renderer, tmp_p
         body = chunk("four " * 400) + b"data: [DONE]\n\n"
         await say(send, 200, body, (b"content-type", b"text/event-stream"))
 
-    async with faked(stream, tmp_path / "g", renderer, tokens=1000) as (_, stand):
+    async with faked(stream, tmp_path / "g", renderer, max_tokens=1000) as (_, stand):
         number, _ = await refused_after(stand, "r1", stream=True)
         assert number == 2, "2,000 letters are about 500 tokens"
 
 
 def test_money_without_prices() -> None:
     with pytest.raises(ConfigError, match="price_in"):
-        OutsideRoute.of("judge", OutsideConfig(url="http://127.0.0.1:1/v1", money=1.0))
+        OutsideRoute.of("judge", OutsideConfig(url="http://127.0.0.1:1/v1", max_cost=1.0))

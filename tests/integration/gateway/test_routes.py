@@ -390,7 +390,7 @@ async def test_requests_over_the_rate_wait(renderer: Renderer, tmp_path: Path) -
         now -= 1
         await say(send, 200, COMPLETION, (b"content-type", b"application/json"))
 
-    async with faked(answer, tmp_path / "g", renderer, at_once=2) as (fake, stand):
+    async with faked(answer, tmp_path / "g", renderer, max_concurrency=2) as (fake, stand):
         attempt = await stand.attempt("r1")
         client = stand.client(attempt, "judge")
         await asyncio.gather(*(client.chat.completions.create(model="m", messages=HI) for _ in range(8)))

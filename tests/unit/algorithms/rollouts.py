@@ -46,7 +46,7 @@ def credited(name, *samples, agents=("main",), budget=1000, updates=1, value=Non
     batch = batch_of(*samples, agents=agents, budget=budget)
     if value is not None:
         batch.entries.value[:] = value
-    algorithm = make(AlgorithmConfig(name=name, settings=settings), LearnerConfig(updates=updates))
+    algorithm = make(AlgorithmConfig(name=name, settings=settings), LearnerConfig(minibatches=updates))
     return batch, algorithm.assign_credit(batch)
 
 

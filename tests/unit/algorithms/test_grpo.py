@@ -210,8 +210,8 @@ def test_an_empty_batch_has_no_weight_and_says_why():
 
 
 def test_proximal_is_asked_for_only_when_there_is_a_second_optimizer_step():
-    assert make_algorithm(AlgorithmConfig(), LearnerConfig(updates=1)).needs == frozenset()
-    assert make_algorithm(AlgorithmConfig(), LearnerConfig(updates=2)).needs == {"proximal"}
+    assert make_algorithm(AlgorithmConfig(), LearnerConfig(minibatches=1)).needs == frozenset()
+    assert make_algorithm(AlgorithmConfig(), LearnerConfig(minibatches=2)).needs == {"proximal"}
 
 
 def test_this_room_runs_without_torch():

@@ -120,7 +120,7 @@ def test_a_critic_learns_what_its_policy_gets(tmp_path):
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     learner_config = LearnerConfig(
-        updates=2, token_budget=64, optim=OptimConfig(lr=1e-4), critic=OptimConfig(lr=2e-2, grad_clip=1e9)
+        minibatches=2, token_budget=64, optim=OptimConfig(lr=1e-4), critic=OptimConfig(lr=2e-2, grad_clip=1e9)
     )
     algorithm = make(AlgorithmConfig(name="ppo"), learner_config)
     learner = Learner(tmp_path, learner_config, algorithm, seed=1)

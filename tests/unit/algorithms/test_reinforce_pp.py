@@ -12,7 +12,7 @@ def scaled(values):
 def test_returns_are_scaled_over_the_batch_whatever_the_groups():
     totals = [3.0, 1.0, 0.0, 0.0, 2.0]
     samples = [sample(k, r, *[turn(3)] * (k + 1), group=f"g{k % 2}") for k, r in enumerate(totals)]
-    batch, _ = credited("reinforce_pp", *samples, over="rollouts")
+    batch, _ = credited("reinforce_pp", *samples, normalize_over="rollouts")
     expected = scaled(totals)
     assert by_turn(batch) == pytest.approx(
         {f"g{k % 2}.{k}/{t}": expected[k] for k in range(5) for t in range(k + 1)}
@@ -28,7 +28,7 @@ def test_returns_are_scaled_over_the_batch_whatever_the_groups():
 def test_the_groups_mean_is_taken_off_first():
     totals = {"g1": [1.0, 0.0], "g2": [10.0, 10.5, 11.0]}
     samples = [sample(k, r, *[turn(2)] * (k + 1), group=g) for g, rs in totals.items() for k, r in enumerate(rs)]
-    batch, _ = credited("reinforce_pp", *samples, baseline=True, over="rollouts")
+    batch, _ = credited("reinforce_pp", *samples, baseline=True, normalize_over="rollouts")
     expected = scaled([0.5, -0.5, -0.5, 0.0, 0.5])
     assert [by_turn(batch)[f"{g}.{k}/0"] for g, rs in totals.items() for k in range(len(rs))] == pytest.approx(
         expected.tolist()
@@ -59,7 +59,7 @@ def test_a_turns_reward_reaches_it_and_those_before():
 def test_what_is_dropped_is_in_the_scale():
     samples = [sample(0, 1.0, turn()), sample(1, 0.0, turn()), sample(2, 5.0, turn(60)), sample(3, 1.0)]
     for more in ({}, {"baseline": True}):
-        batch, _ = credited("reinforce_pp", *samples, budget=50, over="rollouts", **more)
+        batch, _ = credited("reinforce_pp", *samples, budget=50, normalize_over="rollouts", **more)
         assert list(by_turn(batch).values()) == pytest.approx(scaled([1.0, 0.0, 5.0, 1.0])[:2].tolist())
 
 

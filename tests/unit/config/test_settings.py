@@ -23,7 +23,7 @@ ODD = Config(
     folder="runs/odd #1",
     policy=PolicyConfig(context=8192),
     algorithm=AlgorithmConfig(name="ppo", rewards={"reward": 1.0, "for.mat": -0.2}, settings={"lam": 0.9}),
-    loop=LoopConfig(eval_splits=(), groups_most=20),
+    loop=LoopConfig(eval_splits=(), max_groups=20),
     gateway=config.GatewayConfig(outside={"judge": OutsideConfig(url="https://x/v1", agents=("judge",))}),
 )
 

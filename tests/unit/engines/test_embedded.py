@@ -60,7 +60,7 @@ def play(
     order: list[int] | None = None,
 ) -> dict[int, list[Chunk]]:
     """Every prompt's chunks, with at most `together` requests at once."""
-    config = EngineConfig(rows=16, prefill_chunk=32, deterministic=deterministic)
+    config = EngineConfig(max_sequences=16, prefill_chunk=32, deterministic=deterministic)
     core = Core(model, config, context=128)
     todo = list(order or range(len(prompts)))
     got: dict[int, list[Chunk]] = {i: [] for i in todo}
@@ -204,7 +204,7 @@ def test_rows_with_every_kind_of_sampling_do_not_disturb_each_other() -> None:
 
 
 def test_stop_ids_end_an_answer_and_belong_to_it(model: Any) -> None:
-    core = Core(model, EngineConfig(rows=2, prefill_chunk=8), context=64)
+    core = Core(model, EngineConfig(max_sequences=2, prefill_chunk=8), context=64)
     greedy = Sampling(temperature=0.0, max_tokens=20)
     core.add(0, [1, 2, 3], greedy, [])
     free = [chunk for _ in range(20) for chunk in stepped(core)]
@@ -219,7 +219,7 @@ def test_stop_ids_end_an_answer_and_belong_to_it(model: Any) -> None:
 
 
 def test_an_answer_ends_where_the_context_does(model: Any) -> None:
-    core = Core(model, EngineConfig(rows=2, prefill_chunk=8), context=16)
+    core = Core(model, EngineConfig(max_sequences=2, prefill_chunk=8), context=16)
     core.add(0, [1] * 13, Sampling(max_tokens=50), [])
     chunks = []
     while core.busy:
@@ -229,7 +229,7 @@ def test_an_answer_ends_where_the_context_does(model: Any) -> None:
 
 
 def test_what_cannot_be_served_is_refused(model: Any) -> None:
-    core = Core(model, EngineConfig(rows=2, prefill_chunk=8), context=16)
+    core = Core(model, EngineConfig(max_sequences=2, prefill_chunk=8), context=16)
     with pytest.raises(ContextOverflow, match="16"):
         core.add(0, [1] * 16, Sampling(), [])
     with pytest.raises(EngineError, match="empty"):
@@ -240,7 +240,7 @@ def test_what_cannot_be_served_is_refused(model: Any) -> None:
 
 
 def test_cancelled_requests_give_their_slot_back(model: Any) -> None:
-    core = Core(model, EngineConfig(rows=2, prefill_chunk=8), context=64)
+    core = Core(model, EngineConfig(max_sequences=2, prefill_chunk=8), context=64)
     for i in range(3):
         core.add(i, [1, 2], Sampling(max_tokens=50), [])
     core.step()
@@ -256,7 +256,7 @@ def test_cancelled_requests_give_their_slot_back(model: Any) -> None:
 
 
 def test_a_new_version_is_on_the_tokens_sampled_after_it(model: Any) -> None:
-    core = Core(model, EngineConfig(rows=2, prefill_chunk=8), context=64)
+    core = Core(model, EngineConfig(max_sequences=2, prefill_chunk=8), context=64)
     core.add(0, [1, 2], Sampling(max_tokens=4), [])
     core.step()
     core.load("1.1")

@@ -79,7 +79,7 @@ async def elsewhere(tmp_path: Path, *arguments: str) -> AsyncGenerator[tuple[Sgl
         sys.executable, "-m", "tests.unit.engines.sglang_server", "--port", str(port), *arguments, cwd=ROOT
     )
     url = f"http://127.0.0.1:{port}"
-    given = SglangConfig(url=url, start_timeout=30.0, patience=0.0)
+    given = SglangConfig(url=url, start_timeout=30.0, restart_timeout=0.0)
     engine = Sglang(folder(tmp_path / "model"), given, log=tmp_path / "log", renewed=True)
     try:
         await engine.start()

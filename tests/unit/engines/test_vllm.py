@@ -302,7 +302,7 @@ async def test_a_server_that_cannot_be_started_again_is_given_up(make: Make) -> 
 
 
 async def test_patience_ends(make: Make) -> None:
-    stand = make(env={"STANDIN_STARTS": "1"}, patience=0.2, restarts=50)
+    stand = make(env={"STANDIN_STARTS": "1"}, restart_timeout=0.2, restarts=50)
     await stand.engine.start()
     os.kill(stand.pid, signal.SIGKILL)
     await until(lambda: not stand.engine._serving.is_set())
@@ -426,7 +426,7 @@ async def test_a_server_that_does_not_have_what_was_sent_is_started_again(make: 
 
 
 async def test_a_version_that_is_gone_is_not_served_as_if_it_were_there(make: Make) -> None:
-    stand = make(patience=2.0)
+    stand = make(restart_timeout=2.0)
     await stand.engine.start()
     (stand.offer("1.1", 0.5) / "keep").touch()
     await stand.load("1.1")

@@ -128,7 +128,7 @@ async def test_requests_wait_while_paused_and_then_are_answered() -> None:
 async def test_a_pause_without_end_is_told() -> None:
     replicas = Replicas([engine()], patience=0.1)
     await replicas.pause()
-    with pytest.raises(EngineError, match=r"paused for more than 0.1 s.*gateway.pause_patience"):
+    with pytest.raises(EngineError, match=r"paused for more than 0.1 s.*gateway.pause_timeout"):
         await ask(replicas.of("a"))
     await replicas.resume()
     assert await ask(replicas.of("a")) == "ok"

@@ -24,7 +24,7 @@ def learn(folder):
     def build(updates=1, budget=1000, algorithm=None, dtype=torch.float64, optim=None, critic_lr=1e-2, **more):
         optim = optim or OptimConfig(lr=1e-2, grad_clip=1e9)
         config = LearnerConfig(
-            updates=updates, token_budget=budget, optim=optim, critic=OptimConfig(lr=critic_lr), device="cpu"
+            minibatches=updates, token_budget=budget, optim=optim, critic=OptimConfig(lr=critic_lr), device="cpu"
         )
         return Learner(folder, config, algorithm or make(AlgorithmConfig(), config), dtype=dtype, **more)
 

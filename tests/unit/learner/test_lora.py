@@ -214,7 +214,7 @@ def said(core, prompts):
 
 def test_the_embedded_engine_serves_the_adapter_as_it_changes(broad):
     taught = learner(broad, lora=LoraConfig(rank=8))
-    core = Core(taught.model, EngineConfig(rows=4), context=64)
+    core = Core(taught.model, EngineConfig(max_sequences=4), context=64)
     prompts = [[k + 1, 7, 9, 11 + k] for k in range(4)]
     before = said(core, prompts)
     stirred(taught.model)

@@ -97,7 +97,7 @@ def test_where_and_in_what_it_computes():
 async def test_the_learner_of_a_run_knows_how_many_steps_it_has(folder, episodes, tmp_path):
     given = {
         "device": "cpu",
-        "updates": 2,
+        "minibatches": 2,
         "optim": {"lr": 1e-3, "schedule": "cosine"},
         "critic": {"schedule": "linear"},
     }

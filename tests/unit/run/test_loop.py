@@ -65,7 +65,7 @@ async def answer(store: Store, by: dict[str, str]) -> None:
 
 
 def configured(*sets: str) -> Config:
-    return configs.load(sets=["loop.groups=2", "loop.members=2", "loop.eval_splits=['test','long']", *sets])
+    return configs.load(sets=["loop.groups=2", "loop.group_size=2", "loop.eval_splits=['test','long']", *sets])
 
 
 async def test_at_staleness_0_only_what_the_present_weights_sampled_is_trained_on(store: Store) -> None:

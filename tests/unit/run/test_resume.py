@@ -77,7 +77,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def opened(folder: Path, model: Path) -> Run:
     """A run in `folder` without engine and agents; begun if it is not there yet."""
-    sets = ["loop.groups=1", "loop.members=2", "loop.checkpoint_every=1", f"loop.steps={STEPS}", "seed=3"]
+    sets = ["loop.groups=1", "loop.group_size=2", "loop.checkpoint_every=1", f"loop.steps={STEPS}", "seed=3"]
     sets += ["learner.device=cpu", "learner.dtype=float32", "engine.deterministic=true", "loop.keep_checkpoints=9"]
     sets += ["learner.logprob_limit=1e9"]  # logprobs are made up
     config = configs.load(sets=sets, folder=str(folder))

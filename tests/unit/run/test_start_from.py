@@ -160,7 +160,7 @@ def test_what_a_resumed_run_may_change(tmp_path: Path, setting: str) -> None:
 @pytest.mark.parametrize(
     "setting",
     [
-        *("loop.groups=3", "loop.members=2", "loop.staleness=1", "seed=4", "agent=b.py:agent", "tasks=u.jsonl"),
+        *("loop.groups=3", "loop.group_size=2", "loop.staleness=1", "seed=4", "agent=b.py:agent", "tasks=u.jsonl"),
         *("policy.model=smollm2-135m", "policy.train.temperature=0.5", "algorithm.name=rloo", "folder=elsewhere"),
         *("algorithm.settings.clip=0.1", "learner.lora.rank=8", "learner.optim.betas=[0.1, 0.2]", "store.url=x"),
     ],

@@ -85,15 +85,15 @@ class Core:
         deterministic = self.config.deterministic
         usual = 128 if deterministic else 8192 if self.device.type == "cuda" else 512
         self.chunk = self.config.prefill_chunk or usual
-        rows = self.config.rows
-        if self.config.memory is not None:
-            tokens = int(self.config.memory * 2**30) // layout.bytes_per_token
+        rows = self.config.max_sequences
+        if self.config.kv_cache_gib is not None:
+            tokens = int(self.config.kv_cache_gib * 2**30) // layout.bytes_per_token
             most = tokens // (1 + layout.spare)
             self.context = min(self.context, most // self.chunk * self.chunk if deterministic else most)
             rows = max(1, min(rows, tokens // max(1, self._width()) - layout.spare))
         if self.context < 2:
             raise EngineError(
-                f"engine.memory = {self.config.memory} GiB does not hold a single sequence: one token of this model "
+                f"engine.kv_cache_gib = {self.config.kv_cache_gib} does not hold one sequence: a token of this model "
                 f"takes {layout.bytes_per_token:,} bytes; raise it"
             )
         width = self._width()
@@ -122,7 +122,7 @@ class Core:
         if len(prompt_ids) >= self.context:
             raise ContextOverflow(
                 f"the prompt has {len(prompt_ids)} tokens and the context holds {self.context}: shorten the history "
-                f"or raise {'policy.context' if self.config.memory is None else 'policy.context and engine.memory'}"
+                f"or raise policy.context{'' if self.config.kv_cache_gib is None else ' and engine.kv_cache_gib'}"
             )
         if not all(0 <= i < self.vocabulary for i in prompt_ids):
             raise EngineError(f"a prompt id is outside the vocabulary of {self.vocabulary}: is it the right tokenizer?")

@@ -136,7 +136,12 @@ def command(model: Path, settings: SglangConfig, context: int, version: str, por
     """How the server is started. Messages carry only what is new, and nothing is turned into text."""
     given = [settings.python or sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)]
     given += ["--host", "127.0.0.1", "--port", str(port), "--context-length", str(context)]
-    given += ["--tensor-parallel-size", str(settings.tensor_parallel), "--max-running-requests", str(settings.rows)]
+    given += [
+        "--tensor-parallel-size",
+        str(settings.tensor_parallel),
+        "--max-running-requests",
+        str(settings.max_sequences),
+    ]
     given += ["--mem-fraction-static", str(settings.gpu_memory), "--weight-version", version]
     given += ["--incremental-streaming-output", "--skip-tokenizer-init", "--sampling-defaults", "openai"]
     if settings.deterministic:

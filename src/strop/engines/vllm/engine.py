@@ -101,7 +101,7 @@ def command(model: Path, settings: VllmConfig, context: int, dtype: str) -> list
         given = [*python, SEVERAL, "serve", str(model), "--api-server-count", str(settings.servers)]
     given += ["--served-model-name", MODEL]
     given += ["--host", "127.0.0.1", "--dtype", dtype, "--max-model-len", str(context)]
-    given += ["--max-num-seqs", str(settings.rows), "--tensor-parallel-size", str(settings.tensor_parallel)]
+    given += ["--max-num-seqs", str(settings.max_sequences), "--tensor-parallel-size", str(settings.tensor_parallel)]
     given += ["--gpu-memory-utilization", str(settings.gpu_memory), "--stream-interval", str(settings.stream_interval)]
     # Logprobs of the distribution that is drawn from; no text, no defaults of the model's own for sampling.
     given += ["--logprobs-mode", "processed_logprobs", "--tokens-only", "--generation-config", "vllm"]
