@@ -1,4 +1,4 @@
-"""Folders and files that only their owner may open. A run's store holds the keys of attempts at work: whoever can read
+"""Folders and files that only their owner may open. A run's store holds the keys of attempts at work: who can read
 them can speak for an agent and give it rewards.
 
     private_folder(Path("runs/mine"))            made, or closed to others if it was open to them

@@ -111,7 +111,7 @@ PACKAGES = {
 
 def to_install(module: str) -> str:
     """The command that brings a module we do without until it is needed. It names packages that others publish, never
-    strop itself: that comes from a clone, and whoever else may take its name on PyPI is not us.
+    strop itself: that comes from a clone, and another package of its name on PyPI is not ours.
 
     >>> to_install("psycopg"), to_install("matplotlib")
     ("pip install 'psycopg[binary]'", 'pip install matplotlib')

@@ -133,7 +133,7 @@ async def _turns(
     react: Callable[[Action], Awaitable[Transition]],
     reward: str,
 ) -> Ended:
-    room = asyncio.Semaphore(AT_ONCE)
+    slots = asyncio.Semaphore(AT_ONCE)
     for _ in range(limits.max_turns):
         left = None if limits.max_tokens is None else limits.max_tokens - episode.tokens
         if left is not None and left <= 0:
@@ -147,7 +147,7 @@ async def _turns(
         episode.answer = "" if answer.calls else answer.text
         episode.calls += answer.calls
         try:
-            await asyncio.gather(*(_run(call, tools, room) for call in answer.calls))
+            await asyncio.gather(*(_run(call, tools, slots) for call in answer.calls))
         finally:  # also where the time is up: no call is left without its result
             episode.messages += [_result(call) for call in answer.calls]
         after = await react(Action(text=answer.text, calls=answer.calls, turn=answer.turn))
@@ -166,8 +166,8 @@ async def _turns(
     return "turns"
 
 
-async def _run(call: ExecutedCall, tools: Tools, room: asyncio.Semaphore) -> None:
-    async with room:
+async def _run(call: ExecutedCall, tools: Tools, slots: asyncio.Semaphore) -> None:
+    async with slots:
         began = time.monotonic()
         call.result = await tools.run(call.name, call.arguments)
         call.seconds = time.monotonic() - began
@@ -231,13 +231,13 @@ def first_messages(task: Task, system: str, first: Any = None) -> list[Message]:
     >>> first_messages(Task(id="t", data={"question": "3 * 4?", "answer": 12}), "Be brief.")
     [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': '3 * 4?'}]
     """
-    asked = _asked(task) if first is None else first
+    asked = _question_of(task) if first is None else first
     said = [{"role": "user", "content": str(asked)}]
     own = list(cast("list[Message]", asked)) if isinstance(asked, list) else said
     return ([{"role": "system", "content": system}] if system else []) + own
 
 
-def _asked(task: Task) -> Any:
+def _question_of(task: Task) -> Any:
     given = task.data
     if isinstance(given, str):
         return given

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import secrets
-import ssl
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from strop.errors import BadReward, StropError
+from strop.net.client import ssl_context
 from strop.types import EventKind, Lease, Reward, Sampling, Task
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class LLM(Struct, frozen=True, kw_only=True):
         """The same for `async` agents. Its connections belong to the event loop it is first used in, so keep it."""
         import openai
 
-        http = openai.DefaultAsyncHttpxClient(verify=_ssl())
+        http = openai.DefaultAsyncHttpxClient(verify=ssl_context())
         return openai.AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, http_client=http)
 
     def reward(self, name: str, value: float, *, turn: str | None = None, agent: str | None = None) -> None:
@@ -158,18 +158,12 @@ def _post(request: urllib.request.Request) -> tuple[bool, str] | None:
 
 
 @lru_cache(maxsize=1)
-def _ssl() -> ssl.SSLContext:
-    """Reading the certificates takes tens of milliseconds: once per process is enough."""
-    return ssl.create_default_context()
-
-
-@lru_cache(maxsize=1)
 def _shared_client() -> openai.OpenAI:
     import openai
 
     # The real address and key are put in by with_options.
     return openai.OpenAI(
-        base_url="http://strop.invalid", api_key="-", http_client=openai.DefaultHttpxClient(verify=_ssl())
+        base_url="http://strop.invalid", api_key="-", http_client=openai.DefaultHttpxClient(verify=ssl_context())
     )
 
 

@@ -81,7 +81,7 @@ class Server:
         except BaseException as error:
             self.close()
             if isinstance(error, Exception):
-                raise self._told(link, error) from error
+                raise self._to_error(link, error) from error
             raise
         return self._tools(link, found)
 
@@ -104,7 +104,7 @@ class Server:
         except BaseException as error:
             await asyncio.to_thread(self.close)
             if isinstance(error, Exception):
-                raise self._told(link, error) from error
+                raise self._to_error(link, error) from error
             raise
         return self._tools(link, found)
 
@@ -130,7 +130,7 @@ class Server:
             try:
                 return await asyncio.wrap_future(link.submit(about.name, arguments))
             except Exception as error:
-                return Observation(f"error: {self._told(link, error)}", "error")
+                return Observation(f"error: {self._to_error(link, error)}", "error")
 
         return Tool(
             call,
@@ -141,7 +141,7 @@ class Server:
             limit=self.limit,
         )
 
-    def _told(self, link: _Link, error: Exception) -> ToolError:
+    def _to_error(self, link: _Link, error: Exception) -> ToolError:
         if isinstance(error, ToolError):
             return error
         if isinstance(error, TimeoutError):
@@ -215,7 +215,7 @@ class _Link:
                 client = _client()(await self._transport(stack))
                 self._client = await stack.enter_async_context(client)
                 found, self._listed = await self._list(), True
-                with contextlib.suppress(concurrent.futures.InvalidStateError):  # whoever asked has given up
+                with contextlib.suppress(concurrent.futures.InvalidStateError):  # the caller has given up
                     self.ready.set_result(found)
                 await stopping
 
@@ -246,7 +246,7 @@ class _Link:
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> Observation:
         result = await self._client.call_tool(name, arguments)
-        text = "\n".join(map(_shown, result.content))
+        text = "\n".join(map(_text_of, result.content))
         if not result.content and result.structured_content is not None:
             text = msgspec.json.encode(result.structured_content, enc_hook=str).decode()
         return Observation(text, "error" if result.is_error else None)
@@ -260,8 +260,8 @@ def _client() -> Any:
     return Client
 
 
-def _shown(part: Any) -> str:
-    """A part of a result as text; what is none, as a sentence."""
+def _text_of(part: Any) -> str:
+    """A part of a result as text; what is not text, as a sentence."""
     if part.type == "text":
         return part.text
     if part.type == "resource":
@@ -279,7 +279,7 @@ def _binary(kind: str | None, data: str) -> str:
 
 
 def _first(error: BaseException) -> BaseException:
-    """Of a group of errors, as task groups raise them, the first that is none."""
+    """Of a group of errors, as task groups raise them, the first that is not a group."""
     if isinstance(error, BaseExceptionGroup):
         return _first(cast("BaseExceptionGroup[BaseException]", error).exceptions[0])
     return error

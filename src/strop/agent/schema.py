@@ -30,7 +30,7 @@ from strop.errors import ConfigError
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 """What model APIs take as a tool's name."""
 SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Yields|Raises|Examples?|Notes?):", re.MULTILINE)
-"""Where the parts of a docstring begin that are no description of the whole."""
+"""Where the parts of a docstring begin that do not describe the whole."""
 ARGUMENT = re.compile(r"^( +)(\w+)(?: *\([^)]*\))?:[ \t]*(.*(?:\n\1 +.+)*)", re.MULTILINE)
 """A line about an argument, and those under it that are further in."""
 
@@ -39,7 +39,7 @@ def arguments_of(function: Callable[..., Any], name: str, hints: Mapping[str, An
     """A function's arguments as a record: its fields are what JSON is described by and checked against."""
     if not NAME.fullmatch(name):
         raise ConfigError(
-            f"tools: {name} is no name that models can call: take letters, digits, _ and -, @strop.tool(name=...)"
+            f"tools: {name} is not a name that models can call. Fix: @strop.tool(name=...) of letters, digits, _ and -"
         )
     about = docstring(function)[1]
     fields: list[tuple[str, Any, Any]] = []
@@ -90,7 +90,7 @@ def docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 
 def expected(parameters: Mapping[str, Any]) -> str:
-    """The arguments in short, for whoever got them wrong.
+    """The arguments in short, for a model that got them wrong.
 
     >>> expected({"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]})
     '{"city": string, "days": integer (may be left out)}'

@@ -82,7 +82,7 @@ class Tool:
         hints: dict[str, Any] | None = None,
     ) -> None:
         if not callable(function):
-            raise ConfigError(f"tools: {function!r} is no function: give one, with types and docstring")
+            raise ConfigError(f"tools: {function!r} is not a function. Fix: give one, with types and docstring")
         self.function, self.timeout, self.limit = function, timeout, limit
         self.name = name or getattr(function, "__name__", type(function).__name__)
         self.description = docstring(function)[0] if description is None else description
@@ -91,11 +91,11 @@ class Tool:
             self._hints = hints
         self.__name__, self.__doc__ = self.name, function.__doc__
         self.__wrapped__ = function
-        if not self._unbound:
+        if not self._is_unbound:
             _ = self.parameters  # what cannot be described is said now
 
     @property
-    def _unbound(self) -> bool:
+    def _is_unbound(self) -> bool:
         """A method in the body of its class: its arguments are known once it is taken from an object."""
         try:
             first = next(iter(inspect.signature(self.function).parameters), "")
@@ -151,7 +151,7 @@ class Tool:
         """One call with its arguments as JSON. Nothing that goes wrong is raised."""
         try:
             given = self._read(arguments)
-        except (Exception, SystemExit) as error:  # types of the user's may raise anything while they are made
+        except (Exception, SystemExit) as error:  # types of users may raise anything while they are made
             why = str(error) if isinstance(error, msgspec.MsgspecError | UnicodeError) else one_line(error)
             said = f"error: the arguments of {self.name} do not fit: {why}; give {expected(self.parameters)}"
             return Observation(truncate(said, self.limit), "arguments")
@@ -231,7 +231,7 @@ def truncate(text: str, limit: int) -> str:
 async def call_function(function: Function, given: dict[str, Any], name: str) -> Any:
     """What a function returns: one that is not `async` in a thread that nobody has to wait for."""
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
-        return await _kept_in(function(**given))
+        return await _contain(function(**given))
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 
@@ -247,10 +247,10 @@ async def call_function(function: Function, given: dict[str, Any], name: str) ->
     result, raised = await ended
     if raised is not None:
         raise raised if isinstance(raised, Exception) else RuntimeError(one_line(raised))
-    return await _kept_in(cast("Coroutine[Any, Any, Any]", result)) if inspect.isawaitable(result) else result
+    return await _contain(cast("Coroutine[Any, Any, Any]", result)) if inspect.isawaitable(result) else result
 
 
-async def _kept_in(work: Coroutine[Any, Any, Any]) -> Any:
+async def _contain(work: Coroutine[Any, Any, Any]) -> Any:
     """What `work` comes to. A tool that wants to end the program (sys.exit, KeyboardInterrupt) only fails itself."""
     try:
         return await work

@@ -6,8 +6,8 @@
     ...
     await client.chat.completions.create(..., extra_headers={"trace_id": trace_id})  # as it came with the task
 
-The run's folder holds `address.json` while its gateway answers; GET /address tells the same, as seen by whoever asks.
-It tells no secret: the key of an attempt comes with its task.
+The run's folder holds `address.json` while its gateway answers; GET /address tells the same, as its client sees
+it. It tells no secret: the key of an attempt comes with its task.
 """
 
 from __future__ import annotations

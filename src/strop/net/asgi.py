@@ -92,7 +92,7 @@ def refusal(error: Exception) -> Refusal:
     if isinstance(error, msgspec.ValidationError):
         return malformed(f"the request does not fit: {error}")
     if isinstance(error, (msgspec.MsgspecError, UnicodeError)):
-        return malformed(f"the body is no JSON: {error}")
+        return malformed(f"the body is not JSON: {error}")
     if isinstance(error, RecursionError):
         return malformed(f"the request is nested too deeply: {MAX_DEPTH} levels are allowed")
     for kind, status, code in _STATUS:

@@ -3,7 +3,7 @@
     head   its line and headers: in size and in time
     body   in time, at a rate that no real connection falls below; how large it may be is for the app to say
     answered before the body was there (no key, no such address): the rest is not waited for
-    connections   those that ask for nothing make room for new ones, the longest idle first
+    connections   those that ask for nothing give way to new ones, the longest idle first
 
 A client that trickles thousands of requests so costs others nothing.
 """
@@ -51,7 +51,7 @@ class Bounded(HttpToolsProtocol):
         self._received = 0
         self._leaving_since: float | None = None  # all was said from our side
         self._idle_since: float | None = now  # nothing has been asked that is not answered
-        self._make_room()
+        self._drop_idle()
 
     def data_received(self, data: bytes) -> None:
         if self._leaving_since is not None:
@@ -83,7 +83,7 @@ class Bounded(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle.response_complete:  # and no other request stands behind it
+        if self.cycle.response_complete:  # and no other request comes after it
             self._idle_since = self._idle_since or self.loop.time()
             if self._body_since is not None and not self.transport.is_closing():
                 self._leave()
@@ -113,7 +113,7 @@ class Bounded(HttpToolsProtocol):
         with suppress(OSError):
             self.transport.write_eof()
 
-    def _make_room(self) -> None:
+    def _drop_idle(self) -> None:
         """A new connection may be a good client's: one that asks for nothing goes for it."""
         others = cast("set[Bounded]", self.connections)
         if len(others) > most_connections():

@@ -242,7 +242,7 @@ def parse_url(url: str) -> ServerUrl:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise ConfigError(f"{url!r} is no address: {error}") from None
+        raise ConfigError(f"{url!r} is not an address: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         wrong = "write http://HOST:PORT or https://HOST:PORT"
     elif not re.fullmatch("[!-~]+", url):
@@ -252,7 +252,7 @@ def parse_url(url: str) -> ServerUrl:
     elif parts.query or parts.fragment:
         wrong = "leave out everything from ? or # on"
     if wrong:
-        raise ConfigError(f"{url!r} is no address of a server: {wrong}")
+        raise ConfigError(f"{url!r} is not the address of a server. Fix: {wrong}")
     secure = parts.scheme == "https"
     return ServerUrl(secure, str(parts.hostname), port or (443 if secure else 80), parts.netloc, parts.path)
 

@@ -15,7 +15,7 @@ import httptools
 from msgspec import Struct
 
 MAX_HELD = 256 << 10
-"""Bytes of a streamed body that are read ahead of whoever takes them."""
+"""Bytes of a streamed body that are read ahead of the reader."""
 
 
 class Lost(ConnectionError):
@@ -53,7 +53,7 @@ class Connection(asyncio.Protocol):
         self._head = False
         self._keep = True
         self._size = 0
-        self._began()
+        self._reset()
 
     async def ask(self, message: bytes, head: bool) -> Response:
         self._waiter = waiter = asyncio.get_running_loop().create_future()
@@ -73,9 +73,9 @@ class Connection(asyncio.Protocol):
         """The head of an answer, and the pieces of its body."""
         self._pieces = pieces = asyncio.Queue[bytes | Exception | None]()
         self._held = 0
-        return await self.ask(message, head=False), self._taken(pieces)
+        return await self.ask(message, head=False), self._take_pieces(pieces)
 
-    async def _taken(self, pieces: asyncio.Queue[bytes | Exception | None]) -> AsyncGenerator[bytes]:
+    async def _take_pieces(self, pieces: asyncio.Queue[bytes | Exception | None]) -> AsyncGenerator[bytes]:
         while (piece := await pieces.get()) is not None:
             if isinstance(piece, Exception):
                 raise piece
@@ -108,13 +108,13 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            return self._fail(Broken(f"the answer of {self._url} is no HTTP/1.1: {error}"))
+            return self._fail(Broken(f"the answer of {self._url} is not HTTP/1.1: {error}"))
         if self._head and self._complete:  # the parser waits for the body that its headers announce
             self._keep = False
             self._deliver()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if exc is None and self._complete and not self._framed():  # the end of the connection is the body's end
+        if exc is None and self._complete and not self._has_length():  # the end of the connection is the body's end
             self._finish()
         how = "closed the connection" if exc is None else f"is gone ({reason_of(exc)})"
         if self._size == 0:
@@ -127,7 +127,7 @@ class Connection(asyncio.Protocol):
     # -- httptools -----------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self._began()
+        self._reset()
         if self._waiter is None and self._pieces is None:  # more than one answer to one request
             self.abort()
 
@@ -158,13 +158,13 @@ class Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _began(self) -> None:
+    def _reset(self) -> None:
         self._status = 0
         self._complete = False
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
 
-    def _framed(self) -> bool:
+    def _has_length(self) -> bool:
         return "content-length" in self._headers or "transfer-encoding" in self._headers
 
     def _finish(self) -> None:

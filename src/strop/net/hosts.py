@@ -26,17 +26,17 @@ class Hosts:
 
     def __init__(self, app: ASGIApp, names: Iterable[str], setting: str) -> None:
         self._app, self._setting = app, setting
-        self._names = {"localhost", *map(_plain, names)}
+        self._names = {"localhost", *map(_normalise, names)}
         self._known: set[bytes] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         for name, value in scope["headers"]:
-            if name == b"host" and value not in self._known and not self._ours(value):
+            if name == b"host" and value not in self._known and not self._is_ours(value):
                 return await refuse(send, self._refusal(value))
         await self._app(scope, receive, send)
 
-    def _ours(self, value: bytes) -> bool:
-        name = _plain(value.decode("latin-1"))
+    def _is_ours(self, value: bytes) -> bool:
+        name = _normalise(value.decode("latin-1"))
         fine = not name or name in self._names or name.endswith(".localhost") or _is_address(name)
         if fine and len(self._known) < 1000:
             self._known.add(value)
@@ -57,9 +57,9 @@ async def names_of(host: str) -> set[str]:
     return names
 
 
-def _plain(host: str) -> str:
+def _normalise(host: str) -> str:
     """
-    >>> _plain("Strop.Example.com.:8640"), _plain("[::1]:80"), _plain("10.0.0.7")
+    >>> _normalise("Strop.Example.com.:8640"), _normalise("[::1]:80"), _normalise("10.0.0.7")
     ('strop.example.com', '::1', '10.0.0.7')
     """
     found = re.fullmatch(r"\[([^\]]*)\](:\d*)?|([^:]*)(:\d*)?", host.strip())

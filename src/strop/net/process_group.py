@@ -141,15 +141,15 @@ class ProcessTrees:
                 alive = await loop.run_in_executor(self._thread, _strike, trees)
                 for tree in trees:
                     if tree not in alive or loop.time() - since.setdefault(tree, loop.time()) > KILL_SECONDS:
-                        self._ended(tree)
+                        self._mark_ended(tree)
         finally:
             if self._ending:  # cancelled, as all tasks are when a loop is left: strike once more, and let nobody wait
                 with contextlib.suppress(Exception):
                     _strike(list(self._ending))
                 for tree in list(self._ending):
-                    self._ended(tree)
+                    self._mark_ended(tree)
 
-    def _ended(self, tree: ProcessTree) -> None:
+    def _mark_ended(self, tree: ProcessTree) -> None:
         del self._trees[tree.pid]
         self._tell(f"-{tree.pid}")
         self._ending.pop(tree).set_result(len(tree.killed))

@@ -1,6 +1,6 @@
 """Secrets: how keys are made, and how those that this process holds are kept from the agents it starts.
 
-    hide("PROVIDER_KEY")              it stays in os.environ, for whoever has to read it here
+    hide("PROVIDER_KEY")              it stays in os.environ, for our own code to read
     Popen(..., env=visible())         but is not passed on, and /proc/PID/environ of this process does not show it
 
 Left out: memory. A process of the same user may read ours where the system allows it (ptrace); agents that must not

@@ -29,7 +29,7 @@ SettingNames = tuple[str, str]
 
 
 class HttpServer:
-    """`url` is where it answers. Signals are left to whoever owns the process."""
+    """`url` is where it answers. Signals are left to the owner of the process."""
 
     def __init__(self, url: str, server: _Quiet, task: asyncio.Task[None]) -> None:
         self.url = url
@@ -98,7 +98,7 @@ def bind(host: str, port: int, settings: SettingNames) -> socket.socket:
         # asyncio sends small answers at once only on sockets that say that they are TCP.
         sock = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no name"
+        reason = error.strerror if isinstance(error, OSError) else "it is not a name"
         raise PlaceError(
             f"cannot listen on {host!r}: {reason}; set {host_setting} to an address of this machine"
         ) from None

@@ -4,7 +4,7 @@
     agent.py:solve, package.module:solve  a Python function, in processes, threads or the loop (`runner.agents_in`)
     node agent.js                         anything else is a command
 
-What looks like a function or an address but is none gets a sentence, rather than a shell's word for it.
+What looks like a function or an address but is not one gets a sentence, rather than a shell's word for it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def near_miss(spec: str) -> str | None:
     >>> near_miss("agent.py")
     "'agent.py' names no function: write agent.py:function, or 'python agent.py' to run it as a command"
     >>> near_miss("localhost:9000/run")
-    "'localhost:9000/run' is no address of a service: write http://localhost:9000/run"
+    "'localhost:9000/run' is not the address of a service. Fix: write http://localhost:9000/run"
     """
     if not spec.strip():
         return "none is given: write FILE.py:function, a command, or the http:// URL of a service"
@@ -78,5 +78,5 @@ def near_miss(spec: str) -> str | None:
     if ".py:" in spec or re.fullmatch(r"\w[\w.]*:|:\w+", spec):
         return f"{spec!r} names no function: write FILE.py:function or package.module:function"
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", spec):
-        return f"{spec!r} is no address of a service: write http://{spec}"
+        return f"{spec!r} is not the address of a service. Fix: write http://{spec}"
     return None

@@ -7,7 +7,7 @@
 
 The answer is the last line of stdout that is not empty, if it is JSON, otherwise all of stdout as text. A reward
 function gets it, whatever it is. Without one, a number, an object of numbers or a list of {"name", "value"} is the
-reward; anything else is none, which is no error: events may have given one.
+reward; anything else is none, which is not an error: events may have given one.
 
     exit code                   what it means
     0                           it has succeeded
@@ -103,14 +103,14 @@ class CommandAgent(Agent):
         trees.add(process.pid, job.llm.api_key)
         streams = _Streams()
         try:
-            await _finished(streams.connect(process, msgspec.json.encode(job.llm.task)))
+            await _run_to_end(streams.connect(process, msgspec.json.encode(job.llm.task)))
             await _follow(process, streams, say)
         except BaseException as error:
-            await _finished(_end(process, streams, trees))
+            await _run_to_end(_end(process, streams, trees))
             if isinstance(error, asyncio.CancelledError):
                 await output.in_time(streams.tell(say, last=True))
             raise
-        killed = await _finished(_end(process, streams, trees))
+        killed = await _run_to_end(_end(process, streams, trees))
         await streams.tell(say, last=True)
         outcome = await self._outcome(process.returncode, streams, job)
         return msgspec.structs.replace(outcome, clean=killed == 0)
@@ -200,7 +200,7 @@ async def _end(process: subprocess.Popen[bytes], streams: _Streams, trees: Proce
         process.poll()
 
 
-async def _finished(work: Coroutine[Any, Any, T]) -> T:
+async def _run_to_end(work: Coroutine[Any, Any, T]) -> T:
     """Its result. It is brought to its end even if we are cancelled meanwhile; that is raised afterwards."""
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None
@@ -302,7 +302,7 @@ class _Output(asyncio.Protocol):
         for text in output.take(self._pending, last=last):
             await say("message", output.message(self._name, text))
         if last and self._dropped:
-            await say("message", output.dropped(self._name, self._dropped))
+            await say("message", output.dropped_message(self._name, self._dropped))
 
 
 def _answer(printed: str) -> Any:

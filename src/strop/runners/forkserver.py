@@ -230,7 +230,7 @@ def main(serve: Serve, control_fd: str, folder: str) -> None:
             control.close()
             _become_worker(fd, serve)
         with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # both sides do it, so that it is done whoever comes first
+            os.setpgid(pid, pid)  # both sides do it, so that it is done by the one that comes first
         workers.add(pid)
         os.close(fd)
         with contextlib.suppress(OSError):

@@ -2,7 +2,7 @@
 
     bytes ──take──▶ texts of whole lines ──message──▶ data of a "message" event
 
-The beginning of a stream is told (`KEPT`); of the rest only its size (`dropped`).
+The beginning of a stream is told (`KEPT`); of the rest only its size (`dropped_message`).
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def message(stream: str, text: str) -> dict[str, Any]:
     return {"stream": stream, "text": text}
 
 
-def dropped(stream: str, count: int) -> dict[str, Any]:
+def dropped_message(stream: str, count: int) -> dict[str, Any]:
     return message(stream, f"... {count} more bytes were printed and are not kept") | {"dropped": count}
 
 
 async def in_time(telling: Coroutine[Any, Any, None]) -> None:
-    """What a stopped agent printed may say why it took so long, but whoever stopped it does not wait for ever."""
+    """What a stopped agent printed may say why it took so long, but the caller does not wait for ever."""
     with contextlib.suppress(Exception):
         await asyncio.wait_for(telling, LAST_WORDS)
 

@@ -3,11 +3,11 @@
     store.lease ──▶ _lease ──▶ one task per attempt: Agent.run ──▶ store.finish
     store.heartbeat ◀── _beat, for all of them at once: what is over is stopped
 
-As many are leased as there is room for, `workers` in all: what cannot be run now stays in the queue for others. An
+As many are leased as can run, `workers` in all: what cannot be run now stays in the queue for others. An
 agent that takes too long is stopped (`timeout`), and so is one whose rollout was cancelled or reclaimed meanwhile.
-What kind of agents they are is none of the pool's business (`agents` makes them).
+The pool does not know what kind of agents they are (`agents` makes them).
 
-Left out: ending attempts of runners that are lost, which is for whoever owns the store (`store/reclaim`).
+Left out: ending attempts of runners that are lost, which is for the owner of the store (`store/reclaim`).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Pool:
         self._folder: str | None = None
         self._jobs = itertools.count()
         self._running: dict[Ref, _Running] = {}
-        self._room = asyncio.Event()
+        self._has_capacity = asyncio.Event()
         self._token: str | None = None  # of the request for leases that is under way
         self._leasing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -115,7 +115,7 @@ class Pool:
 
     def work(self) -> None:
         """Lease and run what the store has queued, until drained or closed."""
-        self._room.set()
+        self._has_capacity.set()
         self._leasing = self._begin(self._lease())
         self._begin(self._beat())
 
@@ -161,7 +161,7 @@ class Pool:
 
     async def _lease(self) -> None:
         while True:
-            await self._room.wait()
+            await self._has_capacity.wait()
             self._token = secrets.token_hex(8)
             leases = await self._store.lease(
                 self.name,
@@ -174,7 +174,7 @@ class Pool:
             for lease in leases:
                 self._take(lease)
             if len(self._running) >= self._config.workers:
-                self._room.clear()
+                self._has_capacity.clear()
 
     async def _stop_leasing(self) -> None:
         if self._leasing is None:
@@ -214,7 +214,7 @@ class Pool:
             await self._conclude(ref, Outcome(cause=cause, detail=str(error), clean=False))
         finally:
             del self._running[ref]
-            self._room.set()
+            self._has_capacity.set()
 
     async def _conclude(self, ref: Ref, outcome: Outcome | None) -> None:
         if outcome is None:
@@ -292,7 +292,7 @@ class Pool:
 
 @dataclass
 class _Running:
-    """An attempt at work. `stopped` is set by whoever wants it to end: to what it then came to."""
+    """An attempt at work. `stopped` is set to end it: to what it then came to."""
 
     task: asyncio.Task[None]
     stopped: asyncio.Future[Outcome | None]

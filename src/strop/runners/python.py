@@ -96,9 +96,9 @@ class ProcessAgent(Agent):
         try:
             outcome = await self._run_on(worker, job)
         except asyncio.CancelledError:
-            await output.in_time(_tell(worker.printed(), say))
+            await output.in_time(_tell(worker.take_output(), say))
             raise
-        printed = worker.printed()  # before it gets its next job
+        printed = worker.take_output()  # before it gets its next job
         if worker in self._workers:
             self._idle.append(worker)
         await _tell(printed, say)
@@ -116,7 +116,7 @@ class ProcessAgent(Agent):
             return await worker.run(job)
         except GONE:
             await self._end(worker, job.llm.api_key)
-            how = output.how_ended(await worker.ended())
+            how = output.how_ended(await worker.exit_code())
             return Outcome(cause="lost_runner", detail=f"the agent's process died: {how}", clean=False)
         except BaseException:  # cancelled: too late, or not wanted any more
             await self._end(worker, job.llm.api_key)
@@ -125,7 +125,7 @@ class ProcessAgent(Agent):
     async def _take_worker(self) -> Worker:
         while self._idle:
             worker = self._idle.pop()
-            if not worker.gone:
+            if not worker.is_gone:
                 return worker
             await self._end(worker)  # it died while it had nothing to do
         return await self._start_worker()
@@ -159,7 +159,7 @@ class ProcessAgent(Agent):
         except TimeoutError:
             return f"agent: importing {self._spec} took more than {START_LIMIT:g} s: do slow work in the agent itself"
         except GONE:
-            how = output.how_ended(await worker.ended())
+            how = output.how_ended(await worker.exit_code())
             return f"agent: the process that imports {self._spec} died: {how}; look into the runners' log"
 
     async def _end(self, worker: Worker, cookie: str = "") -> None:
@@ -167,7 +167,7 @@ class ProcessAgent(Agent):
         assert self._trees is not None
         self._workers.discard(worker)
         try:
-            if not worker.gone:
+            if not worker.is_gone:
                 self._trees.add(worker.pid, cookie)
                 await self._trees.end(worker.pid)
             elif cookie:  # its number may belong to someone else by now; its group was ended when it was
@@ -196,7 +196,7 @@ class Worker:
         self._writer.write(worker_messages.pack(job))
         return await worker_messages.receive(self._reader, Outcome)
 
-    def printed(self) -> list[dict[str, Any]]:
+    def take_output(self) -> list[dict[str, Any]]:
         """What was printed since it was last asked, as the data of events."""
         try:
             with open(self.file, "rb") as file:
@@ -207,16 +207,16 @@ class Worker:
         os.unlink(self.file)
         dropped = size - len(kept)
         said = [output.message("output", text) for text in output.take(kept, last=True)]
-        return [*said, output.dropped("output", dropped)] if dropped else said
+        return [*said, output.dropped_message("output", dropped)] if dropped else said
 
-    async def ended(self) -> int | None:
+    async def exit_code(self) -> int | None:
         """How it went, now that it is gone: its exit code, or minus the signal that killed it; None if nobody knows."""
         with contextlib.suppress(TimeoutError):
             return await asyncio.wait_for(asyncio.shield(self._end), 5.0)
         return None
 
     @property
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         return self._reader.at_eof()
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ FIELDS = frozenset(Reward.__struct_fields__)
 
 
 def rewards_of(value: Any, who: str = "the agent") -> list[Reward]:
-    """Numbers and bools are the reward called `reward`, dicts are named rewards, and whoever needs a target gives
+    """Numbers and bools are the reward called `reward`, dicts are named rewards, and for a target give
     `Reward`s or dicts that look like them. `BadReward` says what is wrong with anything else.
 
     >>> rewards_of({"reward": True, "format": 0.5})
@@ -50,8 +50,8 @@ def rewards_of(value: Any, who: str = "the agent") -> list[Reward]:
     if isinstance(value, Reward) or _like_reward(value):
         return [_one(value, who)]
     if isinstance(value, Mapping):
-        return [_made(who, str(name), number) for name, number in cast("Mapping[Any, Any]", value).items()]
-    return [_made(who, "reward", value)]
+        return [_make_reward(who, str(name), number) for name, number in cast("Mapping[Any, Any]", value).items()]
+    return [_make_reward(who, "reward", value)]
 
 
 def is_rewards(value: Any) -> bool:
@@ -75,11 +75,11 @@ def _like_reward(value: Any) -> bool:
 def _one(item: Any, who: str) -> Reward:
     """A reward of a list, or one that stands alone."""
     if isinstance(item, Reward):
-        return _made(who, item.name, item.value, item.turn, item.agent)
+        return _make_reward(who, item.name, item.value, item.turn, item.agent)
     if not isinstance(item, Mapping) or "value" not in item:
         raise BadReward(
-            f"{who} returned a list of something else than Reward ({_shown(item)}): return a number, a dict of named "
-            'numbers, or a list of {"name": ..., "value": ...}'
+            f"{who} returned a list of something else than Reward ({_describe(item)}): return a number, a dict of "
+            'named numbers, or a list of {"name": ..., "value": ...}'
         )
     given = cast("Mapping[Any, Any]", item)
     if odd := [name for name in given if name not in FIELDS]:
@@ -88,20 +88,22 @@ def _one(item: Any, who: str) -> Reward:
         )
     name, turn, agent = given.get("name", "reward"), given.get("turn"), given.get("agent")
     if not isinstance(name, str) or not isinstance(turn, str | None) or not isinstance(agent, str | None):
-        raise BadReward(f"{who} returned the reward {_shown(item)}: name, turn and agent are text")
-    return _made(who, name, given["value"], turn, agent)
+        raise BadReward(f"{who} returned the reward {_describe(item)}: name, turn and agent are text")
+    return _make_reward(who, name, given["value"], turn, agent)
 
 
-def _made(who: str, name: str, value: Any, turn: str | None = None, agent: str | None = None) -> Reward:
+def _make_reward(who: str, name: str, value: Any, turn: str | None = None, agent: str | None = None) -> Reward:
     # float() also reads text, which would hide a mistake; numpy and torch scalars have __float__, text has not.
     if not hasattr(value, "__float__") and not hasattr(value, "__index__"):
         raise BadReward(
-            f"{who} returned {_shown(value)} as {name!r}: return a number, a bool, a dict of named numbers or None"
+            f"{who} returned {_describe(value)} as {name!r}: return a number, a bool, a dict of named numbers or None"
         )
     try:
         number = float(value)
     except Exception as error:  # an array, a number too large, whatever a type of the agent's own does
-        raise BadReward(f"{who} returned {_shown(value)} as {name!r}, which is no single number: {error}") from None
+        raise BadReward(
+            f"{who} returned {_describe(value)} as {name!r}, which is not a single number: {error}"
+        ) from None
     try:
         reward = Reward(name=name, value=number, turn=turn, agent=agent)
     except ValueError as error:
@@ -111,7 +113,7 @@ def _made(who: str, name: str, value: Any, turn: str | None = None, agent: str |
     return reward
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     short = reprlib.Repr()
     short.maxstring = short.maxother = short.maxlong = 80
     return f"{type(value).__name__} {short.repr(value)}"
@@ -171,7 +173,7 @@ async def compute_outcome(answer: Any, job: Job, reward_function: RewardFunction
     try:
         value = await reward_function(job.llm.task, answer, job.llm)
     except (Exception, SystemExit) as error:
-        return _failed(error)
+        return _outcome_of_failure(error)
     return _outcome(value, "the reward function")
 
 
@@ -182,7 +184,7 @@ def compute_outcome_now(answer: Any, job: Job, reward_function: RewardFunction |
     try:
         value = run_until_done(reward_function(job.llm.task, answer, job.llm))
     except (Exception, SystemExit) as error:
-        return _failed(error)
+        return _outcome_of_failure(error)
     return _outcome(value, "the reward function")
 
 
@@ -193,7 +195,7 @@ def _outcome(value: Any, who: str) -> Outcome:
         return Outcome(cause="bad_reward", detail=str(error))
 
 
-def _failed(error: BaseException) -> Outcome:
+def _outcome_of_failure(error: BaseException) -> Outcome:
     if isinstance(error, BadReward):
         return Outcome(cause="bad_reward", detail=str(error))
     return Outcome(cause="agent_error", detail=f"the reward function failed: {last_lines(error)}")

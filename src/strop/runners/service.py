@@ -79,7 +79,7 @@ class ServiceAgent(Agent):
             else:
                 if answer.status not in LATER:
                     return await self._outcome(answer, job)
-                wrong, pause = self._said(answer), retry_after(answer.headers.get("retry-after", ""))
+                wrong, pause = self._describe(answer), retry_after(answer.headers.get("retry-after", ""))
             if number < TRIES:
                 await asyncio.sleep(max(pause, self._wait * 2 ** (number - 1)))
         detail = f"the service {self._url} took the task in none of {TRIES} tries, see whether it is up: {wrong}"
@@ -115,19 +115,19 @@ class ServiceAgent(Agent):
                 detail=f"{self._url} answered {answer.status} and points to {there}: write that address instead",
             )
         if answer.status in BETWEEN:
-            return Outcome(cause="lost_runner", detail=self._said(answer), clean=False)
+            return Outcome(cause="lost_runner", detail=self._describe(answer), clean=False)
         if answer.status >= 400:
-            return Outcome(cause="agent_error", detail=self._said(answer))
+            return Outcome(cause="agent_error", detail=self._describe(answer))
         text = answer.body.decode(errors="replace")
         try:
             value: Any = json.loads(text) if text.strip() else None
         except (ValueError, RecursionError):
             if self._reward_function is None:
-                detail = f"{self._said(answer)}: answer with JSON: a number, an object of named numbers, or null"
+                detail = f"{self._describe(answer)}: answer with JSON: a number, an object of named numbers, or null"
                 return Outcome(cause="bad_reward", detail=detail)
             value = text
         return await compute_outcome(value, job, self._reward_function)
 
-    def _said(self, answer: Response) -> str:
+    def _describe(self, answer: Response) -> str:
         text = answer.body[:2000].decode(errors="replace").replace("\0", "\ufffd").strip()[:500]
         return f"{self._url} answered {answer.status}" + (f": {text}" if text else "")

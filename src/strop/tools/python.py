@@ -1,4 +1,4 @@
-"""Python that a model wrote, run behind walls.
+"""Python that a model wrote, run in isolation.
 
     box = PythonBox(seconds=5, memory_mb=512)
     async with box.session() as session:                 an interpreter that stays alive between calls

@@ -397,7 +397,7 @@ def unknown(x: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
         (garbled, "garbled cannot be described: SyntaxError"),
         (unknown, "unknown cannot be described: NameError: name 'Nowhere' is not defined"),
         (hidden, "hidden takes __x: give it a name that does not begin with __"),
-        (3, "3 is no function"),
+        (3, "3 is not a function"),
     ],
 )
 def test_what_cannot_be_a_tool_is_refused_by_name(function: Any, says: str) -> None:
@@ -407,7 +407,7 @@ def test_what_cannot_be_a_tool_is_refused_by_name(function: Any, says: str) -> N
 
 @pytest.mark.parametrize("name", ["get weather", "wetter_für", "<lambda>", "天気"])
 def test_a_name_that_no_model_can_call_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is no name that models can call"):
+    with pytest.raises(ConfigError, match=f"{name} is not a name that models can call"):
         Tool(named, name=name)
     assert Tool(named, name="get-weather_2").parameters["required"] == ["x"]
 

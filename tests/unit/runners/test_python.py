@@ -101,7 +101,7 @@ async def test_a_worker_that_died_while_idle_costs_nothing(store: SqliteStore):
     async with running(store, workers=1) as pool:
         (worker,) = processes_of(pool)._workers
         os.kill(worker.pid, signal.SIGKILL)
-        assert await eventually(lambda: worker.gone)
+        assert await eventually(lambda: worker.is_gone)
         (done,) = await run(store, {"do": "return", "value": 1})
     assert (done.reward(), done.attempts) == (1.0, 1)
 
@@ -200,7 +200,7 @@ async def test_what_a_stopped_agent_printed_is_not_told_for_ever(tmp_path: Path,
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(running, 30)
     assert said == ["waiting for nothing\n"]
-    assert await worker.ended() == -signal.SIGKILL
+    assert await worker.exit_code() == -signal.SIGKILL
     await agent.close()
 
 

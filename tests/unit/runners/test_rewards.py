@@ -99,8 +99,8 @@ def test_what_may_be_returned(value: object, rewards: list[Reward]) -> None:
         ([{"value": 1, "turn": "t", "agent": "a"}], "names a turn and an agent"),
         ([{"value": math.inf}], "reward 'reward' is inf"),
         (object(), "returned object .* as 'reward'"),
-        (10**400, "no single number"),
-        (Vector(), "returned Vector .* which is no single number: a Tensor with 2"),
+        (10**400, "not a single number"),
+        (Vector(), "returned Vector .* which is not a single number: a Tensor with 2"),
         (Reward(name="r", value=math.inf), "reward 'r' is inf"),
     ],
 )

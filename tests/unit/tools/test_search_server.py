@@ -78,8 +78,8 @@ async def test_pages_are_found_by_title_id_and_url(asked: Asked) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "why"),
     [
-        ("/retrieve", b"{", 400, "no JSON"),
-        ("/retrieve", b'{"queries": ["\xff"]}', 400, "no JSON"),
+        ("/retrieve", b"{", 400, "not JSON"),
+        ("/retrieve", b'{"queries": ["\xff"]}', 400, "not JSON"),
         ("/retrieve", {}, 400, "missing required field `queries`"),
         ("/retrieve", {"queries": "Ulm"}, 400, "Expected `array`, got `str`"),
         ("/retrieve", {"queries": ["Ulm"], "topk": 0}, 400, "topk is how many"),
@@ -235,5 +235,5 @@ def test_a_server_that_fails_is_an_observation(answer: bytes | None, why: str, t
 
 
 def test_an_address_that_is_none_is_refused_at_once() -> None:
-    with pytest.raises(Exception, match="is no address"):
+    with pytest.raises(Exception, match="is not the address"):
         Search("127.0.0.1:8000")

@@ -79,7 +79,7 @@ class _Session(SandboxSession):
     async def run(self, code: str) -> CodeResult:
         async with self._turn:
             began = time.monotonic()
-            ended, text = _read(await self._asked(code), self._box.asked["run_timeout"])
+            ended, text = _read(await self._ask(code), self._box.asked["run_timeout"])
             text = shorten(text.replace("\0", "�"), self._box.output)
             return CodeResult(text=text, ended=ended, seconds=time.monotonic() - began)
 
@@ -89,7 +89,7 @@ class _Session(SandboxSession):
             if client is not None:
                 await client.close()
 
-    async def _asked(self, code: str) -> FusionRun:
+    async def _ask(self, code: str) -> FusionRun:
         """What the server says, once it says anything about the program."""
         body = msgspec.json.encode(self._box.asked | {"code": print_last_value(code).encode(errors="replace").decode()})
         wrong, pause = "", 0.0
@@ -97,7 +97,7 @@ class _Session(SandboxSession):
             await asyncio.sleep(pause)
             pause = 0.2 * 2**number
             try:
-                answer = await self._sent(body)
+                answer = await self._send(body)
             except (Unreachable, Lost, Broken, TimeoutError) as error:
                 wrong = str(error)
                 continue
@@ -105,13 +105,13 @@ class _Session(SandboxSession):
                 wrong = f"it answered {answer.status}"
                 pause = max(pause, retry_after(answer.headers.get("retry-after", "")))
                 continue
-            result = _decoded(answer, self._box.url)
+            result = _decode(answer, self._box.url)
             if result.status != "SandboxError" and result.run_result is not None:
                 return result.run_result
             wrong = result.message or result.status
         raise StropError(f"no result from the sandbox at {self._box.url}: {wrong}; see whether it is up")
 
-    async def _sent(self, body: bytes) -> Response:
+    async def _send(self, body: bytes) -> Response:
         if self._client is None:
             self._client = Client(self._box.url, key=self._box.key)
         headers = {"content-type": "application/json"}
@@ -119,7 +119,7 @@ class _Session(SandboxSession):
         return await self._client.request("POST", "/run_code", body, headers=headers, timeout=timeout, again=True)
 
 
-def _decoded(answer: Response, url: str) -> FusionResult:
+def _decode(answer: Response, url: str) -> FusionResult:
     if answer.status != 200:
         said = answer.body[:300].decode(errors="replace")
         raise StropError(f"{url} refused to run code ({answer.status}): {said}; is it a SandboxFusion server?")

@@ -90,10 +90,10 @@ class Interpreter:
         """What the call printed and came to, and how it ended."""
         answer = asyncio.ensure_future(self._ask(code))
         try:
-            ended = await self._watched(answer)
+            ended = await self._watch(answer)
             if ended is None:
                 kind, said = answer.result()
-                text = _joined(self._printed.take(), said)
+                text = _join(self._printed.take(), said)
                 return text, "raised" if kind == RAISED else "done"
         except InterpreterGone:
             ended = "died"
@@ -103,7 +103,7 @@ class Interpreter:
                 answer.cancel()
         why = await self._death() if ended == "died" else self._why(ended)
         await self.end()
-        return _joined(self._printed.take(), f"[{why} {LOST}]"), ended
+        return _join(self._printed.take(), f"[{why} {LOST}]"), ended
 
     async def end(self) -> None:
         """Kill it with all it has started. The first process of the namespace dies with bubblewrap, and the rest of the
@@ -180,15 +180,15 @@ class Interpreter:
         and have processes that go on: then the call goes on too, until its time is over."""
         pause = 0.0002
         self._signal("SIGSTOP")
-        while self._running() or self._running():  # twice: one may have woken another behind the back of the first look
+        while self._is_running() or self._is_running():  # twice: one may wake another after it was seen
             await asyncio.sleep(pause)
             pause = min(2 * pause, LOOK)
             self._signal("SIGSTOP")
 
-    def _running(self) -> bool:
+    def _is_running(self) -> bool:
         if self._handle is None or self._process is None or self._folder is not None:  # no walls: all may go on
             return False
-        return memory.running(pid for pid in descendants(self._process.pid) if pid not in self._walls)
+        return memory.any_running(pid for pid in descendants(self._process.pid) if pid not in self._walls)
 
     async def _answer(self) -> tuple[bytes, str]:
         kind, length = ANSWER.unpack(await self._read(ANSWER.size))
@@ -209,7 +209,7 @@ class Interpreter:
             got += part
         return got
 
-    async def _watched(self, answer: asyncio.Future[tuple[bytes, str]]) -> Ended | None:
+    async def _watch(self, answer: asyncio.Future[tuple[bytes, str]]) -> Ended | None:
         """None once there is an answer, or which limit it has passed."""
         assert self._process is not None
         loop = asyncio.get_running_loop()
@@ -253,9 +253,9 @@ def _starter(pid: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "strop-sandbox-start")
 
 
-def _joined(printed: str, said: str) -> str:
+def _join(printed: str, said: str) -> str:
     """
-    >>> _joined("working\\n", "42"), _joined("no line end", "42"), _joined("printed\\n", "")
+    >>> _join("working\\n", "42"), _join("no line end", "42"), _join("printed\\n", "")
     ('working\\n42', 'no line end\\n42', 'printed')
     """
     between = "" if not printed or printed.endswith("\n") or not said else "\n"

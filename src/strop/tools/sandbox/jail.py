@@ -75,7 +75,7 @@ def _help(program: str) -> str:
 
 
 def user() -> int:
-    """Who the runner becomes: 0 if it is no root and needs not become anyone. Otherwise a user of its own, so that its
+    """Who the runner becomes: 0 if it is not root and need not become anyone. Otherwise a user of its own, so that its
     processes are counted apart; at random, in the upper half of those there are."""
     if os.geteuid() != 0:
         return 0

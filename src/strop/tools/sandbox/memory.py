@@ -22,13 +22,13 @@ def over(pid: int, most: int) -> bool:
     return _total(pids, "status", RESIDENT) > most and _total(pids, "smaps_rollup", SHARE) > most
 
 
-def running(pids: Iterable[int]) -> bool:
+def any_running(pids: Iterable[int]) -> bool:
     """Whether any thread of theirs is neither stopped nor dead."""
     return any(_state(f"/proc/{pid}/task/{thread}") not in "TtZX" for pid in pids for thread in _threads(pid))
 
 
 def _state(place: str) -> str:
-    """Its letter, behind a name that may hold anything; "X" for what is gone by now."""
+    """Its letter, after a name that may hold anything; "X" for what is gone by now."""
     return _read(f"{place}/stat").rpartition(") ")[2][:1] or "X"
 
 

@@ -32,7 +32,7 @@ class Printed:
         for _ in range(4):  # more than a pipe holds
             if not self._listening or not self._read():
                 break
-        self._deafen()
+        self._stop_listening()
         kept = bytes(self._head + self._tail)
         text = kept.decode(errors="replace").replace("\0", "�")  # which a database may refuse
         text = shorten(text, self._kept, self.total - len(kept))
@@ -44,11 +44,11 @@ class Printed:
         if self._file >= 0:
             while self._listening and self._read():
                 pass
-            self._deafen()
+            self._stop_listening()
             os.close(self._file)
             self._file = -1
 
-    def _deafen(self) -> None:
+    def _stop_listening(self) -> None:
         if self._listening:
             asyncio.get_running_loop().remove_reader(self._file)
             self._listening = False
@@ -60,10 +60,10 @@ class Printed:
         except BlockingIOError:
             return False
         if not data or self.total > MOST_PRINTED:  # its end, or enough: who writes more has to wait
-            self._deafen()
+            self._stop_listening()
             return False
         self.total += len(data)
-        room = max(4 * self._kept - len(self._head), 0)
-        self._head += data[:room]
-        self._tail = (self._tail + data[room:])[-4 * self._kept :]
+        space = max(4 * self._kept - len(self._head), 0)
+        self._head += data[:space]
+        self._tail = (self._tail + data[space:])[-4 * self._kept :]
         return True

@@ -5,7 +5,7 @@
     fd 1, fd 2                               one pipe for all that is printed, by the cells and by what they start
 
 This file imports nothing of strop, and little of anything, so that it starts fast. The cells share its process and can
-do to it what they like: whoever listens outside must believe nothing that comes from here.
+do to it what they like: the outside must trust nothing that comes from here.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 The server answers as Search-R1's retrieval server does, so that agents written for that one need no change.
 
 Left out: BM25 and dense scores mixed in one index, reranking, passages added to an index that is built, and keys
-(whoever reaches the server may search).
+(who reaches the server may search).
 """
 
 from strop.tools.search.client import Search

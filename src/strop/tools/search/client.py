@@ -79,7 +79,7 @@ class Search:
             return str(why)
         if not found or not found[0]:
             return "Nothing was found: search for other words."
-        return "\n".join(self._shown(number, one.document) for number, one in enumerate(found[0], 1))
+        return "\n".join(self._format(number, one.document) for number, one in enumerate(found[0], 1))
 
     def access(self, title_or_id: str) -> str:
         """Read the whole page of a title that a search has found.
@@ -96,7 +96,7 @@ class Search:
             return str(why)
         return f"There is no page {title_or_id!r}: search first, and take a title from what is found."
 
-    def _shown(self, number: int, document: _Document) -> str:
+    def _format(self, number: int, document: _Document) -> str:
         title, text = parts(document.contents)
         return f"Doc {number} (Title: {title}) {self._cut(text)}" if title else f"Doc {number} {self._cut(text)}"
 
@@ -115,7 +115,7 @@ class Search:
                 with _opener.open(request, timeout=self._timeout) as answer:
                     return msgspec.json.decode(answer.read(), type=kind)
             except urllib.error.HTTPError as error:
-                why = _said(error)
+                why = _refusal_of(error)
                 if error.code not in AGAIN:
                     break
             except msgspec.MsgspecError:
@@ -148,7 +148,7 @@ def _reason(error: Exception) -> str:
     return str(getattr(inner, "strerror", None) or inner or type(inner).__name__)
 
 
-def _said(error: urllib.error.HTTPError) -> str:
+def _refusal_of(error: urllib.error.HTTPError) -> str:
     """The sentence of a refusal, or its number."""
     try:
         return str(msgspec.json.decode(error.read())["error"]["message"])

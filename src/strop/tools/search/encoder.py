@@ -7,7 +7,7 @@ intfloat/e5-base-v2   a Hugging Face name, fetched once
 How tokens become one vector (their mean, or the first one's) is read from the folder's 1_Pooling/config.json; without
 that file it is the mean, unless the caller says otherwise.
 
-Left out: other ways of pooling, layers behind it, and models that need code of their own.
+Left out: other ways of pooling, layers after it, and models that need code of their own.
 """
 
 from __future__ import annotations

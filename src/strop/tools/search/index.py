@@ -6,7 +6,7 @@ bm25/            scores of words (bm25.py), or
 dense.faiss, probe.npy   vectors (dense.py)
 
 It is built beside its place, in a hidden folder of the same disk, and renamed when everything is written. What a killed
-build has left there is no index, and the next build of that name begins by deleting it.
+build has left there is not an index, and the next build of that name begins by deleting it.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def build(source: str | Path, place: str | Path, *, by: Dense | None = None, pro
     source, place = Path(source), Path(place)
     if not source.is_file():
         raise PlaceError(f"there is no corpus {source}: give a .jsonl file with one passage per line")
-    with _building(place) as folder:
+    with _build_folder(place) as folder:
         encoder = dense.encoder_of(by) if by else None  # before anything is read: it may not be there
         words = None if by else bm25.Builder(folder)
         writer = PassageWriter(folder, source)
@@ -136,7 +136,7 @@ def _copy(source: Path, writer: PassageWriter, words: bm25.Builder | None, progr
 
 
 @contextmanager
-def _building(place: Path) -> Generator[Path]:
+def _build_folder(place: Path) -> Generator[Path]:
     """A folder to build in, which is `place` once the block has ended well, and is gone if it has not."""
     if os.path.lexists(place):
         raise PlaceError(f"{place} is there already: choose another place for the index, or delete it first")
@@ -152,11 +152,13 @@ def _building(place: Path) -> Generator[Path]:
             _remove(left)
         try:
             yield part
-            _settle(part)
+            _sync(part)
             part.rename(place)
         except OSError as error:
             why = error.strerror or error
-            raise PlaceError(f"{place} cannot be written: {why}; make room, or choose another place") from None
+            raise PlaceError(
+                f"{place} cannot be written: {why}. Fix: free some space, or choose another place"
+            ) from None
         finally:
             shutil.rmtree(part, ignore_errors=True)
     finally:
@@ -178,7 +180,7 @@ def _remove(left: Path) -> None:
             left.unlink()
 
 
-def _settle(folder: Path) -> None:
+def _sync(folder: Path) -> None:
     """Have everything on the disk before the name says that it is there."""
     files: list[Any] = [*folder.rglob("*"), folder]
     for file in files:
