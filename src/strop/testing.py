@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -30,10 +31,8 @@ from strop.config import Config, PolicyConfig, RunnerConfig
 from strop.engines.scripted import Answer as ScriptedAnswer
 from strop.engines.scripted import Asked, Scripted
 from strop.errors import AgentError, ConfigError
-from strop.gateway.template import Renderer
-from strop.models.names import folder_of
 from strop.net.server import serve
-from strop.run.runtime import gateway_of
+from strop.run.runtime import ServedPolicy, make_gateway, prepare_policies
 from strop.runners.pool import Pool
 from strop.store import open_store
 from strop.types import TERMINAL, Event, Reward, Rollout, Task, Turn
@@ -119,13 +118,14 @@ def run(
 
 async def _run(agent: str, reward: str, task: Task, answers: Script, timeout: float) -> tuple[Trial, Scripted]:
     config = Config(policy=PolicyConfig(model=MODEL))
-    renderer = Renderer.from_folder(folder_of(config.policy))
-    engine = Scripted(answers, renderer, context=CONTEXT)
+    (prepared,) = await prepare_policies(config)
+    engine = Scripted(answers, prepared.renderer, context=CONTEXT)
     ours = agent.startswith(FUNCTIONS)
     runner = RunnerConfig(workers=1, timeout=timeout, agents_in="threads" if ours else "processes")
     with tempfile.TemporaryDirectory(prefix="strop-testing-") as folder:
         store = await open_store(folder)
-        gateway = gateway_of(config, store, engine, renderer)
+        policy = ServedPolicy(prepared=prepared, engine=engine, learner=None, place=Path(folder))
+        gateway = make_gateway(config, store, [policy])
         server = await serve(gateway)
         pool = Pool(
             store,
