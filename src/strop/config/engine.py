@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -59,8 +59,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What makes tokens."""
 
     name: Annotated[
-        Literal["auto", "embedded", "vllm", "sglang"],
-        doc("auto: vllm where it is installed and there is a GPU, otherwise the embedded one"),
+        str, doc("auto (vllm where it is installed and there is a GPU, otherwise embedded), embedded, vllm or sglang")
     ] = "auto"
     max_sequences: Annotated[int, doc("batch size of decoding: sequences at once at most"), Meta(ge=1)] = 32
     kv_cache_gib: Annotated[
@@ -77,5 +76,6 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     threads: Annotated[
         Annotated[int, Meta(ge=1)] | None, doc("CPU threads of the process that holds the weights; default: all cores")
     ] = None
+    settings: Annotated[dict[str, Any], doc("settings of an engine that has no section of its own here")] = {}
     vllm: Annotated[VllmConfig, doc("where vLLM makes them")] = VllmConfig()
     sglang: Annotated[SglangConfig, doc("where sglang makes them")] = SglangConfig()

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
+import msgspec
 from msgspec import Struct
 
+from strop.config import EngineConfig
 from strop.engines.receiver import WeightSource
+from strop.errors import ConfigError
 from strop.types import Sampling
+
+if TYPE_CHECKING:
+    from strop.engines.embedded.engine import Link
+
+SettingsT = TypeVar("SettingsT", bound=Struct)
 
 
 class Chunk(Struct, frozen=True, kw_only=True):
@@ -38,8 +47,46 @@ class Abilities(Struct, frozen=True, kw_only=True):
     guided: bool = False
 
 
+class EngineSetup(Struct, frozen=True, kw_only=True):
+    """What an engine that was chosen by name is made with.
+
+    `model` is the model's folder, and `folder` a place for logs. `renewed`: new versions will come. `link` leads to the
+    process that holds the weights, where there is one.
+    """
+
+    model: Path
+    config: EngineConfig
+    folder: Path
+    context: int | None = None
+    renewed: bool = False
+    link: Link | None = None
+
+    def settings(self, type: type[SettingsT]) -> SettingsT:
+        """engine.settings as a struct of the engine's own. Unknown names and wrong values are refused."""
+        try:
+            return msgspec.convert(self.config.settings, type)
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"engine.settings is not right for {self.config.name}: {error}. Fix: its settings are "
+                f"{', '.join(type.__struct_fields__) or 'none'}"
+            ) from None
+
+
 class Engine(ABC):
     """Streams tokens for many requests at once."""
+
+    shares_weights: ClassVar[bool] = False
+    """It lives in the process that holds the weights, and uses those."""
+
+    @classmethod
+    def make(cls, setup: EngineSetup) -> Engine:
+        """The engine of a run, not started yet: for those that can be chosen by name (registry.py)."""
+        raise ConfigError(f"{cls.__name__} cannot be chosen by name. Fix: give it a `make`")
+
+    @classmethod
+    def choose_transfer(cls, config: EngineConfig) -> Literal["shared", "files", "ipc", "nccl"]:
+        """The way by which new weights reach it (weights/base.py)."""
+        return "files"
 
     @property
     @abstractmethod

@@ -26,6 +26,7 @@ import msgspec
 from msgspec.structs import replace
 
 from strop.config import AlgorithmConfig, Config, LoraConfig, MonitorConfig, describe_models
+from strop.engines.registry import engine_name
 from strop.errors import ConfigError, PlaceError, TaskError
 from strop.files import private_folder, write_whole
 from strop.models.names import resolve
@@ -33,7 +34,7 @@ from strop.monitor.console import Silent, View
 from strop.monitor.evaluations import Evaluation, EvaluationReport, Way, report
 from strop.run.collect import stop_if_all_failed, wait_until_ended
 from strop.run.folder import BEST, RunFolder, find_parts
-from strop.run.runtime import engine_name, open_run
+from strop.run.runtime import open_run
 from strop.run.settings import load_tasks, settle
 from strop.run.start_from import find_checkpoint
 from strop.run.state import Run
@@ -167,7 +168,7 @@ def _refuse(config: Config, samples: int, folder: Path) -> None:
     if not config.loop.eval_splits:
         raise ConfigError("nothing to evaluate: name a split of the tasks with --split, or set loop.eval_splits")
     refuse_taken(folder)
-    if (name := engine_name(config.engine)) != "embedded" and getattr(config.engine, name).url:
+    if getattr(getattr(config.engine, name := engine_name(config.engine), None), "url", ""):
         raise ConfigError(f"engine.{name}.url is a server with weights of its own: leave it out, to have one started")
 
 

@@ -16,19 +16,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from strop import algorithms
 from strop.algorithms import Algorithm
-from strop.config import Config, EngineConfig, PolicyConfig, RunnerConfig, default_policy, resolve_policies
-from strop.engines.base import Engine
-from strop.engines.embedded.engine import Embedded
-from strop.engines.sglang.engine import Sglang
-from strop.engines.vllm.engine import Vllm
+from strop.config import Config, PolicyConfig, RunnerConfig, default_policy, resolve_policies
+from strop.engines.base import Engine, EngineSetup
+from strop.engines.registry import engine_class, engine_name
 from strop.errors import ConfigError, PlaceError
 from strop.files import private_folder
 from strop.gateway.app import Gateway
@@ -123,7 +119,7 @@ async def open_policies(
         place = folder if len(prepared) == 1 else folder / "policies" / one.name
         private_folder(place)
         learner = None
-        if train or engine_name(one.config.engine) == "embedded":
+        if train or engine_class(one.config.engine).shares_weights:
             learner = LearnerProcess(place / "learner.log")
             stack.push_async_callback(learner.close)
         only = engine_of(one.config, one.model, place, learner)
@@ -140,7 +136,7 @@ async def load_policies(policies: Sequence[ServedPolicy], *, train: bool) -> Non
     """Load every model, all at once."""
 
     def load_learner(policy: ServedPolicy, learner: LearnerProcess) -> Awaitable[None]:
-        here = engine_name(policy.config.engine) == "embedded"
+        here = engine_class(policy.config.engine).shares_weights
         settings = LearnerSettings.of(policy.config, policy.prepared.model, serve=here, train=train)
         return learner.start(settings)
 
@@ -294,39 +290,21 @@ def refuse_contradictions(config: Config, algorithm: Algorithm) -> None:
 
 def engine_of(config: Config, model: Path, folder: Path, learner: LearnerProcess | None) -> Engine:
     """The engine that serves a run's policy, not started yet. Without a learner its weights stay as they are."""
-    name, context = engine_name(config.engine), config.policy.context
-    if name == "embedded":
-        assert learner is not None, "the embedded engine lives where the weights are"
-        return Embedded(learner)
-    renewed = learner is not None
-    if name == "sglang":
-        return Sglang(model, config.engine.sglang, log=folder / "sglang.log", renewed=renewed, context=context)
-    return Vllm(model, config.engine.vllm, log=folder / "vllm.log", renewed=renewed, context=context)
+    context, renewed = config.policy.context, learner is not None
+    return engine_class(config.engine).make(
+        EngineSetup(model=model, config=config.engine, folder=folder, context=context, renewed=renewed, link=learner)
+    )
 
 
 def publisher_of(config: Config, folder: Path, learner: LearnerProcess, engine: Engine) -> Publisher:
     """How new weights reach the engine."""
-    name = engine_name(config.engine)
-    way = "shared" if name == "embedded" else config.engine.vllm.weights if name == "vllm" else "files"
     transfers: dict[str, Callable[[], Transfer]] = {
         "shared": SharedMemory,
         "files": lambda: FolderTransfer(folder / WEIGHTS, learner),
         "ipc": lambda: IpcTransfer(learner),
         "nccl": lambda: NcclTransfer(learner),
     }
-    return Publisher(engine, transfers[way]())
-
-
-def engine_name(config: EngineConfig) -> Literal["embedded", "vllm", "sglang"]:
-    """What `auto` means on this machine."""
-    if config.name != "auto":
-        if config.deterministic and config.name != "embedded":
-            raise ConfigError(
-                f"engine.deterministic is the embedded engine's, and engine.name is {config.name}: leave one out"
-            )
-        return config.name
-    there = config.vllm.url or (Path("/dev/nvidiactl").exists() and find_spec("vllm"))
-    return "vllm" if there and not config.deterministic else "embedded"
+    return Publisher(engine, transfers[engine_class(config.engine).choose_transfer(config.engine)]())
 
 
 def sampling_for(config: Config, rollout: Rollout) -> Sampling:

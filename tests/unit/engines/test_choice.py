@@ -3,8 +3,9 @@
 import pytest
 
 from strop.config import EngineConfig, VllmConfig
+from strop.engines.base import Engine
+from strop.engines.registry import ENGINES, engine_class, engine_name
 from strop.errors import ConfigError
-from strop.run.runtime import engine_name
 
 
 def test_what_is_named_is_taken() -> None:
@@ -25,3 +26,14 @@ def test_auto() -> None:
 def test_only_the_embedded_one_is_deterministic(name: str) -> None:
     with pytest.raises(ConfigError, match=f"engine.name is {name}"):
         engine_name(EngineConfig(name=name, deterministic=True))  # type: ignore[arg-type]
+
+
+def test_every_engine_can_be_imported_and_made() -> None:
+    for name in ENGINES:
+        assert engine_class(EngineConfig(name=name)).make.__func__ is not Engine.make.__func__, name
+    assert engine_class(EngineConfig(name="embedded")).shares_weights
+
+
+def test_what_is_not_an_engine_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"engine.name is 'vlm', which is not an engine. Fix: auto, embedded, vllm"):
+        engine_name(EngineConfig(name="vlm"))

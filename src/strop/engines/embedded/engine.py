@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
-from strop.engines.base import Chunk, Engine
+from strop.config import EngineConfig
+from strop.engines.base import Chunk, Engine, EngineSetup
 from strop.engines.receiver import WeightSource
 from strop.errors import StropError
 from strop.types import Sampling
@@ -44,11 +45,22 @@ class Link(Protocol):
 class Embedded(Engine):
     """Batched decoding beside the learner, on its very parameters."""
 
+    shares_weights = True
+
     def __init__(self, link: Link) -> None:
         self._link = link
         self._ids = itertools.count()
         self._open = asyncio.Event()
         self._open.set()
+
+    @classmethod
+    def make(cls, setup: EngineSetup) -> Embedded:
+        assert setup.link is not None, "the embedded engine lives where the weights are"
+        return cls(setup.link)
+
+    @classmethod
+    def choose_transfer(cls, config: EngineConfig) -> Literal["shared"]:
+        return "shared"
 
     @property
     def context(self) -> int:

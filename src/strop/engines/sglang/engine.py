@@ -15,6 +15,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 from strop.config import SglangConfig
+from strop.engines.base import EngineSetup
 from strop.engines.receiver import ModelTensors, WeightReceiver
 from strop.engines.remote import Model, RemoteEngine
 from strop.engines.server_events import BrokenOff, Piece
@@ -62,6 +63,11 @@ class Sglang(RemoteEngine[Api, SglangConfig]):
             renewed=renewed,
             version=version,
         )
+
+    @classmethod
+    def make(cls, setup: EngineSetup) -> Sglang:
+        log, settings = setup.folder / "sglang.log", setup.config.sglang
+        return cls(setup.model, settings, log=log, renewed=setup.renewed, context=setup.context)
 
     def _command(self, port: int) -> list[str]:
         return command(self._model.folder, self._settings, self._context, self._version, port)

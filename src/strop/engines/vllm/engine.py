@@ -6,10 +6,12 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from strop.config import VllmConfig
+from strop.config import EngineConfig, VllmConfig
+from strop.engines.base import EngineSetup
 from strop.engines.receiver import ModelTensors
 from strop.engines.remote import Model, RemoteEngine
 from strop.engines.server_events import Piece
@@ -67,6 +69,15 @@ class Vllm(RemoteEngine[Api, VllmConfig]):
             renewed=renewed,
             version=version,
         )
+
+    @classmethod
+    def make(cls, setup: EngineSetup) -> Vllm:
+        log, settings = setup.folder / "vllm.log", setup.config.vllm
+        return cls(setup.model, settings, log=log, renewed=setup.renewed, context=setup.context)
+
+    @classmethod
+    def choose_transfer(cls, config: EngineConfig) -> Literal["files", "ipc", "nccl"]:
+        return config.vllm.weights
 
     def _command(self, port: int) -> list[str]:
         return [*command(self._model.folder, self._settings, self._context, self._dtype), "--port", str(port)]
