@@ -3,7 +3,7 @@
 from tests.shape import source
 
 twice = {name: count for name, count in sorted(source.classes().items()) if count > 1}
-print("TWICE = {")
+print("TWICE: dict[str, int] = {")
 print("".join(f'    "{name}": {count},\n' for name, count in twice.items()) + "}")
-print("AGAINST_ORDER = {")
-print("".join(f'    ("{file}", "{part}"),\n' for file, part in sorted(source.against_order())) + "}")
+against = "".join(f'    ("{file}", "{part}"),\n' for file, part in sorted(source.against_order()))
+print("AGAINST_ORDER: set[tuple[str, str]] = " + (f"{{\n{against}}}" if against else "set()"))

@@ -79,3 +79,12 @@ def beside() -> Iterator[tuple[str, str]]:
         if file != PACKAGE / "__init__.py":
             mine = part_of(file)
             yield from ((mine, part) for part in imports(file) if PLACE[part] == PLACE[mine])
+
+
+def imports_torch(file: Path) -> bool:
+    return any(
+        name == "torch" or name.startswith("torch.")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])
+    )
