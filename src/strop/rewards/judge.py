@@ -61,7 +61,7 @@ class Judge(Asking):
         if self._rule is not None and (decided := self._rule(question, answer, golden)) is not None:
             self._count("by_rule")
             return decided if isinstance(decided, Verdict) else Verdict(float(decided), "by the rule")
-        return self.ask(question=question, answer=answer, golden=golden)
+        return self.compute_verdict(question=question, answer=answer, golden=golden)
 
     async def ask(self, question: Any, answer: Any, golden: Any = "") -> Verdict:
         return await asyncio.get_running_loop().run_in_executor(self.threads(), self, question, answer, golden)

@@ -97,7 +97,7 @@ class Asking:
                 self._threads = {os.getpid(): threads}
             return threads
 
-    def ask(self, **fields: Any) -> Verdict:
+    def compute_verdict(self, **fields: Any) -> Verdict:
         """What the model says about these fields of the prompt."""
         filled = _FIELDS.sub(lambda found: str(fields.get(found[1], "")), self._prompt)
         filled = filled.encode(errors="replace").decode()  # models write halves of letters, which cannot be sent

@@ -85,8 +85,8 @@ class Pairwise(Asking):
         """1 if the one is better, 0 if the other is, 0.5 for a tie."""
         if one is None or other is None or one.strip() == other.strip():
             return 0.5 + 0.5 * ((one is not None) - (other is not None))
-        there = self.ask(question=question, first=one, second=other, golden=golden).value
-        back = self.ask(question=question, first=other, second=one, golden=golden).value
+        there = self.compute_verdict(question=question, first=one, second=other, golden=golden).value
+        back = self.compute_verdict(question=question, first=other, second=one, golden=golden).value
         if there is None or back is None:
             return None
         return float(there > back) if (there - 0.5) * (0.5 - back) > 0 else 0.5
