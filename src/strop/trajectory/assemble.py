@@ -92,9 +92,7 @@ def _match_names(samples: Sequence[Sample], agents: Collection[str]) -> list[str
     return sorted({*agents} - {*patterns} | matching)
 
 
-def _trained(
-    sample: Sample, agents: Collection[str], budget: int, policy: str | None
-) -> tuple[list[Turn], str | None]:
+def _trained(sample: Sample, agents: Collection[str], budget: int, policy: str | None) -> tuple[list[Turn], str | None]:
     """The turns that become entries, by request start, or none and why. A prompt nobody answered needs no layout."""
     sampled = [turn for turn in sample.turns if turn.response_ids]
     if not sampled:
