@@ -1,6 +1,7 @@
 """Strop's store: how fast it is beside Agent Lightning 0.3.0's, how its cost grows, a thousand rollouts at once.
 
     python benchmarks/store.py [--quick] [--part peer|growth|thousand|all] [--json FILE]
+    python benchmarks/store.py --against ../other/checkout     this code beside that one's (store_against.py)
     python benchmarks/store.py --setup      only make the peer's virtualenv, in .peers/
 
     peer       laps (`peers/lap.py`) of both sides, in process and over HTTP, by 1 and by 16 callers. Sides take turns
@@ -36,6 +37,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import store_against
 import uvloop
 from peers.processes import PEER, PEER_PINS, PEERS, ROOT, LapProcess, Laps, our_server, peer_server, say, set_up
 from rich.console import Console
@@ -248,8 +250,8 @@ def thousand(folder: Path, quick: bool) -> dict[str, Any]:
         began = time.perf_counter()
         agent = ["--agent", f"{PEERS / 'waiting_agent.py'}:agent", "--workers", str(count)]
         settings = ["--set", "runner.agents_in=loop", "--until-empty", "--json"]
-        runner = ["runner", "--url", where["url"], "--key", where["key"], *agent, *settings]
-        environment = {**os.environ, "FELLOWS": str(count)}
+        runner = ["runner", "--url", where["url"], *agent, *settings]
+        environment = {**os.environ, "FELLOWS": str(count), "STROP_KEY": where["key"]}
         done = subprocess.run([sys.executable, "-m", "strop.cli", *runner], env=environment, stdout=subprocess.PIPE)
         process_seconds = time.perf_counter() - began
     counts = json.loads(done.stdout or "{}")
@@ -297,16 +299,29 @@ def hardware() -> dict[str, Any]:
     return {"cpu": model, "cores": os.cpu_count(), "system": platform.system(), "load_before": os.getloadavg()}
 
 
+def against(other: Path, results: Path, *, quick: bool) -> None:
+    (ROOT / "runs").mkdir(exist_ok=True)
+    about = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "hardware": hardware()}
+    with tempfile.TemporaryDirectory(dir=ROOT / "runs", prefix="bench-") as folder:
+        found = store_against.compare(Path(folder), other, quick=quick)
+    if not quick:
+        results.write_text(json.dumps(about | {"load_after": os.getloadavg()} | found, indent=1) + "\n")
+    store_against.show(found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=["peer", "growth", "thousand", "all"], default="all")
     parser.add_argument("--quick", action="store_true", help="small counts, to see that it works; kept nowhere")
     parser.add_argument("--json", type=Path, metavar="FILE", help="default: benchmarks/results/store.json")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="only compare with the store of a checkout")
     parser.add_argument("--setup", action="store_true", help="only make the peer's virtualenv")
     arguments = parser.parse_args()
     if arguments.setup:
         say(f"the peer runs on {set_up()}")
         return
+    if arguments.against:
+        return against(arguments.against, arguments.json or RESULTS / "store_against.json", quick=arguments.quick)
     results = arguments.json or (None if arguments.quick else RESULTS / "store.json")
     parts = {"peer": compare, "growth": growth, "thousand": thousand}
     names = list(parts) if arguments.part == "all" else [arguments.part]

@@ -147,12 +147,13 @@ async def timed(
             results.append(await verb(argument))
             latencies.append(time.perf_counter() - began)
 
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     await asyncio.gather(*(caller() for _ in range(callers)))
-    seconds = time.perf_counter() - began
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     cuts = statistics.quantiles(latencies, n=100, method="inclusive") if len(latencies) > 1 else latencies * 99
     return results, {
         "rate": len(arguments) * weight / seconds,
+        "cpu_rate": len(arguments) * weight / cpu,
         "p50_ms": cuts[49] * 1000,
         "p99_ms": cuts[98] * 1000,
         "calls": float(len(arguments)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import socket
 import subprocess
@@ -60,8 +61,11 @@ def set_up() -> Path:
 class LapProcess:
     """A process of one side that runs laps when asked to, all of them with the same start-up behind it."""
 
-    def __init__(self, *command: str | Path) -> None:
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PEERS)
+    def __init__(self, *command: str | Path, checkout: Path | None = None) -> None:
+        """`checkout` is whose strop it imports."""
+        environment = {**os.environ} | ({"PYTHONPATH": str(checkout.resolve() / "src")} if checkout else {})
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process = subprocess.Popen(command, **pipes, cwd=PEERS, env=environment)
 
     def lap(self, **order: Any) -> Laps:
         assert self._process.stdin
@@ -113,10 +117,12 @@ def peer_server(python: Path) -> Generator[dict[str, Any]]:
 
 
 @contextmanager
-def our_server(folder: Path, synchronous: str = "NORMAL") -> Generator[dict[str, Any]]:
+def our_server(folder: Path, synchronous: str = "NORMAL", checkout: Path = ROOT) -> Generator[dict[str, Any]]:
     key = secrets.token_hex(16)
-    serve = ["serve", "--folder", folder, "--port", "0", "--key", key, "--synchronous", synchronous, "--json"]
-    with running(sys.executable, "-m", "strop.cli", *serve, stdout=subprocess.PIPE) as process:
+    serve = ["serve", "--folder", folder, "--port", "0", "--synchronous", synchronous, "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(checkout.resolve() / "src"), "STROP_KEY": key}
+    command = [sys.executable, "-m", "strop.cli", *serve]
+    with running(*command, stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdout
         line = process.stdout.readline()
         if not line:

@@ -15,9 +15,13 @@ from typing import Any
 from lap import LOGPROBS, PROMPT_IDS, REPORT, RESPONSE_IDS, TASK, Side, answer
 
 from strop.store.base import Store
-from strop.store.remote import HttpStore
 from strop.store.sqlite import SqliteStore
 from strop.types import Event, Lease, Reward, Rollout, Task, Turn
+
+try:
+    from strop.store.remote import HttpStore
+except ImportError:  # an older checkout that this one is compared with
+    from strop.store.http.client import HttpStore  # pyright: ignore
 
 LEASE = 600.0
 
