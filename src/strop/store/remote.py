@@ -29,6 +29,7 @@ from strop.net.client import Client, Response, TooLarge
 from strop.store import rows, rpc, wire
 from strop.store.base import Ref, Store
 from strop.store.sql import ID
+from strop.store.turn_deltas import grow
 from strop.types import Attempt, Cause, Event, Lease, Mode, Policy, Reward, Rollout, Status, Step, Turn
 
 T = TypeVar("T")
@@ -180,7 +181,7 @@ class HttpStore(Store):
         return msgspec.structs.replace(shown.attempt(), key=key)
 
     async def turns(self, rollout: str, *, attempt: int | None = None) -> builtins.list[Turn]:
-        return await self._call(rpc.TURNS, {"attempt": attempt}, id=rollout)
+        return grow(await self._call(rpc.TURN_DELTAS, {"attempt": attempt}, id=rollout))
 
     async def events(self, rollout: str, *, attempt: int | None = None) -> builtins.list[Event]:
         return await self._call(rpc.EVENTS, {"attempt": attempt}, id=rollout)

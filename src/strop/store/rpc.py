@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 from msgspec import Struct
 
 from strop.store import wire
+from strop.store.turn_deltas import TurnDelta
 from strop.types import Event, Lease, Policy, Rollout, Turn
 
 G = TypeVar("G")
@@ -151,6 +152,14 @@ TURNS = Verb(
     list[Turn],
     "Turns of one attempt of a rollout, in the order their requests began.",
 )
+TURN_DELTAS = Verb(
+    "turn_deltas",
+    "GET",
+    "/v1/rollouts/{id}/turns/deltas",
+    wire.OfAttempt,
+    list[TurnDelta],
+    "The same turns, each as what it adds to one before it.",
+)
 EVENTS = Verb(
     "events",
     "GET",
@@ -228,6 +237,7 @@ VERBS: tuple[Verb[Any], ...] = (
     ATTEMPTS,
     ATTEMPT,
     TURNS,
+    TURN_DELTAS,
     EVENTS,
     CHANGES,
     STATS,

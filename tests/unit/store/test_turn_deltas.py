@@ -4,12 +4,14 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from strop.errors import StoreError
 from strop.store.base import Store
 from strop.store.sqlite import SqliteStore
+from strop.store.turn_deltas import TurnDelta, grow, shrink
 from strop.types import Lease, Rollout, Task, Turn
 from tests.unit.store.conversations import say, talk, wander
 
@@ -198,3 +200,28 @@ async def test_one_changed_message_costs_what_follows_it(tmp_path: Path):
     edited = replace(turns[19], id="r/1/20", messages=[*turns[19].messages[:3], say("user", "x"), say("user", "y")])
     rows = await stored(tmp_path / "edited", [*turns, replace(edited, started=99.0)])
     assert (rows[20]["messages_from"], rows[20]["messages_shared"]) == ("r/1/2", 3)
+
+
+# -- over HTTP ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_turns_shrink_and_grow(seed: int):
+    turns = in_order(wander("r", 80, seed))
+    sent = msgspec.json.encode(shrink(turns))
+    assert grow(msgspec.json.decode(sent, type=list[TurnDelta])) == turns
+
+
+def test_an_answer_grows_with_its_turns_and_not_with_their_square():
+    sizes = {count: len(msgspec.json.encode(shrink(talk("r", count)))) / count for count in (10, 60, 200)}
+    assert sizes[200] < 1.1 * sizes[60] < 1.2 * sizes[10]
+    outer = {count: len(msgspec.json.encode(shrink(outside(talk("r", count))))) / count for count in (10, 200)}
+    assert outer[200] < 1.1 * outer[10]
+
+
+def test_what_two_turns_do_not_share_is_sent_whole():
+    first, second = talk("r", 2)
+    (_, sent) = shrink([first, replace(second, prompt_ids=[second.prompt_ids[0] + 1, *second.prompt_ids[1:]])])
+    assert (sent.ids_from, len(sent.prompt_ids)) == (None, 100)
+    (_, sent) = shrink([first, second])
+    assert (sent.ids_from, len(sent.prompt_ids), sent.messages_shared) == ("r/1/0", 40, 3)

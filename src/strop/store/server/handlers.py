@@ -14,6 +14,7 @@ from strop.net.asgi import ClientDisconnected, wait_for_disconnect
 from strop.store import wire
 from strop.store.base import Store
 from strop.store.server.keys import AttemptKeys
+from strop.store.turn_deltas import TurnDelta, shrink
 from strop.types import Event, Lease, Policy, Rollout, Turn
 
 T = TypeVar("T")
@@ -95,6 +96,9 @@ class Handlers:
 
     async def turns(self, given: wire.OfAttempt, at: At, receive: Receive) -> list[Turn]:
         return await self._store.turns(at["id"], **msgspec.to_builtins(given))
+
+    async def turn_deltas(self, given: wire.OfAttempt, at: At, receive: Receive) -> list[TurnDelta]:
+        return shrink(await self._store.turns(at["id"], **msgspec.to_builtins(given)))
 
     async def events(self, given: wire.OfAttempt, at: At, receive: Receive) -> list[Event]:
         return await self._store.events(at["id"], **msgspec.to_builtins(given))
