@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import pickle
 import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from strop.errors import AgentError, ConfigError, StropError, TaskError
 
@@ -51,11 +53,52 @@ def _file(place: str, what: str) -> ModuleType:
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module
     try:
-        module_spec.loader.exec_module(module)
+        if path.stem.endswith(GIVEN) and path.with_suffix(".pkl").is_file():
+            setattr(module, path.stem.removesuffix(GIVEN), load_given(path.with_suffix(".pkl")))
+        else:
+            module_spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _broken(what, place, error) from error
     return module
+
+
+GIVEN = "_given"
+"""How the names of files end that `strop.train` writes a function or an object into, with what was pickled beside."""
+
+_MOVED = {
+    "strop.tools.agent": "strop.agent.tool_agent",
+    "strop.tools.calling": "strop.agent.functions",
+    **{f"strop.tools.{name}": f"strop.agent.{name}" for name in ("environment", "episode", "mcp", "schema", "tool")},
+    "strop.tools.toolbox": "strop.agent.toolbox",
+    "strop.runners.llm": "strop.agent.llm",
+    "strop.rewards.forms": "strop.rewards.formats",
+    "strop.rewards.answers": "strop.rewards.judge_cache",
+    "strop.rewards.asking": "strop.rewards.judge_client",
+    "strop.rewards.mathematics": "strop.rewards.math",
+    "strop.rewards.pairs": "strop.rewards.pairwise",
+    "strop.rewards.kept": "strop.rewards.worker",
+}
+_RENAMED = {
+    ("strop.agent.episode", "Limits"): "EpisodeLimits",
+    ("strop.agent.episode", "Call"): "ExecutedCall",
+    ("strop.rewards.judge_cache", "Answers"): "JudgeCache",
+}
+"""What folders of earlier versions may hold a pickled reference to, and where and how it is called now."""
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds what has moved since it was pickled."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        module = _MOVED.get(module_name, module_name)
+        return super().find_class(module, _RENAMED.get((module, global_name), global_name))
+
+
+def load_given(file: Path) -> Any:
+    """What `strop.train` was given and pickled, by this version or an earlier one."""
+    with file.open("rb") as opened:
+        return _Unpickler(opened).load()
 
 
 def _module(place: str, what: str) -> ModuleType:

@@ -48,7 +48,7 @@ def test_a_model_with_itself(tmp_path: Path) -> None:
     """Nothing differs but the samples of a task among each other."""
     done = strop_eval(tmp_path, *DEMO, "--model", "strop/nano", "--compare", "strop/nano", "-k", "2", "--json")
     report = json.loads(done.stdout)
-    assert report == json.loads((tmp_path / "runs/eval/evaluate.json").read_text())
+    assert report == json.loads((tmp_path / "runs/eval/evaluation.json").read_text())
     one, other = report["evaluations"]
     assert one["rewards"] == other["rewards"]
     assert one["rewards"]["test"].keys() == {"reward", "right_call"}
@@ -78,7 +78,7 @@ def test_a_run_with_what_it_began_with(trained: Path, tmp_path: Path) -> None:
     ):
         assert words in done.stdout, done.stdout
     assert "with 95 % confidence" in done.stdout
-    report = json.loads((tmp_path / "runs/eval/evaluate.json").read_text())
+    report = json.loads((tmp_path / "runs/eval/evaluation.json").read_text())
     assert report["verdict"] in done.stdout.replace("\n", " ")
     now, start = report["evaluations"]
     assert now["weights"] == str(trained / "checkpoints/step-000002-1")
@@ -126,7 +126,7 @@ def test_the_guide_from_python(tmp_path: Path) -> None:
     program = GUIDE.partition("```python\n")[2].partition("```")[0]
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "strop/nano" in done.stdout, done.stderr
-    assert (tmp_path / "runs/eval/evaluate.json").exists()
+    assert (tmp_path / "runs/eval/evaluation.json").exists()
 
 
 # -- what users get wrong ----------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def _lay_over(base: S, table: Any, path: str) -> S:
     refuse_unknown(given, field_types(type(base)), path)
     raw: dict[str, Any] = msgspec.to_builtins(base)
     merge(raw, given)
-    return convert(raw, type(base), path)
+    return convert(raw, type(base), path[:-1])
 
 
 def _refuse_overlaps(agents: Mapping[str, tuple[str, ...]]) -> None:

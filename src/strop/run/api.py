@@ -27,6 +27,7 @@ from strop import config as configs
 from strop.config import AlgorithmConfig, Config
 from strop.errors import ConfigError, PlaceError
 from strop.files import private_folder
+from strop.imports import GIVEN
 from strop.run.folder import RunFolder, free
 from strop.runners.python import IN_AGENT
 from strop.types import Task
@@ -253,7 +254,7 @@ def _written(thing: Callable[..., Any], folder: Path, what: str) -> str:
     import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
 
     private_folder(folder)
-    file = folder.absolute() / f"{what}_given.py"
+    file = folder.absolute() / f"{what}{GIVEN}.py"
     try:
         data: bytes = cloudpickle.dumps(thing)  # pyright: ignore[reportUnknownMemberType]
     except Exception as error:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from strop.config import Config, PolicyConfig, describe_models
+from strop.config import Config, describe_models
 from strop.errors import ConfigError, PlaceError, StropError
 from strop.files import private, private_folder
 from strop.net.addresses import AddressApp
@@ -37,6 +37,7 @@ from strop.store.server.keys import run_key
 if TYPE_CHECKING:  # needed only where a model is served
     from strop.gateway.app import Gateway
     from strop.learner.process import LearnerProcess
+    from strop.run.runtime import PreparedPolicy
 
 LEASE_CHECK = 1.0
 """Seconds between two looks for leases that have run out."""
@@ -154,8 +155,11 @@ async def main(
     async def open_all() -> tuple[Store, Gateway | None, list[LearnerProcess]]:
         store = await open_store(store_url or folder, synchronous=synchronous, patience=patience, on_wait=on_wait)
         stack.push_async_callback(store.close)
-        gateway, learners = await load_model(stack, model, store, folder) if model else (None, [])
-        return store, gateway, learners
+        if model is None:
+            return store, None, []
+        from strop.run.runtime import prepare_policies
+
+        return store, *await load_model(stack, model, await prepare_policies(model), store, folder)
 
     with told_to_stop() as stop, held(folder, alone=not store_url):
         secret = run_key(folder, key)
@@ -185,19 +189,12 @@ async def main(
 
 
 async def load_model(
-    stack: AsyncExitStack,
-    config: Config,
-    store: Store,
-    folder: Path,
-    *,
-    find_model: Callable[[PolicyConfig], Path] | None = None,
+    stack: AsyncExitStack, config: Config, prepared: Sequence[PreparedPolicy], store: Store, folder: Path
 ) -> tuple[Gateway, list[LearnerProcess]]:
     """Have the policies' models loaded, in processes that cannot train them, and put a gateway before them; `stack`
-    closes them. `find_model` gives the folder to load, where that is not the one that the model's name stands for."""
-    from strop.models.names import folder_of
-    from strop.run.runtime import first_version, load_policies, open_policies, prepare_policies
+    closes them."""
+    from strop.run.runtime import first_version, load_policies, open_policies
 
-    prepared = await prepare_policies(config, find_model=find_model or folder_of)
     there = {policy.name: policy for policy in await store.policies()}
     for policy in map(first_version, prepared):
         if (before := there.get(policy.name, policy)) != policy:

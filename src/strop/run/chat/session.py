@@ -21,7 +21,7 @@ from strop.errors import PlaceError
 from strop.gateway.app import Gateway
 from strop.models.names import folder_of
 from strop.net.server import serve
-from strop.run.runtime import open_pool
+from strop.run.runtime import open_pool, prepare_policies
 from strop.run.serve import held, load_model
 from strop.store import open_store
 from strop.store.base import Store
@@ -124,12 +124,13 @@ async def opened(config: Config, folder: Path, *, agent: bool = False) -> AsyncG
     if (folder / "config.json").exists():
         raise PlaceError(f"{folder} holds a run or a model, and a chat would write into it: choose another --folder")
     async with AsyncExitStack() as stack:
+        prepared = await prepare_policies(config, find_model=partial(_find_model, stack))
         stack.enter_context(held(folder, alone=True))
         store = await open_store(folder)
         stack.push_async_callback(store.close)
         left = [rollout.id for status in ("queued", "running") for rollout in await store.list(status=status)]
         await store.cancel(left, detail="the chat that it belonged to is over")
-        gateway, learners = await load_model(stack, config, store, folder, find_model=partial(_find_model, stack))
+        gateway, learners = await load_model(stack, config, prepared, store, folder)
         server = await serve(gateway, log=folder / "gateway.log")
         stack.push_async_callback(server.close)
         watches: list[Callable[[], Awaitable[None]]] = [learner.watch for learner in learners]
