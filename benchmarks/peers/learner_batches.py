@@ -23,14 +23,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from strop.trajectory import Batch, Piece, Sample, assemble
+from strop.trajectory import Batch, MicroBatch, Sample, assemble
 from strop.trajectory.batch import Ints
 from strop.types import Reward, Rollout, Task, Turn
 
 RECORDED = Path(__file__).parent / "learner_recorded.json"
 RECORDED_TASKS, TRIALS = 8, 2
 
-Layout = Callable[[Batch, int, Ints | None], list[Piece]]
+Layout = Callable[[Batch, int, Ints | None], list[MicroBatch]]
 Row = tuple[Ints, list[int]]
 """A path, and the turns whose sampled tokens are trained on it."""
 
@@ -116,11 +116,11 @@ def _sample(number: int, shape: Shape, ids: list[int], reward: float) -> Sample:
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def row_per_turn(batch: Batch, budget: int, turns: Ints | None) -> list[Piece]:
+def row_per_turn(batch: Batch, budget: int, turns: Ints | None) -> list[MicroBatch]:
     return _packed(batch, [(batch.paths[t], [t]) for t in _chosen(batch, turns)], budget)
 
 
-def row_per_rollout(batch: Batch, budget: int, turns: Ints | None) -> list[Piece]:
+def row_per_rollout(batch: Batch, budget: int, turns: Ints | None) -> list[MicroBatch]:
     """The longest context of each rollout with the sampled tokens of all turns that it runs through; one row more for
     each branch of a rollout that did not only append."""
     by_rollout: dict[int, list[int]] = {}
@@ -141,7 +141,7 @@ def _chosen(batch: Batch, turns: Ints | None) -> Iterable[int]:
     return range(len(batch.turns)) if turns is None else [int(t) for t in turns]
 
 
-def _packed(batch: Batch, rows: list[Row], budget: int) -> list[Piece]:
+def _packed(batch: Batch, rows: list[Row], budget: int) -> list[MicroBatch]:
     """In as few pieces as are easily had: the longest row first, each into the first piece that has room."""
     pieces: list[list[Row]] = []
     room: list[int] = []
@@ -157,7 +157,7 @@ def _packed(batch: Batch, rows: list[Row], budget: int) -> list[Piece]:
     return [_piece(batch, rows) for rows in pieces]
 
 
-def _piece(batch: Batch, rows: list[Row]) -> Piece:
+def _piece(batch: Batch, rows: list[Row]) -> MicroBatch:
     """Each row is a tree without branches: positions begin again, and nothing before it is seen."""
     start = 0
     end: list[Ints] = []
@@ -170,7 +170,7 @@ def _piece(batch: Batch, rows: list[Row]) -> Piece:
             at.append(start + len(batch.paths[t]) - len(own) - 1 + np.arange(len(own)))
         start += len(path)
         end.append(np.full(len(path), start))
-    return Piece(
+    return MicroBatch(
         ids=np.concatenate([path for path, _ in rows]),
         pos=np.concatenate([np.arange(len(path)) for path, _ in rows]),
         end=np.concatenate(end),

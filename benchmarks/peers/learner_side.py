@@ -32,7 +32,7 @@ from strop.learner import memory
 from strop.learner.flex_attention import padded_size
 from strop.learner.learner import Learner
 from strop.learner.logprobs import CHUNK, head_of
-from strop.trajectory import Batch, Piece, check, pack
+from strop.trajectory import Batch, MicroBatch, check, pack
 from strop.trajectory.batch import Floats
 
 TREE, WRONG = "token tree", "wrong mask"
@@ -69,9 +69,9 @@ class Watched(GRPO):
 
 class Laid(Learner):
     layout: batches.Layout = staticmethod(pack)
-    pieces: list[Piece]
+    pieces: list[MicroBatch]
 
-    def _pack(self, batch: Batch, turns: Any) -> list[Piece]:
+    def _pack(self, batch: Batch, turns: Any) -> list[MicroBatch]:
         self.pieces = self.layout(batch, self.config.token_budget, turns)
         if self.layout is not LAYOUTS[WRONG]:
             check(self.pieces, batch, turns)
@@ -213,7 +213,7 @@ class LearnerSide:
             "plain_work": 6 * self.parameters * work["tokens"],
         }
 
-    def _work(self, pieces: list[Piece]) -> dict[str, Any]:
+    def _work(self, pieces: list[MicroBatch]) -> dict[str, Any]:
         """Tokens and floating-point operations. `work` is what the loss and its gradient need; `worked` has what is
         computed a second time too: blocks when checkpointing, logits of more than a chunk."""
         shape = self.model.config

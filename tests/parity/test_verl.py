@@ -15,10 +15,10 @@ import torch
 
 from strop.algorithms import EntryTensors, make
 from strop.algorithms.aggregate import aggregate
-from strop.algorithms.kl import Adaptive, estimate
-from strop.algorithms.losses import policy_loss
+from strop.algorithms.kl import AdaptiveCoefficient, estimate
+from strop.algorithms.losses import compute_policy_loss
 from strop.algorithms.policy_gradient import PolicyGradient
-from strop.algorithms.ppo import value_losses
+from strop.algorithms.ppo import compute_value_loss
 from strop.config import AlgorithmConfig, LearnerConfig
 from strop.trajectory import Batch
 from tests.unit.algorithms.rollouts import batch_of, credited, sample, turn
@@ -337,7 +337,7 @@ def test_policy_losses(verl: dict[str, Any], name: Any) -> None:
     aggregate(batch, "sequence-mean" if name == "gspo" else "token-mean", HORIZON)
     weight = torch.from_numpy(batch.entries.weight)
     logp = column(NEW).requires_grad_()
-    loss, metrics = policy_loss(name, logp, column(OLD), view(batch), low=0.2, high=0.3, dual=1.5)
+    loss, metrics = compute_policy_loss(name, logp, column(OLD), view(batch), low=0.2, high=0.3, dual=1.5)
     (weight * loss).sum().backward()
     returned, told = verl[name]["returned"]
     # Of a sequence's mean verl divides by its length plus 1e-8, and counts in single precision.
@@ -379,8 +379,8 @@ def test_differs_a_sequence_is_a_turn_where_verl_has_rollouts(verl: dict[str, An
     columns = dict.fromkeys(EntryTensors.__dataclass_fields__, ones) | {"turn": torch.from_numpy(entries.turn)}
     old = torch.tensor(flat(LONG_OLD, SAMPLED), dtype=torch.float64)
     new = torch.tensor(flat(LONG_OLD + 0.1 * LONG_REF, SAMPLED), dtype=torch.float64)
-    ours, _ = policy_loss("gspo", new, old, EntryTensors(**columns), low=0.2, high=0.3, dual=3.0)
-    theirs, _ = policy_loss(
+    ours, _ = compute_policy_loss("gspo", new, old, EntryTensors(**columns), low=0.2, high=0.3, dual=3.0)
+    theirs, _ = compute_policy_loss(
         "gspo",
         new,
         old,
@@ -397,7 +397,7 @@ def test_differs_a_sequence_is_a_turn_where_verl_has_rollouts(verl: dict[str, An
 
 def test_value_loss(verl: dict[str, Any]) -> None:
     value = column(VALUE).requires_grad_()
-    loss, clipped = value_losses(value, column(VALUE + NEW - OLD), column(RETURN), 0.3)
+    loss, clipped = compute_value_loss(value, column(VALUE + NEW - OLD), column(RETURN), 0.3)
     loss.mean().backward()
     returned = verl["value"]["returned"]
     assert [loss.mean().item(), clipped.mean().item()] == pytest.approx(returned, rel=1e-6)
@@ -497,6 +497,6 @@ def test_differs_our_k3_is_not_cut_at_10(verl: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("name", "distance"), [("controller", 2.1), ("controller far", 0.1)])
 def test_adaptive_kl(verl: dict[str, Any], name: str, distance: float) -> None:
-    ours = Adaptive(0.1, target=2.0, horizon=1000)
+    ours = AdaptiveCoefficient(0.1, target=2.0, horizon=1000)
     ours.follow(distance, rollouts=64)
     assert ours.coef == near(verl[name]["returned"][0]["value"])

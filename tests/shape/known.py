@@ -3,8 +3,7 @@
 TWICE: dict[str, int] = {
     "Agent": 2,
     "Api": 2,
-    "Line": 2,
-    "Piece": 3,
+    "Piece": 2,
     "Plan": 3,
     "Run": 2,
     "Server": 2,

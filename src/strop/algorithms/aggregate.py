@@ -23,7 +23,6 @@ from typing import Literal
 
 import numpy as np
 
-from strop.algorithms.credit import shares
 from strop.trajectory import Batch
 
 Aggregation = Literal[
@@ -34,7 +33,7 @@ Aggregation = Literal[
 def aggregate(batch: Batch, kind: Aggregation, horizon: int) -> None:
     """Fill the entries' weight: 0 where one is not trainable or its rollout is dropped."""
     entries = batch.entries
-    weight = np.where(batch.alive(), shares(batch), 0.0)
+    weight = np.where(batch.alive(), batch.shares(), 0.0)
     entries.weight[:] = weight
     if not weight.any():
         return

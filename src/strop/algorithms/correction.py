@@ -1,11 +1,13 @@
-"""What is done about tokens that other weights, or other arithmetic, sampled than the learner's when the step began.
+"""Importance-sampling correction: for tokens that other weights, or other arithmetic, sampled than the learner's when
+the step began.
 
-With ratio = exp(proximal - behaviour), how much likelier the learner finds a token than the engine that sampled it did:
+The importance ratio, exp(proximal - behaviour), says how much likelier the learner finds a token than the engine did:
 
-    token       every token counts its ratio, at most `high` (truncated importance sampling)
-    sequence    every token counts the product of its turn's ratios, at most `high`
-    icepop      a token counts its ratio, or nothing where that is not within `low` ... `high`
-    geometric   a turn counts, or none of it where the geometric mean of its ratios is not within `low` ... `high`
+    token       truncated importance sampling: every token counts its ratio, at most `high`
+    sequence    the same with the product of its turn's ratios
+    icepop      masking: a token counts its ratio, or nothing where that is not within `low` ... `high`
+    geometric   masking of turns: all of one counts, or nothing where the geometric mean of its ratios is not within
+                `low` ... `high`
 
 The factor multiplies the policy loss and carries no gradient. Metrics, under training/off_policy/:
 
@@ -19,7 +21,7 @@ from __future__ import annotations
 from typing import Literal
 
 from strop.algorithms.base import EntryTensors, Tensor
-from strop.algorithms.losses import LIMIT, over_turns
+from strop.algorithms.losses import LIMIT, sum_over_turns
 
 Correction = Literal["none", "token", "sequence", "icepop", "geometric"]
 
@@ -39,13 +41,13 @@ def correct(
         case "token":
             factor, cut = ratio.clamp(max=high), ratio > high
         case "sequence":
-            product = over_turns(difference, entries.turn)[0].clamp(-LIMIT, LIMIT).exp()
+            product = sum_over_turns(difference, entries.turn)[0].clamp(-LIMIT, LIMIT).exp()
             factor, cut = product.clamp(max=high), product > high
         case "icepop":
             cut = (ratio < low) | (ratio > high)
             factor = ratio.masked_fill(cut, 0.0)
         case "geometric":
-            sums, sizes = over_turns(difference, entries.turn)
+            sums, sizes = sum_over_turns(difference, entries.turn)
             mean = (sums / sizes).clamp(-LIMIT, LIMIT).exp()
             cut = (mean < low) | (mean > high)
             factor = (~cut).to(ratio.dtype)

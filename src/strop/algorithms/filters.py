@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from strop.algorithms.credit import owners, spread
+from strop.algorithms.metrics import summarize
 from strop.trajectory import Batch
 from strop.trajectory.batch import Floats
 from strop.types import Turn, stable_hash
@@ -27,7 +27,7 @@ from strop.types import Turn, stable_hash
 Overlong = Literal["keep", "drop", "mask", "penalise"]
 
 
-def overlong_penalties(batch: Batch) -> Floats:
+def find_overlong(batch: Batch) -> Floats:
     """1 for each sample in which a trained agent was cut off, else 0."""
     return np.array(
         [any(t.finish == "length" and t.agent in batch.agents for t in s.turns) for s in batch.samples], np.float64
@@ -37,7 +37,7 @@ def overlong_penalties(batch: Batch) -> Floats:
 def filter_batch(batch: Batch, *, overlong: Overlong, malformed: bool, max_turns: int | None) -> None:
     """Drop rollouts and skip turns as configured."""
     if overlong == "drop":
-        for s in np.flatnonzero(overlong_penalties(batch)):
+        for s in np.flatnonzero(find_overlong(batch)):
             batch.drop(int(s), "overlong")
     if overlong == "mask":
         _skip(batch, [t for t, turn in enumerate(batch.turns) if turn.finish == "length"], "overlong")
@@ -51,7 +51,7 @@ def filter_batch(batch: Batch, *, overlong: Overlong, malformed: bool, max_turns
 def leave_out(batch: Batch, reasons: Sequence[str | None]) -> None:
     """Leave out the turns that have a reason: the rollout where nothing else of it would be trained, otherwise these
     turns of it."""
-    owner = owners(batch)
+    owner = batch.owners()
     for s in map(int, np.unique(owner)):
         still = [int(t) for t in np.flatnonzero(owner == s) if batch.skipped[t] is None]
         given = {t: why for t in still if (why := reasons[t]) is not None}
@@ -63,23 +63,23 @@ def leave_out(batch: Batch, reasons: Sequence[str | None]) -> None:
                 batch.entries.trainable[batch.rows(t)] = False
 
 
-def too_stale(batch: Batch, version_number: int, limit: int) -> dict[str, float]:
+def drop_stale(batch: Batch, version_number: int, limit: int) -> dict[str, float]:
     """Drop the rollouts with a token sampled more than `limit` versions before `version_number`, the number of the
     version being trained, and return metrics. A resumed run goes on with the numbers of the lineage before, so numbers
     can be compared across lineages."""
     numbers = np.array([_oldest(turn) for turn in batch.turns], np.int64)
-    owner = owners(batch)
+    owner = batch.owners()
     samples = np.unique(owner)
     staleness = np.array([version_number - numbers[owner == s].min() for s in samples], np.float64)
     for s in samples[staleness > limit]:
         batch.drop(int(s), "too_stale")
-    return spread("training/off_policy/staleness", staleness)
+    return summarize("training/off_policy/staleness", staleness)
 
 
 def _beyond(batch: Batch, max_turns: int) -> list[int]:
     """The turns to leave out of rollouts that have more. Which ones depends on the rollout's id and on nothing else."""
     trainable: dict[int, list[int]] = defaultdict(list)
-    for t, s in enumerate(owners(batch)):
+    for t, s in enumerate(batch.owners()):
         if batch.skipped[t] is None:
             trainable[int(s)].append(t)
     beyond: list[int] = []
@@ -90,7 +90,7 @@ def _beyond(batch: Batch, max_turns: int) -> list[int]:
 
 
 def _skip(batch: Batch, turns: Iterable[int], reason: str) -> None:
-    owner = owners(batch)
+    owner = batch.owners()
     touched: set[int] = set()
     for t in turns:
         s = int(owner[t])

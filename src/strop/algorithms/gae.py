@@ -1,14 +1,14 @@
 """Generalised advantage estimation over sampled tokens (Schulman et al. 2015, https://arxiv.org/abs/1506.02438).
 
-Time runs along one agent of one rollout (`lines.py`): from token to token within a turn, and from a turn's last
+Time runs along one agent of one rollout (`timeline.py`): from token to token within a turn, and from a turn's last
 token to the first one of the next turn, whatever its branch. What the environment wrote in between takes no time. Turns
-that share a place, since they overlap or are choices of one request, all go on to what starts next after they all
-ended. Choices count by their mean. Of several requests in one place time runs along the one that started first; the
+that share a moment, since they overlap or are choices of one request, all go on to what starts next after they all
+ended. Choices count by their mean. Of several requests in one moment time runs along the one that started first; the
 others add what is their own, which is what they come to without what follows them all, so that nothing given to one is
 lost to the turns before, and what follows counts once:
 
-    value of a place      v(first) + sum over the others of v - discount^length x value of the next place
-    advantage of a place  the same of advantages, with (discount x lam)^length
+    value of a moment      v(first) + sum over the others of v - discount^length x value of the next moment
+    advantage of a moment  the same of advantages, with (discount x lam)^length
 
 At the end of the line nothing follows but the outcome, which no critic is asked about: there the outcome itself is what
 the others leave out.
@@ -24,51 +24,51 @@ from itertools import accumulate
 
 import numpy as np
 
-from strop.algorithms.credit import Rewards, shares
-from strop.algorithms.lines import lines
+from strop.algorithms.rewards import Rewards
+from strop.algorithms.timeline import build_timelines
 from strop.trajectory import Batch
 from strop.trajectory.batch import Bools, Floats
 from strop.types import Turn
 
 
-def placed(batch: Batch, rewards: Rewards) -> Floats:
+def place_rewards(batch: Batch, rewards: Rewards) -> Floats:
     """The reward that lands on each entry, trainable or not: nothing is lost because a token carries no loss.
 
     A turn's own reward lands on its last token. What the rollout and the agent got lands on the last token of the
-    agent's last turn: on each one of them, where several share the last place and so none of them leads to another.
+    agent's last turn: on each one of them, where several share the last moment and so none of them leads to another.
     """
-    result = rewards.tokens / shares(batch)
+    result = rewards.tokens / batch.shares()
     last = batch.starts[1:] - 1
     result[last] += rewards.turns
     where = {turn.id: t for t, turn in enumerate(batch.turns)}
     ends = rewards.at_the_end(batch)
-    for line in lines(batch):
-        for turn in line.places[-1]:
+    for timeline in build_timelines(batch):
+        for turn in timeline.moments[-1]:
             if turn.id in where:
-                outcome = ends[line.sample] + rewards.agents[line.sample, line.agent]
+                outcome = ends[timeline.sample] + rewards.agents[timeline.sample, timeline.agent]
                 result[last[where[turn.id]]] += outcome
     return result
 
 
-def in_time(batch: Batch) -> Bools:
+def find_timed(batch: Batch) -> Bools:
     """The entries that time runs through."""
-    told = {turn.id for line in lines(batch) for place in line.places for turn in place}
+    told = {turn.id for timeline in build_timelines(batch) for moment in timeline.moments for turn in moment}
     return np.array([turn.id in told for turn in batch.turns], bool)[batch.entries.turn]
 
 
-def advantages(batch: Batch, rewards: Rewards, value: Floats, discount: float, lam: float) -> Floats:
+def estimate_advantages(batch: Batch, rewards: Rewards, value: Floats, discount: float, lam: float) -> Floats:
     """One advantage per entry, 0 outside time. Advantage plus value is the return that a critic learns."""
-    reward, ends = placed(batch, rewards), rewards.at_the_end(batch)
+    reward, ends = place_rewards(batch, rewards), rewards.at_the_end(batch)
     advantage = np.zeros(len(batch.entries))
     where = {turn.id: t for t, turn in enumerate(batch.turns)}
     decay = discount * lam
-    for line in lines(batch):
-        if line.places[0][0].id not in where:  # no entries: the rollout is over budget
+    for timeline in build_timelines(batch):
+        if timeline.moments[0][0].id not in where:  # no entries: the rollout is over budget
             continue
-        outcome = float(ends[line.sample] + rewards.agents[line.sample, line.agent])
+        outcome = float(ends[timeline.sample] + rewards.agents[timeline.sample, timeline.agent])
         value_next = advantage_next = 0.0
-        for place in reversed(line.places):
-            for turn in place:
+        for moment in reversed(timeline.moments):
+            for turn in moment:
                 rows = batch.rows(where[turn.id])
                 following = np.append(value[rows[1:]], value_next)
                 surprise = reward[rows] + discount * following - value[rows]
@@ -77,12 +77,12 @@ def advantages(batch: Batch, rewards: Rewards, value: Floats, discount: float, l
                 )
                 advantage[rows] = list(back)[:0:-1]
             values = advantages_here = 0.0
-            for k, request in enumerate(_requests(place)):
+            for k, request in enumerate(_requests(moment)):
                 firsts = [int(batch.starts[where[turn.id]]) for turn in request]
                 lengths = np.array([len(turn.response_ids) for turn in request])
                 values += float(value[firsts].mean())
                 advantages_here += float(advantage[firsts].mean())
-                if k and place is line.places[-1]:
+                if k and moment is timeline.moments[-1]:
                     values -= outcome * float((discount ** (lengths - 1.0)).mean())
                 elif k:
                     values -= value_next * float((discount**lengths).mean())
@@ -91,9 +91,9 @@ def advantages(batch: Batch, rewards: Rewards, value: Floats, discount: float, l
     return advantage
 
 
-def _requests(place: list[Turn]) -> list[list[Turn]]:
-    """The turns of a place by request. Choices are numbered one after the other, with one start."""
+def _requests(moment: list[Turn]) -> list[list[Turn]]:
+    """The turns of a moment by request. Choices are numbered one after the other, with one start."""
     found: dict[tuple[float, int], list[Turn]] = {}
-    for turn in place:
+    for turn in moment:
         found.setdefault((turn.started, int(turn.id.rpartition("/")[2]) - turn.choice), []).append(turn)
     return list(found.values())

@@ -1,6 +1,6 @@
 """Group-in-Group Policy Optimization (Feng et al. 2025, https://arxiv.org/abs/2505.10978).
 
-To GRPO's advantage of the rollout is added, `step_weight` times, one of the turn: its return (`credit.to_go`) compared
+To GRPO's advantage of the rollout is added, `step_weight` times, one of the turn: its return (reward-to-go) compared
 with those of other rollouts of the group whose agent stood in the same state. States are the same where they are token
 for token:
 
@@ -19,13 +19,14 @@ from typing import Annotated, Literal
 import numpy as np
 from msgspec import Meta
 
-from strop.algorithms.credit import Rewards, Scores, compare, failed, never_above, numbered, to_go
+from strop.algorithms.credit import Scores, compare, compute_rewards_to_go, number_keys
 from strop.algorithms.grpo import GRPO
-from strop.algorithms.lines import Line, lines
 from strop.algorithms.policy_gradient import Share
+from strop.algorithms.rewards import Rewards, cap_failed, find_failed
+from strop.algorithms.timeline import Timeline, build_timelines
 from strop.trajectory import Batch
 from strop.trajectory.batch import Floats, Ints
-from strop.trajectory.token_tree import shared
+from strop.trajectory.token_tree import count_shared
 from strop.types import Turn
 
 Anchor = Literal["prompt", "observation"]
@@ -45,15 +46,21 @@ class GiGPO(GRPO):
 
     def _steps(self, batch: Batch, rewards: Rewards) -> Floats:
         """How each turn compares with the others in its state, [turns]."""
-        returns = to_go(batch, rewards, self.discount, self.terminal_share)
+        returns = compute_rewards_to_go(batch, rewards, self.discount, self.terminal_share)
         paths = {turn.id: path for turn, path in zip(batch.turns, batch.paths, strict=True)}
-        seen = [(line, turn, state) for line in lines(batch) for turn, state in _states(line, self.anchor, paths)]
+        seen = [
+            (timeline, turn, state)
+            for timeline in build_timelines(batch)
+            for turn, state in _states(timeline, self.anchor, paths)
+        ]
         index = {turn.id: k for k, (_, turn, _) in enumerate(seen)}
-        keys: list[Hashable] = [(int(batch.group[line.sample]), line.agent, state) for line, _, state in seen]
-        value, key = np.array([returns[turn.id] for _, turn, _ in seen], np.float64), numbered(keys)
-        sample = np.array([line.sample for line, _, _ in seen], np.int64)
+        keys: list[Hashable] = [
+            (int(batch.group[timeline.sample]), timeline.agent, state) for timeline, _, state in seen
+        ]
+        value, key = np.array([returns[turn.id] for _, turn, _ in seen], np.float64), number_keys(keys)
+        sample = np.array([timeline.sample for timeline, _, _ in seen], np.int64)
         steps = Scores(
-            value=never_above(value, value, key, failed(batch)[sample]),
+            value=cap_failed(value, value, key, find_failed(batch)[sample]),
             sample=sample,
             key=key,
             share=np.array([1.0 / turn.choices for _, turn, _ in seen], np.float64),
@@ -62,13 +69,15 @@ class GiGPO(GRPO):
         return np.append(compare(steps, std=self.normalize_std)[0], 0.0)[steps.turn]
 
 
-def _states(line: Line, anchor: Anchor, paths: Mapping[str, Ints]) -> Iterator[tuple[Turn, bytes]]:
-    """The turns of a line, each with a digest of the ids that make its state. Rollouts over budget have no path yet."""
+def _states(timeline: Timeline, anchor: Anchor, paths: Mapping[str, Ints]) -> Iterator[tuple[Turn, bytes]]:
+    """The turns of a timeline, each with a digest of the ids that make its state. Rollouts over budget have no path."""
     before: list[Ints] = []
-    for place in line.places:
-        here = [paths[turn.id] if turn.id in paths else np.array(turn.ids, np.int64) for turn in place]
-        for turn, path in zip(place, here, strict=True):
+    for moment in timeline.moments:
+        here = [paths[turn.id] if turn.id in paths else np.array(turn.ids, np.int64) for turn in moment]
+        for turn, path in zip(moment, here, strict=True):
             prompt = path[: len(turn.prompt_ids)]
-            known = max((shared(prompt, earlier) for earlier in before), default=0) if anchor == "observation" else 0
+            known = (
+                max((count_shared(prompt, earlier) for earlier in before), default=0) if anchor == "observation" else 0
+            )
             yield turn, blake2b(prompt[known:].tobytes(), digest_size=16).digest()
         before = here

@@ -2,7 +2,7 @@
 
 A rollout's advantage is its total minus its group's mean, divided by the group's standard deviation (unbiased, ddof 1,
 plus 1e-6, as in verl) if configured. The baseline is over rollouts, each counted once, before anything is dropped.
-A turn's own reward and an agent's add to the advantage of those turns (`credit.targeted`).
+A turn's own reward and an agent's add to the advantage of those turns (`credit.compare_targeted`).
 
     baseline = "agent", "role"   what is compared is each agent's part: the total and what the agent got of its own
     credit = "to_go"             what is compared is each turn's return: what it and later ones got of their own, and
@@ -20,8 +20,9 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from strop.algorithms.credit import Baseline, Credit, Rewards, compare, scores, targeted
+from strop.algorithms.credit import Baseline, Credit, collect_scores, compare, compare_targeted
 from strop.algorithms.policy_gradient import PolicyGradient, Share
+from strop.algorithms.rewards import Rewards
 from strop.trajectory import Batch
 from strop.trajectory.batch import Floats
 
@@ -45,7 +46,7 @@ class GRPO(PolicyGradient):
     leave_one_out = False
 
     def compute_advantages(self, batch: Batch, rewards: Rewards) -> tuple[list[str | None], dict[str, float]]:
-        compared = scores(batch, rewards, self.credit, self.baseline, self.discount, self.terminal_share)
+        compared = collect_scores(batch, rewards, self.credit, self.baseline, self.discount, self.terminal_share)
         bare = "group_of_one" not in self.filter_groups
         advantage, reasons = compare(compared, std=self.normalize_std, leave_one_out=self.leave_one_out, bare=bare)
         extra = self.extra(batch, rewards)
@@ -62,4 +63,4 @@ class GRPO(PolicyGradient):
         """What is added to each turn's advantage, [turns]."""
         if self.credit == "to_go":
             return np.zeros(len(batch.turns))
-        return targeted(batch, self.rewards, agents=self.baseline == "group")
+        return compare_targeted(batch, self.rewards, agents=self.baseline == "group")

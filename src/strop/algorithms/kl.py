@@ -22,8 +22,8 @@ from typing import Any, Literal
 import numpy as np
 
 from strop.algorithms.base import Tensor
-from strop.algorithms.credit import Rewards, shares
 from strop.algorithms.losses import LIMIT
+from strop.algorithms.rewards import Rewards
 from strop.trajectory import Batch
 
 Estimator = Literal["k1", "k2", "k3", "abs", "low_var"]
@@ -37,7 +37,7 @@ def estimate(kind: Estimator, logp: Tensor, ref: Tensor) -> Tensor:
     return _distance(kind, logp - ref, lambda x: x.exp())
 
 
-def penalties(batch: Batch, rewards: Rewards, kind: Estimator, coef: float) -> float:
+def penalise_rewards(batch: Batch, rewards: Rewards, kind: Estimator, coef: float) -> float:
     """Take coef x distance off the reward of every trainable token, and return the mean over rollouts of each one's
     mean distance per token, as verl does.
 
@@ -52,7 +52,7 @@ def penalties(batch: Batch, rewards: Rewards, kind: Estimator, coef: float) -> f
             f"turn {batch.turns[int(entries.turn[missing[0]])].id} has no {name} logprobs: "
             "score the batch before its credit"
         )
-    weight = np.where(entries.trainable, shares(batch), 0.0)
+    weight = np.where(entries.trainable, batch.shares(), 0.0)
     distance = weight * _distance(kind, entries.proximal - entries.ref, np.exp)
     rewards.tokens -= coef * distance
     tokens = np.bincount(entries.rollout, weight)
@@ -61,11 +61,11 @@ def penalties(batch: Batch, rewards: Rewards, kind: Estimator, coef: float) -> f
 
 
 @dataclass
-class Adaptive:
+class AdaptiveCoefficient:
     """A coefficient that rises while the distance is above its target and falls while it is below (Ziegler et al. 2019,
     https://arxiv.org/abs/1909.08593), by a fifth at most per `horizon` rollouts. Without a target it is fixed.
 
-    >>> kl = Adaptive(0.1, target=2.0, horizon=100)
+    >>> kl = AdaptiveCoefficient(0.1, target=2.0, horizon=100)
     >>> kl.follow(2.2, rollouts=50)
     >>> round(kl.coef, 6)
     0.105

@@ -25,7 +25,7 @@ LIMIT = 20.0
 """Logarithms of ratios are held within minus this and this."""
 
 
-def policy_loss(
+def compute_policy_loss(
     kind: Loss, logp: Tensor, proximal: Tensor, entries: EntryTensors, *, low: float, high: float, dual: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """One loss per entry, and per-entry metrics.
@@ -45,7 +45,7 @@ def policy_loss(
             metrics["actor/pg_clipfrac_lower"] = ((loss > bound) & (advantage < 0)).to(loss.dtype)
             loss = loss.minimum(bound).where(advantage < 0, loss)
         case "gspo":
-            sums, sizes = over_turns((logp - proximal).detach(), entries.turn)
+            sums, sizes = sum_over_turns((logp - proximal).detach(), entries.turn)
             # Worth the turn's ratio, with the gradient of the token's own. Taken together before the exponential:
             # the difference is exactly 0, and nothing is rounded away.
             ratio = (logp - logp.detach() + sums / sizes).clamp(max=LIMIT / 2).exp()
@@ -61,7 +61,7 @@ def policy_loss(
     return loss, metrics
 
 
-def over_turns(column: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
+def sum_over_turns(column: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
     """For each entry the sum of a column over its turn, and the number of the turn's entries. A turn is never cut, so
     all of them are there."""
     names, place = turn.unique(return_inverse=True)

@@ -3,13 +3,13 @@
 credit    rewards (less penalties) → advantages → filters → weights
 loss      policy loss × correction + KL − entropy, per entry
 
-rewards       credit.py       a total per rollout, what turns and agents got of their own
-penalties     filters.py, kl.py   taken off the rewards before any baseline
-advantages    the algorithm's file
+rewards       rewards.py      a total per rollout, what turns and agents got of their own
+penalties     filters.py, kl.py   subtracted from the rewards before any baseline
+advantages    the algorithm's file, with credit.py
 filters       filters.py      after the baseline, so that nothing that is dropped biases it
 weights       aggregate.py    every normaliser, over the whole batch: also over groups whose members all got the same
 policy loss   losses.py
-correction    correction.py   for tokens that other weights sampled
+correction    correction.py   importance-sampling correction, for tokens that other weights sampled
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from msgspec import Meta
 from strop.algorithms.aggregate import Aggregation, aggregate
 from strop.algorithms.base import Algorithm, EntryTensors, Tensor
 from strop.algorithms.correction import Correction, correct
-from strop.algorithms.credit import Rewards, spread, unused
-from strop.algorithms.filters import Overlong, filter_batch, leave_out, overlong_penalties
-from strop.algorithms.kl import Adaptive, Estimator, estimate, penalties
-from strop.algorithms.losses import Loss, policy_loss
+from strop.algorithms.filters import Overlong, filter_batch, find_overlong, leave_out
+from strop.algorithms.kl import AdaptiveCoefficient, Estimator, estimate, penalise_rewards
+from strop.algorithms.losses import Loss, compute_policy_loss
+from strop.algorithms.metrics import summarize
+from strop.algorithms.rewards import Rewards, count_unused
 from strop.config import LearnerConfig, PolicyConfig
 from strop.trajectory import Batch
 
 Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-Nothing = Literal["zero_variance", "group_of_one"]
+NoSignal = Literal["zero_variance", "group_of_one"]
 """Why a group teaches nothing: its members all got the same, or there is one only."""
 
 
@@ -62,7 +63,7 @@ class PolicyGradient(Algorithm):
         ),
     ] = None
     filter_groups: Annotated[
-        tuple[Nothing, ...],
+        tuple[NoSignal, ...],
         Meta(
             description="groups left out of the loss and its denominators: zero_variance (equal rewards), group_of_one"
         ),
@@ -110,7 +111,7 @@ class PolicyGradient(Algorithm):
 
     def __post_init__(self) -> None:
         self._updates = 1
-        self._kl = Adaptive(self.kl_coef, self.kl_target, self.kl_horizon)
+        self._kl = AdaptiveCoefficient(self.kl_coef, self.kl_target, self.kl_horizon)
         self._estimator: Estimator = self.kl_estimator or ("k1" if self.kl == "reward" else "low_var")
 
     def prepare(self, learner: LearnerConfig, policy: PolicyConfig) -> None:
@@ -131,11 +132,13 @@ class PolicyGradient(Algorithm):
     def assign_credit(self, batch: Batch) -> dict[str, float]:
         entries = batch.entries
         rewards = Rewards.of(batch, self.rewards)
-        metrics = spread("critic/rewards", rewards.totals[batch.counted])
+        metrics = summarize("critic/rewards", rewards.totals[batch.counted])
         if self.overlong == "penalise":
-            rewards.totals -= self.overlong_penalty * overlong_penalties(batch)
+            rewards.totals -= self.overlong_penalty * find_overlong(batch)
         if self.kl == "reward":
-            metrics["actor/reward_kl_penalty"] = distance = penalties(batch, rewards, self._estimator, self._kl.coef)
+            metrics["actor/reward_kl_penalty"] = distance = penalise_rewards(
+                batch, rewards, self._estimator, self._kl.coef
+            )
             if entries.trainable.any():
                 self._kl.follow(distance, rollouts=len(batch.samples))
             metrics["actor/kl_coef"] = self._kl.coef
@@ -153,9 +156,9 @@ class PolicyGradient(Algorithm):
         return {
             **metrics,
             **more,
-            **spread("critic/advantages", entries.advantage[trained]),
+            **summarize("critic/advantages", entries.advantage[trained]),
             **batch.counts(),
-            **unused(batch, self.rewards),
+            **count_unused(batch, self.rewards),
         }
 
     @property
@@ -166,7 +169,7 @@ class PolicyGradient(Algorithm):
     @abstractmethod
     def compute_advantages(self, batch: Batch, rewards: Rewards) -> tuple[list[str | None], dict[str, float]]:
         """Fill the entries' advantage (and ret, for a critic); return for each turn the reason it teaches nothing
-        (`Nothing`), or None, and metrics.
+        (`NoSignal`), or None, and metrics.
 
         Every entry of a counted sample gets one, whether it is trainable or not; others stay 0.
         """
@@ -180,7 +183,9 @@ class PolicyGradient(Algorithm):
         # began with, and the proximal policy is the policy itself.
         proximal = entries.proximal.where(~entries.proximal.isnan(), logp.detach())
         high = self.clip_high or self.clip
-        loss, metrics = policy_loss(self.loss, logp, proximal, entries, low=self.clip, high=high, dual=self.dual_clip)
+        loss, metrics = compute_policy_loss(
+            self.loss, logp, proximal, entries, low=self.clip, high=high, dual=self.dual_clip
+        )
         if self.correction != "none":
             factor, more = correct(
                 self.correction, proximal, entries, low=self.correction_low, high=self.correction_high

@@ -13,9 +13,11 @@ import numpy as np
 from msgspec import Meta
 
 from strop.algorithms.base import EntryTensors, Tensor
-from strop.algorithms.credit import Rewards, shares, spread, whiten
-from strop.algorithms.gae import advantages, in_time
+from strop.algorithms.credit import whiten
+from strop.algorithms.gae import estimate_advantages, find_timed
+from strop.algorithms.metrics import summarize
 from strop.algorithms.policy_gradient import PolicyGradient, Positive, Share
+from strop.algorithms.rewards import Rewards
 from strop.trajectory import Batch
 from strop.trajectory.batch import Floats
 
@@ -41,19 +43,19 @@ class PPO(PolicyGradient):
 
     def compute_advantages(self, batch: Batch, rewards: Rewards) -> tuple[list[str | None], dict[str, float]]:
         entries = batch.entries
-        rows = in_time(batch)
+        rows = find_timed(batch)
         assert not np.isnan(entries.value[rows]).any(), "an entry has no value: score the batch before its credit"
-        estimated = advantages(batch, rewards, entries.value, self.discount, self.lam)
+        estimated = estimate_advantages(batch, rewards, entries.value, self.discount, self.lam)
         entries.advantage[:] = estimated
         entries.ret[rows] = (estimated + entries.value)[rows]
         trainable = rows & entries.trainable
-        share = shares(batch)[trainable]
+        share = batch.shares()[trainable]
         if self.whiten and share.sum() > 1.0:
             entries.advantage[trainable] = whiten(estimated[trainable], share)
         return [None] * len(batch.turns), {
-            **spread("critic/values", entries.value[trainable]),
-            **spread("critic/returns", entries.ret[trainable]),
-            **explained(entries.ret[trainable], entries.value[trainable]),
+            **summarize("critic/values", entries.value[trainable]),
+            **summarize("critic/returns", entries.ret[trainable]),
+            **explain_variance(entries.ret[trainable], entries.value[trainable]),
         }
 
     def compute_loss(
@@ -61,20 +63,20 @@ class PPO(PolicyGradient):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         assert value is not None, "PPO needs a critic"
         loss, metrics = super().compute_loss(logp, entropy, value, entries)
-        value_loss, clipped = value_losses(value, entries.value, entries.ret, self.value_clip)
+        value_loss, clipped = compute_value_loss(value, entries.value, entries.ret, self.value_clip)
         metrics["critic/vf_loss"] = value_loss.detach()
         metrics["critic/vf_clipfrac"] = clipped
         return loss + self.vf_coef * value_loss, metrics
 
 
-def value_losses(value: Tensor, before: Tensor, ret: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+def compute_value_loss(value: Tensor, before: Tensor, ret: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """Half the square of what the critic is off by, per entry, and 1 where moving further does not lower it."""
     plain = (value - ret) ** 2
     held = (before + (value - before).clamp(-clip, clip) - ret) ** 2
     return 0.5 * plain.maximum(held), (held > plain).detach().to(value.dtype)
 
 
-def explained(ret: Floats, value: Floats) -> dict[str, float]:
+def explain_variance(ret: Floats, value: Floats) -> dict[str, float]:
     """The share of the returns' variance that the values foretold: 1 is all, below 0 is worse than their mean."""
     if len(ret) < 2:
         return {}

@@ -17,10 +17,11 @@ from typing import Annotated, Literal
 import numpy as np
 from msgspec import Meta
 
-from strop.algorithms.credit import Rewards, compare, scores, shares, whiten
-from strop.algorithms.gae import advantages, in_time
+from strop.algorithms.credit import collect_scores, compare, whiten
+from strop.algorithms.gae import estimate_advantages, find_timed
 from strop.algorithms.grpo import GRPO
 from strop.algorithms.policy_gradient import PolicyGradient
+from strop.algorithms.rewards import Rewards
 from strop.trajectory import Batch
 from strop.trajectory.batch import Floats
 
@@ -45,13 +46,13 @@ class ReinforcePP(PolicyGradient):
         without = rewards.outcomes(batch)
         if self.baseline:
             bare = "group_of_one" not in self.filter_groups
-            compared = scores(batch, rewards, "outcome", "group", discount=1.0, terminal_share=1.0)
+            compared = collect_scores(batch, rewards, "outcome", "group", discount=1.0, terminal_share=1.0)
             without[compared.sample] = compare(compared, std=False, bare=bare)[0]
             grouped = GRPO(rewards=self.rewards, normalize_std=False, filter_groups=self.filter_groups)
             nothing = grouped.compute_advantages(batch, rewards)[0]
         else:
             zeros = np.zeros(len(batch.entries))
-            batch.entries.advantage[:] = advantages(batch, rewards, zeros, discount=1.0, lam=1.0)
+            batch.entries.advantage[:] = estimate_advantages(batch, rewards, zeros, discount=1.0, lam=1.0)
         whole = self.normalize_over == "rollouts"
         why = self._over_rollouts(batch, without) if whole else self._over_tokens(batch, nothing)
         if why is not None:
@@ -65,8 +66,8 @@ class ReinforcePP(PolicyGradient):
         """Scale the advantages of all tokens that may be trained, or say why that would teach nothing."""
         entries = batch.entries
         compared = np.array([why != "group_of_one" or why not in self.filter_groups for why in nothing], bool)
-        rows = in_time(batch) & entries.trainable & compared[entries.turn]
-        values, share = entries.advantage[rows], shares(batch)[rows]
+        rows = find_timed(batch) & entries.trainable & compared[entries.turn]
+        values, share = entries.advantage[rows], batch.shares()[rows]
         if share.sum() <= 1.0 or values.min() == values.max():
             return "group_of_one" if len(np.unique(entries.rollout[rows])) < 2 else "zero_variance"
         entries.advantage[rows] = whiten(values, share)
@@ -75,8 +76,8 @@ class ReinforcePP(PolicyGradient):
     def _over_rollouts(self, batch: Batch, without: Floats) -> str | None:
         """Scale the advantages over all samples of the baseline; one without entries counts as `without`."""
         entries = batch.entries
-        rows = in_time(batch)
-        weight = np.where(rows, shares(batch), 0.0)
+        rows = find_timed(batch)
+        weight = np.where(rows, batch.shares(), 0.0)
         each = np.bincount(entries.rollout, weight, minlength=len(batch.samples))
         missing = np.flatnonzero(batch.counted & (each == 0))
         values = np.concatenate([entries.advantage[rows], without[missing]])

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from strop.learner.blocks import PLAIN, Way
 from strop.learner.logprobs import entry_states, head_of
-from strop.trajectory import Piece
+from strop.trajectory import MicroBatch
 
 
 class ValueHead(nn.Linear):
@@ -43,6 +43,6 @@ class Critic(nn.Module):
             head_of(self.trunk).requires_grad_(False)  # its logits are never asked for
         self.head = ValueHead(policy)
 
-    def forward(self, piece: Piece) -> Tensor:
+    def forward(self, piece: MicroBatch) -> Tensor:
         """A value for every entry of the piece, [entries]."""
         return self.head(entry_states(self.trunk, piece, self.way))

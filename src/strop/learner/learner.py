@@ -37,7 +37,7 @@ from strop.learner.logprobs import entry_states, logprobs, read
 from strop.learner.masters import lower
 from strop.learner.model import load, place, way_of
 from strop.learner.optim import Optim
-from strop.trajectory import Batch, Piece, check, pack
+from strop.trajectory import Batch, MicroBatch, check, pack
 from strop.trajectory.batch import Floats, Ints
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class Learner:
         return self._in_memory(batch, None, lambda: self._score(batch, self._pack(batch, None)))
 
     @torch.no_grad()
-    def _score(self, batch: Batch, pieces: Sequence[Piece]) -> dict[str, float]:
+    def _score(self, batch: Batch, pieces: Sequence[MicroBatch]) -> dict[str, float]:
         needs, entries = self.algorithm.needs, batch.entries
         took = defaultdict[str, float](float)
         for piece in pieces:
@@ -228,7 +228,7 @@ class Learner:
             self.budget = max(self.budget // 2, longest)
             log.warning("out of memory: going on with micro-batches of %d tokens", self.budget)
 
-    def _pack(self, batch: Batch, turns: Ints | None) -> list[Piece]:
+    def _pack(self, batch: Batch, turns: Ints | None) -> list[MicroBatch]:
         longest = _longest(batch, turns)  # one longer than what was once too much is tried all the same
         pieces = pack(batch, max(self.budget, longest), turns)
         check(pieces, batch, turns)
@@ -280,7 +280,7 @@ class Learner:
 class _Passed:
     """What a piece's pass left, all of it where it was computed."""
 
-    piece: Piece
+    piece: MicroBatch
     loss: Tensor
     logp: Tensor
     weight: Tensor
@@ -308,7 +308,7 @@ class _Meter:
     def most(self, name: str, value: float) -> None:
         self.values[name] = max(value, self.values.get(name, value))
 
-    def laid_out(self, batch: Batch, turns: Ints, pieces: Sequence[Piece]) -> None:
+    def laid_out(self, batch: Batch, turns: Ints, pieces: Sequence[MicroBatch]) -> None:
         self.tokens += sum(len(batch.paths[t]) for t in turns)
         self.unique += sum(len(piece.ids) for piece in pieces)
 
@@ -340,7 +340,7 @@ def _shares(batch: Batch, updates: int) -> list[Ints]:
     return [np.unique(entries.turn[weighted & np.isin(entries.group, part)]) for part in parts]
 
 
-def _view(batch: Batch, piece: Piece, like: Tensor) -> EntryTensors:
+def _view(batch: Batch, piece: MicroBatch, like: Tensor) -> EntryTensors:
     rows = batch.entries.take(piece.entry)
     columns: dict[str, Tensor] = {}
     for field in fields(EntryTensors):

@@ -20,7 +20,7 @@ from strop.errors import ModelError
 from strop.learner.blocks import PLAIN, Way, running
 from strop.learner.flex_attention import flex_plan
 from strop.learner.tree_attention import Tree, plan
-from strop.trajectory import Entries, Piece
+from strop.trajectory import Entries, MicroBatch
 
 CHUNK = {"cpu": 2**24, "cuda": 2**28}
 """Most logits in memory at once, by kind of device. A head's gradient is read and written once a chunk."""
@@ -45,7 +45,7 @@ def hidden_states(
     return output.last_hidden_state[0, : len(ids)]
 
 
-def entry_states(model: PreTrainedModel, piece: Piece, way: Way = PLAIN) -> Tensor:
+def entry_states(model: PreTrainedModel, piece: MicroBatch, way: Way = PLAIN) -> Tensor:
     """The hidden state that each entry's logits, or its value, are made of. [entries, width]"""
     hidden = hidden_states(model, piece.ids, piece.pos, piece.end, way)
     return hidden.index_select(0, torch.from_numpy(piece.at).to(hidden.device))
@@ -60,7 +60,7 @@ def head_of(model: PreTrainedModel) -> nn.Linear:
 
 
 def logprobs(
-    model: PreTrainedModel, piece: Piece, entries: Entries, *, chunk: int | None = None, way: Way = PLAIN
+    model: PreTrainedModel, piece: MicroBatch, entries: Entries, *, chunk: int | None = None, way: Way = PLAIN
 ) -> tuple[Tensor, Tensor]:
     """log_softmax(logits / T) of each entry's target, and the entropy of that distribution; [entries] each."""
     return read(model, entry_states(model, piece, way), piece, entries, chunk=chunk, compile=way.compile)
@@ -69,7 +69,7 @@ def logprobs(
 def read(
     model: PreTrainedModel,
     states: Tensor,
-    piece: Piece,
+    piece: MicroBatch,
     entries: Entries,
     *,
     chunk: int | None = None,

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import msgspec
 
-from strop.algorithms.credit import total
+from strop.algorithms.rewards import total_reward
 from strop.config import Config, resolve_policies
 from strop.files import write_whole
 from strop.monitor.console import figure
@@ -41,7 +41,7 @@ async def leave(folder: Path, store: Store, steps: Sequence[Step], config: Confi
     for title, chosen in {"Best": best, "Worst": worst}.items():
         parts += [f"## {title}"] if chosen else []
         for rollout in chosen:
-            given = total(rollout, weights)
+            given = total_reward(rollout, weights)
             parts.append(page(rollout, turns[rollout.id], given, agents, dropped.get(rollout.id)))
     whole = escape_text("\n\n".join(parts) + "\n")  # it is read with `cat` too
     write_whole(folder / "transcripts.md", whole.encode(errors="replace"))
@@ -62,7 +62,7 @@ def extremes(
     is worse than any other."""
 
     def worth(rollout: Rollout) -> float:
-        given = total(rollout, weights)
+        given = total_reward(rollout, weights)
         return -math.inf if given is None else given
 
     newest = list(reversed(rollouts))

@@ -12,8 +12,8 @@ from hashlib import blake2b
 import msgspec
 import numpy as np
 
-from strop.algorithms.credit import spread
-from strop.algorithms.filters import too_stale
+from strop.algorithms.filters import drop_stale
+from strop.algorithms.metrics import summarize
 from strop.config import Config
 from strop.monitor.metrics import combine
 from strop.run.state import PolicyLearner
@@ -54,7 +54,7 @@ async def learn(
     began, config, learner = time.monotonic(), policy.config, policy.learner
     batch = assemble_batch(config, samples, policy.name)
     batch.entries.exact &= batch.sampled_by(versions)
-    metrics = too_stale(batch, step - 1, config.loop.staleness) if config.loop.staleness else {}
+    metrics = drop_stale(batch, step - 1, config.loop.staleness) if config.loop.staleness else {}
     metrics["timing_s/assemble"] = time.monotonic() - began
     if policy.algorithm.needs:
         batch.entries, seconds = await learner.score(batch.bare())
@@ -89,11 +89,11 @@ async def take_digest(policies: Mapping[str, PolicyLearner]) -> str | None:
 def describe_samples(samples: Sequence[Sample]) -> dict[str, float]:
     """What was collected, as metrics."""
     turns = [turn for sample in samples for turn in sample.turns if not turn.outside]
-    metrics = spread("response_length", np.array([len(turn.response_ids) for turn in turns], float))
-    metrics |= spread("prompt_length", np.array([len(turn.prompt_ids) for turn in turns], float))
+    metrics = summarize("response_length", np.array([len(turn.response_ids) for turn in turns], float))
+    metrics |= summarize("prompt_length", np.array([len(turn.prompt_ids) for turn in turns], float))
     calls = [sum(len(turn.answer.get("tool_calls", ())) for turn in sample.turns) for sample in samples]
-    metrics |= spread("tool_call_counts", np.array(calls, float))
-    metrics |= spread("num_turns", np.array([len(sample.turns) for sample in samples], float))
+    metrics |= summarize("tool_call_counts", np.array(calls, float))
+    metrics |= summarize("num_turns", np.array([len(sample.turns) for sample in samples], float))
     if turns:
         metrics["response_length/clip_ratio"] = sum(turn.finish == "length" for turn in turns) / len(turns)
     metrics |= exactness(samples).metrics()

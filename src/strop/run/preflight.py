@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from strop.algorithms import Algorithm
-from strop.algorithms.credit import Rewards
+from strop.algorithms.rewards import Rewards
 from strop.config import Config, MonitorConfig, describe_models, resolve_policies
 from strop.errors import AgentError
 from strop.monitor.console import View

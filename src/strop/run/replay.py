@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from strop import algorithms
 from strop.agent.llm import LLM
-from strop.algorithms.credit import total
+from strop.algorithms.rewards import total_reward
 from strop.config import Config, resolve_policies
 from strop.errors import AgentError, PlaceError
 from strop.imports import resolve as find
@@ -87,7 +87,7 @@ async def rescore(store: Store, config: Config, reward: str) -> Rescored:
     while page := await store.list(status="succeeded", after=after):
         for rollout in page:
             outcome = await asyncio.to_thread(_again, rollout, await store.turns(rollout.id), judge)
-            old, new = total(rollout, weights), total(_with(rollout, outcome), weights)
+            old, new = total_reward(rollout, weights), total_reward(_with(rollout, outcome), weights)
             named |= {reward.name for reward in outcome.rewards}
             if outcome.cause:
                 failed[rollout.id] = outcome.detail or outcome.cause

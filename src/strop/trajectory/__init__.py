@@ -9,6 +9,6 @@ Left out for now: several policies in one batch (call `assemble` once per policy
 from strop.trajectory.assemble import assemble
 from strop.trajectory.batch import Batch, Entries, Sample, explain
 from strop.trajectory.exactness import exactness
-from strop.trajectory.token_tree import Piece, check, pack
+from strop.trajectory.token_tree import MicroBatch, check, pack
 
-__all__ = ["Batch", "Entries", "Piece", "Sample", "assemble", "check", "exactness", "explain", "pack"]
+__all__ = ["Batch", "Entries", "MicroBatch", "Sample", "assemble", "check", "exactness", "explain", "pack"]

@@ -140,6 +140,14 @@ class Batch:
         """Leave a rollout out of the loss. The first reason stays: it is the one that was true first."""
         self.dropped.setdefault(self.samples[sample].rollout.id, reason)
 
+    def owners(self) -> Ints:
+        """The sample that each turn belongs to."""
+        return self.entries.rollout[self.starts[:-1]]
+
+    def shares(self) -> Floats:
+        """What each entry counts beside the other choices of its request: 1/n."""
+        return (1.0 / np.array([turn.choices for turn in self.turns], np.float64))[self.entries.turn]
+
     def alive(self) -> Bools:
         """The entries that may be trained, of rollouts that are not dropped."""
         kept = np.array([sample.rollout.id not in self.dropped for sample in self.samples], bool)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from strop.trajectory.batch import Sample
-from strop.trajectory.token_tree import shared
+from strop.trajectory.token_tree import count_shared
 from strop.types import Turn
 
 
@@ -73,7 +73,7 @@ def _unique(turns: Sequence[Turn]) -> int:
     """Nodes of the tree of all paths: in sorted order each path adds what it does not share with the one before."""
     count, before = 0, np.empty(0, np.int64)
     for path in (np.array(ids, np.int64) for ids in sorted(turn.ids for turn in turns)):
-        count += len(path) - shared(path, before)
+        count += len(path) - count_shared(path, before)
         before = path
     return count
 

@@ -1,6 +1,6 @@
 """The token tree: turns laid out so that every shared prefix appears once.
 
-Two turns with the paths [1 5 2 | 7 8] and [1 5 2 | 7 9 3] (| is where the response begins), in one piece:
+Two turns with the paths [1 5 2 | 7 8] and [1 5 2 | 7 9 3] (| is where the response begins), in one micro-batch:
 
     index  0  1  2  3  4  5  6
     ids    1  5  2  7  8  9  3
@@ -23,8 +23,9 @@ from strop.trajectory.batch import Batch, Ints
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A forest that fits the token budget. `entry[k]` is a row of Entries, `at[k]` the index that predicts it."""
+class MicroBatch:
+    """A forest of token trees that fits the token budget. `entry[k]` is a row of Entries, `at[k]` the index that
+    predicts it."""
 
     ids: Ints
     pos: Ints
@@ -33,17 +34,18 @@ class Piece:
     at: Ints
 
 
-def pack(batch: Batch, budget: int, turns: Sequence[int] | Ints | None = None) -> list[Piece]:
-    """Lay the given turns (default: all) out in pieces of at most `budget` tokens; each entry is in exactly one.
+def pack(batch: Batch, budget: int, turns: Sequence[int] | Ints | None = None) -> list[MicroBatch]:
+    """Lay the given turns (default: all) out in micro-batches of at most `budget` tokens; each entry is in exactly one.
 
     Paths are taken in lexicographic order, which is depth-first order of their tree and does not depend on who came
-    first. A path that would not fit opens a new piece, which repeats the prefix it needs: a tree is cut at a branch.
+    first. A path that would not fit opens a new micro-batch, which repeats the prefix it needs: a tree is cut at a
+    branch.
     """
     chosen = range(len(batch.turns)) if turns is None else [int(t) for t in turns]
     # Big-endian bytes compare like the ids they hold, and a prefix comes right before what extends it.
     keyed = sorted((batch.paths[t].astype(">u8").tobytes(), len(batch.turns[t].prompt_ids), t) for t in chosen)
-    pieces: list[Piece] = []
-    piece = _Open()
+    pieces: list[MicroBatch] = []
+    piece = _Builder()
     riders: list[int] = []
     for k, (key, _, t) in enumerate(keyed):
         riders.append(t)
@@ -51,9 +53,9 @@ def pack(batch: Batch, budget: int, turns: Sequence[int] | Ints | None = None) -
             continue  # the next path runs through this one, which therefore needs no tokens of its own
         path = batch.paths[t]
         assert len(path) <= budget, f"turn {batch.turns[t].id} has {len(path)} tokens, the budget is {budget}"
-        if piece.size + len(path) - shared(path, piece.branch) > budget:
+        if piece.size + len(path) - count_shared(path, piece.branch) > budget:
             pieces.append(piece.close())
-            piece = _Open()
+            piece = _Builder()
         piece.add(path)
         for rider in riders:
             piece.attach(batch, rider)
@@ -63,15 +65,15 @@ def pack(batch: Batch, budget: int, turns: Sequence[int] | Ints | None = None) -
     return pieces
 
 
-def shared(one: Ints, other: Ints) -> int:
+def count_shared(one: Ints, other: Ints) -> int:
     """How many ids two paths begin with in common."""
     n = min(len(one), len(other))
     differ = np.flatnonzero(one[:n] != other[:n])
     return int(differ[0]) if len(differ) else n
 
 
-class _Open:
-    """A piece being filled. `branch` is the last path that was added, `where` the index of each of its tokens."""
+class _Builder:
+    """A micro-batch being filled. `branch` is the last path that was added, `where` the index of each of its tokens."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -83,7 +85,7 @@ class _Open:
         self.at: list[Ints] = []
 
     def add(self, path: Ints) -> None:
-        known = shared(path, self.branch)
+        known = count_shared(path, self.branch)
         new = len(path) - known
         self.ends.append((self.where[known:], self.size))  # what the new path does not run through is complete
         self.where = np.concatenate([self.where[:known], np.arange(self.size, self.size + new)])
@@ -98,15 +100,15 @@ class _Open:
         self.entry.append(rows)
         self.at.append(self.where[first : first + len(rows)])
 
-    def close(self) -> Piece:
+    def close(self) -> MicroBatch:
         end = np.empty(self.size, np.int64)
         for where, index in [*self.ends, (self.where, self.size)]:
             end[where] = index
         pos, ids = np.concatenate(self.pos), np.concatenate(self.ids)
-        return Piece(ids=ids, pos=pos, end=end, entry=np.concatenate(self.entry), at=np.concatenate(self.at))
+        return MicroBatch(ids=ids, pos=pos, end=end, entry=np.concatenate(self.entry), at=np.concatenate(self.at))
 
 
-def check(pieces: Sequence[Piece], batch: Batch, turns: Sequence[int] | Ints | None = None) -> None:
+def check(pieces: Sequence[MicroBatch], batch: Batch, turns: Sequence[int] | Ints | None = None) -> None:
     """Assert that what each entry's token will see is exactly its turn's ids, and that each entry is laid out once.
 
     Works from `ids`, `pos`, `end` and `at` alone, so that it shares nothing with the way `pack` got there.
@@ -119,11 +121,11 @@ def check(pieces: Sequence[Piece], batch: Batch, turns: Sequence[int] | Ints | N
         _check_piece(piece, batch)
 
 
-def _check_piece(piece: Piece, batch: Batch) -> None:
+def _check_piece(piece: MicroBatch, batch: Batch) -> None:
     size = len(piece.ids)
-    assert len(piece.pos) == len(piece.end) == size, "ragged piece"
+    assert len(piece.pos) == len(piece.end) == size, "ragged micro-batch"
     assert (piece.end > np.arange(size)).all(), "a token that does not see itself"
-    assert piece.end.max() <= size, "a token seen past the piece"
+    assert piece.end.max() <= size, "a token seen past the micro-batch"
     opened = np.ones(size + 1, np.int64)
     opened[size] = 0
     seen = np.cumsum(opened - np.bincount(piece.end, minlength=size + 1))[:size]

@@ -4,8 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.algorithms import make
-from strop.algorithms.credit import Rewards, Scores, compare, to_go, unused, whiten
-from strop.algorithms.lines import lines
+from strop.algorithms.credit import Scores, compare, compute_rewards_to_go, whiten
+from strop.algorithms.rewards import Rewards, count_unused
+from strop.algorithms.timeline import build_timelines
 from strop.config import AlgorithmConfig, LearnerConfig
 from strop.types import Reward
 from tests.unit.algorithms.rollouts import batch_of, by_turn, credited, sample, turn
@@ -60,7 +61,7 @@ def test_rewards_that_reach_nobody_are_counted():
         ),
         agents=["main", "late"],
     )  # fmt: skip
-    assert unused(batch, WEIGHTS) == {
+    assert count_unused(batch, WEIGHTS) == {
         "filter_rewards/no_entries": 4,
         "filter_rewards/unknown_agent": 1,
         "filter_rewards/unknown_turn": 1,
@@ -71,8 +72,8 @@ def test_rewards_that_reach_nobody_are_counted():
 
 
 def places(*turns):
-    [line] = lines(batch_of(sample(0, 1.0, *turns)))
-    return [[int(t.id[-1]) for t in place] for place in line.places]
+    [line] = build_timelines(batch_of(sample(0, 1.0, *turns)))
+    return [[int(t.id[-1]) for t in moment] for moment in line.moments]
 
 
 def test_turns_follow_each_other_by_request_start():
@@ -94,7 +95,7 @@ def test_each_agent_has_a_time_of_its_own():
         sample(0, 1.0, turn(at=(0, 9), agent="a"), turn(at=(1, 2), agent="b"), turn(at=(3, 4), agent="b")),
         agents=["a", "b"],
     )
-    assert [[len(place) for place in line.places] for line in lines(batch)] == [[1], [1, 1]]
+    assert [[len(moment) for moment in line.moments] for line in build_timelines(batch)] == [[1], [1, 1]]
 
 
 def test_to_go():
@@ -104,7 +105,7 @@ def test_to_go():
             rewards=[(1.0, 0), (2.0, 1), (4.0, 2), (16.0, "main")],
         )
     )  # fmt: skip
-    returns = to_go(batch, rewards_of(batch), discount=0.5, terminal_share=0.25)
+    returns = compute_rewards_to_go(batch, rewards_of(batch), discount=0.5, terminal_share=0.25)
     last = 0.25 * 8.0 + 16.0
     expected = [1 + 0.5 * 2 + 0.25 * (4 + last), 2 + 0.5 * (4 + last), 4 + last, last]
     assert list(returns.values()) == pytest.approx([expected[int(id[-1])] for id in returns])
@@ -117,7 +118,7 @@ def test_choices_count_by_their_share_for_what_came_before():
             rewards=[(1.0, 1), (3.0, 2)],
         )
     )  # fmt: skip
-    returns = to_go(batch, rewards_of(batch), discount=1.0, terminal_share=1.0)
+    returns = compute_rewards_to_go(batch, rewards_of(batch), discount=1.0, terminal_share=1.0)
     assert returns == {"g1.0/1/0": 2.0, "g1.0/1/1": 1.0, "g1.0/1/2": 3.0}
 
 

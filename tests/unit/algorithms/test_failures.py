@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.algorithms import make
-from strop.algorithms.credit import Rewards
+from strop.algorithms.rewards import Rewards
 from strop.config import AlgorithmConfig, LearnerConfig, load
 from strop.errors import ConfigError
 from strop.trajectory import assemble

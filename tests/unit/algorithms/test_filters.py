@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.algorithms.aggregate import aggregate
-from strop.algorithms.filters import Overlong, filter_batch, overlong_penalties, too_stale
+from strop.algorithms.filters import Overlong, drop_stale, filter_batch, find_overlong
 from strop.trajectory import Sample, assemble, explain
 from strop.types import Rollout, Task, Turn
 
@@ -52,7 +52,7 @@ def test_cut_off_answers_of_trained_agents_are_overlong():
         budget=50,
     )  # fmt: skip
     assert batch.dropped["g.2"] == "over_budget"  # it still counts in the baseline, and for what it is
-    assert overlong_penalties(batch).tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert find_overlong(batch).tolist() == [1.0, 0.0, 1.0, 0.0]
 
 
 def test_overlong_rollouts_can_be_dropped():
@@ -175,7 +175,7 @@ def test_staleness_is_that_of_the_oldest_token():
         [turn(0), turn(1, versions=[(0, "1.0")], agent="judge")],
     )
     batch.drop(3, "zero_variance")
-    metrics = too_stale(batch, 4, 1)
+    metrics = drop_stale(batch, 4, 1)
     assert batch.dropped == {"g.1": "too_stale", "g.3": "zero_variance"}
     assert batch.counted.all()
     assert metrics == {
@@ -187,16 +187,16 @@ def test_staleness_is_that_of_the_oldest_token():
 
 def test_versions_are_numbers_not_words():
     batch = make([turn(0, versions=[(0, "1.9")])], [turn(0, versions=[(0, "1.10")])])
-    too_stale(batch, 10, 0)
+    drop_stale(batch, 10, 0)
     assert batch.dropped == {"g.0": "too_stale"}
 
 
 def test_nothing_sampled_is_not_stale():
     batch = make([], [])
-    assert too_stale(batch, 7, 0) == {}
+    assert drop_stale(batch, 7, 0) == {}
     assert set(batch.dropped.values()) == {"empty"}
 
 
 def test_a_turn_must_say_what_sampled_it():
     with pytest.raises(AssertionError, match=r"turn g\.0/1/0 does not say which version"):
-        too_stale(make([turn(0, versions=[])]), 4, 1)
+        drop_stale(make([turn(0, versions=[])]), 4, 1)

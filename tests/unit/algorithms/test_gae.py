@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.algorithms.credit import Rewards
-from strop.algorithms.gae import advantages, in_time, placed
+from strop.algorithms.gae import estimate_advantages, find_timed, place_rewards
+from strop.algorithms.rewards import Rewards
 from tests.unit.algorithms.rollouts import batch_of, credited, sample, turn
 
 AGENTS = ("a", "b")
@@ -131,9 +131,9 @@ def test_same_as_one_token_after_the_other(rollouts, seed, discount, lam):
     for t, one in enumerate(batch.turns):
         rewards.tokens[batch.rows(t)] = np.array(penalty[one.id]) / one.choices
 
-    reward = placed(batch, rewards)
-    estimated = per_turn(batch, advantages(batch, rewards, value, discount, lam))
-    timed = in_time(batch)
+    reward = place_rewards(batch, rewards)
+    estimated = per_turn(batch, estimate_advantages(batch, rewards, value, discount, lam))
+    timed = find_timed(batch)
     values, landed = per_turn(batch, value), per_turn(batch, reward)
     expected_rewards = {id: list(tokens) for id, tokens in penalty.items()}
     for one in samples:
@@ -230,7 +230,7 @@ def returns(*turns, total=1.0, agents=("main",), discount=1.0, lam=1.0, value=No
     """Advantages by turn where the critic says nothing: what is still to come."""
     batch = batch_of(sample(0, total, *turns, rewards=rewards), agents=agents)
     says = np.zeros(len(batch.entries)) if value is None else np.array(value)
-    found = per_turn(batch, advantages(batch, Rewards.of(batch, {"reward": 1.0}), says, discount, lam))
+    found = per_turn(batch, estimate_advantages(batch, Rewards.of(batch, {"reward": 1.0}), says, discount, lam))
     return {int(id[-1]): column for id, column in found.items()}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from strop.algorithms import make as make_algorithm
-from strop.algorithms.credit import total
+from strop.algorithms.rewards import total_reward
 from strop.config import AlgorithmConfig, LearnerConfig
 from strop.trajectory import Sample, assemble
 from strop.types import Reward, Rollout, Task, Turn
@@ -161,9 +161,9 @@ def test_a_missing_reward_is_a_reason_not_a_zero():
 def test_total_is_the_weighted_sum_and_the_last_reward_wins():
     rewards = [Reward(name="format", value=9.0), Reward(name="format", value=2.0), Reward(name="seen", value=7.0)]
     rollout = sample(0, 1.0, rewards=rewards).rollout
-    assert total(rollout, {"reward": 1.0, "format": 0.5}) == 2.0
-    assert total(rollout, {"reward": 1.0, "absent": 0.5}) == 1.0
-    assert total(rollout, {"absent": 0.5}) is None
+    assert total_reward(rollout, {"reward": 1.0, "format": 0.5}) == 2.0
+    assert total_reward(rollout, {"reward": 1.0, "absent": 0.5}) == 1.0
+    assert total_reward(rollout, {"absent": 0.5}) is None
 
 
 def test_rewards_in_no_total_are_counted():

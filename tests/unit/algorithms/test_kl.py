@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop import algorithms
-from strop.algorithms.credit import Rewards
-from strop.algorithms.kl import Adaptive, Estimator, estimate, penalties
+from strop.algorithms.kl import AdaptiveCoefficient, Estimator, estimate, penalise_rewards
+from strop.algorithms.rewards import Rewards
 from strop.config import AlgorithmConfig, LearnerConfig
 from strop.trajectory import Sample, assemble
 from strop.types import Reward, Rollout, Task, Turn
@@ -100,7 +100,7 @@ def test_penalties_lie_on_the_tokens_they_are_for():
     batch = make([(2, 1, "stop"), (1, 1, "abandoned")], [(1, 2, "stop"), (1, 2, "stop")])
     batch.entries.ref[:] = [-2.0, -1.5, -9.0, -3.0, -1.0]
     rewards = Rewards.of(batch, {"reward": 1.0})
-    distance = penalties(batch, rewards, "k1", 0.1)
+    distance = penalise_rewards(batch, rewards, "k1", 0.1)
     # The third token is not trained; the last two are choices of one request.
     assert rewards.tokens.tolist() == pytest.approx([-0.1, -0.05, 0.0, -0.1, 0.0])
     assert rewards.totals.tolist() == [1.0, 0.0]
@@ -113,7 +113,7 @@ def test_penalties_add_to_what_tokens_have_already():
     batch.entries.ref[:] = -2.0
     rewards = Rewards.of(batch, {"reward": 1.0})
     for _ in range(2):
-        penalties(batch, rewards, "k1", 0.25)
+        penalise_rewards(batch, rewards, "k1", 0.25)
     assert rewards.tokens.tolist() == [-0.5, -0.5]
 
 
@@ -124,7 +124,7 @@ def test_rewards_and_losses_use_the_same_estimate(kind):
     batch.entries.proximal[:], batch.entries.ref[:] = -rng.exponential(2.0, 6), -rng.exponential(2.0, 6)
     batch.entries.ref[0] = -100.0
     rewards = Rewards.of(batch, {"reward": 1.0})
-    distance = penalties(batch, rewards, kind, 1.0)
+    distance = penalise_rewards(batch, rewards, kind, 1.0)
     expected = estimate(kind, torch.from_numpy(batch.entries.proximal), torch.from_numpy(batch.entries.ref))
     assert (-rewards.tokens).tolist() == pytest.approx(expected.tolist(), rel=1e-12)
     assert distance == pytest.approx(expected.mean().item())
@@ -136,19 +136,19 @@ def test_a_token_that_was_not_scored_is_our_own_bug(column):
     getattr(batch.entries, column)[4] = np.nan
     rewards = Rewards.of(batch, {"reward": 1.0})
     with pytest.raises(AssertionError, match=f"turn g.1/1/1 has no {column} logprobs: score the batch"):
-        penalties(batch, rewards, "k3", 0.1)
+        penalise_rewards(batch, rewards, "k3", 0.1)
 
 
 def test_without_a_trained_token_there_is_no_distance():
     batch = make([(2, 1, "abandoned")])
     batch.entries.ref[:] = -2.0
     rewards = Rewards.of(batch, {"reward": 1.0})
-    assert penalties(batch, rewards, "k1", 0.1) == 0.0
+    assert penalise_rewards(batch, rewards, "k1", 0.1) == 0.0
     assert not rewards.tokens.any()
 
 
 def test_the_coefficient_follows_its_target():
-    kl = Adaptive(0.1, target=2.0, horizon=100)
+    kl = AdaptiveCoefficient(0.1, target=2.0, horizon=100)
     kl.follow(3.0, rollouts=50)  # half above the target: counts as a fifth
     assert kl.coef == pytest.approx(0.1 * 1.1)
     kl.follow(1.9, rollouts=100)
@@ -160,7 +160,7 @@ def test_the_coefficient_follows_its_target():
 
 
 def test_without_a_target_the_coefficient_is_fixed():
-    kl = Adaptive(0.1, target=None, horizon=100)
+    kl = AdaptiveCoefficient(0.1, target=None, horizon=100)
     kl.follow(1000.0, rollouts=1000)
     assert kl.coef == 0.1
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.algorithms import EntryTensors, make
-from strop.algorithms.losses import Loss, over_turns, policy_loss
+from strop.algorithms.losses import Loss, compute_policy_loss, sum_over_turns
 from strop.config import AlgorithmConfig, LearnerConfig
 from strop.errors import ConfigError
 from strop.trajectory import Sample, assemble, pack
@@ -35,7 +35,7 @@ def run(kind, log_ratio, advantage, turn=None, proximal=None):
     before = tensor(proximal or [-1.0] * len(log_ratio))
     logp = (before + tensor(log_ratio)).requires_grad_()
     entries = view(advantage=tensor(advantage), turn=torch.tensor(turn or range(len(log_ratio))))
-    loss, metrics = policy_loss(kind, logp, before, entries, **LIMITS)
+    loss, metrics = compute_policy_loss(kind, logp, before, entries, **LIMITS)
     (grad,) = torch.autograd.grad(loss.sum(), logp)
     return loss.detach(), grad, metrics
 
@@ -99,7 +99,7 @@ def test_gspo_averaged_over_a_turn_has_the_gradient_of_the_sequence_objective(ma
         expected = expected - torch.minimum(s * a, s.clamp(0.8, 1.3) * a)
         advantage += [a] * len(turn)
     weight = tensor([1 / len(turn) for turn in made for _ in turn])
-    loss, _ = policy_loss("gspo", logp, before, view(advantage=tensor(advantage), turn=which), **LIMITS)
+    loss, _ = compute_policy_loss("gspo", logp, before, view(advantage=tensor(advantage), turn=which), **LIMITS)
     got = (weight * loss).sum()
     assert got.item() == pytest.approx(expected.item(), rel=1e-9, abs=1e-12)
     ours, theirs = torch.autograd.grad(got, logp)[0], torch.autograd.grad(expected, logp)[0]
@@ -141,7 +141,7 @@ def test_where_nothing_moved_all_have_the_gradient_of_the_plain_policy_gradient(
 def test_one_odd_token_does_not_make_the_loss_infinite(kind, far, advantage):
     logp = torch.tensor([far], dtype=torch.float32, requires_grad=True)
     entries = view(advantage=torch.tensor([advantage]), turn=torch.tensor([0]))
-    loss, metrics = policy_loss(kind, logp, torch.zeros(1), entries, **LIMITS)
+    loss, metrics = compute_policy_loss(kind, logp, torch.zeros(1), entries, **LIMITS)
     loss.sum().backward()
     assert loss.isfinite().all()
     assert logp.grad.isfinite().all()
@@ -149,7 +149,7 @@ def test_one_odd_token_does_not_make_the_loss_infinite(kind, far, advantage):
 
 
 def test_sums_over_turns_in_any_order():
-    sums, sizes = over_turns(tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([9, 2, 9, 9]))
+    sums, sizes = sum_over_turns(tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([9, 2, 9, 9]))
     assert (sums.tolist(), sizes.tolist()) == ([8.0, 2.0, 8.0, 8.0], [3.0, 1.0, 3.0, 3.0])
 
 
@@ -176,12 +176,12 @@ def test_packing_cannot_change_a_loss(budget):
     logp, before, advantage = (torch.from_numpy(rng.normal(size=count)) for _ in range(3))
     turn = torch.from_numpy(batch.entries.turn)
     for kind in KINDS:
-        whole, _ = policy_loss(kind, logp, before, view(advantage=advantage, turn=turn), **LIMITS)
+        whole, _ = compute_policy_loss(kind, logp, before, view(advantage=advantage, turn=turn), **LIMITS)
         seen = 0
         for piece in pieces:
             rows = torch.from_numpy(piece.entry)
             entries = view(advantage=advantage[rows], turn=turn[rows])
-            part, _ = policy_loss(kind, logp[rows], before[rows], entries, **LIMITS)
+            part, _ = compute_policy_loss(kind, logp[rows], before[rows], entries, **LIMITS)
             assert torch.equal(part, whole[rows])
             seen += len(rows)
         assert seen == count

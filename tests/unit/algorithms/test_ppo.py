@@ -6,7 +6,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from strop.algorithms import EntryTensors, make
-from strop.algorithms.ppo import explained, value_losses
+from strop.algorithms.ppo import compute_value_loss, explain_variance
 from strop.config import AlgorithmConfig, LearnerConfig, OptimConfig
 from strop.learner.learner import Learner
 from tests.unit.algorithms.rollouts import batch_of, credited, sample, turn
@@ -62,10 +62,10 @@ def test_a_batch_that_was_not_scored_is_refused():
 
 def test_explained_variance():
     ret = np.array([0.0, 1.0, 2.0])
-    assert explained(ret, ret)["critic/vf_explained_var"] == pytest.approx(1.0)
-    assert explained(ret, np.ones(3))["critic/vf_explained_var"] == pytest.approx(0.0, abs=1e-4)
-    assert explained(ret, -ret)["critic/vf_explained_var"] < -1
-    assert explained(ret[:1], ret[:1]) == {}
+    assert explain_variance(ret, ret)["critic/vf_explained_var"] == pytest.approx(1.0)
+    assert explain_variance(ret, np.ones(3))["critic/vf_explained_var"] == pytest.approx(0.0, abs=1e-4)
+    assert explain_variance(ret, -ret)["critic/vf_explained_var"] < -1
+    assert explain_variance(ret[:1], ret[:1]) == {}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_explained_variance():
 )
 def test_a_value_moves_by_the_clip_at_most(value, loss, clipped, trains):
     now = torch.tensor([value], dtype=torch.float64, requires_grad=True)
-    found, held = value_losses(now, torch.zeros(1).double(), torch.ones(1).double(), 0.5)
+    found, held = compute_value_loss(now, torch.zeros(1).double(), torch.ones(1).double(), 0.5)
     found.sum().backward()
     assert found.item() == pytest.approx(loss)
     assert held.item() == clipped

@@ -12,7 +12,7 @@ from strop.learner.logprobs import hidden_states, logprobs
 from strop.learner.masters import Masters, lower
 from strop.learner.memory import plan
 from strop.learner.model import load
-from strop.trajectory import Entries, Piece
+from strop.trajectory import Entries, MicroBatch
 from tests.unit.learner.practice import Live
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -34,7 +34,7 @@ def made(tmp_path_factory):
 def one_path():
     """The worst micro-batch there is: a single turn as long as the budget, all of it sampled but the first token."""
     every = np.arange(TOKENS)
-    piece = Piece(
+    piece = MicroBatch(
         ids=every % 500, pos=every, end=np.full(TOKENS, TOKENS), entry=np.arange(TOKENS - 1), at=np.arange(TOKENS - 1)
     )
     zeros = {name: np.zeros(TOKENS - 1) for name in Entries.__dataclass_fields__}
