@@ -53,7 +53,7 @@ MUTANTS = (
     # -- the loop
     _one(
         "evaluation tasks are trained on",
-        "run/runtime.py",
+        "run/state.py",
         'tasks = [task for task in self.tasks if task.split == "train"]',
         "tasks = self.tasks",
         RUN,
