@@ -104,7 +104,7 @@ class Routes:
         several = len({route.policy for route in others.values()}) > 1
         for taken in (taken for taken in others if several and taken in agents):
             raise ConfigError(f"gateway.outside: a policy answers for {taken!r} too: leave one out")
-        return cls({**others, **agents, ANY: others.get(ANY, policy)}, models)
+        return cls({ANY: policy, **others, **agents}, models)
 
     def any(self, agent: str, model: str | None) -> Route:
         route = self.models.get(model or "") or self.agents.get(agent) or self._match(agent)
