@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from strop import config
+from strop.config.renamed import RENAMED
 from strop.monitor.metrics import NAMES
 
 ROOT = Path(__file__).parents[3]
@@ -25,6 +26,12 @@ def test_the_glossary_has_every_group_of_settings() -> None:
     groups = {setting.key.rpartition(".")[0] for setting in config.settings()} - {""}
     groups = {group for group in groups if not group.startswith("runner.retries.")} | {"runner.retries"}
     assert [group for group in sorted(groups) if f"| `{group}` |" not in GLOSSARY] == []
+
+
+def test_the_changelog_has_every_renamed_setting() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    lines = [f"| `{old}` | `{old.rpartition('.')[0]}.{new}` |" for old, new in RENAMED.items()]
+    assert [line for line in lines if line not in text] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
