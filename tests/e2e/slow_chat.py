@@ -14,13 +14,13 @@ SCRIPT = {"count": "one two three four five six seven eight", "hang": Hangs("it 
 
 
 def main() -> None:
-    rooms = AsyncExitStack()
+    stack = AsyncExitStack()
     with Background() as beside:
-        room = beside.run(rooms.enter_async_context(scripted(Path(sys.argv[1]), SCRIPT, chunk=2, latency=0.1)))
+        session = beside.run(stack.enter_async_context(scripted(Path(sys.argv[1]), SCRIPT, chunk=2, latency=0.1)))
         try:
-            converse(Chat(room), room, beside, ChatTerminal())
+            converse(Chat(session), session, beside, ChatTerminal())
         finally:
-            beside.run(rooms.aclose())
+            beside.run(stack.aclose())
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from strop.cli.rollouts import open_run
 from strop.cli.tool_functions import load
 from strop.config import Config
 from strop.errors import StropError
-from strop.run.chat import Agent, Answer, Chat, Room, opened
+from strop.run.chat import AgentChat, Chat, ChatAnswer, ChatSession, open_chat
 from strop.types import Task
 
 T = TypeVar("T")
@@ -41,48 +41,48 @@ def talk(config: Config, folder: Path, view: ChatLines, arguments: argparse.Name
     tools = load(arguments.tools)
     if not isinstance(view, ChatJson):
         print(f"loading {config.policy.model}", file=sys.stderr)
-    rooms = AsyncExitStack()
+    stack = AsyncExitStack()
     with Background() as background:
         try:
-            room = background.run(rooms.enter_async_context(opened(config, folder, agent=arguments.agent)))
+            session = background.run(stack.enter_async_context(open_chat(config, folder, agent=arguments.agent)))
             if arguments.agent and run is not None:
-                speaker = Agent(room, background.run(_example(run)))
+                speaker = AgentChat(session, background.run(_example(run)))
             else:
                 speaker = Chat(
-                    room, system=arguments.system, tools=tools.schemas, run=tools.text, rounds=arguments.rounds
+                    session, system=arguments.system, tools=tools.schemas, run=tools.text, rounds=arguments.rounds
                 )
-            converse(speaker, room, background, view)
+            converse(speaker, session, background, view)
         finally:
-            background.run(rooms.aclose())
+            background.run(stack.aclose())
     if view.asked:
         view.note(f"what was said is kept: {me()} rollouts {folder}")
 
 
-def converse(speaker: Chat | Agent, room: Room, background: Background, view: ChatLines) -> None:
+def converse(speaker: Chat | AgentChat, session: ChatSession, background: Background, view: ChatLines) -> None:
     """Answer line by line, until the last."""
-    view.note(_introduction(speaker, room))
+    view.note(_introduction(speaker, session))
     for line in _read_typed(view) if isinstance(view, ChatTerminal) else _read_lines():
         if line.startswith("/"):
             if not _run_command(line, speaker, background, view):
                 break
         elif line.strip():
-            _ask(line.strip(), speaker, room, background, view)
+            _ask(line.strip(), speaker, session, background, view)
     background.run(speaker.reset())
 
 
-def _introduction(speaker: Chat | Agent, room: Room) -> str:
-    model = room.config.policy.model
-    if isinstance(speaker, Agent):
+def _introduction(speaker: Chat | AgentChat, session: ChatSession) -> str:
+    model = session.config.policy.model
+    if isinstance(speaker, AgentChat):
         where = f"its task's {speaker.field!r}" if speaker.field else "its task"
-        return f"{room.config.agent} on {model}: what you type is {where}; /help lists commands, Ctrl-D leaves\n"
-    about = f"context {room.engine.context} tokens, temperature {room.config.policy.eval.temperature:g}"
+        return f"{session.config.agent} on {model}: what you type is {where}; /help lists commands, Ctrl-D leaves\n"
+    about = f"context {session.engine.context} tokens, temperature {session.config.policy.eval.temperature:g}"
     tools = ", ".join(tool["function"]["name"] for tool in speaker.tools)
-    more = "--tools or --agent" if room.config.agent else "--tools"
+    more = "--tools or --agent" if session.config.agent else "--tools"
     has = f"with {tools}" if tools else f"no tools: {more}"
     return f"{model}: {about}, {has}; /help lists commands, Ctrl-D leaves\n"
 
 
-def _run_command(line: str, speaker: Chat | Agent, background: Background, view: ChatLines) -> bool:
+def _run_command(line: str, speaker: Chat | AgentChat, background: Background, view: ChatLines) -> bool:
     """Do what a line with a / says. Whether the chat goes on."""
     command, _, text = line.rstrip().partition(" ")
     match command:
@@ -90,7 +90,7 @@ def _run_command(line: str, speaker: Chat | Agent, background: Background, view:
             return False
         case "/help":
             view.note(HELP + "\n")
-        case "/reset" | "/system" if isinstance(speaker, Agent):
+        case "/reset" | "/system" if isinstance(speaker, AgentChat):
             view.error(StropError(f"{command} is not for agents: each task begins anew, with the agent's own prompts"))
         case "/reset":
             background.run(speaker.reset())
@@ -103,20 +103,20 @@ def _run_command(line: str, speaker: Chat | Agent, background: Background, view:
     return True
 
 
-def _ask(text: str, speaker: Chat | Agent, room: Room, background: Background, view: ChatLines) -> None:
+def _ask(text: str, speaker: Chat | AgentChat, session: ChatSession, background: Background, view: ChatLines) -> None:
     """Ask, and show what comes of it. Ctrl-C ends the answer."""
     view.asked = True
     try:
-        came = background.run(room.alive(speaker.ask(text, view.show)))
+        came = background.run(session.alive(speaker.ask(text, view.show)))
     except KeyboardInterrupt:
         if not isinstance(view, ChatTerminal):
             raise
         view.show_interrupt()
     except StropError as error:
         view.error(error)
-        background.run(room.alive(asyncio.sleep(0)))  # if something died, that ends the chat
+        background.run(session.alive(asyncio.sleep(0)))  # if something died, that ends the chat
     else:
-        view.show_answer(came, room.engine.context) if isinstance(came, Answer) else view.show_end(*came)
+        view.show_answer(came, session.engine.context) if isinstance(came, ChatAnswer) else view.show_end(*came)
 
 
 def _read_lines() -> Iterator[str]:

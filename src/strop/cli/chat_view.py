@@ -12,7 +12,7 @@ from strop.cli.rollouts import show_event, show_message
 from strop.errors import StropError
 from strop.monitor.screen import Screen
 from strop.printable import escape_text
-from strop.run.chat import Answer, Called, Calls, Recorded, Said, Shown
+from strop.run.chat import ChatAnswer, Shown, TextDelta, ToolCallDone, ToolCallStarted, TurnRecorded
 from strop.types import Event, Rollout, Turn
 
 
@@ -26,26 +26,26 @@ class ChatLines:
     def show(self, what: Shown) -> None:
         """Something happened: said at once."""
         match what:
-            case Said(text, thought=False):
+            case TextDelta(text, thought=False):
                 self._write(text)
                 self._begun = True
-            case Said() | Calls():
+            case TextDelta() | ToolCallStarted():
                 pass
-            case Called(name, arguments, result):
+            case ToolCallDone(name, arguments, result):
                 self._end_line()
                 self._write(f"{name}({arguments}) → {result}\n")
-            case Recorded(turn, messages):
+            case TurnRecorded(turn, messages):
                 for message in [*messages, turn.answer]:
                     show_message(console(), message)
             case Event():
                 show_event(console(), what)
 
-    def show_answer(self, answer: Answer, context: int) -> None:
+    def show_answer(self, answer: ChatAnswer, context: int) -> None:
         self._end_line()
         if not answer.text and not answer.calls:
             self._write("\n")  # one line at least, so that answers and questions can be counted
 
-    def show_end(self, rollout: Rollout, answer: Answer) -> None:
+    def show_end(self, rollout: Rollout, answer: ChatAnswer) -> None:
         if rollout.cause:
             self.error(StropError(f"the agent failed ({rollout.cause}): {_last_line(rollout)}"))
 
@@ -73,14 +73,14 @@ class ChatJson(ChatLines):
     def show(self, what: Shown) -> None:
         pass
 
-    def show_answer(self, answer: Answer, context: int) -> None:
+    def show_answer(self, answer: ChatAnswer, context: int) -> None:
         last = answer.turns[-1]
         said: dict[str, Any] = {"answer": answer.text, "finish": last.finish, "calls": answer.calls}
         if thought := last.answer.get("reasoning_content"):
             said["reasoning"] = thought
         json_line(said | {"rollout": answer.rollout, "turns": [_facts(turn) for turn in answer.turns]})
 
-    def show_end(self, rollout: Rollout, answer: Answer) -> None:
+    def show_end(self, rollout: Rollout, answer: ChatAnswer) -> None:
         said = {"answer": answer.text, "status": rollout.status, "cause": rollout.cause, "detail": rollout.detail}
         turns = [_facts(turn) | {"messages": turn.messages, "answer": turn.answer} for turn in answer.turns]
         json_line(said | {"rollout": rollout.id, "turns": turns})
@@ -102,27 +102,27 @@ class ChatTerminal(ChatLines):
 
     def show(self, what: Shown) -> None:
         match what:
-            case Said(text, thought):
+            case TextDelta(text, thought):
                 if self._thinking and not thought:
                     self._end_line()
                 self._begun, self._thinking = True, thought
                 style = "dim italic" if thought else ""
                 self.out.print(Text(text, style=style), end="", soft_wrap=True)
-            case Calls(name, arguments):
+            case ToolCallStarted(name, arguments):
                 self._end_line()
                 self._begun = True
                 self.out.print(Text(f"{name}({arguments})", style="magenta"), end="", soft_wrap=True)
-            case Called(result=result):
+            case ToolCallDone(result=result):
                 self.out.print(Text.assemble((" → ", "dim"), result), soft_wrap=True)
                 self._begun = False
-            case Recorded(turn, messages):
+            case TurnRecorded(turn, messages):
                 for message in [*messages, turn.answer]:
                     show_message(self.out, message)
                 self.note(summary([turn]))
             case Event():
                 show_event(self.out, what)
 
-    def show_answer(self, answer: Answer, context: int) -> None:
+    def show_answer(self, answer: ChatAnswer, context: int) -> None:
         self._end_line()
         self.note(summary(answer.turns))
         if answer.open:
@@ -131,7 +131,7 @@ class ChatTerminal(ChatLines):
             self.note(f"the context of {context} tokens is full: /reset begins another conversation")
         self.out.print()
 
-    def show_end(self, rollout: Rollout, answer: Answer) -> None:
+    def show_end(self, rollout: Rollout, answer: ChatAnswer) -> None:
         if rollout.cause:
             self.error(StropError(f"the agent failed ({rollout.cause}): {_last_line(rollout)}"))
         else:

@@ -45,12 +45,12 @@ def test_a_run_says_how_to_talk_to_what_it_trained(
 
 
 async def test_a_chat_says_that_there_are_no_tools(tmp_path: Path) -> None:
-    async with scripted(tmp_path, []) as room:
-        assert "no tools: --tools; /help" in chat_loop._introduction(Chat(room), room)
-        with_tools = chat_loop._introduction(Chat(room, tools=demo.TOOLS), room)
+    async with scripted(tmp_path, []) as session:
+        assert "no tools: --tools; /help" in chat_loop._introduction(Chat(session), session)
+        with_tools = chat_loop._introduction(Chat(session, tools=demo.TOOLS), session)
         assert ("with calculator" in with_tools, "no tools" in with_tools) == (True, False)
-        room = replace(room, config=replace(room.config, agent="a.py:agent"))  # a run's
-        assert "no tools: --tools or --agent; /help" in chat_loop._introduction(Chat(room), room)
+        session = replace(session, config=replace(session.config, agent="a.py:agent"))  # a run's
+        assert "no tools: --tools or --agent; /help" in chat_loop._introduction(Chat(session), session)
 
 
 @pytest.mark.parametrize("low", [None, 0.25])

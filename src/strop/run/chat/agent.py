@@ -8,7 +8,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from strop.errors import ConfigError
-from strop.run.chat.session import Answer, Recorded, Room, Show
+from strop.run.chat.session import ChatAnswer, ChatSession, Show, TurnRecorded
 from strop.tasks.text import FIELDS, text_fields
 from strop.types import TERMINAL, Rollout, Task, Turn
 
@@ -16,19 +16,19 @@ MESSAGES = "messages"
 """Where a task has a conversation that ends with what the user said, that is what is typed."""
 
 
-class Agent:
+class AgentChat:
     """The run's own agent, asked with tasks like `example`: what is typed takes the place of the text in it, the rest
     is left as it is. A rollout each; nothing is remembered from one to the next."""
 
-    def __init__(self, room: Room, example: Task | None) -> None:
+    def __init__(self, session: ChatSession, example: Task | None) -> None:
         self.example = example or Task(id="example", data={FIELDS[0]: ""})
         self.field = text_field(self.example.data)
-        self._room = room
+        self._session = session
 
-    async def ask(self, text: str, show: Show) -> tuple[Rollout, Answer]:
+    async def ask(self, text: str, show: Show) -> tuple[Rollout, ChatAnswer]:
         """Run it on a task made of `text`. Its turns are shown as they are recorded, as are its own words."""
-        store = self._room.store
-        rollout = self._room.rollout(replace(self.example, id="ask", split="chat", data=self._data(text)))
+        store = self._session.store
+        rollout = self._session.rollout(replace(self.example, id="ask", split="chat", data=self._data(text)))
         await store.enqueue([rollout])
         shown: dict[str, Turn] = {}
         heard: set[str] = set()
@@ -38,19 +38,19 @@ class Agent:
                 for turn in await store.turns(rollout.id):
                     if turn.id not in shown:
                         shown[turn.id] = turn
-                        show(Recorded(turn, new_messages(turn, shown)))
+                        show(TurnRecorded(turn, new_messages(turn, shown)))
                 for event in await store.events(rollout.id):
                     if event.id not in heard:
                         heard.add(event.id)
                         show(event)
                 if rollout.status in TERMINAL:
-                    return rollout, Answer(rollout=rollout.id, turns=list(shown.values()))
+                    return rollout, ChatAnswer(rollout=rollout.id, turns=list(shown.values()))
                 await asyncio.sleep(0.1)
         except asyncio.CancelledError:
             await store.cancel([rollout.id], detail="stopped by whoever asked")
             raise
         finally:
-            self._room.gateway.forget(rollout.id)
+            self._session.gateway.forget(rollout.id)
 
     async def reset(self, system: str | None = None) -> None:
         """There is nothing to forget."""

@@ -10,7 +10,7 @@ import openai
 
 from strop.agent.llm import LLM
 from strop.errors import ContextOverflow, EngineError, StropError
-from strop.run.chat.session import Answer, Called, Calls, Room, Said, Show
+from strop.run.chat.session import ChatAnswer, ChatSession, Show, TextDelta, ToolCallDone, ToolCallStarted
 from strop.types import Lease, Task, Turn
 
 DAY = 86_400.0
@@ -22,7 +22,7 @@ class Chat:
 
     def __init__(
         self,
-        room: Room,
+        session: ChatSession,
         *,
         system: str = "",
         tools: Sequence[dict[str, Any]] = (),
@@ -31,11 +31,11 @@ class Chat:
     ) -> None:
         self.system = system
         self.messages: list[dict[str, Any]] = []
-        self._room, self.tools, self._run, self._rounds = room, list(tools), run, rounds
+        self._session, self.tools, self._run, self._rounds = session, list(tools), run, rounds
         self._lease: Lease | None = None
         self._client: openai.AsyncOpenAI | None = None
 
-    async def ask(self, text: str, show: Show) -> Answer:
+    async def ask(self, text: str, show: Show) -> ChatAnswer:
         """Ask, run the calls the model makes, ask again until it answers. What fails or is cancelled leaves the
         conversation as it was. Raises `ContextOverflow` when it has become too long, `EngineError` for the rest."""
         if self._lease is None:
@@ -43,7 +43,7 @@ class Chat:
         assert self._lease is not None
         before, rollout = len(self.messages), self._lease.rollout.id
         turns: list[Turn] = []
-        calls: list[Called] = []
+        calls: list[ToolCallDone] = []
         self.messages.append({"role": "user", "content": text})
         try:
             for _ in range(self._rounds):
@@ -51,17 +51,17 @@ class Chat:
                 self.messages.append(_spoken(turns[-1].answer))
                 asked: list[dict[str, Any]] = self.messages[-1].get("tool_calls", [])
                 if not asked or self._run is None:
-                    return Answer(rollout=rollout, turns=turns, calls=calls)
+                    return ChatAnswer(rollout=rollout, turns=turns, calls=calls)
                 for call in asked:
                     name, arguments = call["function"]["name"], call["function"]["arguments"]
-                    show(Calls(name, arguments))
-                    calls.append(Called(name, arguments, await self._run(name, arguments)))
+                    show(ToolCallStarted(name, arguments))
+                    calls.append(ToolCallDone(name, arguments, await self._run(name, arguments)))
                     show(calls[-1])
                     self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": calls[-1].result})
         except BaseException:
             del self.messages[before:]
             raise
-        return Answer(rollout=rollout, turns=turns, calls=calls, open=True)
+        return ChatAnswer(rollout=rollout, turns=turns, calls=calls, open=True)
 
     async def reset(self, system: str | None = None) -> None:
         """End the conversation; the next question begins another, with another system message if one is given."""
@@ -71,15 +71,15 @@ class Chat:
             await self._client.close()
         if self._lease is not None:
             ref, self._lease = (self._lease.attempt.rollout, self._lease.attempt.number), None
-            await self._room.gateway.wait_until_idle(*ref)
-            await self._room.store.finish(*ref)
-            self._room.gateway.forget(ref[0])
+            await self._session.gateway.wait_until_idle(*ref)
+            await self._session.store.finish(*ref)
+            self._session.gateway.forget(ref[0])
 
     async def _begin(self, text: str) -> None:
-        room = self._room
-        await room.store.enqueue([room.rollout(Task(id="chat", split="chat", data={"prompt": text}))])
-        (self._lease,) = await room.store.lease("chat", seconds=DAY)
-        self._client = LLM.at(room.url, self._lease, model=room.config.policy.model).async_client()
+        session = self._session
+        await session.store.enqueue([session.rollout(Task(id="chat", split="chat", data={"prompt": text}))])
+        (self._lease,) = await session.store.lease("chat", seconds=DAY)
+        self._client = LLM.at(session.url, self._lease, model=session.config.policy.model).async_client()
         if self.system:
             self.messages.append({"role": "system", "content": self.system})
 
@@ -91,19 +91,19 @@ class Chat:
         id = ""
         try:
             stream = await self._client.chat.completions.create(
-                model=self._room.config.policy.model, messages=cast(Any, self.messages), stream=True, **more
+                model=self._session.config.policy.model, messages=cast(Any, self.messages), stream=True, **more
             )
             async with stream:
                 async for chunk in stream:
                     id = chunk.id
                     for choice in chunk.choices:
                         if thought := getattr(choice.delta, "reasoning_content", None):
-                            show(Said(thought, thought=True))
+                            show(TextDelta(thought, thought=True))
                         if choice.delta.content:
-                            show(Said(choice.delta.content))
+                            show(TextDelta(choice.delta.content))
         except openai.APIError as error:
-            raise _told(error, self._room.engine.context) from error
-        turns = await self._room.store.turns(self._lease.rollout.id)
+            raise _told(error, self._session.engine.context) from error
+        turns = await self._session.store.turns(self._lease.rollout.id)
         return next(turn for turn in turns if turn.id == id)
 
 

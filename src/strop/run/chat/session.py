@@ -1,4 +1,4 @@
-"""The room a chat takes place in: a model behind its gateway, a store, and what is said there."""
+"""The session a chat takes place in: a model behind its gateway, a store, and what is said there."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from strop.types import Event, Rollout, Status, Task, Turn, stable_hash
 T = TypeVar("T")
 
 
-class Said(Struct, frozen=True):
+class TextDelta(Struct, frozen=True):
     """Some more of an answer, or of what the model thinks before it."""
 
     text: str
     thought: bool = False
 
 
-class Calls(Struct, frozen=True):
+class ToolCallStarted(Struct, frozen=True):
     """A tool call that is about to be run."""
 
     name: str
     arguments: str
 
 
-class Called(Struct, frozen=True):
+class ToolCallDone(Struct, frozen=True):
     """A tool call that was run."""
 
     name: str
@@ -52,24 +52,24 @@ class Called(Struct, frozen=True):
     result: str
 
 
-class Recorded(Struct, frozen=True):
+class TurnRecorded(Struct, frozen=True):
     """A turn of an agent, and those of its messages that no turn before it had."""
 
     turn: Turn
     messages: list[dict[str, Any]]
 
 
-Shown = Said | Calls | Called | Recorded | Event
+Shown = TextDelta | ToolCallStarted | ToolCallDone | TurnRecorded | Event
 Show = Callable[[Shown], None]
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class ChatAnswer(Struct, frozen=True, kw_only=True):
     """What came of a question: its turns, one for every model call, and the tool calls between them. `open` says that
     the last turn's calls were run and the model was not asked again: `rounds` were over."""
 
     rollout: str
     turns: list[Turn]
-    calls: list[Called] = []
+    calls: list[ToolCallDone] = []
     open: bool = False
 
     @property
@@ -82,7 +82,7 @@ class Answer(Struct, frozen=True, kw_only=True):
         return [turn.branch for turn in self.turns if turn.branch]
 
 
-class Room(Struct, frozen=True, kw_only=True):
+class ChatSession(Struct, frozen=True, kw_only=True):
     """What a chat needs, open. Each of `watches` raises when a process that everything depends on dies."""
 
     config: Config
@@ -118,7 +118,7 @@ class Room(Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def opened(config: Config, folder: Path, *, agent: bool = False) -> AsyncGenerator[Room]:
+async def open_chat(config: Config, folder: Path, *, agent: bool = False) -> AsyncGenerator[ChatSession]:
     """Load the policy of `config` behind a gateway of its own, with its records in `folder`; with `agent`, also run the
     configured agents on what is queued there."""
     if (folder / "config.json").exists():
@@ -143,7 +143,7 @@ async def opened(config: Config, folder: Path, *, agent: bool = False) -> AsyncG
             watches.append(pool.watch)
         stats = await store.stats()
         numbers = itertools.count(1 + sum(stats.get(status, 0) for status in get_args(Status)))
-        yield Room(config=config, store=store, gateway=gateway, url=server.url, watches=watches, numbers=numbers)
+        yield ChatSession(config=config, store=store, gateway=gateway, url=server.url, watches=watches, numbers=numbers)
 
 
 def _find_model(stack: AsyncExitStack, policy: PolicyConfig) -> Path:

@@ -1,4 +1,4 @@
-"""A room to chat in whose model plays what a script says; the gateway, the store and the terminal are the real ones."""
+"""A chat whose model plays what a script says; the gateway, the store and the terminal are the real ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strop.engines.scripted import Scripted
 from strop.gateway.template import Renderer
 from strop.models.names import resolve
 from strop.net.server import serve
-from strop.run.chat import Room
+from strop.run.chat import ChatSession
 from strop.run.runtime import PreparedPolicy, ServedPolicy, make_gateway
 from strop.store import open_store
 
@@ -28,7 +28,7 @@ def call(**arguments: Any) -> str:
 
 
 @asynccontextmanager
-async def scripted(folder: Path, script: Any, **options: Any) -> AsyncGenerator[Room]:
+async def scripted(folder: Path, script: Any, **options: Any) -> AsyncGenerator[ChatSession]:
     renderer = Renderer.from_folder(resolve("strop/nano"))
     store = await open_store(folder)
     prepared = PreparedPolicy(name=MAIN, config=CONFIG, model=folder, renderer=renderer)
@@ -37,7 +37,9 @@ async def scripted(folder: Path, script: Any, **options: Any) -> AsyncGenerator[
     gateway = make_gateway(CONFIG, store, [policy])
     server = await serve(gateway)
     try:
-        yield Room(config=CONFIG, store=store, gateway=gateway, url=server.url, watches=[], numbers=itertools.count(1))
+        yield ChatSession(
+            config=CONFIG, store=store, gateway=gateway, url=server.url, watches=[], numbers=itertools.count(1)
+        )
     finally:
         await server.close()
         await store.close()

@@ -12,8 +12,8 @@ from strop.agent.tool import Tool
 from strop.agent.toolbox import Tools
 from strop.engines.scripted import Breaks, Hangs
 from strop.errors import ConfigError, ContextOverflow, EngineError
-from strop.run.chat import Called, Calls, Chat, Said
-from strop.run.chat.agent import Agent, new_messages, text_field
+from strop.run.chat import Chat, TextDelta, ToolCallDone, ToolCallStarted
+from strop.run.chat.agent import AgentChat, new_messages, text_field
 from strop.types import Task, Turn
 from tests.unit.run.chat.stand import call, scripted
 
@@ -23,30 +23,30 @@ TOOLS = Tools([Tool(demo.calculator)])
 async def test_calls_are_run_until_none_is_left_and_every_turn_is_exact(tmp_path: Path):
     script = [call(expression="12 + 30"), call(expresion="42 * 2"), "That is 42.", "You are welcome."]
     heard: list = []
-    async with scripted(tmp_path, script) as room:
-        chat = Chat(room, tools=TOOLS.schemas, run=TOOLS.text, system="Be brief.")
+    async with scripted(tmp_path, script) as session:
+        chat = Chat(session, tools=TOOLS.schemas, run=TOOLS.text, system="Be brief.")
         answer = await chat.ask("What is 12 + 30?", heard.append)
         assert (answer.text, answer.open, answer.branches) == ("That is 42.", False, [])
         assert [turn.finish for turn in answer.turns] == ["tool_calls", "tool_calls", "stop"]
-        assert answer.calls[0] == Called("calculator", '{"expression":"12 + 30"}', "42")
+        assert answer.calls[0] == ToolCallDone("calculator", '{"expression":"12 + 30"}', "42")
         assert answer.calls[1].result.startswith("error: the arguments of calculator do not fit")  # and it went on
-        assert [type(what) for what in heard[:4]] == [Calls, Called, Calls, Called]
-        assert "".join(what.text for what in heard if isinstance(what, Said)) == "That is 42."
+        assert [type(what) for what in heard[:4]] == [ToolCallStarted, ToolCallDone, ToolCallStarted, ToolCallDone]
+        assert "".join(what.text for what in heard if isinstance(what, TextDelta)) == "That is 42."
         assert len(heard) > 5  # token by token
         more = await chat.ask("Thanks!", heard.append)
-        turns = await room.store.turns(answer.rollout)
+        turns = await session.store.turns(answer.rollout)
         assert turns == answer.turns + more.turns
         for before, turn in pairwise(turns):
             assert (turn.parent, turn.branch) == (before.id, None)
             assert turn.prompt_ids[: turn.shared] == before.ids
         assert turns[0].messages[0] == {"role": "system", "content": "Be brief."}
         await chat.reset()
-        assert (await room.store.get(answer.rollout)).status == "succeeded"
+        assert (await session.store.get(answer.rollout)).status == "succeeded"
 
 
 async def test_rounds_end(tmp_path: Path):
-    async with scripted(tmp_path, {"": call(expression="1 + 1"), "enough": "Yes."}) as room:
-        chat = Chat(room, tools=TOOLS.schemas, run=TOOLS.text, rounds=3)
+    async with scripted(tmp_path, {"": call(expression="1 + 1"), "enough": "Yes."}) as session:
+        chat = Chat(session, tools=TOOLS.schemas, run=TOOLS.text, rounds=3)
         answer = await chat.ask("Go on for ever.", lambda _: None)
         assert (len(answer.turns), len(answer.calls), answer.open) == (3, 3, True)
         assert (await chat.ask("enough", lambda _: None)).branches == []  # the calls' results are part of it
@@ -54,8 +54,8 @@ async def test_rounds_end(tmp_path: Path):
 
 
 async def test_a_context_that_is_full_is_said_and_reset_helps(tmp_path: Path):
-    async with scripted(tmp_path, {"": "Yes."}, context=40) as room:
-        chat = Chat(room)
+    async with scripted(tmp_path, {"": "Yes."}, context=40) as session:
+        chat = Chat(session)
         first = await chat.ask("Is it?", lambda _: None)
         with pytest.raises(ContextOverflow, match=r"context of 40 tokens any more: /reset begins another"):
             await chat.ask("Is it? " * 9, lambda _: None)
@@ -69,8 +69,8 @@ async def test_a_context_that_is_full_is_said_and_reset_helps(tmp_path: Path):
 
 async def test_an_answer_that_is_stopped_or_fails_is_recorded_but_no_part_of_the_conversation(tmp_path: Path):
     script = ["One.", Hangs("Two and"), Breaks("Three and", EngineError("out of memory")), "Four."]
-    async with scripted(tmp_path, script) as room:
-        chat = Chat(room)
+    async with scripted(tmp_path, script) as session:
+        chat = Chat(session)
         await chat.ask("one?", lambda _: None)
         before = list(chat.messages)
         begun = asyncio.Event()
@@ -82,7 +82,7 @@ async def test_an_answer_that_is_stopped_or_fails_is_recorded_but_no_part_of_the
             await chat.ask("three?", lambda _: None)
         assert chat.messages == before
         four = await chat.ask("four?", lambda _: None)
-        turns = await room.store.turns(four.rollout)
+        turns = await session.store.turns(four.rollout)
         assert [turn.finish for turn in turns] == ["stop", "abandoned", "error", "stop"]
         assert turns[3].parent == turns[0].id
         assert four.branches  # two others went on from there before: said, not hidden
@@ -100,7 +100,7 @@ def test_where_the_text_of_a_task_goes():
 def test_what_is_typed_takes_the_place_of_the_last_message():
     before = [{"role": "system", "content": "Be brief."}]
     example = Task(id="t", data={"messages": [*before, {"role": "user", "content": "3 * 4?"}], "answer": "12"})
-    assert Agent(cast("Any", None), example)._data("5 * 6?") == {
+    assert AgentChat(cast("Any", None), example)._data("5 * 6?") == {
         "messages": [*before, {"role": "user", "content": "5 * 6?"}],
         "answer": "12",
     }
