@@ -388,16 +388,16 @@ def test_wrong_text_is_noticed(chatml: Stage, monkeypatch: pytest.MonkeyPatch, c
 
 
 def test_a_doubled_end_is_noticed(chatml: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Renderer, "ended", lambda self, path: ("", ""))
-    monkeypatch.setattr(Renderer, "_unsaid", lambda self, closing, rest, said, answer: rest)
-    monkeypatch.setattr(Renderer, "_repeated", lambda self, said, rest: False)
+    monkeypatch.setattr(Renderer, "find_end", lambda self, path: ("", ""))
+    monkeypatch.setattr(Renderer, "_find_unsaid", lambda self, closing, rest, said, answer: rest)
+    monkeypatch.setattr(Renderer, "_would_repeat", lambda self, said, rest: False)
     faults = chatml.check(CORNERS).faults
     assert len(faults) == FOLLOWED
     assert "<|im_end|><|im_end|>" in faults[0].replace("' stands '", "")
 
 
 def test_a_missing_end_is_noticed(chatml: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Renderer, "ended", lambda self, path: ("<|im_end|>", ""))
+    monkeypatch.setattr(Renderer, "find_end", lambda self, path: ("<|im_end|>", ""))
     _passes(chatml.check(CORNERS))
     assert len(chatml.check(CORNERS, ("length",)).faults) == FOLLOWED
 

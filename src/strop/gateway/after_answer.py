@@ -49,23 +49,23 @@ class AfterAnswer:
         """What is written after the last word of the assistant's message `messages[served - 1]`: what still belongs to
         that turn, and what follows from the end of the turn to where the next answer begins. None if the template does
         not show where that message ends."""
-        short = _shortened(messages, served) if self._short else None
+        short = _shorten(messages, served) if self._short else None
         if short is None:
-            return self._after(messages, served, tools)
-        parts = self._after(*short, tools)
+            return self._find(messages, served, tools)
+        parts = self._find(*short, tools)
         kind = _kind(messages, tools) if len(messages) <= 8 else None
         if kind in self._tried or (kind is None and len(messages).bit_length() == (served - 1).bit_length()):
             return parts
-        whole = self._after(messages, served, tools)
+        whole = self._find(messages, served, tools)
         self._short = parts == whole
         if kind and self._short:
             self._tried.add(kind)
         return whole
 
-    def _after(self, messages: Messages, served: int, tools: Tools) -> tuple[str, str] | None:
-        return self._behind(self._shape(messages), tools, served)
+    def _find(self, messages: Messages, served: int, tools: Tools) -> tuple[str, str] | None:
+        return self._find_after_mark(self._shape(messages), tools, served)
 
-    def _behind(self, shaped: list[Json], tools: Tools, served: int) -> tuple[str, str] | None:
+    def _find_after_mark(self, shaped: list[Json], tools: Tools, served: int) -> tuple[str, str] | None:
         """The conversation is rendered with a mark at the end of the message, in its last call if calls are shown. What
         is after the mark is checked once for every kind of conversation."""
         answer, kind = shaped[served - 1], _checked_as(shaped, tools, served)
@@ -73,14 +73,14 @@ class AfterAnswer:
         known = closes is not None
         if closes is None:
             closes = bool(answer.get("tool_calls")) and self._shows_calls(shaped, tools, served)
-        marked = _with_mark(answer) if closes else _behind_words(_without_calls(answer))
+        marked = _mark_call(answer) if closes else _mark_words(_without_calls(answer))
         rest = self._rest(shaped, tools, served, marked)
-        closing = None if rest is None else self._closing(closes, rest, [*shaped[: served - 1], marked], tools)
+        closing = None if rest is None else self._find_closing(closes, rest, [*shaped[: served - 1], marked], tools)
         if rest is None or closing is None:
             return None
         rest = rest[len(closing) :]
         if not known:
-            if not self._is_behind(shaped, tools, served, rest, closes):
+            if not self._is_after(shaped, tools, served, rest, closes):
                 return None
             if kind is not None:
                 self._closes[kind] = closes
@@ -93,13 +93,13 @@ class AfterAnswer:
         except BadTemplate:
             return True
 
-    def _is_behind(self, shaped: list[Json], tools: Tools, served: int, rest: str, closes: bool) -> bool:
+    def _is_after(self, shaped: list[Json], tools: Tools, served: int, rest: str, closes: bool) -> bool:
         """Whether a text is what the template writes after all of a message: it may write other text because of a
         mark, show only some of the calls, or write them or the words after what follows."""
         if not self._write(shaped, tools, True).endswith(rest):
             return False
         answer = shaped[served - 1]
-        words = self._rest(shaped, tools, served, _behind_words(answer)) if closes and answer["content"] else None
+        words = self._rest(shaped, tools, served, _mark_words(answer)) if closes and answer["content"] else None
         return words is None or words.endswith(rest)
 
     def _rest(self, shaped: list[Json], tools: Tools, served: int, marked: Json) -> str | None:
@@ -111,7 +111,7 @@ class AfterAnswer:
         found = text.rpartition(_HERE)
         return found[2] if found[1] else None
 
-    def _closing(self, calls: bool, rest: str, marked: list[Json], tools: Tools) -> str | None:
+    def _find_closing(self, calls: bool, rest: str, marked: list[Json], tools: Tools) -> str | None:
         """What still belongs to the answer after a mark in it, before the end of the turn. It is what the template
         always writes there or, should it be something else this time, what it writes when nothing follows."""
         closing = self._style.called if calls else self._style.said
@@ -137,15 +137,15 @@ class AfterAnswer:
                 whole = [*head, *chat]
                 for served in range(len(head) + 4, len(whole), 2):
                     for end in (served + 1, len(whole)):
-                        short = _shortened(whole[:end], served)
-                        if short and self._after(*short, tools) != self._after(whole[:end], served, tools):
+                        short = _shorten(whole[:end], served)
+                        if short and self._find(*short, tools) != self._find(whole[:end], served, tools):
                             return False
         except BadTemplate:
             return False
         return True
 
 
-def _with_mark(answer: Json) -> Json:
+def _mark_call(answer: Json) -> Json:
     """An assistant's message with a mark at the end of its last call's arguments."""
     *calls, last = answer["tool_calls"]
     function = last["function"]
@@ -157,7 +157,7 @@ def _with_mark(answer: Json) -> Json:
     return answer | {"tool_calls": [*calls, last | {"function": function | {"arguments": marked}}]}
 
 
-def _behind_words(answer: Json) -> Json:
+def _mark_words(answer: Json) -> Json:
     return answer | {"content": (answer["content"] or "") + _HERE}
 
 
@@ -181,7 +181,7 @@ def _checked_as(messages: Messages, tools: Tools, served: int) -> tuple[Any, ...
     return served, thinks, bool(calls and calls[-1]["function"]["arguments"]), *_kind(messages, tools)
 
 
-def _shortened(messages: Messages, served: int) -> tuple[list[Json], int] | None:
+def _shorten(messages: Messages, served: int) -> tuple[list[Json], int] | None:
     """A conversation without what lies between its system message, the last user's before an answer, and the answer;
     and how many messages that then ends. None if nothing can be left out."""
     user = next((i for i in range(served - 2, -1, -1) if messages[i]["role"] == "user"), None)

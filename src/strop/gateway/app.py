@@ -94,7 +94,7 @@ class Gateway:
         spoken = _dialect_of(scope, path)
         if method == "GET" and _is_models_path(path):
             return spoken, partial(self._models, address)
-        return spoken, partial(self._not_served, address)
+        return spoken, partial(self._refuse_unserved, address)
 
     def serves(self, path: str) -> bool:
         """Whether an address is a model API's: below /v1/ others may have theirs beside it."""
@@ -149,7 +149,7 @@ class Gateway:
             raise
 
     @asynccontextmanager
-    async def _refusing(self, session: Session, agent: str) -> AsyncGenerator[None]:
+    async def _recording_errors(self, session: Session, agent: str) -> AsyncGenerator[None]:
         """What is refused in this block is recorded. An attempt that is over loses its session instead."""
         try:
             yield
@@ -170,15 +170,15 @@ class Gateway:
     ) -> None:
         session, agent, deadline = await self.session(scope, address), address.agent, self._limits.deadline
         with self._requests.count(session):
-            async with self._refusing(session, agent):
+            async with self._recording_errors(session, agent):
                 body = await _body(receive, deadline)
                 if (outside := self.routes.outside(agent, body)) is not None:
-                    return await self._pass(outside, dialect, address, body, session, scope, receive, send)
+                    return await self._proxy(outside, dialect, address, body, session, scope, receive, send)
                 call = self._call(session, agent, await self._resume(dialect, session, dialect.read(body)))
                 ended = await Exchange(call, dialect, self.recorder, receive, send, deadline=deadline).run()
                 self._drop_if_over(session, ended)
 
-    async def _pass(
+    async def _proxy(
         self,
         route: OutsideRoute,
         dialect: Dialect,
@@ -225,10 +225,10 @@ class Gateway:
         """How many tokens a request's prompt has. Nothing is sampled and no turn recorded."""
         session, agent = await self.session(scope, address), address.agent
         with self._requests.count(session):
-            async with self._refusing(session, agent):
+            async with self._recording_errors(session, agent):
                 body = await _body(receive, self._limits.deadline)
                 if (outside := self.routes.outside(agent, body)) is not None:
-                    return await self._pass(outside, dialect, address, body, session, scope, receive, send)
+                    return await self._proxy(outside, dialect, address, body, session, scope, receive, send)
                 request = await self._resume(dialect, session, dialect.read_count(body))
                 route = self.routes.find(agent, request.requested.get("model")).asked_by(request)
                 contexts = session.contexts(agent, route.policy)
@@ -241,7 +241,7 @@ class Gateway:
 
     async def _models(self, address: RequestAddress, scope: Scope, receive: Receive, send: Send) -> None:
         session = await self.session(scope, address)
-        async with self._refusing(session, address.agent):
+        async with self._recording_errors(session, address.agent):
             await self._show_models(address, scope, send, session.attempt.started)
 
     async def _show_models(self, address: RequestAddress, scope: Scope, send: Send, started: float) -> None:
@@ -259,7 +259,7 @@ class Gateway:
         model = dialect.write_model(name, created=started, context=context)
         await _answer_json(send, model if listed else dialect.write_models([model]))
 
-    async def _not_served(self, address: RequestAddress, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse_unserved(self, address: RequestAddress, scope: Scope, receive: Receive, send: Send) -> None:
         allowed = "POST" if address.path in self._posts else "GET" if _is_models_path(address.path) else None
         refused = _no_such(scope, address.path, allowed)
         with suppress(ApiError):  # a client without a key is told the same

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from strop.gateway.branch import Branch, difference
 from strop.gateway.conversation import Conversation, edge_of, step
 from strop.gateway.dialects.base import Json
-from strop.gateway.known_turns import KnownAnswer, KnownTurn, agreement, made_ids, spoken
+from strop.gateway.known_turns import KnownAnswer, KnownTurn, agreement, find_answers, made_ids
 from strop.gateway.template import Messages, Renderer, Tools
 from strop.types import Turn
 
@@ -134,7 +134,7 @@ class Contexts:
             edges=edges,
             variables=conversation.variables,
             before=before.id if before else None,
-            heard=spoken(conversation.messages, len(before.edges) if before else 0)
+            heard=find_answers(conversation.messages, len(before.edges) if before else 0)
             | {len(edges) - 1: KnownAnswer.by(turn)},
             text=prompt + said if isinstance(prompt, str) and said and not turn.abandoned else None,
             said=len(prompt or ""),
@@ -233,7 +233,7 @@ class Contexts:
     def _raw(self, renderer: Renderer, prompt: str | list[int]) -> Prompt:
         """A raw prompt extends the one whose text or ids, with its answer, it begins with."""
         if not isinstance(prompt, str):
-            paths = ((turn, turn.prompt_ids + _spoken(renderer, turn)) for turn in self._turns)
+            paths = ((turn, turn.prompt_ids + _without_end(renderer, turn)) for turn in self._turns)
             begun = [(len(path), turn) for turn, path in paths if prompt[: len(path)] == path]
             if begun:
                 _, turn = max(begun, key=lambda found: (found[0], found[1].request, -found[1].number))
@@ -242,7 +242,7 @@ class Contexts:
         texts = [turn for turn in self._turns if turn.text and prompt.startswith(turn.text)]
         if texts:
             turn = max(texts, key=lambda turn: (len(turn.text or ""), turn.request, -turn.number))
-            said, text = _spoken(renderer, turn), prompt[turn.said :]
+            said, text = _without_end(renderer, turn), prompt[turn.said :]
             while not text.startswith(renderer.decode_answer(said)):  # a stop string, which the agent was not shown
                 said = said[:-1]
             path, rest = turn.prompt_ids + said, text[len(renderer.decode_answer(said)) :]
@@ -304,7 +304,7 @@ def turn_number(turn: str) -> int:
     return int(turn.rpartition("/")[2])
 
 
-def _spoken(renderer: Renderer, turn: KnownTurn) -> list[int]:
+def _without_end(renderer: Renderer, turn: KnownTurn) -> list[int]:
     """What was sampled, without its end, which has no meaning within a text."""
     ids = turn.response_ids
     while ids and ids[-1] in renderer.stop_ids:

@@ -54,16 +54,15 @@ class Seam(Struct, frozen=True, kw_only=True):
         """The names of allowed differences, and what is wrong in words."""
         if self.said + self.new == self.written:
             return (), None
-        wrong = (
-            f"after the answer stands {_cut(self.said)} + {_cut(self.new)}; the template writes {_cut(self.written)}"
-        )
+        said, new, written = map(_shorten, (self.said, self.new, self.written))
+        wrong = f"after the answer stands {said} + {new}; the template writes {written}"
         if not self.written.endswith(self.new):
             return (), wrong
         theirs = self.written[: len(self.written) - len(self.new)]
-        names = self._ended(theirs) if self.end else self._unended(theirs)
+        names = self._judge_ended(theirs) if self.end else self._judge_unended(theirs)
         return (names, None) if names else ((), wrong)
 
-    def _unended(self, theirs: str) -> tuple[str, ...]:
+    def _judge_unended(self, theirs: str) -> tuple[str, ...]:
         """The model was cut off, so `new` begins with the end of the turn."""
         if _same(self.said, theirs) and _space(theirs) <= _space(self.said):
             return (SPACE,)
@@ -75,7 +74,7 @@ class Seam(Struct, frozen=True, kw_only=True):
             return (CALLS, CUT) if _same(self.said.removesuffix(piece), self.then) else ()
         return (CALLS,) if first == len(theirs) + space and _same(self.said, self.then) else ()
 
-    def _ended(self, theirs: str) -> tuple[str, ...]:
+    def _judge_ended(self, theirs: str) -> tuple[str, ...]:
         """The model ended its turn: so has the template, in the same place."""
         ours = self.said[: len(self.said) - len(self.end)]
         if theirs.endswith(self.end) and self.written.find(self.end) == len(theirs) - len(self.end):
@@ -112,7 +111,7 @@ def find_after(renderer: Renderer, messages: Messages, tools: Tools, at: int, *,
     """What the template writes after the last word of the assistant's message `messages[at]`; None if it does not show
     that. A word is changed, and what follows must not."""
     whole = renderer.text(messages, tools, generate=generate)
-    for mark, marked in _marked(messages[at]):
+    for mark, marked in _mark(messages[at]):
         try:
             text = renderer.text([*messages[:at], marked, *messages[at + 1 :]], tools, generate=generate)
         except BadTemplate:
@@ -123,26 +122,26 @@ def find_after(renderer: Renderer, messages: Messages, tools: Tools, at: int, *,
     if messages[at].get("tool_calls"):  # perhaps the template shows no calls
         plain = {name: value for name, value in messages[at].items() if name != "tool_calls"}
         without = [*messages[:at], plain, *messages[at + 1 :]]
-        if _rendered(renderer, without, tools, generate) == whole:
+        if _render(renderer, without, tools, generate) == whole:
             return find_after(renderer, without, tools, at, generate=generate)
     return None
 
 
-def _rendered(renderer: Renderer, messages: Messages, tools: Tools, generate: bool) -> str | None:
+def _render(renderer: Renderer, messages: Messages, tools: Tools, generate: bool) -> str | None:
     try:
         return renderer.text(messages, tools, generate=generate)
     except BadTemplate:
         return None
 
 
-def _marked(answer: Json) -> Iterator[tuple[str, Json]]:
+def _mark(answer: Json) -> Iterator[tuple[str, Json]]:
     """An answer with another last word, and that word: in its last call, or else in its text. Some arguments are not
     shown, those that are null say: then it is in one before them, or in the call's name."""
     if calls := answer.get("tool_calls"):
         function = calls[-1]["function"]
         arguments: Json = function["arguments"]
         changed = [
-            (mark, {"arguments": arguments | {name: _changed(arguments[name], mark)}})
+            (mark, {"arguments": arguments | {name: _change(arguments[name], mark)}})
             for name in reversed(arguments)
             for mark in (_WORD, _NUMBER)
         ]
@@ -154,15 +153,15 @@ def _marked(answer: Json) -> Iterator[tuple[str, Json]]:
         yield _WORD, answer | {"content": content[:end] + _WORD + content[end:]}
 
 
-def _changed(value: Any, mark: str | int) -> Any:
+def _change(value: Any, mark: str | int) -> Any:
     """JSON with a mark in its last leaf."""
     if isinstance(value, dict) and value:
         table = cast(Json, value)
         last = [*table][-1]
-        return table | {last: _changed(table[last], mark)}
+        return table | {last: _change(table[last], mark)}
     if isinstance(value, list) and value:
         items = cast(list[Any], value)
-        return [*items[:-1], _changed(items[-1], mark)]
+        return [*items[:-1], _change(items[-1], mark)]
     return f"{value}{mark}" if isinstance(value, str) else mark
 
 
@@ -182,5 +181,5 @@ def _space(text: str) -> int:
     return len(text) - len(text.rstrip())
 
 
-def _cut(text: str, most: int = 160) -> str:
+def _shorten(text: str, most: int = 160) -> str:
     return repr(text if len(text) <= most else text[:most] + "…")

@@ -101,7 +101,7 @@ def read_conversations(request: ModelRequest, route: PolicyRoute, contexts: Cont
     messages, tools, renderer, begun = request.messages, request.tools, route.renderer, request.prefill
     if request.tool_choice == "required":
         only = request.tools[0]["function"]["name"] if len(request.tools or ()) == 1 else None
-        forced = renderer.format.forced(request.tool or only)
+        forced = renderer.format.begin_call(request.tool or only)
         if forced is None or begun:
             raise ApiError(
                 "a tool call cannot be demanded of this model: use tool_choice 'auto'",
@@ -112,7 +112,7 @@ def read_conversations(request: ModelRequest, route: PolicyRoute, contexts: Cont
     if not begun:
         return [contexts.read(messages, tools, variables=renderer.variables)]
     # Where the prompt makes the model think first, it has done so; unless the agent says itself what was thought.
-    thought = renderer.format.unclosed(renderer.opening(messages, tools))
+    thought = renderer.format.find_open_thought(renderer.opening(messages, tools))
     lead = f"{thought}\n\n{begun}" if thought and thought not in begun else begun
     return [contexts.read(messages, tools, variables=renderer.variables, lead=lead, prefill=request.prefill)]
 
@@ -244,7 +244,7 @@ class Choice:
                 own = piece.id if piece.id not in taken else None
                 id = own or call_id(self.sampling.seed, position)
                 calls.append(ToolCall(position, id, piece.name, piece.arguments))
-        tokens = self._sampled(first) if self._request.logprobs else []
+        tokens = self._describe_tokens(first) if self._request.logprobs else []
         if reasoning and not text:
             self.reasoning_tokens = len(self.ids)
         self.text += text
@@ -255,7 +255,7 @@ class Choice:
             return None
         return Delta(choice=self.index, reasoning=reasoning, text=text, calls=tuple(calls), tokens=tuple(tokens))
 
-    def _sampled(self, first: int) -> list[SampledToken]:
+    def _describe_tokens(self, first: int) -> list[SampledToken]:
         token = self._route.renderer.token
         sampled = zip(self.ids[first:], self.logprobs[first:], strict=True)
         return [SampledToken(text, logprob, data) for id, logprob in sampled for text, data in (token(id),)]

@@ -112,7 +112,7 @@ def agreement(
     return agreed
 
 
-def spoken(messages: Messages, start: int) -> dict[int, KnownAnswer]:
+def find_answers(messages: Messages, start: int) -> dict[int, KnownAnswer]:
     """The assistant's messages from `start` on, as an agent gives them."""
     return {
         place: KnownAnswer.of(messages[place])

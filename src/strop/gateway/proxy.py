@@ -75,7 +75,7 @@ class ProxiedRequest:
     async def run(self, deadline: float) -> ApiError | None:
         """Raises while nothing has been sent; later errors go into the stream, and are returned."""
         seconds = min(deadline, self._route.timeout)
-        work = asyncio.create_task(self._pass(time.monotonic() + seconds))
+        work = asyncio.create_task(self._forward(time.monotonic() + seconds))
         gone = asyncio.create_task(wait_for_disconnect(self._receive))
         too_late = False
         try:
@@ -86,7 +86,7 @@ class ProxiedRequest:
             if not work.done():
                 work.cancel()
                 await asyncio.wait({work})
-                await self._undelivered("error" if too_late else "abandoned")
+                await self._record_undelivered("error" if too_late else "abandoned")
         try:
             if not work.cancelled():
                 await work
@@ -97,10 +97,10 @@ class ProxiedRequest:
                 raise
             refused = to_api_error(error)
             await self._recorder.record_error(self._session, self._agent, refused)
-            await self._cut(refused)
+            await self._send_error(refused)
             return refused
 
-    async def _pass(self, until: float) -> None:
+    async def _forward(self, until: float) -> None:
         """Ask, again if need be, until an answer can be passed back."""
         self._route.budget.check()
         route, body = self._route, self._route.body(self._body)
@@ -116,16 +116,16 @@ class ProxiedRequest:
                         return await self._deliver(answer)
             except (Unreachable, Lost) as error:
                 if number == TRIES:
-                    raise self._unreachable(error) from None
+                    raise self._count_unreachable(error) from None
             except Broken as error:
-                await self._undelivered("error")
-                raise self._unreachable(error) from None
+                await self._record_undelivered("error")
+                raise self._count_unreachable(error) from None
             await asyncio.sleep(pause)
 
     async def _deliver(self, answer: StreamedResponse) -> None:
         streamed = answer.headers.get("content-type", "").startswith("text/event-stream")
         if not streamed or answer.status >= 400:
-            return await self._whole(answer)
+            return await self._deliver_whole(answer)
         await self._start(answer, [])
         async for piece in answer:
             self._reader.feed(piece)
@@ -135,7 +135,7 @@ class ProxiedRequest:
         await self._record()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _whole(self, answer: StreamedResponse) -> None:
+    async def _deliver_whole(self, answer: StreamedResponse) -> None:
         whole = bytearray()
         async for piece in answer:
             whole += piece
@@ -161,14 +161,14 @@ class ProxiedRequest:
                 headers.append((b"x-strop-turns", ",".join(self._turns).encode()))
         await self._send({"type": "http.response.start", "status": answer.status, "headers": back + headers})
 
-    async def _cut(self, refused: ApiError) -> None:
+    async def _send_error(self, refused: ApiError) -> None:
         """A stream that cannot go on says why, if its reader takes it."""
         body = self._dialect.error_event(refused)
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST):
                 await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    def _unreachable(self, error: Exception) -> ApiError:
+    def _count_unreachable(self, error: Exception) -> ApiError:
         self._recorder.counts["outside_unreachable"] += 1
         named = self._route.policy
         message = f"the outside model {named} gave no answer ({error}): check gateway.outside.{named} and the provider"
@@ -189,7 +189,7 @@ class ProxiedRequest:
         if self._reader.unread:
             self._recorder.counts["outside_unread"] += 1
 
-    async def _undelivered(self, finish: Finish) -> None:
+    async def _record_undelivered(self, finish: Finish) -> None:
         try:
             await self._record(finish)
         except ApiError as refused:

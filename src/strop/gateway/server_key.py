@@ -27,10 +27,10 @@ from strop.types import Cause, Lease, Rollout, Task, stable_hash
 
 LEASE = 3600.0
 """Seconds after which a call that never ended, since the server died, counts as lost."""
-LOG = logging.getLogger("strop.visits")
+LOG = logging.getLogger("strop.server_key")
 
 
-class Visits:
+class ServerKeyCalls:
     """An ASGI app before a gateway, for clients with the server's key; all others go through to the gateway."""
 
     def __init__(self, gateway: Gateway, store: Store, key: RunKey) -> None:

@@ -1,8 +1,8 @@
 """A model that says what its chat template writes for an answer, and ends its turn in any way that a real one may.
 
-speaker = Speaker(renderer, messages, tools)
-speaker.say(1, prompt_ids, "stop")      the ids of messages[1] as the template writes them, up to an end of turn
-speaker.find_after(3, 1)                what the template writes after that answer once messages[:3] are there
+model = SimulatedModel(renderer, messages, tools)
+model.say(1, prompt_ids, "stop")      the ids of messages[1] as the template writes them, up to an end of turn
+model.find_after(3, 1)                what the template writes after that answer once messages[:3] are there
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Ending = Literal["stop", "length", "written"] | int
 after it, be it known for an end or not; or with this token."""
 
 
-class Spoken(Struct, frozen=True):
+class SimulatedAnswer(Struct, frozen=True):
     """`words` is the answer up to its last word and `tail` what was said after that, `end` the last part of it; there
     is no tail where the template does not show the answer."""
 
@@ -32,7 +32,7 @@ class Spoken(Struct, frozen=True):
     end: str
 
 
-class Speaker:
+class SimulatedModel:
     """The assistant of one conversation."""
 
     def __init__(self, renderer: Renderer, messages: list[Json], tools: Tools) -> None:
@@ -43,7 +43,7 @@ class Speaker:
         """What ends a turn at once, as text."""
         return (*map(self._renderer.decode, ([id] for id in self._renderer.stop_ids)), *self._renderer.stop_texts)
 
-    def shown(self, text: str) -> str:
+    def show(self, text: str) -> str:
         """A template's text as tokens show it: some tokenizers normalise what they are given."""
         renderer = self._renderer
         return renderer.decode(renderer.encode(text)) if renderer.tokenizer.normalizer else text
@@ -51,23 +51,23 @@ class Speaker:
     def find_after(self, upto: int, at: int) -> str | None:
         """What the template writes after the last word of an answer, with these messages."""
         found = find_after(self._renderer, self._messages[:upto], self._tools, at, generate=True)
-        return None if found is None else self.shown(found)
+        return None if found is None else self.show(found)
 
     def unanswered(self, upto: int, at: int) -> str | None:
         """The template's text with an empty answer in the place of this one."""
         empty: Json = {"role": "assistant", "content": ""}
         chat = [*self._messages[:at], empty, *self._messages[at + 1 : upto]]
         try:
-            return self.shown(self._renderer.text(chat, self._tools, generate=True))
+            return self.show(self._renderer.text(chat, self._tools, generate=True))
         except BadTemplate:
             return None
 
-    def say(self, at: int, prompt_ids: list[int], ending: Ending) -> Spoken:
+    def say(self, at: int, prompt_ids: list[int], ending: Ending) -> SimulatedAnswer:
         """The tokens of an answer to a prompt. One that the template does not show is taken to be ended at once."""
         renderer, chat = self._renderer, self._messages[: at + 1]
         alone = find_after(renderer, chat, self._tools, at, generate=False)
         if alone is None:
-            return Spoken([renderer.end_of_turn], "", None, "")
+            return SimulatedAnswer([renderer.end_of_turn], "", None, "")
         words = self._words(at, len(alone))
         tail, end, rest = self._tail(at, alone)
         ids = renderer.encode_after(prompt_ids, words + tail + rest)
@@ -81,7 +81,7 @@ class Speaker:
             ids += [ending] if isinstance(ending, int) else self._marks(at, prompt_ids, words, held)
         return self._spoken(ids or [renderer.end_of_turn], words)
 
-    def cut_off(self, at: int, prompt_ids: list[int]) -> list[Spoken]:
+    def cut_off(self, at: int, prompt_ids: list[int]) -> list[SimulatedAnswer]:
         """The same answer cut off in every place between its words or the brackets of its last call and the end."""
         alone = find_after(self._renderer, self._messages[: at + 1], self._tools, at, generate=False)
         if alone is None:
@@ -97,10 +97,10 @@ class Speaker:
         cuts = (self._spoken(ids[:n], words) for n in range(max(first, 1), last))
         return [cut for cut in cuts if cut.tail is not None and tail.startswith(cut.tail) and not cut.end]
 
-    def _spoken(self, ids: list[int], words: str) -> Spoken:
+    def _spoken(self, ids: list[int], words: str) -> SimulatedAnswer:
         text, (end, beyond) = self._renderer.decode(ids), self._renderer.find_end(ids) if ids else ("", "")
-        tail = text[len(self.shown(words)) :]
-        return Spoken(ids, words, tail, (end + beyond) if tail.endswith(end + beyond) else "")
+        tail = text[len(self.show(words)) :]
+        return SimulatedAnswer(ids, words, tail, (end + beyond) if tail.endswith(end + beyond) else "")
 
     def _words(self, at: int, num_behind: int) -> str:
         """The answer as it stands at the end of the template's text, up to its last word."""
@@ -159,7 +159,7 @@ class Speaker:
         """What the template writes after the last word of an answer when it is the last message, up to its end."""
         alone = find_after(self._renderer, self._messages[: at + 1], self._tools, at, generate=False)
         tail, end, _ = self._tail(at, alone or "")
-        return self.shown(tail[: len(tail) - len(end)])
+        return self.show(tail[: len(tail) - len(end)])
 
     def ends(self, at: int) -> bool:
         """Whether the template writes an end of turn after an answer."""

@@ -217,18 +217,18 @@ class Renderer:
         last = path[-num_said:][-_WINDOW:]
         end, beyond = self.find_end(path)
         if end:
-            rest = self._behind_end(rest, end, messages[served - 1])
+            rest = self._skip_end(rest, end, messages[served - 1])
             rest = rest and rest[_num_common(beyond, rest) :]
         else:
             parts = self._after_answer.find(messages, tools, served)
             answer = messages[served - 1]
             said = self.decode(path[-_WINDOW:] if answer.get("tool_calls") else last)  # a prompt may open a call
-            rest = parts and self._unsaid(parts[0], rest, said, answer)
-        if rest is None or self._repeated(self.decode(last).removesuffix(end + beyond), rest):
+            rest = parts and self._find_unsaid(parts[0], rest, said, answer)
+        if rest is None or self._would_repeat(self.decode(last).removesuffix(end + beyond), rest):
             return None
         return self.encode_after(path, rest)
 
-    def _behind_end(self, rest: str, end: str, answer: Json) -> str | None:
+    def _skip_end(self, rest: str, end: str, answer: Json) -> str | None:
         """What is left to be written after an answer that the model ended; None if the template may write an end
         there that nobody knows for one."""
         if rest.lstrip().startswith(end):  # also where the next message begins with it
@@ -241,11 +241,11 @@ class Renderer:
         """Whether the template writes a mark that ends such an answer. Where it does not, the next message begins."""
         return bool((self._style.called if answer.get("tool_calls") else self._style.said).ends)
 
-    def _repeated(self, said: str, rest: str) -> bool:
+    def _would_repeat(self, said: str, rest: str) -> bool:
         """Whether marks that the model said last would be written once more."""
-        said = _squeezed(said)
+        said = _squeeze(said)
         marks = islice(self._marker.finditer(rest.lstrip()), 3)
-        begun = (_squeezed(rest.lstrip()[: mark.end()]) for mark in marks)
+        begun = (_squeeze(rest.lstrip()[: mark.end()]) for mark in marks)
         return any(text and said.endswith(text) for text in begun)
 
     def find_end(self, path: Sequence[int]) -> tuple[str, str]:
@@ -260,7 +260,7 @@ class Renderer:
                 return text, said[end:]
         return "", ""
 
-    def _unsaid(self, closing: str, rest: str, said: str, answer: Json) -> str | None:
+    def _find_unsaid(self, closing: str, rest: str, said: str, answer: Json) -> str | None:
         """What is left to be written after an answer that was not ended: what closes it and the end of the turn may be
         among the model's last tokens already, whole or in part. None if that cannot be known."""
         if not answer.get("tool_calls") and (end := answer["content"][-40:]) and (at := said.rfind(end)) >= 0:
@@ -275,12 +275,12 @@ class Renderer:
                 if said.endswith(whole[:length]) and not self._splits(whole, length):
                     return whole[length:]
         if marks:
-            if _squeezed(said).endswith(_squeezed(last)):
+            if _squeeze(said).endswith(_squeeze(last)):
                 return rest
-            return self._unclosed(closing, marks[0].start(), rest, said)
+            return self._find_unclosed(closing, marks[0].start(), rest, said)
         return rest if said.rstrip().endswith(closing.rstrip()[-1:]) else None
 
-    def _unclosed(self, closing: str, at: int, rest: str, said: str) -> str | None:
+    def _find_unclosed(self, closing: str, at: int, rest: str, said: str) -> str | None:
         """The same for an answer that was cut off within its closing, whose first mark is `at`; before it stand the
         brackets of a call and, in an argument that was put there, a quote."""
         brackets = closing[:at].rstrip()
@@ -288,8 +288,8 @@ class Renderer:
         begun = overlap(said, marks)
         if not brackets and not self._marker.match(marks[:begun].lstrip()):  # a call without arguments closes otherwise
             return None
-        before = _squeezed(said[: len(said) - begun])
-        return marks[begun:] + rest if before.endswith(_squeezed(brackets)) else None
+        before = _squeeze(said[: len(said) - begun])
+        return marks[begun:] + rest if before.endswith(_squeeze(brackets)) else None
 
     def _splits(self, text: str, at: int) -> bool:
         """Whether a place lies within a token, of which a model cannot have said a part."""
@@ -328,7 +328,7 @@ class Renderer:
         return self.tokenizer.decode([i for i in ids if i not in self._hidden], skip_special_tokens=False)
 
 
-def _squeezed(text: str) -> str:
+def _squeeze(text: str) -> str:
     """Without white space."""
     return "".join(text.split())
 

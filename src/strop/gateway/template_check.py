@@ -21,7 +21,7 @@ from strop.gateway.continuation import HIDDEN, Seam, explain_rewrite
 from strop.gateway.conversation import Conversation
 from strop.gateway.dialects.base import Json
 from strop.gateway.jinja import BadTemplate
-from strop.gateway.simulated_model import Ending, Speaker, Spoken
+from strop.gateway.simulated_model import Ending, SimulatedAnswer, SimulatedModel
 from strop.gateway.template import Renderer
 from strop.gateway.transcripts import SAMPLES, Transcript
 from strop.types import Turn
@@ -195,7 +195,7 @@ class _Was(Struct, frozen=True, kw_only=True):
     at: int
     ids: list[int]
     written: str
-    said: Spoken
+    said: SimulatedAnswer
     spans: list[tuple[int, int]]
     differences: list[str]
 
@@ -209,7 +209,7 @@ class _Replay:
         self._renderer, self._report, self._cut_off = renderer, report, cut_off
         self._history: History = history
         self._messages, self._tools = conversation.messages, conversation.tools
-        self._speaker = Speaker(renderer, conversation.messages, conversation.tools)
+        self._model = SimulatedModel(renderer, conversation.messages, conversation.tools)
         self._contexts = Contexts(b"")
         self._was: dict[str | None, _Was] = {}
         self._previous: str | None = None
@@ -218,11 +218,11 @@ class _Replay:
         renderer, before = self._renderer, self._was.get(self._previous)
         asked = Conversation.of(self._messages[:at], self._tools)
         prompt = self._contexts.prompt(renderer, asked, self._history)
-        written = self._speaker.shown(renderer.text(self._messages[:at], self._tools, generate=True))
+        written = self._model.show(renderer.text(self._messages[:at], self._tools, generate=True))
         text = renderer.decode(prompt.ids)
-        differences, wrong = self._judged(at, prompt, text, written)
+        differences, wrong = self._judge(at, prompt, text, written)
         wrong = wrong or (self._cut_anywhere(at, before) if before and self._cut_off else None)
-        said = self._speaker.say(at, prompt.ids, ending)
+        said = self._model.say(at, prompt.ids, ending)
         parent = self._was.get(prompt.parent)
         sampled = [span for span in parent.spans if span[1] <= prompt.shared] if parent else []
         self._report.turns.append(
@@ -247,7 +247,7 @@ class _Replay:
         self._was[turn.id] = _Was(at=at, ids=turn.ids, written=written, said=said, spans=spans, differences=differences)
         self._contexts.add(turn, asked)
 
-    def _is_unread(self, at: int, prompt: Prompt, said: Spoken) -> bool:
+    def _is_unread(self, at: int, prompt: Prompt, said: SimulatedAnswer) -> bool:
         """Whether an answer's calls, as the template writes them, come back to the agent as text."""
         renderer = self._renderer
         calls: list[Json] = self._messages[at].get("tool_calls") or []
@@ -264,13 +264,13 @@ class _Replay:
         """Whether the template writes again what it wrote before, and shows the answer to that."""
         return was.said.tail is not None and written.startswith(was.written + was.said.words)
 
-    def _judged(self, at: int, prompt: Prompt, text: str, written: str) -> tuple[list[str], str | None]:
+    def _judge(self, at: int, prompt: Prompt, text: str, written: str) -> tuple[list[str], str | None]:
         """Names of allowed differences between a prompt and what the template writes, and what is wrong."""
         if prompt.branch or prompt.parent is None:
             wrong = f"the prompt, rendered whole, is {text!r}; the template writes {written!r}"
             return [], None if text == written else wrong
         was = self._was[prompt.parent]
-        behind = self._speaker.find_after(at, was.at)
+        behind = self._model.find_after(at, was.at)
         new = text[len(self._renderer.decode(was.ids)) :]
         if behind is None or was.said.tail is None:
             return self._unseen(at, was.at, new, written)
@@ -282,21 +282,21 @@ class _Replay:
             wrong = f"the prompt is {text!r}; the template writes {written!r}"
         return list(found), wrong
 
-    def _seam(self, served: int, said: Spoken, new: str, behind: str) -> Seam:
+    def _seam(self, served: int, said: SimulatedAnswer, new: str, behind: str) -> Seam:
         return Seam(
             said=said.tail or "",
             end=said.end,
             new=new,
             written=behind,
-            then=self._speaker.closing(served),
-            ends=self._speaker.ends(served),
-            known=self._speaker.known_ends,
+            then=self._model.closing(served),
+            ends=self._model.ends(served),
+            known=self._model.known_ends,
         )
 
     def _cut_anywhere(self, at: int, was: _Was) -> str | None:
         """What would be wrong if the answer before had been cut off in any place of its closing."""
-        behind, prompt_ids = self._speaker.find_after(at, was.at), was.ids[: was.spans[-1][0]]
-        for said in self._speaker.cut_off(was.at, prompt_ids) if behind is not None else ():
+        behind, prompt_ids = self._model.find_after(at, was.at), was.ids[: was.spans[-1][0]]
+        for said in self._model.cut_off(was.at, prompt_ids) if behind is not None else ():
             path = prompt_ids + said.ids
             new = self._renderer.continuation(self._messages[:at], self._tools, was.at + 1, path, len(said.ids))
             if new is not None and behind is not None:
@@ -307,7 +307,7 @@ class _Replay:
 
     def _unseen(self, at: int, served: int, new: str, written: str) -> tuple[list[str], str | None]:
         """The template does not show the answer: what follows it must be what follows an empty one."""
-        empty = self._speaker.unanswered(at, served)
+        empty = self._model.unanswered(at, served)
         if written.endswith(new) and empty is not None and empty.endswith(new):
             return [HIDDEN], None
         return [], f"after an answer that the template does not show stands {new!r}; it writes {written!r}"

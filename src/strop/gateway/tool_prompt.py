@@ -58,7 +58,7 @@ class ToolWriter(Struct, frozen=True):
                 answering = False
         if not self.tools:
             return shown, tools
-        return self._told(shown, tools) if tools else shown, None
+        return self._add_tools(shown, tools) if tools else shown, None
 
     def _add(self, shown: list[Json], text: str, answering: bool) -> None:
         if answering:
@@ -66,7 +66,7 @@ class ToolWriter(Struct, frozen=True):
         else:
             shown.append({"role": "user", "content": text})
 
-    def _told(self, messages: list[Json], tools: Sequence[Json]) -> list[Json]:
+    def _add_tools(self, messages: list[Json], tools: Sequence[Json]) -> list[Json]:
         listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
         about = (
             "# Tools\n\nYou may call functions. Each of them is described on a line of its own:\n"
@@ -113,13 +113,13 @@ def choose_tooling(template: Template, style: TemplateStyle, format: Format, way
     calls, results = style.calls is not False, style.results is not False
     whole = style.tools and calls and results
     if way == "template" or (whole and way == "auto"):
-        return Tooling(None, format, _unread(style, format), "" if whole else _lost(style))
+        return Tooling(None, format, _explain_unread(style, format), "" if whole else _explain_lost(style))
     if style.tools and way == "auto" and format.name != PLAIN.name:
-        note = f"the chat template leaves out {_dropped(style)}: they are written into the messages it is given"
+        note = f"the chat template leaves out {_list_dropped(style)}: they are written into the messages it is given"
         return Tooling(ToolWriter(False, None if calls else format, not results, style.system), format, note)
     form = _form(template, style, format) if way == "auto" and style.calls and style.results else None
     where = "the system prompt" if style.system else "the first user's message"
-    why = "policy.tools is system" if way == "system" else f"the chat template leaves out {_dropped(style)}"
+    why = "policy.tools is system" if way == "system" else f"the chat template leaves out {_list_dropped(style)}"
     if form is not None:
         note = f"{why}: tools are written into {where}, with calls in the template's own form ({format.name})"
         return Tooling(ToolWriter(True, None, False, style.system, form), format, note)
@@ -131,20 +131,20 @@ def choose_tooling(template: Template, style: TemplateStyle, format: Format, way
     return Tooling(ToolWriter(True, hermes, True, style.system), hermes, note)
 
 
-def _dropped(style: TemplateStyle) -> str:
+def _list_dropped(style: TemplateStyle) -> str:
     said = {"tools": style.tools, "calls": style.calls, "results of tools": style.results}
     dropped = [what for what, shown in said.items() if shown is False]
     return " and ".join(filter(None, [", ".join(dropped[:-1]), *dropped[-1:]]))
 
 
-def _lost(style: TemplateStyle) -> str:
+def _explain_lost(style: TemplateStyle) -> str:
     return (
-        f"this model's chat template leaves out {_dropped(style)}, and policy.tools is template: set policy.tools to "
-        "auto, or policy.template to a template that knows tools"
+        f"this model's chat template leaves out {_list_dropped(style)}, and policy.tools is template: set policy.tools "
+        "to auto, or policy.template to a template that knows tools"
     )
 
 
-def _unread(style: TemplateStyle, format: Format) -> str:
+def _explain_unread(style: TemplateStyle, format: Format) -> str:
     if format.name != PLAIN.name or not style.tools:
         return ""
     return (
@@ -155,7 +155,7 @@ def _unread(style: TemplateStyle, format: Format) -> str:
 
 def _form(template: Template, style: TemplateStyle, format: Format) -> str | None:
     """A call as the template itself writes it, if it reads as one."""
-    head = format.forced(_NAME)
+    head = format.begin_call(_NAME)
     if head is None:
         return None
     call: Json = {"id": "call00001", "type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}

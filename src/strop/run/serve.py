@@ -89,12 +89,12 @@ async def serve_store(
 def _beside(gateway: Gateway, app: StoreApp, store: Store) -> ASGIApp:
     """Model calls go to the gateway, those with the server's own key as rollouts of their own; everything else goes to
     the store."""
-    from strop.gateway.server_key import Visits
+    from strop.gateway.server_key import ServerKeyCalls
 
-    visits = Visits(gateway, store, app.key)
+    server_key = ServerKeyCalls(gateway, store, app.key)
 
     async def beside(scope: Scope, receive: Receive, send: Send) -> None:
-        await (visits if gateway.serves(scope["path"]) else app)(scope, receive, send)
+        await (server_key if gateway.serves(scope["path"]) else app)(scope, receive, send)
 
     return beside
 

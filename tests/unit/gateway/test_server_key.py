@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from strop.gateway.app import Gateway
-from strop.gateway.server_key import Visits
+from strop.gateway.server_key import ServerKeyCalls
 from strop.store.server.keys import AttemptKeys, RunKey
 from strop.store.sqlite import SqliteStore
 
@@ -53,9 +53,9 @@ async def test_a_call_ends_as_it_was_answered(tmp_path: Path, status: int, ended
 
     async def send(message: Any) -> None: ...
 
-    visits = Visits(cast(Gateway, Breaks(status)), store, RunKey(KEY, AttemptKeys(store)))
+    server_key = ServerKeyCalls(cast(Gateway, Breaks(status)), store, RunKey(KEY, AttemptKeys(store)))
     try:
-        await visits(SCOPE, cast(Any, None), send)
+        await server_key(SCOPE, cast(Any, None), send)
     except ConnectionResetError:
         assert not status
     [rollout] = await store.list()

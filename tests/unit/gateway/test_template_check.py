@@ -83,7 +83,7 @@ def test_a_call_written_twice_is_found_out(renderer: Renderer, monkeypatch: pyte
         return text[text.rindex("<call>") :] if called else after(self, messages, tools, served)
 
     monkeypatch.setattr(Renderer, "after", from_the_words)
-    monkeypatch.setattr(Renderer, "_repeated", lambda self, said, rest: False)
+    monkeypatch.setattr(Renderer, "_would_repeat", lambda self, said, rest: False)
     assert any("<call>" in wrong for wrong in look_at(odd, CONVERSATION).sampled.wrong)
 
 
@@ -95,7 +95,7 @@ def test_an_end_that_nobody_knows_is_found_out(renderer: Renderer, monkeypatch: 
     monkeypatch.setattr(odd, "_ends", [])
     monkeypatch.setattr(odd, "_end", None)
     assert look_at(odd, CONVERSATION).wrong == [], "a branch"
-    monkeypatch.setattr(Renderer, "_repeated", lambda self, said, rest: False)
+    monkeypatch.setattr(Renderer, "_would_repeat", lambda self, said, rest: False)
     assert look_at(odd, CONVERSATION).wrong
 
 
@@ -105,8 +105,8 @@ def test_a_closing_that_is_lost_is_found_out(renderer: Renderer, monkeypatch: py
     found = made(odd, renderer.tokenizer, tokens=True)
     right = look_at(found, CONVERSATION)
     assert (right.wrong, right.exact, right.equal) == ([], True, True)
-    unsaid = Renderer._unsaid
-    monkeypatch.setattr(Renderer, "_unsaid", lambda self, closing, *given: unsaid(self, "", *given))
+    unsaid = Renderer._find_unsaid
+    monkeypatch.setattr(Renderer, "_find_unsaid", lambda self, closing, *given: unsaid(self, "", *given))
     assert look_at(found, CONVERSATION).exact is False
 
 

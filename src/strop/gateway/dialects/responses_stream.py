@@ -49,10 +49,10 @@ def turn_of(item: str | None) -> str | None:
 
 
 def write(answer: AnswerInfo, done: ChoiceDone, request: ModelRequest) -> bytes:
-    return msgspec.json.encode(_finished(answer, done, request))
+    return msgspec.json.encode(_finish_response(answer, done, request))
 
 
-def _finished(answer: AnswerInfo, done: ChoiceDone, request: ModelRequest) -> Json:
+def _finish_response(answer: AnswerInfo, done: ChoiceDone, request: ModelRequest) -> Json:
     cut = done.finish == "length"
     return _response(answer, request, "incomplete" if cut else "completed") | {
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
@@ -184,7 +184,7 @@ class ResponseEvents:
         return events
 
     def closing(self, answer: AnswerInfo, choices: Sequence[ChoiceDone]) -> bytes:
-        response = _finished(answer, choices[0], self._request)
+        response = _finish_response(answer, choices[0], self._request)
         events = b""
         for item in response["output"]:
             events += self._call(item) if item["type"] == "function_call" else self._end(item)

@@ -71,7 +71,7 @@ class Format(Protocol):
         The parser reads it first; none of it is given out, except that a call begun in it is a call."""
         ...
 
-    def forced(self, tool: str | None) -> str | None:
+    def begin_call(self, tool: str | None) -> str | None:
         """The beginning of an answer that calls a tool, this one if it is named: given to the model where an agent
         demands a call. None if the family has no such beginning."""
         ...
@@ -80,6 +80,6 @@ class Format(Protocol):
         """A call as the family writes it, for templates that leave calls out; None if that is not known."""
         ...
 
-    def unclosed(self, lead: str) -> str:
+    def find_open_thought(self, lead: str) -> str:
         """The mark that ends the thought which a lead leaves open; empty if it leaves none."""
         ...

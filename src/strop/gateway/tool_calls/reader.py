@@ -91,7 +91,7 @@ class Grammar(Struct, frozen=True, kw_only=True):
     def parser(self, tools: Tools, *, calls: bool, lead: str) -> Reader:
         return Reader(self, tools, calls=calls, lead=lead)
 
-    def forced(self, tool: str | None) -> str | None:
+    def begin_call(self, tool: str | None) -> str | None:
         if self.head is None:
             return None
         before, behind = self.head
@@ -113,7 +113,7 @@ class Grammar(Struct, frozen=True, kw_only=True):
                 return text
         return None
 
-    def unclosed(self, lead: str) -> str:
+    def find_open_thought(self, lead: str) -> str:
         return next((close for open, close in self.thoughts if lead.rfind(open) > lead.rfind(close)), "")
 
 

@@ -250,8 +250,8 @@ def test_find_is_in_order() -> None:
 
 
 def test_forced() -> None:
-    assert HERMES.forced(None) == "<tool_call>\n"
-    assert HERMES.forced("f") == '<tool_call>\n{"name": "f", "arguments":', "a space would be a token of its own"
-    assert PLAIN.forced("f") is None
-    assert family("functionary-v3.2").forced(None) is None, "its generation prompt begins every message"
-    assert family("functionary-v3.2").forced("f") == "f\n"
+    assert HERMES.begin_call(None) == "<tool_call>\n"
+    assert HERMES.begin_call("f") == '<tool_call>\n{"name": "f", "arguments":', "a space would be a token of its own"
+    assert PLAIN.begin_call("f") is None
+    assert family("functionary-v3.2").begin_call(None) is None, "its generation prompt begins every message"
+    assert family("functionary-v3.2").begin_call("f") == "f\n"

@@ -203,7 +203,7 @@ def test_without_tools_calls_are_text(name: str) -> None:
 def test_a_call_can_be_begun_for_the_model(name: str) -> None:
     """As its template would have it; the rest of it is then all that a model says."""
     template = template_of(name)
-    forced, any_tool = template.format.forced("get_weather"), template.format.forced(None)
+    forced, any_tool = template.format.begin_call("get_weather"), template.format.begin_call(None)
     assert (forced is None) == (template.format.name in ("muse", "solar", "gigachat-3.0")), "names nobody's call ids"
     if forced is None:
         return
@@ -229,7 +229,7 @@ def test_plain_templates_know_no_calls() -> None:
     }
     for name in plain:
         format = template_of(name).format
-        assert format.forced("get_weather") is None
+        assert format.begin_call("get_weather") is None
         text = '<tool_call>{"name": "now", "arguments": {}}</tool_call> [now()] {"name": "now", "parameters": {}}'
         assert hear(format, text).words == text
 
