@@ -17,6 +17,7 @@ from strop.cli import main
 from strop.config import AlgorithmConfig, LearnerConfig, PolicyConfig
 from strop.errors import ConfigError
 from tests import runs
+from tests.unit.algorithms.rollouts import batch_of, sample, turn
 
 SOURCE = Path(strop.__file__).parent
 MEDIAN = '''"""Advantages against the group's median."""
@@ -150,6 +151,17 @@ def chosen(algorithm: object, folder: Path) -> dict[str, object]:
     from strop.run import api
 
     return api._chosen(algorithm, folder)
+
+
+def test_the_class_of_the_training_guide(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "training.md").read_text()
+    code = guide.partition("### An algorithm of your own")[2].partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "guide_median.py").write_text(code)
+    config = AlgorithmConfig(name=f"{tmp_path / 'guide_median.py'}:Median", settings={"steepness": 2.0})
+    made = strop.algorithms.make(config, LearnerConfig(), PolicyConfig())
+    batch = batch_of(sample(0, 0.0, turn()), sample(1, 1.0, turn()), sample(2, 5.0, turn()))
+    assert made.assign_credit(batch)["algorithm/steepness"] == 2.0
+    assert sorted(set(batch.entries.advantage.tolist())) == [-2.0, 0.0, 8.0]
 
 
 def test_settings_of_a_file_of_ones_own_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
