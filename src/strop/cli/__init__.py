@@ -7,7 +7,7 @@ import difflib
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import strop
 from strop.cli import (
@@ -27,6 +27,7 @@ from strop.cli import (
     train,
 )
 from strop.cli import eval as eval_
+from strop.cli.commands import Commands
 from strop.config import RenamedSetting
 from strop.errors import StropError
 from strop.net.secrets import hide
@@ -94,18 +95,20 @@ class CommandParser(argparse.ArgumentParser):
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             name = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
-            self.error(f"there is no {name} here{_near(name, self._option_string_actions)}")
+            self.error(f"{name} is not an option here{_near(name, self._option_string_actions)}")
         return found, []
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:  # pyright: ignore[reportPrivateUsage]
-            self.error(f"there is no command {value}{_near(value, action.choices)}")
+        if isinstance(action, argparse._SubParsersAction):  # pyright: ignore[reportPrivateUsage]
+            names = list(cast("Commands", action).choices)
+            if value not in names:
+                self.error(f"{value} is not a command{_near(value, names)}")
         super()._check_value(action, value)
 
 
 def _near(word: str, words: Iterable[str]) -> str:
     found = difflib.get_close_matches(word, words, 1)
-    return f": did you mean {found[0]}?" if found else ""
+    return f". Fix: did you mean {found[0]}?" if found else ""
 
 
 def parser() -> argparse.ArgumentParser:

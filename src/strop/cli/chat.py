@@ -13,12 +13,13 @@ from msgspec.structs import replace
 
 from strop import config as configs
 from strop import demo
+from strop.cli.commands import Commands
 from strop.config import Config, EngineConfig, GatewayConfig, LearnerConfig, PolicyConfig, SamplingConfig
 from strop.errors import ConfigError
 from strop.run.folder import BEST, RunFolder
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     chat = commands.add_parser("chat", help="talk to a model, to a run's newest checkpoint, or to its agent")
     chat.add_argument("target", metavar="MODEL|RUN", help="strop/nano, a model's folder or name, or RUN[:STEP]")
     chat.add_argument("--best", action="store_true", help="of a run: the checkpoint with the best score instead")

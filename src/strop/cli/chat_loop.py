@@ -128,7 +128,7 @@ def _read_typed(view: ChatTerminal) -> Iterator[str]:
     """What is typed at the prompt, until Ctrl-D, or Ctrl-C twice in a row."""
     prompt = "> "
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401 - input() edits lines with it
+        import readline  # noqa: F401  # pyright: ignore[reportUnusedImport] - input() edits lines with it
 
         if view.out.color_system and not view.out.no_color:
             prompt = "\001\033[1;36m\002> \001\033[0m\002"

@@ -10,10 +10,12 @@ import argparse
 import shlex
 import sys
 from collections.abc import Iterator
+from typing import cast
 
 from msgspec import Struct
 
 from strop import algorithms
+from strop.cli.commands import Commands
 from strop.config import Config
 
 HOW = {
@@ -23,7 +25,7 @@ HOW = {
 }
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     command = commands.add_parser(
         "completion",
         help="a script that has a shell complete commands, options and settings",
@@ -71,9 +73,9 @@ def _commands(top: argparse.ArgumentParser) -> Iterator[CommandWords]:
         yield CommandWords(name, helps[name], list(shown.values()), _first_words(name, parser))
 
 
-def _verbs(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[argparse.ArgumentParser] | None:
-    found = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))  # pyright: ignore[reportPrivateUsage]
-    return next(found, None)
+def _verbs(parser: argparse.ArgumentParser) -> Commands | None:
+    kind = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType]
+    return cast("Commands | None", next((a for a in parser._actions if isinstance(a, kind)), None))  # pyright: ignore[reportPrivateUsage]
 
 
 def _option(action: argparse.Action) -> OptionWords:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strop import algorithms
+from strop.cli.commands import Commands
 from strop.cli.output import console
 from strop.config import AlgorithmConfig, Config, Setting, toml
 from strop.errors import ConfigError
@@ -24,7 +25,7 @@ WIDE = 100
 """Columns from which on a table of three fits."""
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     config = commands.add_parser(
         "config",
         help="every setting, its value and what it means",

@@ -6,11 +6,12 @@ import argparse
 from pathlib import Path
 
 from strop import config as configs
+from strop.cli.commands import Commands
 from strop.cli.training_run import add_options, choose_folder, print_summary, run_training
 from strop.monitor.screen import Screen
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     demo = commands.add_parser("demo", help="watch a small model learn to use a calculator, on this machine")
     demo.add_argument("--task", choices=["calc", "chain"], default="calc", help="one tool call, or two chained ones")
     demo.add_argument("--seed", type=int, default=0, help="another seed is another run (default: 0)")

@@ -15,6 +15,7 @@ from rich.progress import track
 from rich.table import Table
 
 from strop.cli import doctor_preflight
+from strop.cli.commands import Commands
 from strop.cli.output import console, json_line
 from strop.config import Config, PolicyConfig
 from strop.errors import ConfigError
@@ -26,7 +27,7 @@ from strop.models.names import folder_of
 from strop.monitor.screen import Screen
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     doctor = commands.add_parser("doctor", help="check prompts, memory and rewards before a run begins")
     doctor.add_argument(
         "run", nargs="?", metavar="AGENT", help="FILE.py:function, a command, a service's URL, or the folder of a run"

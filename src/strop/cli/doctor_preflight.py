@@ -8,6 +8,7 @@ import asyncio
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -90,7 +91,7 @@ def describe_memory(config: Config, folder: Path) -> str:
     needs = make(config.algorithm, config.learner, config.policy).needs
     device = place(config.learner)[0]
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
-    model = AutoConfig.from_pretrained(folder)
+    model: Any = AutoConfig.from_pretrained(folder)  # pyright: ignore[reportUnknownMemberType]
     found = plan(model, config.learner, free, reference="ref" in needs, critic="value" in needs)
     where = "the GPU" if device.type == "cuda" else "the CPU"
     return found.advice or (

@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from strop import config as configs
+from strop.cli.commands import Commands
 from strop.cli.output import console, counts_line, json_line
 from strop.cli.served_store import add_options, open_served
 from strop.errors import ConfigError
@@ -20,7 +21,7 @@ from strop.tasks.sampling import queue
 from strop.types import TERMINAL
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     enqueue = commands.add_parser("enqueue", help="put tasks into a store, to be run by runners")
     add_options(enqueue)
     enqueue.add_argument("--tasks", required=True, help="a file, a folder, a data set, or FILE.py:function")

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strop import config as configs
+from strop.cli.commands import Commands
 from strop.cli.output import console, json_line, me
 from strop.cli.training_run import run_until_signal
 from strop.config import Config
@@ -30,7 +31,7 @@ START = "start"
 FOLDER = "runs/eval"
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     command = commands.add_parser("eval", help="evaluate a model behind an agent, or compare two, without training")
     command.add_argument(
         "agent", nargs="?", metavar="AGENT", help="FILE.py:function, a command, a service's URL, or the folder of a run"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
+from strop.cli.commands import Commands
 from strop.cli.output import json_line
 from strop.run.api import export
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     command = commands.add_parser("export", help="write a trained model as a plain Hugging Face folder")
     command.add_argument(
         "source", metavar="RUN", help="a run, for its last checkpoint, RUN:STEP, or a checkpoint's folder"

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from strop.cli.commands import Commands
 from strop.cli.output import console, json_line, me
 from strop.cli.rollouts import open_run
 from strop.errors import ConfigError
@@ -20,7 +21,7 @@ SHOWN = 10
 """Rollouts and metrics shown that differ most."""
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     replay = commands.add_parser("replay", help="score stored rollouts anew, or make a training step again")
     replay.add_argument("run", metavar="RUN", help="a run's folder; nothing in it is changed")
     replay.add_argument("--reward", metavar="FILE.py:function", help="score with this: f(task, answer[, turns])")

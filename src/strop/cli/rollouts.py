@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from strop.cli import keys, rollout_list
+from strop.cli.commands import Commands
 from strop.cli.output import console, json_line, last_line, status
 from strop.config import MAIN, PolicyConfig, resolve_policies
 from strop.errors import StropError
@@ -27,7 +28,7 @@ from strop.types import TERMINAL, Attempt, Event, Rollout, Turn
 Decode = Callable[[Turn, Sequence[int]], str]
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     rollouts = commands.add_parser("rollouts", help="list rollouts, show one with its turns and logs, or follow them")
     place = "a run's folder, postgresql://..., or the address of `strop serve` (default: $STROP_URL, or runs/demo)"
     rollouts.add_argument("run", nargs="?", default=os.environ.get("STROP_URL", "runs/demo"), help=place)
@@ -119,10 +120,11 @@ async def _decoder(store: Store, arguments: argparse.Namespace) -> Decode | None
         policies = {policy.name: PolicyConfig(model=policy.model) for policy in await store.policies()}
     if not policies:
         raise StropError(f"{arguments.run} does not say which model its rollouts are of: --prompt needs its tokenizer")
-    renderers = {
-        name: await asyncio.to_thread(lambda policy=policy: Renderer.from_folder(folder_of(policy)))
-        for name, policy in policies.items()
-    }
+
+    def load(policy: PolicyConfig) -> Renderer:
+        return Renderer.from_folder(folder_of(policy))
+
+    renderers = {name: await asyncio.to_thread(load, policy) for name, policy in policies.items()}
     any_other = next(iter(renderers.values()))
     return lambda turn, ids: renderers.get(turn.policy, any_other).decode(ids)
 

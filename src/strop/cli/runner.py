@@ -7,12 +7,14 @@ import asyncio
 import signal
 import sys
 import time
+from typing import Any
 
 import uvloop
 from rich.live import Live
 from rich.text import Text
 
 from strop import config as configs
+from strop.cli.commands import Commands
 from strop.cli.output import console, counts_line, json_line, me
 from strop.cli.served_store import START_SECONDS, add_options, open_served
 from strop.config import Config
@@ -23,7 +25,7 @@ from strop.runners.pool import Pool
 from strop.store.base import Store
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     runner = commands.add_parser("runner", help="run an agent on what a store has queued")
     add_options(runner)
     runner.add_argument("--agent", help="FILE.py:function, package.module:function, a command, or a service's URL")
@@ -91,7 +93,7 @@ async def _work(pool: Pool, store: Store, config: Config, arguments: argparse.Na
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, lambda: (now if stop.is_set() else stop).set())
     pool.work()
-    ends = [asyncio.create_task(stop.wait()), asyncio.create_task(pool.watch())]
+    ends: list[asyncio.Task[Any]] = [asyncio.create_task(stop.wait()), asyncio.create_task(pool.watch())]
     if arguments.until_empty:
         ends.append(asyncio.create_task(_wait_until_empty(store)))
     progress = asyncio.create_task(_show_progress(pool, stop, config, arguments))

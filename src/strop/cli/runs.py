@@ -12,6 +12,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from strop.cli.commands import Commands
 from strop.cli.output import console, json_line, me
 from strop.errors import ConfigError, PlaceError
 from strop.imports import to_install
@@ -22,7 +23,7 @@ from strop.run.history import PastRun, Record, differences, find, is_run, read
 PLACE = "runs"
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     runs = commands.add_parser("runs", help="list runs, or compare two and more")
     runs.add_argument("places", nargs="*", metavar="RUN", help=f"runs, or folders of runs (default: {PLACE})")
     runs.add_argument("--plot", metavar="FILE.png", help="draw their curves into one picture")

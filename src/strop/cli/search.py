@@ -15,6 +15,7 @@ import uvloop
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from strop.cli.commands import Commands
 from strop.cli.output import HOSTS, console, json_line, me
 from strop.errors import ConfigError
 from strop.monitor.screen import Screen
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 PORT = 8000
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     search = commands.add_parser("search", help="build and serve a search index for question-answering agents")
     verbs = search.add_subparsers(required=True, metavar="VERB")
 

@@ -16,13 +16,14 @@ from rich.text import Text
 from strop import config as configs
 from strop import demo
 from strop.cli import keys
+from strop.cli.commands import Commands
 from strop.cli.output import HOSTS, MODELS, console, json_line, me, without_password
 from strop.cli.served_store import PORT, START_SECONDS, say_what_is_awaited
 from strop.config import Config
 from strop.errors import ConfigError
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     serve = commands.add_parser("serve", help="serve a store, and a model, to runners on this or other machines")
     serve.add_argument("--folder", default="runs/served", help="where it is kept (default: runs/served)")
     serve.add_argument("--store", default="", metavar="URL", help="postgresql://...; default: SQLite in the folder")

@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 from strop import config as configs
+from strop.cli.commands import Commands
 from strop.cli.output import MODELS, json_line
 from strop.cli.training_run import add_options, choose_folder, print_summary, run_training
 from strop.errors import ConfigError
 from strop.run.folder import RunFolder
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     train = commands.add_parser("train", help="train the model behind an agent, or resume a run")
     train.add_argument("agent", nargs="?", metavar="AGENT", help="FILE.py:function, a command, or a service's URL")
     train.add_argument("--tasks", help="a .jsonl, .csv or .parquet file, a folder, a data set, or FILE.py:function")

@@ -72,12 +72,12 @@ def test_bare_strop_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("typed", "usage", "says"),
     [
-        ("train a.py:f --lrr 3", "usage: strop train ", "there is no --lrr here: did you mean --lr?"),
-        ("train a.py:f --lrr=3", "usage: strop train ", "there is no --lrr here: did you mean --lr?"),
-        ("trian", "usage: strop [", "there is no command trian: did you mean train?"),
-        ("search biuld a b", "usage: strop search ", "there is no command biuld: did you mean build?"),
-        ("runs --zzzz", "usage: strop runs ", "there is no --zzzz here"),
-        ("export a b c", "usage: strop export ", "there is no c here"),
+        ("train a.py:f --lrr 3", "usage: strop train ", "--lrr is not an option here. Fix: did you mean --lr?"),
+        ("train a.py:f --lrr=3", "usage: strop train ", "--lrr is not an option here. Fix: did you mean --lr?"),
+        ("trian", "usage: strop [", "trian is not a command. Fix: did you mean train?"),
+        ("search biuld a b", "usage: strop search ", "biuld is not a command. Fix: did you mean build?"),
+        ("runs --zzzz", "usage: strop runs ", "--zzzz is not an option here"),
+        ("export a b c", "usage: strop export ", "c is not an option here"),
     ],
 )
 def test_what_is_not_known_is_refused_with_its_own_usage(
