@@ -465,3 +465,15 @@ def test_what_cannot_be_configured(renderer: Renderer, monkeypatch: pytest.Monke
     ):
         with pytest.raises(ConfigError, match=says):
             Routes.of(route, wrong)
+
+
+def test_an_agent_is_answered_by_its_policy(renderer: Renderer) -> None:
+    """By its name, or else by the first pattern that it matches; the others by the one for all."""
+    plain = policy(Scripted([], renderer), renderer)
+    writer, critic = (replace(plain, policy=name) for name in ("writer", "critic"))
+    outside = {"large": OutsideConfig(url="http://127.0.0.1:9/v1", agents=("critic-2",))}
+    routes = Routes.of(writer, outside, {"writer": writer, "crit*": critic, "c*": writer})
+    found = {name: routes.any(name, None).policy for name in ("writer", "critic", "critic-2", "cook", "main")}
+    assert found == {"writer": "writer", "critic": "critic", "critic-2": "large", "cook": "writer", "main": "writer"}
+    with pytest.raises(ConfigError, match="a policy answers for 'critic-2' too"):
+        Routes.of(writer, outside, {"writer": writer, "critic-2": critic})

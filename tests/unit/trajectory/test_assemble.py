@@ -152,3 +152,24 @@ def test_turns_of_outside_models_have_no_tokens_and_are_left_out_and_counted():
     assert batch.counted.all()  # a rollout without tokens still tells what the task is worth
     assert batch.counts() == {"filter/empty": 1.0, "filter/outside": 1.0, "filter_turns/outside": 4.0}
     assert sum(len(piece.ids) for piece in pack(batch, 20)) == 2
+
+
+def test_a_policy_learns_from_its_own_turns_alone():
+    turns = [
+        turn("g1.0", 0, [1], [2], agent="writer", policy="writer"),
+        turn("g1.0", 1, [1], [3, 4], agent="critic-a", policy="critic"),
+        turn("g1.0", 2, [1], [5], agent="critic-b", policy="writer"),  # as it was routed when it was sampled
+    ]
+    one = sample(turns=turns)
+    by = {
+        name: assemble([one], agents=agents, budget=100, policy=name)
+        for name, agents in {"writer": ["writer"], "critic": ["critic-*"], "judge": ["judge"]}.items()
+    }
+    assert {name: batch.entries.target.tolist() for name, batch in by.items()} == {
+        "writer": [2],
+        "critic": [3, 4],
+        "judge": [],
+    }
+    assert by["critic"].agents == ["critic-a", "critic-b"]
+    assert by["judge"].dropped == {"g1.0": "untrained"}
+    assert all(batch.counted.all() for batch in by.values())  # what the rollout got counts for all of them
