@@ -29,7 +29,7 @@ from msgspec import Struct
 from strop.agent.functions import is_async
 from strop.config import Config, PolicyConfig, RunnerConfig
 from strop.engines.scripted import Answer as ScriptedAnswer
-from strop.engines.scripted import Asked, Scripted
+from strop.engines.scripted import Scripted, ScriptedRequest
 from strop.errors import AgentError, ConfigError
 from strop.net.server import serve
 from strop.run.runtime import ServedPolicy, make_gateway, prepare_policies
@@ -40,7 +40,7 @@ from strop.types import TERMINAL, Event, Reward, Rollout, Task, Turn
 __all__ = ["Trial", "call", "run"]
 
 T = TypeVar("T")
-Script = Sequence[ScriptedAnswer] | Mapping[str, ScriptedAnswer] | Callable[[Asked], ScriptedAnswer]
+Script = Sequence[ScriptedAnswer] | Mapping[str, ScriptedAnswer] | Callable[[ScriptedRequest], ScriptedAnswer]
 MODEL = "strop/nano"
 """Its chat template and tokenizer are used; its weights are not."""
 CONTEXT = 32_768

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.engines.scripted import Answer, Asked, Scripted
+from strop.engines.scripted import Answer, Scripted, ScriptedRequest
 from strop.gateway.app import Gateway
 from strop.gateway.route import PolicyRoute, Routes
 from strop.gateway.template import Renderer
@@ -46,7 +46,9 @@ async def thinking(folder: Path, tmp_path: Path) -> AsyncIterator[Place]:
 
 
 @asynccontextmanager
-async def open_place(renderer: Renderer, script: Callable[[Asked], Answer], folder: Path) -> AsyncIterator[Place]:
+async def open_place(
+    renderer: Renderer, script: Callable[[ScriptedRequest], Answer], folder: Path
+) -> AsyncIterator[Place]:
     store = await SqliteStore.open(folder / "store.sqlite")
     route = PolicyRoute(
         policy="p",

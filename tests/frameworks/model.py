@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from strop.engines.scripted import Asked
+from strop.engines.scripted import ScriptedRequest
 
 PEOPLE = {"Rome": 2748109, "Oslo": 709037}
 TOGETHER = sum(PEOPLE.values())
@@ -12,7 +12,7 @@ ANSWERS = [f"Together {TOGETHER} people live there.", "Rome is bigger than Oslo.
 THOUGHT = "<think>\nThe tools know more than I do.\n</think>\n\n"
 
 
-def play(asked: Asked) -> str:
+def play(asked: ScriptedRequest) -> str:
     """Look up what is missing, all at once; add what the tools said; answer. The numbers are the tools' own: nothing
     is added or answered before a tool has said them."""
     told, _, begun = asked.prompt.rpartition("<|im_start|>assistant\n")

@@ -105,7 +105,7 @@ class Beside:
         self._streams.pop(id, None)
         self.core.cancel(id)
 
-    async def drained(self) -> None:
+    async def wait_until_idle(self) -> None:
         raise AssertionError("nothing here pauses")
 
     async def load(self, version: str) -> None:

@@ -130,7 +130,7 @@ class WeightReceiver(ABC):
         raise self._refuse("weights from another GPU")
 
     async def begin_transfer(self, place: MeetingPlace | None) -> None:
-        """Get ready for weights from GPU to GPU: broadcast by whoever is at `place`, or, without one, handles of memory
+        """Get ready for weights from GPU to GPU: broadcast by the sender at `place`, or, without one, handles of memory
         on the same GPU."""
         raise self._refuse("weights from another GPU")
 

@@ -27,8 +27,8 @@ from msgspec import Struct
 from strop.config import SglangConfig, VllmConfig
 from strop.engines.base import Chunk, Engine
 from strop.engines.receiver import ModelTensors, WeightReceiver, WeightSource, WeightsRefused
-from strop.engines.server_events import BrokenOff, Piece
-from strop.engines.server_process import Elsewhere, Process, Server
+from strop.engines.server_events import BrokenOff, SampledTokens
+from strop.engines.server_process import EngineServer, ExternalServer, ServerProcess
 from strop.engines.weight_files import tensors_of
 from strop.errors import ContextOverflow, EngineError, ModelError
 from strop.net.client import Client
@@ -42,7 +42,7 @@ NOTICE = 5.0
 """Seconds until those who watch the server must have seen that it is gone."""
 
 
-class Answers(Protocol):
+class ServerApi(Protocol):
     """A server that was found to be one that can be spoken to. `context`: the most tokens it takes, if it says so."""
 
     @property
@@ -51,11 +51,11 @@ class Answers(Protocol):
     async def health(self) -> None: ...
 
 
-A = TypeVar("A", bound=Answers)
+A = TypeVar("A", bound=ServerApi)
 S = TypeVar("S", VllmConfig, SglangConfig)
 
 
-class Model(Struct, frozen=True):
+class ServedModel(Struct, frozen=True):
     """What an engine must know of a model, from its folder."""
 
     folder: Path
@@ -64,7 +64,7 @@ class Model(Struct, frozen=True):
     dtype: str
 
     @staticmethod
-    def of(folder: Path, context: int | None) -> Model:
+    def of(folder: Path, context: int | None) -> ServedModel:
         """Sequences may have `context` tokens, or as many as the model takes if those are fewer."""
         try:
             about: dict[str, Any] = json.loads((folder / "config.json").read_text())
@@ -77,7 +77,7 @@ class Model(Struct, frozen=True):
             lacks = "vocab_size" if longest else "max_position_embeddings, and policy.context is not set"
             raise ModelError(f"{folder} holds no model that can be served: its config.json has no {lacks}")
         dtype = str(about.get("dtype") or about.get("torch_dtype") or "bfloat16")
-        return Model(folder, min(context or longest, longest), vocabulary, dtype)
+        return ServedModel(folder, min(context or longest, longest), vocabulary, dtype)
 
 
 class RemoteEngine(Engine, Generic[A, S]):
@@ -90,7 +90,7 @@ class RemoteEngine(Engine, Generic[A, S]):
 
     def __init__(
         self,
-        model: Model,
+        model: ServedModel,
         settings: S,
         *,
         log: Path,
@@ -121,11 +121,11 @@ class RemoteEngine(Engine, Generic[A, S]):
         self._idle.set()
         self._open.set()
 
-    def _make_server(self, log: Path, env: Mapping[str, str]) -> Server:
+    def _make_server(self, log: Path, env: Mapping[str, str]) -> EngineServer:
         given, where = self._settings, f"engine.{self.name.lower()}"
         if given.url:
-            return Elsewhere(self.name, given.url, timeout=given.start_timeout, setting=f"{where}.url")
-        return Process(self.name, self._command, log=log, env=env, timeout=given.start_timeout, settings=where)
+            return ExternalServer(self.name, given.url, timeout=given.start_timeout, setting=f"{where}.url")
+        return ServerProcess(self.name, self._command, log=log, env=env, timeout=given.start_timeout, settings=where)
 
     # -- what differs --------------------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class RemoteEngine(Engine, Generic[A, S]):
     @abstractmethod
     def _stream(
         self, api: A, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], max_tokens: int
-    ) -> AsyncGenerator[Piece]:
+    ) -> AsyncGenerator[SampledTokens]:
         """Sampled tokens as they come. Raises `BrokenOff` or an error of `net.client` if the answer is cut off."""
 
     @abstractmethod
@@ -295,7 +295,7 @@ class RemoteEngine(Engine, Generic[A, S]):
             raise
         except BaseException as error:  # nobody knows what the server holds by now
             self._fails(f"version {version} could not be loaded: {str(error) or 'it was given up'}")
-            if isinstance(self._server, Process):
+            if isinstance(self._server, ServerProcess):
                 await self._server.end()
             elif self._source is not None:
                 self._served_name = await self._source.deliver(self._version, receiver)
@@ -349,7 +349,7 @@ class RemoteEngine(Engine, Generic[A, S]):
         while failed <= self._settings.restarts:
             if self._api is not None:
                 since = loop.time()
-                how = await self._server.gone()
+                how = await self._server.wait_until_gone()
                 self._is_down(f"{how}; it is being started again")
                 failed = failed + 1 if loop.time() - since < LONGEST_WAIT else 0
             await asyncio.sleep(min(FIRST_WAIT * 2**failed, LONGEST_WAIT))

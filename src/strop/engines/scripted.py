@@ -50,7 +50,7 @@ class Hangs(Struct, frozen=True):
 Answer = str | Sequence[int] | Exception | Breaks | Hangs
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class ScriptedRequest(Struct, frozen=True, kw_only=True):
     """A request, as a script's function sees it. `prompt` is the prompt as text, special tokens included."""
 
     prompt_ids: list[int]
@@ -61,7 +61,7 @@ class Asked(Struct, frozen=True, kw_only=True):
 class Played(Struct, kw_only=True):
     """A request and what became of it: the ids given out so far, and whether the answer was played to its end."""
 
-    asked: Asked
+    asked: ScriptedRequest
     ids: list[int] = msgspec.field(default_factory=list[int])
     finished: bool = False
 
@@ -86,8 +86,8 @@ class Failures(Struct, frozen=True, kw_only=True):
 
 class Scripted(Engine):
     """Plays `script`: a list of answers, taken in the order requests begin; a table of answers by a text in the prompt;
-    or a function from `Asked` to an answer. Of a table's texts the one that the prompt says last counts, so that in a
-    conversation each turn has its own answer; "" is for all other prompts.
+    or a function from `ScriptedRequest` to an answer. Of a table's texts the one that the prompt says last counts, so
+    that in a conversation each turn has its own answer; "" is for all other prompts.
 
     `chunk` tokens are given out at a time, `latency` seconds before each: a number, or a function of how many tokens
     were given out before, such as `lambda given: 0.01 if given else 2.0` for a slow start. Every token has the logprob
@@ -96,7 +96,7 @@ class Scripted(Engine):
 
     def __init__(
         self,
-        script: Sequence[Answer] | Mapping[str, Answer] | Callable[[Asked], Answer],
+        script: Sequence[Answer] | Mapping[str, Answer] | Callable[[ScriptedRequest], Answer],
         tokens: Tokens,
         *,
         context: int = 4096,
@@ -131,7 +131,7 @@ class Scripted(Engine):
         if len(prompt_ids) >= self._context:
             raise ContextOverflow(f"the prompt has {len(prompt_ids)} tokens, the context {self._context}")
         prompt = list(prompt_ids)
-        played = Played(asked=Asked(prompt_ids=prompt, prompt=self._tokens.decode(prompt), sampling=sampling))
+        played = Played(asked=ScriptedRequest(prompt_ids=prompt, prompt=self._tokens.decode(prompt), sampling=sampling))
         answer = self._next(played)
         fails = self._failures.hits(len(self.calls))
         await self._open.wait()

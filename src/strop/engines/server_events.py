@@ -25,7 +25,7 @@ class BrokenOff(EngineError):
     """An answer that the server began and did not end. Asking again may help."""
 
 
-class Piece(Struct, frozen=True):
+class SampledTokens(Struct, frozen=True):
     """Some sampled tokens. `finish` ends the answer."""
 
     ids: list[int]
@@ -33,7 +33,7 @@ class Piece(Struct, frozen=True):
     finish: Literal["stop", "length"] | None
 
 
-class Line:
+class ServerClient:
     """The line to one server. Errors call it `name`."""
 
     def __init__(self, name: str, client: Client) -> None:
@@ -57,7 +57,7 @@ class Line:
         """What it says if it agrees."""
         answer = await self.send(method, path, body, query=query, timeout=timeout)
         if answer.status != 200:
-            raise self.refused(answer.status, answer.body, path)
+            raise self.make_error(answer.status, answer.body, path)
         return answer
 
     async def events(self, path: str, body: Said) -> AsyncGenerator[bytes]:
@@ -67,7 +67,7 @@ class Line:
         held = b""
         async with self._client.stream("POST", path, msgspec.json.encode(body), headers=_JSON) as streamed:
             if streamed.status != 200:
-                raise self.refused(streamed.status, b"".join([piece async for piece in streamed]))
+                raise self.make_error(streamed.status, b"".join([piece async for piece in streamed]))
             async for piece in streamed:
                 *whole, held = (held + piece).split(b"\n\n")
                 for event in whole:
@@ -75,7 +75,7 @@ class Line:
                     if data and data != b"[DONE]":
                         yield data
 
-    def refused(self, status: int, body: bytes, what: str = "an answer") -> EngineError:
+    def make_error(self, status: int, body: bytes, what: str = "an answer") -> EngineError:
         said: Any = body[:300].decode(errors="replace")
         try:
             said = msgspec.json.decode(body, type=dict[str, Any])

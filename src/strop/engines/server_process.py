@@ -1,8 +1,8 @@
 """An engine's server: a program that is started, watched and ended by us, or somebody else's that only has a URL.
 
-    server = Process("sglang", command, log=...)     or     Elsewhere("sglang", url)
+    server = ServerProcess("sglang", command, log=...)     or     ExternalServer("sglang", url)
     await server.start()       returns once it answers; its address is `server.url`
-    how = await server.gone()  returns once it does not any more, and says how it ended
+    how = await server.wait_until_gone()  returns once it does not any more, and says how it ended
     await server.end()         it may be started again
 
 A program of ours listens on a free loopback port, drawn anew at every start. It leads a process group, and all that it
@@ -33,19 +33,19 @@ WATCH, MISSED = 1.0, 3
 """Seconds between two looks at somebody else's server, and how many in a row must fail until it counts as gone."""
 
 
-class Server(Protocol):
+class EngineServer(Protocol):
     url: str
 
     async def start(self) -> None: ...
 
-    async def gone(self) -> str: ...
+    async def wait_until_gone(self) -> str: ...
 
     async def end(self) -> None: ...
 
     async def close(self) -> None: ...
 
 
-class Elsewhere:
+class ExternalServer:
     """A server that somebody else started, and starts again if it dies. `setting` is where its address was given."""
 
     def __init__(self, name: str, url: str, *, timeout: float, setting: str) -> None:
@@ -54,17 +54,17 @@ class Elsewhere:
 
     async def start(self) -> None:
         deadline = asyncio.get_running_loop().time() + self._timeout
-        while not await answers(self.url):
+        while not await is_answering(self.url):
             if asyncio.get_running_loop().time() > deadline:
                 where = f"no {self._name} answers at {self.url} within {self._timeout:g} s"
-                raise EngineError(f"{where}: start it, or mend {self._setting}")
+                raise EngineError(f"{where}: start it, or correct {self._setting}")
             await asyncio.sleep(min(WATCH, self._timeout))
 
-    async def gone(self) -> str:
+    async def wait_until_gone(self) -> str:
         missed = 0
         while missed < MISSED:
             await asyncio.sleep(WATCH)
-            missed = 0 if await answers(self.url) else missed + 1
+            missed = 0 if await is_answering(self.url) else missed + 1
         return f"{self._name} at {self.url} does not answer any more"
 
     async def end(self) -> None: ...
@@ -72,7 +72,7 @@ class Elsewhere:
     async def close(self) -> None: ...
 
 
-class Process:
+class ServerProcess:
     """A program of ours. `command` makes its command line from the port it is to listen on; what it prints goes to
     `log`, one start after the other."""
 
@@ -101,7 +101,7 @@ class Process:
         self.url = f"http://127.0.0.1:{port}"
         ended = self._spawn(list(self._command(port)))
         deadline = asyncio.get_running_loop().time() + self._timeout
-        while not await answers(self.url):
+        while not await is_answering(self.url):
             wrong = ""
             if ended.done():
                 wrong = f"{ended.result()} before it answered{self._last_words()}; its log is {self._log}"
@@ -113,7 +113,7 @@ class Process:
                 raise EngineError(f"{self._name} {wrong}")
             await asyncio.wait([ended], timeout=POLL)
 
-    async def gone(self) -> str:
+    async def wait_until_gone(self) -> str:
         assert self._ended is not None, "it was never started"
         return f"{self._name} {await asyncio.shield(self._ended)}; its log is {self._log}"
 
@@ -159,7 +159,7 @@ class Process:
         return self._ended
 
     def _last_words(self) -> str:
-        """The last error it wrote since it was started, to be put behind a sentence."""
+        """The last error it wrote since it was started, to be put after a sentence."""
         with self._log.open("rb") as log:
             log.seek(self._from)
             lines = log.read().decode(errors="replace").splitlines()
@@ -173,7 +173,7 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
-async def answers(url: str) -> bool:
+async def is_answering(url: str) -> bool:
     client = Client(url, connect_timeout=5.0)
     try:
         return (await client.request("GET", "/health", timeout=30.0)).status == 200

@@ -25,7 +25,7 @@ from strop.learner.blocks import Way
 from strop.learner.flex_attention import padded_size
 from strop.learner.logprobs import CHUNK
 from strop.learner.model import place, way_of
-from strop.learner.tree_attention import BLOCK, NAME, Plan, Tree
+from strop.learner.tree_attention import BLOCK, NAME, Tree, TreePlan
 
 SMALLEST_BUDGET = 512
 
@@ -228,11 +228,11 @@ def _kept(model: Any, tree: Tree, tokens: int) -> int:
     return found + output.last_hidden_state.nbytes
 
 
-def _one_path(tokens: int, dtype: torch.dtype) -> Plan:
+def _one_path(tokens: int, dtype: torch.dtype) -> TreePlan:
     rows = [min(BLOCK, tokens - start) for start in range(0, tokens, BLOCK)]
     widths = [min(start + BLOCK, tokens) for start in range(0, tokens, BLOCK)]
     masks = [torch.zeros(row, width, dtype=dtype) for row, width in zip(rows, widths, strict=True)]
-    return Plan(rows, widths, torch.zeros(sum(widths), dtype=torch.long), masks)
+    return TreePlan(rows, widths, torch.zeros(sum(widths), dtype=torch.long), masks)
 
 
 @dataclass(frozen=True)

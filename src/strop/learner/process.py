@@ -89,7 +89,7 @@ class LearnerProcess(LearnerClient):
         if not self._streams:
             self._idle.set()
 
-    async def drained(self) -> None:
+    async def wait_until_idle(self) -> None:
         await self._idle.wait()
 
     async def watch(self) -> None:

@@ -32,7 +32,7 @@ class Tree(Protocol):
 
 
 @dataclass(frozen=True)
-class Plan:
+class TreePlan:
     """A `Tree` in plain operations.
 
     `rows[b]` queries are in block b; they see the next `widths[b]` of `keys`, and `masks[b]` (0 or -inf) is added to
@@ -66,7 +66,7 @@ def visible(rows: np.ndarray, keys: np.ndarray, end: np.ndarray) -> np.ndarray:
     return (keys[None, :] <= rows[:, None]) & (rows[:, None] < end[keys][None, :])
 
 
-def plan(end: np.ndarray, dtype: torch.dtype, device: torch.device | str, block: int = BLOCK) -> Plan:
+def plan(end: np.ndarray, dtype: torch.dtype, device: torch.device | str, block: int = BLOCK) -> TreePlan:
     """From a piece's `end`, and from nothing else."""
     rows: list[int] = []
     keys: list[np.ndarray] = []
@@ -78,7 +78,7 @@ def plan(end: np.ndarray, dtype: torch.dtype, device: torch.device | str, block:
         rows.append(stop - start)
         keys.append(open_keys)
         masks.append(torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf).to(device))
-    return Plan(rows, [len(k) for k in keys], torch.from_numpy(np.concatenate(keys)).to(device), masks)
+    return TreePlan(rows, [len(k) for k in keys], torch.from_numpy(np.concatenate(keys)).to(device), masks)
 
 
 def attention(

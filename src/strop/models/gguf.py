@@ -77,7 +77,7 @@ def _convert(file: Path, folder: Path, say: Callable[[str], None]) -> None:
         fields: dict[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
     except (ValueError, KeyError, IndexError, TypeError, OverflowError, UnicodeDecodeError) as error:
-        raise ModelError(f"{file} is no GGUF file, or it is cut off ({error}): download it again") from None
+        raise ModelError(f"{file} is not a GGUF file, or it is cut off ({error}): download it again") from None
     config = _config(file, fields, tensors, gguf)
     weights: dict[str, Array] = {}
     for name, tensor in tensors.items():

@@ -70,7 +70,7 @@ def resolve(name: str, say: Callable[[str], None] = _tell) -> Path:
         place = Path(name).expanduser()
         is_folder, is_file = place.is_dir(), place.is_file()
     except (RuntimeError, OSError, ValueError) as error:  # no such user's home; too long, odd characters
-        raise ModelError(f"{name!r} is no model: {error}") from None
+        raise ModelError(f"{name!r} is not a model: {error}") from None
     if is_folder:
         if (place / "checkpoints").is_dir():
             raise ModelError(f"{place} is a run: `strop export {place} FOLDER` makes a model of its newest checkpoint")
@@ -81,12 +81,12 @@ def resolve(name: str, say: Callable[[str], None] = _tell) -> Path:
         return place.resolve()
     if is_file:
         if place.suffix.lower() != ".gguf":
-            raise ModelError(f"{place} is no model: give a folder in Hugging Face format, or a .gguf file")
+            raise ModelError(f"{place} is not a model. Fix: give a folder in Hugging Face format, or a .gguf file")
         return gguf.folder_of(place.resolve(), say)
     tried = f"there is no model {name!r}: it does not ship with strop ({', '.join([*SHIPPED, SMOLLM2])} do)"
     tried += ", no such folder or file is here"
     if name.startswith("strop/") or not hub.is_name(name):
-        raise ModelError(f"{tried}, and it is no Hugging Face name (ORG/MODEL): check how it is written")
+        raise ModelError(f"{tried}, and it is not a Hugging Face name (ORG/MODEL): check how it is written")
     try:
         return hub.fetch(name, say)
     except ModelError as error:

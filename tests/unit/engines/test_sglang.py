@@ -259,7 +259,7 @@ async def test_a_server_that_does_not_start(tmp_path: Path, python_path: str) ->
         async with started(tmp_path, python_path, python="/nowhere/python"):
             pass
     nobody = SglangConfig(url=f"http://127.0.0.1:{free_port()}", start_timeout=0.2)
-    with pytest.raises(EngineError, match=r"mend engine.sglang.url"):
+    with pytest.raises(EngineError, match=r"correct engine.sglang.url"):
         await Sglang(tmp_path / "model", nobody, log=tmp_path / "log").start()
     with pytest.raises(ModelError, match="no model"):
         Sglang(tmp_path, nobody, log=tmp_path / "log")

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strop.engines.scripted import Asked as Seen
 from strop.engines.scripted import Scripted
+from strop.engines.scripted import ScriptedRequest as Seen
 from strop.gateway.contexts import Branch
 from strop.gateway.conversation import canonical
 from strop.gateway.dialects.base import Delta

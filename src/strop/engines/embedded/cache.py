@@ -34,7 +34,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class View:
+class CacheView:
     """The part of every layer that attention is shown."""
 
     rows: slice
@@ -53,7 +53,7 @@ class Cache:
         self.keys = [self._room(heads, key) for heads, key, _ in layout.layers]
         self.values = [self._room(heads, value) for heads, _, value in layout.layers]
         self._lines: Tensor
-        self._view = View(slice(None), self.width)
+        self._view = CacheView(slice(None), self.width)
 
     @property
     def bytes(self) -> int:
@@ -70,7 +70,7 @@ class Cache:
                 tensors[layer] = new = self._room(old.shape[2], old.shape[3])
                 new[:, :before] = old
 
-    def aim(self, rows: Tensor, columns: Tensor, view: View) -> None:
+    def aim(self, rows: Tensor, columns: Tensor, view: CacheView) -> None:
         """The next pass's tokens, batch by batch, are written at `rows`, `columns` [tokens]; attention sees `view`."""
         self._lines = rows * self.width + columns
         self._view = view

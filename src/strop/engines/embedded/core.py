@@ -28,10 +28,10 @@ import torch
 from strop.config import EngineConfig
 from strop.engines.base import Chunk
 from strop.engines.embedded.cache import Cache
-from strop.engines.embedded.fixed import Fixed
-from strop.engines.embedded.packed import Packed
-from strop.engines.embedded.passes import PROBE, Passes, Piece, check, stock
-from strop.engines.embedded.ragged import Ragged, fits
+from strop.engines.embedded.fixed import FixedPasses
+from strop.engines.embedded.packed import PackedPasses
+from strop.engines.embedded.passes import PROBE, Passes, PassSlice, check, stock
+from strop.engines.embedded.ragged import RaggedPasses, fits
 from strop.engines.embedded.sampler import sample
 from strop.engines.embedded.slots import WORTHWHILE, Slots
 from strop.errors import ContextOverflow, EngineError
@@ -42,7 +42,7 @@ BEGIN = 512
 
 
 @dataclass
-class Request:
+class DecodeRequest:
     """One sequence. The first `filled` of `ids` have their keys in the cache, at row `slot`."""
 
     id: int
@@ -75,8 +75,8 @@ class Core:
     config: EngineConfig
     context: int
     version: str = "1.0"
-    waiting: dict[int, Request] = field(default_factory=dict)
-    running: dict[int, Request] = field(default_factory=dict)
+    waiting: dict[int, DecodeRequest] = field(default_factory=dict)
+    running: dict[int, DecodeRequest] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         layout, wanted = stock(self.model)
@@ -105,8 +105,8 @@ class Core:
 
     def _passes(self) -> Passes:
         if self.config.deterministic:
-            return Fixed(self.model, self.cache, chunk=self.chunk)
-        return (Ragged if fits(self.cache.layout) else Packed)(self.model, self.cache)
+            return FixedPasses(self.model, self.cache, chunk=self.chunk)
+        return (RaggedPasses if fits(self.cache.layout) else PackedPasses)(self.model, self.cache)
 
     def _width(self) -> int:
         """Columns of the cache: in deterministic mode a whole number of chunks, so that the last, padded one fits."""
@@ -130,7 +130,7 @@ class Core:
         stream = np.random.Generator(np.random.Philox(key=seed))
         ids = list(prompt_ids)
         prompt = np.array(ids, np.int32)
-        self.waiting[id] = Request(id, ids, len(ids), sampling, frozenset(stop_ids), stream, prompt)
+        self.waiting[id] = DecodeRequest(id, ids, len(ids), sampling, frozenset(stop_ids), stream, prompt)
 
     @torch.inference_mode()  # as in a step: what was made there may only be changed there
     def cancel(self, id: int) -> None:
@@ -181,10 +181,10 @@ class Core:
             request.slot, request.filled = place.row, place.reused
             self.running[request.id] = request
 
-    def _work(self) -> list[tuple[Request, Piece]]:
+    def _work(self) -> list[tuple[DecodeRequest, PassSlice]]:
         """What the next pass runs: those decoding, by their rows, then prompts in the order they came."""
         decoding = sorted((r for r in self.running.values() if r.decoding), key=lambda r: r.slot)
-        work = [(r, Piece(r.slot, r.filled, r.ids[-1:], sampled=True, last=True)) for r in decoding]
+        work = [(r, PassSlice(r.slot, r.filled, r.ids[-1:], sampled=True, last=True)) for r in decoding]
         # In deterministic mode chunks are run one by one: each sequence may have one.
         budget = self.chunk * (self.cache.rows if self.config.deterministic else 1)
         for request in self.running.values():
@@ -192,11 +192,11 @@ class Core:
                 size = self.chunk if self.config.deterministic else min(self.chunk, budget)
                 ids = request.ids[request.filled : request.filled + size]
                 last = request.filled + len(ids) == len(request.ids)
-                work.append((request, Piece(request.slot, request.filled, ids, sampled=False, last=last)))
+                work.append((request, PassSlice(request.slot, request.filled, ids, sampled=False, last=last)))
                 budget -= size if self.config.deterministic else len(ids)
         return work
 
-    def _take(self, request: Request, id: int, logprob: float) -> Chunk | EngineError:
+    def _take(self, request: DecodeRequest, id: int, logprob: float) -> Chunk | EngineError:
         if not math.isfinite(logprob):
             self._end(request, broken=True)
             return EngineError(
@@ -209,7 +209,7 @@ class Core:
             self._end(request)
         return Chunk(ids=[id], logprobs=[logprob], version=self.version, finish=finish)
 
-    def _end(self, request: Request, *, broken: bool = False) -> None:
+    def _end(self, request: DecodeRequest, *, broken: bool = False) -> None:
         del self.running[request.id]
         self.slots.let_go(request.slot)
         if broken:

@@ -36,7 +36,7 @@ class Link(Protocol):
         """The most tokens a sequence may have; known once the model is loaded."""
         ...
 
-    async def drained(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until no request is at work. How fast their tokens are read plays no part in it."""
 
     async def load(self, version: str) -> None: ...
@@ -87,7 +87,7 @@ class Embedded(Engine):
 
     async def pause(self) -> None:
         self._open.clear()
-        await self._link.drained()
+        await self._link.wait_until_idle()
 
     async def resume(self) -> None:
         self._open.set()

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.engines.embedded.cache import Cache, View
-from strop.engines.embedded.passes import Piece
+from strop.engines.embedded.cache import Cache, CacheView
+from strop.engines.embedded.passes import PassSlice
 
 
-class Fixed:
+class FixedPasses:
     """The cache must be as wide as it gets, a whole number of chunks; pieces other than sampled ones begin at one."""
 
     def __init__(self, model: Any, cache: Cache, *, chunk: int) -> None:
@@ -30,7 +30,7 @@ class Fixed:
         self._lowest = torch.finfo(cache.layout.dtype).min
         self._last = int(getattr(model.config, "max_position_embeddings", None) or cache.width) - 1
 
-    def run(self, pieces: Sequence[Piece]) -> Tensor:
+    def run(self, pieces: Sequence[PassSlice]) -> Tensor:
         decoding = [piece for piece in pieces if piece.sampled]
         logits = [self._decode(decoding)] if decoding else []
         for piece in pieces[len(decoding) :]:
@@ -42,7 +42,7 @@ class Fixed:
     def refresh(self) -> None:
         """Passes take the model's weights as they are."""
 
-    def _prefill(self, piece: Piece) -> Tensor:
+    def _prefill(self, piece: PassSlice) -> Tensor:
         assert not piece.sampled
         assert piece.start % self._chunk == 0
         ids = torch.zeros(self._chunk, dtype=torch.long)
@@ -50,10 +50,10 @@ class Fixed:
         places = torch.arange(piece.start, piece.start + self._chunk)
         rows = torch.full_like(places, piece.row)
         seen = self._columns[None] <= places.to(self._device)[:, None]
-        view = View(slice(piece.row, piece.row + 1), self._cache.width)
+        view = CacheView(slice(piece.row, piece.row + 1), self._cache.width)
         return self._forward(ids[None], places[None], rows[None], seen[None], view, len(piece.ids) - 1)
 
-    def _decode(self, pieces: Sequence[Piece]) -> Tensor:
+    def _decode(self, pieces: Sequence[PassSlice]) -> Tensor:
         count = self._cache.rows
         ids = torch.zeros(count, dtype=torch.long)
         # Rows with nothing to decode write where nobody looks: the last column is only ever seen by a sequence that
@@ -63,17 +63,17 @@ class Fixed:
         ids[rows] = torch.tensor([piece.ids[0] for piece in pieces])
         places[rows] = torch.tensor([piece.start for piece in pieces])
         seen = (self._columns <= places.to(self._device)[:, None])[:, None]
-        view = View(slice(0, count), self._cache.width)
+        view = CacheView(slice(0, count), self._cache.width)
         return self._forward(ids[:, None], places[:, None], torch.arange(count)[:, None], seen, view, 0)[rows]
 
-    def _forward(self, ids: Tensor, places: Tensor, rows: Tensor, seen: Tensor, view: View, keep: int) -> Tensor:
+    def _forward(self, ids: Tensor, places: Tensor, rows: Tensor, seen: Tensor, view: CacheView, keep: int) -> Tensor:
         """Logits of the `keep`-th token of each row of `ids`."""
         mask = torch.zeros(seen.shape, dtype=self._cache.layout.dtype, device=self._device)
         ids, places, rows = torch.stack([ids, places, rows]).to(self._device)
         self._cache.aim(rows.flatten(), places.flatten(), view)
         return self._model(
             input_ids=ids,
-            position_ids=places.clamp(max=self._last),  # padding may stand behind the last that the model knows
+            position_ids=places.clamp(max=self._last),  # padding may stand after the last that the model knows
             attention_mask=mask.masked_fill_(~seen, self._lowest)[:, None],
             past_key_values=self._cache,
             use_cache=True,

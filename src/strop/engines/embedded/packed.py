@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 
 from strop.engines.embedded.cache import Cache
 from strop.engines.embedded.linears import Linears
-from strop.engines.embedded.passes import Piece, end_to_end, forward, refuse_more
+from strop.engines.embedded.passes import PassSlice, end_to_end, forward, refuse_more
 
 NAME = "strop_packed"
 SLACK = 4096
@@ -27,7 +27,7 @@ SLACK = 4096
 
 
 @dataclass(frozen=True)
-class Run:
+class DecodeRun:
     """Tokens [start, stop) of the pass, being decoded in `rows`; each sees what `mask` leaves of `width` columns."""
 
     start: int
@@ -49,12 +49,12 @@ class Prefill:
 
 
 @dataclass(frozen=True)
-class Plan:
-    runs: list[Run]
+class PackedPlan:
+    runs: list[DecodeRun]
     prefills: list[Prefill]
 
 
-class Packed:
+class PackedPasses:
     """Pieces that decode must come first, in the order of their rows."""
 
     def __init__(self, model: Any, cache: Cache) -> None:
@@ -66,7 +66,7 @@ class Packed:
     def refresh(self) -> None:
         self._linears.refresh()
 
-    def run(self, pieces: Sequence[Piece]) -> Tensor:
+    def run(self, pieces: Sequence[PassSlice]) -> Tensor:
         self._cache.reach(max(piece.stop for piece in pieces))
         device = self._cache.layout.device
         inputs = end_to_end(pieces).to(device)
@@ -75,8 +75,8 @@ class Packed:
         with self._linears.using():
             return forward(self._model, self._cache, NAME, inputs, wanted, packed=self._plan(pieces, inputs[1]))
 
-    def _plan(self, pieces: Sequence[Piece], places: Tensor) -> Plan:
-        plan = Plan([], [])
+    def _plan(self, pieces: Sequence[PassSlice], places: Tensor) -> PackedPlan:
+        plan = PackedPlan([], [])
         decoding = [piece for piece in pieces if piece.sampled]
         start = 0
         for together in _runs(decoding):
@@ -84,7 +84,7 @@ class Packed:
             mask = None
             if any(piece.stop != width for piece in together):
                 mask = self._mask(self._columns[:width] <= places[start:stop, None])[:, None, None]
-            plan.runs.append(Run(start, stop, slice(together[0].row, together[-1].row + 1), width, mask))
+            plan.runs.append(DecodeRun(start, stop, slice(together[0].row, together[-1].row + 1), width, mask))
             start = stop
         for piece in pieces[len(decoding) :]:
             assert not piece.sampled
@@ -100,9 +100,9 @@ class Packed:
         return mask.masked_fill_(~seen, -torch.inf)
 
 
-def _runs(decoding: Sequence[Piece]) -> list[list[Piece]]:
+def _runs(decoding: Sequence[PassSlice]) -> list[list[PassSlice]]:
     """Neighbouring rows of not too different lengths."""
-    runs: list[list[Piece]] = []
+    runs: list[list[PassSlice]] = []
     total = widest = 0
     for piece in decoding:
         widest, total = max(widest, piece.stop), total + piece.stop
@@ -124,7 +124,7 @@ def attention(
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
-    packed: Plan | None = None,
+    packed: PackedPlan | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
     """Hugging Face's attention seam: query [1, heads, tokens, width], all rows' keys and values; [1, tokens, heads,

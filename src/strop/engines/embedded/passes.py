@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from strop.engines.embedded.cache import Cache, Layout, View
+from strop.engines.embedded.cache import Cache, CacheView, Layout
 from strop.errors import ModelError
 
 
 @dataclass(frozen=True)
-class Piece:
+class PassSlice:
     """Tokens of one sequence whose turn it is: they go to `row`, from column `start` on. `sampled`: it is the one token
-    drawn last. `last`: nothing of the sequence is left behind them, so the logits of their last one are wanted."""
+    drawn last. `last`: nothing of the sequence is left after them, so the logits of their last one are wanted."""
 
     row: int
     start: int
@@ -35,7 +35,7 @@ class Piece:
 class Passes(Protocol):
     """A way to run pieces through the model."""
 
-    def run(self, pieces: Sequence[Piece]) -> Tensor:
+    def run(self, pieces: Sequence[PassSlice]) -> Tensor:
         """Write the pieces' keys; the logits of those with `last`, in their order. [wanted, vocabulary]"""
         ...
 
@@ -45,7 +45,7 @@ class Passes(Protocol):
 
 
 @contextmanager
-def attending(model: Any, name: str) -> Iterator[None]:
+def use_attention(model: Any, name: str) -> Iterator[None]:
     """Run the model with the attention registered as `name`, and leave it as it was."""
     before = model.config._attn_implementation
     model.config._attn_implementation = name
@@ -55,7 +55,7 @@ def attending(model: Any, name: str) -> Iterator[None]:
         model.config._attn_implementation = before
 
 
-def end_to_end(pieces: Sequence[Piece]) -> Tensor:
+def end_to_end(pieces: Sequence[PassSlice]) -> Tensor:
     """[3, tokens]: ids, columns, rows."""
     ids: list[int] = []
     columns: list[int] = []
@@ -71,8 +71,8 @@ def forward(model: Any, cache: Cache, attention: str, inputs: Tensor, wanted: Te
     """One pass over tokens laid end to end [3, tokens], under the attention of that name, which gets `plan`; logits of
     the `wanted` tokens. [wanted, vocabulary]"""
     tokens, places, rows = inputs
-    cache.aim(rows, places, View(slice(None), cache.width))
-    with attending(model, attention):
+    cache.aim(rows, places, CacheView(slice(None), cache.width))
+    with use_attention(model, attention):
         output = model(
             input_ids=tokens[None],
             position_ids=places[None],
@@ -110,7 +110,7 @@ def stock(model: Any) -> tuple[Layout, Tensor]:
         )
     cache = DynamicCache()
     ids = torch.tensor(_probes(model), device=model.device)
-    with attending(model, "eager"):
+    with use_attention(model, "eager"):
         logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits
     found: list[tuple[int, int, int]] = []
     dtype = logits.dtype
@@ -132,9 +132,11 @@ def check(model: Any, passes: Passes, wanted: Tensor, *, rows: int, chunk: int) 
     first = wanted
     for start in range(0, half, chunk):
         stop = min(half, start + chunk)
-        first = passes.run([Piece(row, start, ids[start:stop], False, stop == half) for row, ids in enumerate(probes)])
+        first = passes.run(
+            [PassSlice(row, start, ids[start:stop], False, stop == half) for row, ids in enumerate(probes)]
+        )
     first = first.clone()  # a recorded pass gives the same memory again
-    second = passes.run([Piece(row, half, ids[half : half + 1], True, True) for row, ids in enumerate(probes)])
+    second = passes.run([PassSlice(row, half, ids[half : half + 1], True, True) for row, ids in enumerate(probes)])
     far = torch.stack([first - wanted[:, half - 1], second - wanted[:, half]]).float().abs()
     if wanted.dtype.itemsize >= 4:
         alike = far.max() <= 1e-4 * wanted.abs().max()

@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 
 from strop.engines.embedded.cache import Cache, Layout
 from strop.engines.embedded.graphs import Graphs
-from strop.engines.embedded.passes import Piece, end_to_end, forward, refuse_more
+from strop.engines.embedded.passes import PassSlice, end_to_end, forward, refuse_more
 
 NAME = "strop_ragged"
 SMALLEST, LARGEST = 64, 4096
@@ -32,7 +32,7 @@ class Size:
     longest: int
 
 
-def size_of(pieces: Sequence[Piece]) -> Size:
+def size_of(pieces: Sequence[PassSlice]) -> Size:
     """The size of a pass of these pieces; of the recording for it, or as it is if it is too large for any.
 
     A pass that only decodes has a power of two of tokens, one per sequence. Others have a sequence more than pieces,
@@ -51,7 +51,7 @@ def size_of(pieces: Sequence[Piece]) -> Size:
     return Size(tokens, sequences, tokens)
 
 
-class Ragged:
+class RaggedPasses:
     def __init__(self, model: Any, cache: Cache) -> None:
         self._model = model
         self._cache = cache
@@ -60,7 +60,7 @@ class Ragged:
     def refresh(self) -> None:
         self._graphs.refresh()
 
-    def run(self, pieces: Sequence[Piece]) -> Tensor:
+    def run(self, pieces: Sequence[PassSlice]) -> Tensor:
         self._cache.reach(max(piece.stop for piece in pieces))
         size = size_of(pieces)
         recorded = size.tokens <= LARGEST or size.longest == 1
@@ -75,7 +75,7 @@ class Ragged:
             return logits[: len(wanted)]
         return logits[torch.tensor(wanted, dtype=torch.long).to(device)]
 
-    def _lay_out(self, pieces: Sequence[Piece], size: Size) -> tuple[Tensor, Tensor]:
+    def _lay_out(self, pieces: Sequence[PassSlice], size: Size) -> tuple[Tensor, Tensor]:
         """Ids, columns and rows [3, tokens]; of each sequence where its queries and its keys begin, how many keys it
         has, and its last token [4, sequences + 1]. What fills them up lies in the cache's spare row."""
         spare, width = self._cache.rows, self._cache.width
@@ -98,12 +98,12 @@ class Ragged:
 
     def _forward(self, size: Size, inputs: Tensor, starts: Tensor) -> Tensor:
         """Logits of every sequence's last token. Nothing here waits for the device."""
-        plan = Plan(starts[0], starts[1], starts[2, :-1], size.longest, self._cache.width)
+        plan = RaggedPlan(starts[0], starts[1], starts[2, :-1], size.longest, self._cache.width)
         return forward(self._model, self._cache, NAME, inputs, starts[3, :-1].long(), ragged=plan)
 
 
 @dataclass(frozen=True)
-class Plan:
+class RaggedPlan:
     """Where sequences' queries begin in the pass and their keys in the cache, and how many keys they have; int32."""
 
     queries: Tensor  # [sequences + 1]
@@ -131,7 +131,7 @@ def attention(
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
-    ragged: Plan | None = None,
+    ragged: RaggedPlan | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
     """Hugging Face's attention seam: query [1, heads, tokens, width], all rows' keys and values; [1, tokens, heads,

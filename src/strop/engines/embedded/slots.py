@@ -16,7 +16,7 @@ WORTHWHILE = 16
 
 
 @dataclass(frozen=True)
-class Place:
+class SlotPlacement:
     """Where a prompt goes. Its first `reused` tokens are there already, or in row `source` if that is given."""
 
     row: int
@@ -25,7 +25,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedPrefix:
     """What a prompt has in common with each row, from its beginning and without its last token, which must be run for
     its logits: how many tokens' keys are `there` [rows], and the most that some row, now being filled, will have."""
 
@@ -53,35 +53,35 @@ class Slots:
     def full(self) -> bool:
         return not self._free.any()
 
-    def shared(self, prompt: np.ndarray) -> Shared:
+    def shared(self, prompt: np.ndarray) -> SharedPrefix:
         width = min(len(prompt) - 1, int(self._known.max()))
         if not self._reuse or width <= 0:
-            return Shared(np.zeros_like(self.filled))
+            return SharedPrefix(np.zeros_like(self.filled))
         other = self._ids[:, :width] != prompt[:width]
         common = np.minimum(np.where(other.any(1), other.argmax(1), width), self._known)
-        return Shared(np.minimum(common, self.filled), int(common[self._known > self.filled].max(initial=0)))
+        return SharedPrefix(np.minimum(common, self.filled), int(common[self._known > self.filled].max(initial=0)))
 
-    def choose(self, shared: Shared) -> Place:
+    def choose(self, shared: SharedPrefix) -> SlotPlacement:
         """The best place for a prompt. There must be a free row."""
         oldest = int(np.where(self._free, self._used, np.iinfo(np.int64).max).argmin())
         reused = int(shared.there.max())
-        # of the rows that have as much, one that is free, with the least behind it
+        # of the rows that have as much, one that is free, with the least after it
         best = int(np.lexsort((self.filled, ~self._free, -shared.there))[0])
         lost = int(self.filled[best]) - reused
         if self._free[best] and reused > 0 and (best == oldest or lost <= self.filled[oldest]):
-            return Place(best, reused)
+            return SlotPlacement(best, reused)
         if reused >= WORTHWHILE:
-            return Place(oldest, reused, best)
-        return Place(oldest, int(shared.there[oldest]))
+            return SlotPlacement(oldest, reused, best)
+        return SlotPlacement(oldest, int(shared.there[oldest]))
 
-    def take(self, place: Place, prompt: np.ndarray) -> None:
+    def take(self, place: SlotPlacement, prompt: np.ndarray) -> None:
         self._free[place.row] = False
         self._ids[place.row, : len(prompt)] = prompt
         self._known[place.row] = len(prompt)
         self.filled[place.row] = place.reused
 
     def fill(self, row: int, ids: Sequence[int]) -> None:
-        """The keys of `ids` were written behind what the row had."""
+        """The keys of `ids` were written after what the row had."""
         start = int(self.filled[row])
         stop = start + len(ids)
         self._ids[row, start:stop] = ids

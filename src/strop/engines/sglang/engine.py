@@ -1,5 +1,8 @@
 """sglang as an engine: what is its own beside `RemoteEngine`. New weights are loaded from their folder.
 
+Untested: it was written from sglang's source and is tested against a stand-in that speaks its protocol, never against
+sglang itself.
+
 The logprob of a token is after penalties and temperature. Where an answer is also cut by top_p, top_k or min_p, sglang
 has it before that cut; such turns carry no loss anyway (`Sampling.exact`).
 """
@@ -17,9 +20,9 @@ from pathlib import Path
 from strop.config import SglangConfig
 from strop.engines.base import EngineSetup
 from strop.engines.receiver import ModelTensors, WeightReceiver
-from strop.engines.remote import Model, RemoteEngine
-from strop.engines.server_events import BrokenOff, Piece
-from strop.engines.sglang.protocol import Api
+from strop.engines.remote import RemoteEngine, ServedModel
+from strop.engines.server_events import BrokenOff, SampledTokens
+from strop.engines.sglang.protocol import SglangApi
 from strop.errors import EngineError
 from strop.net.client import Client
 from strop.net.secrets import child_environment
@@ -31,7 +34,7 @@ LAST_ABORTS = 5.0
 """Seconds for the server to hear of answers that nobody wants any more, before the engine is closed."""
 
 
-class Sglang(RemoteEngine[Api, SglangConfig]):
+class Sglang(RemoteEngine[SglangApi, SglangConfig]):
     """One server and the policy it serves.
 
         engine = Sglang(folder, SglangConfig(), log=run / "sglang.log", renewed=True)
@@ -56,7 +59,7 @@ class Sglang(RemoteEngine[Api, SglangConfig]):
         env = {name: value for name, value in child_environment().items() if name != "SGLANG_RETURN_ORIGINAL_LOGPROB"}
         self._aborts: set[asyncio.Task[None]] = set()
         super().__init__(
-            Model.of(model, context),
+            ServedModel.of(model, context),
             settings,
             log=log,
             env={**env, "HF_HUB_OFFLINE": "1", **settings.env},
@@ -72,12 +75,12 @@ class Sglang(RemoteEngine[Api, SglangConfig]):
     def _command(self, port: int) -> list[str]:
         return command(self._model.folder, self._settings, self._context, self._version, port)
 
-    async def _meet(self, client: Client) -> Api:
-        return await Api.of(client)
+    async def _meet(self, client: Client) -> SglangApi:
+        return await SglangApi.of(client)
 
     async def _stream(
-        self, api: Api, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], max_tokens: int
-    ) -> AsyncGenerator[Piece]:
+        self, api: SglangApi, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], max_tokens: int
+    ) -> AsyncGenerator[SampledTokens]:
         rid, weights, ended = secrets.token_hex(16), api.weights, False
         try:
             async with aclosing(api.generate(rid, prompt_ids, sampling, stop_ids, max_tokens)) as pieces:
@@ -96,7 +99,7 @@ class Sglang(RemoteEngine[Api, SglangConfig]):
             if not ended:
                 self._abort(api, rid)
 
-    def _abort(self, api: Api, rid: str) -> None:
+    def _abort(self, api: SglangApi, rid: str) -> None:
         """Who closes an answer does not wait for the server to hear of it."""
 
         async def abort() -> None:
@@ -107,7 +110,7 @@ class Sglang(RemoteEngine[Api, SglangConfig]):
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
-    def _make_receiver(self, api: Api, tensors: ModelTensors) -> SglangReceiver:
+    def _make_receiver(self, api: SglangApi, tensors: ModelTensors) -> SglangReceiver:
         return SglangReceiver(api, tensors)
 
     async def close(self) -> None:
@@ -119,7 +122,7 @@ class Sglang(RemoteEngine[Api, SglangConfig]):
 class SglangReceiver(WeightReceiver):
     """The end of the server that takes new weights, which it reads from a folder."""
 
-    def __init__(self, api: Api, tensors: ModelTensors) -> None:
+    def __init__(self, api: SglangApi, tensors: ModelTensors) -> None:
         super().__init__("sglang", "", tensors, limit=LIMIT)  # it serves one model, which has no name
         self._api = api
 

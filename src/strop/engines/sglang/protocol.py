@@ -1,6 +1,6 @@
 """What is said to sglang over HTTP, and nothing else of sglang. Written from the source of 0.5.23, spoken to any 0.5.
 
-    api = await Api.of(client)          its version is known, or `EngineError` says what is wrong
+    api = await SglangApi.of(client)          its version is known, or `EngineError` says what is wrong
     async for piece in api.generate(...)
 
 A message of a stream has the tokens since the last one, or all of them so far, as the server was started; how many
@@ -19,7 +19,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from strop.engines.server_events import MOVED, BrokenOff, Line, Piece
+from strop.engines.server_events import MOVED, BrokenOff, SampledTokens, ServerClient
 from strop.errors import EngineError
 from strop.net.client import Client
 from strop.types import Sampling
@@ -27,40 +27,40 @@ from strop.types import Sampling
 OLDEST, NEWEST = (0, 5), (0, 5)
 
 
-class Told(Piece, frozen=True):
+class SglangTokens(SampledTokens, frozen=True):
     """Some sampled tokens, and what the server calls the weights they are from."""
 
     weights: str | None
 
 
-class Api:
-    """A server that answers. Made by `Api.of`."""
+class SglangApi:
+    """A server that answers. Made by `SglangApi.of`."""
 
-    def __init__(self, line: Line, version: str, context: int | None, weights: str | None) -> None:
-        self._line = line
+    def __init__(self, connection: ServerClient, version: str, context: int | None, weights: str | None) -> None:
+        self._connection = connection
         self.version = version
         self.context = context
         self.weights = weights
 
     @staticmethod
-    async def of(client: Client) -> Api:
+    async def of(client: Client) -> SglangApi:
         """Find out whom we talk to. Raises `EngineError` for a version that is not known, by name."""
-        line = Line("sglang", client)
-        server, model = await _about(line, "server_info"), await _about(line, "model_info")
+        connection = ServerClient("sglang", client)
+        server, model = await _about(connection, "server_info"), await _about(connection, "model_info")
         version = str(server.get("version"))
         refuse_unknown(version)
         length = server.get("context_length")
-        return Api(line, version, length if isinstance(length, int) else None, model.get("weight_version"))
+        return SglangApi(connection, version, length if isinstance(length, int) else None, model.get("weight_version"))
 
     async def health(self) -> None:
         """Have it draw a token, unless it is drawing some anyway."""
-        await self._line.ask("GET", "/health_generate")
+        await self._connection.ask("GET", "/health_generate")
 
     # -- tokens --------------------------------------------------------------------------------------------------------
 
     async def generate(
         self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], max_tokens: int
-    ) -> AsyncGenerator[Told]:
+    ) -> AsyncGenerator[SglangTokens]:
         """Sampled tokens as they come. Raises `EngineError` if they are refused, `strop.net.client`'s errors if the
         connection breaks. Who closes it early should also `abort`: the server sees that only seconds later."""
         body = {
@@ -71,9 +71,9 @@ class Api:
             "stream": True,
         }
         given, finished = 0, False
-        async with aclosing(self._line.events("/generate", body)) as events:
+        async with aclosing(self._connection.events("/generate", body)) as events:
             async for event in events:
-                piece = _piece(self._line, event, given)
+                piece = _piece(self._connection, event, given)
                 given += len(piece.ids)
                 finished = piece.finish is not None
                 if piece.ids or finished:
@@ -82,13 +82,13 @@ class Api:
             raise BrokenOff("sglang broke the answer off without saying why")
 
     async def abort(self, rid: str) -> None:
-        await self._line.ask("POST", "/abort_request", {"rid": rid})
+        await self._connection.ask("POST", "/abort_request", {"rid": rid})
 
     async def score(self, ids: Sequence[int]) -> list[float]:
         """The logprob of every id but the first, given those before it."""
         sampling = {"temperature": 1.0, "max_new_tokens": 1}
         body = {"input_ids": list(ids), "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
-        answer = await self._line.ask("POST", "/generate", body, timeout=MOVED)
+        answer = await self._connection.ask("POST", "/generate", body, timeout=MOVED)
         places = msgspec.json.decode(answer.body, type=_Message).meta_info.input_token_logprobs
         if [place[1] for place in places] != list(ids):
             raise EngineError(f"sglang {self.version} gives no logprobs of a prompt")
@@ -98,19 +98,19 @@ class Api:
 
     async def pause(self) -> None:
         """Draw no tokens from now on. Whatever is at work waits, and is prefilled again afterwards."""
-        await self._line.ask("POST", "/pause_generation", {"mode": "retract"}, timeout=MOVED)
+        await self._connection.ask("POST", "/pause_generation", {"mode": "retract"}, timeout=MOVED)
 
     async def go_on(self) -> None:
-        await self._line.ask("POST", "/continue_generation", {})
+        await self._connection.ask("POST", "/continue_generation", {})
 
     async def reload(self, folder: str, weights: str) -> None:
         """Load the weights of a folder in Hugging Face format in place of the present ones, and drop all prefixes."""
         body = {"model_path": folder, "weight_version": weights, "flush_cache": True}
-        answer = await self._line.ask("POST", "/update_weights_from_disk", body, timeout=MOVED)
+        answer = await self._connection.ask("POST", "/update_weights_from_disk", body, timeout=MOVED)
         done: dict[str, Any] = msgspec.json.decode(answer.body)
         if not done.get("success"):
             raise EngineError(f"sglang could not load {folder}: {done.get('message')}")
-        served = (await _about(self._line, "model_info")).get("weight_version")
+        served = (await _about(self._connection, "model_info")).get("weight_version")
         if served != weights:
             raise EngineError(f"sglang says that it serves the weights {served!r} after those of {weights} were loaded")
         self.weights = weights
@@ -179,7 +179,7 @@ class _Message(Struct, frozen=True):
 _message = msgspec.json.Decoder(_Message)
 
 
-def _piece(line: Line, data: bytes, given: int) -> Told:
+def _piece(connection: ServerClient, data: bytes, given: int) -> SglangTokens:
     """What is new in a message, after `given` tokens."""
     try:
         message = _message.decode(data)
@@ -187,7 +187,7 @@ def _piece(line: Line, data: bytes, given: int) -> Told:
         raise EngineError(f"sglang said something that is not understood ({error})") from None
     if message.error is not None:
         status = message.error.get("code")
-        raise line.refused(status if isinstance(status, int) else 500, data)
+        raise connection.make_error(status if isinstance(status, int) else 500, data)
     about = message.meta_info
     new = about.completion_tokens - given
     ids = message.output_ids[-new:] if new > 0 else []
@@ -197,7 +197,7 @@ def _piece(line: Line, data: bytes, given: int) -> Told:
         raise EngineError("sglang gave tokens and logprobs that do not belong together")
     if len(logprobs) != len(ids):
         raise EngineError("sglang gave no logprob for a token that it drew: are the weights finite numbers?")
-    return Told(ids, logprobs, _finish(about.finish_reason), about.weight_version)
+    return SglangTokens(ids, logprobs, _finish(about.finish_reason), about.weight_version)
 
 
 def _finish(reason: _Finish | None) -> Literal["stop", "length"] | None:
@@ -211,14 +211,14 @@ def _finish(reason: _Finish | None) -> Literal["stop", "length"] | None:
     return reason.type
 
 
-async def _about(line: Line, what: str) -> dict[str, Any]:
+async def _about(connection: ServerClient, what: str) -> dict[str, Any]:
     """Older servers have `get_` before these names."""
-    answer = await line.send("GET", f"/{what}")
+    answer = await connection.send("GET", f"/{what}")
     if answer.status == 404:
-        answer = await line.send("GET", f"/get_{what}")
+        answer = await connection.send("GET", f"/get_{what}")
     try:
         if answer.status != 200:
             raise ValueError
         return msgspec.json.decode(answer.body, type=dict[str, Any])
     except ValueError:  # msgspec's are too
-        raise EngineError(f"{line.url} is no sglang: it has no /{what}") from None
+        raise EngineError(f"{connection.url} is not an sglang server: it has no /{what}") from None

@@ -13,9 +13,9 @@ import msgspec
 from strop.config import EngineConfig, VllmConfig
 from strop.engines.base import EngineSetup
 from strop.engines.receiver import ModelTensors
-from strop.engines.remote import Model, RemoteEngine
-from strop.engines.server_events import Piece
-from strop.engines.vllm.protocol import MODEL, Api
+from strop.engines.remote import RemoteEngine, ServedModel
+from strop.engines.server_events import SampledTokens
+from strop.engines.vllm.protocol import MODEL, VllmApi
 from strop.engines.vllm.receiver import VllmReceiver
 from strop.errors import ConfigError
 from strop.net.client import Client
@@ -28,7 +28,7 @@ SEVERAL = "vllm.entrypoints.cli.main"
 """The command itself, which alone can have several processes take requests."""
 
 
-class Vllm(RemoteEngine[Api, VllmConfig]):
+class Vllm(RemoteEngine[VllmApi, VllmConfig]):
     """One server and the policy it serves.
 
         engine = Vllm(folder, config.engine.vllm, log=run / "vllm.log", renewed=True)
@@ -59,7 +59,7 @@ class Vllm(RemoteEngine[Api, VllmConfig]):
                 "engine.vllm.lora_rank is set, and every process of engine.vllm.servers would have to be told of each "
                 "adapter: set one of them back"
             )
-        about = Model.of(model, context)
+        about = ServedModel.of(model, context)
         self._dtype = about.dtype if settings.dtype == "auto" else settings.dtype
         super().__init__(
             about,
@@ -82,24 +82,24 @@ class Vllm(RemoteEngine[Api, VllmConfig]):
     def _command(self, port: int) -> list[str]:
         return [*command(self._model.folder, self._settings, self._context, self._dtype), "--port", str(port)]
 
-    async def _meet(self, client: Client) -> Api:
-        return await Api.of(client)
+    async def _meet(self, client: Client) -> VllmApi:
+        return await VllmApi.of(client)
 
     def _stream(
-        self, api: Api, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], max_tokens: int
-    ) -> AsyncGenerator[Piece]:
+        self, api: VllmApi, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], max_tokens: int
+    ) -> AsyncGenerator[SampledTokens]:
         model = self._served_name or api.base
         return api.generate(prompt_ids, sampling, stop_ids, model=model, max_tokens=max_tokens)
 
-    def _make_receiver(self, api: Api, tensors: ModelTensors) -> VllmReceiver:
+    def _make_receiver(self, api: VllmApi, tensors: ModelTensors) -> VllmReceiver:
         return VllmReceiver(api, tensors, self._dtype)
 
-    async def _rest(self, api: Api) -> None:
+    async def _rest(self, api: VllmApi) -> None:
         """While it is paused, its GPU memory is the learner's, if that was asked for."""
         if self._settings.sleep and not api.asleep:
             await api.sleep()
 
-    async def _wake(self, api: Api) -> None:
+    async def _wake(self, api: VllmApi) -> None:
         if api.asleep:
             await api.wake()
 

@@ -1,6 +1,6 @@
 """What is said to vLLM over HTTP: the endpoints of the versions that were tested, and nothing else of vLLM.
 
-    api = await Api.of(client)      its version is known and every endpoint is there, or `EngineError` says what is not
+    api = await VllmApi.of(client)   its version is known and every endpoint is there, or `EngineError` says what is not
     async for piece in api.generate(...)
 
 Tested: 0.24 (one H200) and 0.32 (CPU). What differs between them and is spoken here so that both understand it:
@@ -22,7 +22,7 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec import Struct
 
-from strop.engines.server_events import ASKED, MOVED, BrokenOff, Line, Piece, Said
+from strop.engines.server_events import ASKED, MOVED, BrokenOff, Said, SampledTokens, ServerClient
 from strop.errors import EngineError
 from strop.net.client import Client, Response
 from strop.types import Sampling
@@ -37,11 +37,11 @@ LOWEST = -9999.0
 """What vLLM writes for a logprob that is not a number, or lower than this."""
 
 
-class Api:
-    """A server that answers, with the endpoints that are needed. Made by `Api.of`."""
+class VllmApi:
+    """A server that answers, with the endpoints that are needed. Made by `VllmApi.of`."""
 
-    def __init__(self, line: Line, version: str, paths: frozenset[str], base: str, context: int) -> None:
-        self._line = line
+    def __init__(self, connection: ServerClient, version: str, paths: frozenset[str], base: str, context: int) -> None:
+        self._connection = connection
         self.base = base  # what it calls the model that it serves
         self.version = version
         self.context = context
@@ -49,19 +49,19 @@ class Api:
         self.asleep = False  # its weights or its KV cache are not in GPU memory
 
     @staticmethod
-    async def of(client: Client) -> Api:
+    async def of(client: Client) -> VllmApi:
         """Find out whom we talk to. Raises `EngineError` for a version outside the tested range, by name."""
-        line = Line("vLLM", client)
-        version = str((await _about(line, "/version")).get("version"))
+        connection = ServerClient("vLLM", client)
+        version = str((await _about(connection, "/version")).get("version"))
         refuse_untested(version)
-        paths = frozenset(cast("dict[str, Any]", (await _about(line, "/openapi.json")).get("paths") or {}))
+        paths = frozenset(cast("dict[str, Any]", (await _about(connection, "/openapi.json")).get("paths") or {}))
         if missing := [path for path in NEEDED if path not in paths]:
             raise EngineError(
                 f"vLLM {version} at {client.url} has no {', '.join(missing)}: start it with VLLM_SERVER_DEV_MODE=1 in "
                 "its environment and --tokens-only"
             )
-        models: list[dict[str, Any]] = (await _about(line, "/v1/models")).get("data") or [{}]
-        return Api(line, version, paths, str(models[0].get("id")), int(models[0].get("max_model_len") or 0))
+        models: list[dict[str, Any]] = (await _about(connection, "/v1/models")).get("data") or [{}]
+        return VllmApi(connection, version, paths, str(models[0].get("id")), int(models[0].get("max_model_len") or 0))
 
     async def health(self) -> None:
         await self._ask("GET", "/health")
@@ -70,7 +70,7 @@ class Api:
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], *, model: str, max_tokens: int
-    ) -> AsyncGenerator[Piece]:
+    ) -> AsyncGenerator[SampledTokens]:
         """Sampled tokens as they come. Raises `EngineError` if the request is refused, `BrokenOff` or an error of
         `net.client` if the answer is cut off. Closing it early closes the connection, and vLLM drops the request."""
         body = {
@@ -80,7 +80,7 @@ class Api:
             "sampling_params": sampling_params(sampling, stop_ids, max_tokens),
         }
         finished = False
-        async with aclosing(self._line.events("/inference/v1/generate", body)) as events:
+        async with aclosing(self._connection.events("/inference/v1/generate", body)) as events:
             async for event in events:
                 piece = _piece(event)
                 finished = piece.finish is not None
@@ -101,7 +101,7 @@ class Api:
     # -- between answers -----------------------------------------------------------------------------------------------
 
     async def pause(self) -> None:
-        """Return when no request is at work, whoever asked; new ones wait from now on. Drops the caches."""
+        """Return when no request is at work; new ones wait from now on. Drops the caches."""
         await self._ask("POST", "/pause", query={"mode": "wait"}, timeout=MOVED)
 
     async def resume(self) -> None:
@@ -156,7 +156,7 @@ class Api:
     ) -> Response:
         if path != "/health" and path not in self._paths:
             raise EngineError(f"vLLM {self.version} as it was started has no {path}: see engine.vllm in `strop config`")
-        return await self._line.ask(method, path, body, query=query, timeout=timeout)
+        return await self._connection.ask(method, path, body, query=query, timeout=timeout)
 
 
 def refuse_untested(version: str) -> None:
@@ -223,7 +223,7 @@ class _Event(Struct):
 _event = msgspec.json.Decoder(_Event)
 
 
-def _piece(data: bytes) -> Piece:
+def _piece(data: bytes) -> SampledTokens:
     try:
         event = _event.decode(data)
         choice = event.choices[0]
@@ -239,12 +239,12 @@ def _piece(data: bytes) -> Piece:
         raise EngineError("vLLM gave no finite logprob for a token that it drew: are the weights finite numbers?")
     if choice.finish_reason not in (None, "stop", "length"):
         raise BrokenOff(f"vLLM broke the answer off: {choice.finish_reason}")
-    return Piece(ids, logprobs, choice.finish_reason)
+    return SampledTokens(ids, logprobs, choice.finish_reason)
 
 
-async def _about(line: Line, path: str) -> dict[str, Any]:
-    answer = await line.ask("GET", path)
+async def _about(connection: ServerClient, path: str) -> dict[str, Any]:
+    answer = await connection.ask("GET", path)
     try:
         return msgspec.json.decode(answer.body, type=dict[str, Any])
     except msgspec.DecodeError:
-        raise EngineError(f"{line.url} is no vLLM: its answer to {path} is no JSON object") from None
+        raise EngineError(f"{connection.url} is not a vLLM server: its answer to {path} is not a JSON object") from None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.engines.receiver import MeetingPlace, ModelTensors, TensorSpec, WeightReceiver, WeightsRefused
-from strop.engines.vllm.protocol import Api
+from strop.engines.vllm.protocol import VllmApi
 
 LIMITS = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.03}
 """Mean difference of a probe's logprobs that two implementations may have, by the type the server computes in. The ids
@@ -19,7 +19,7 @@ HINT = " (vLLM on CPUs cannot load a model anew whose output layer is its embedd
 
 
 class VllmReceiver(WeightReceiver):
-    def __init__(self, api: Api, tensors: ModelTensors, dtype: str) -> None:
+    def __init__(self, api: VllmApi, tensors: ModelTensors, dtype: str) -> None:
         super().__init__("vLLM", api.base, tensors, limit=LIMITS.get(dtype, LIMITS["bfloat16"]), hint=HINT)
         self._api = api
 
