@@ -154,7 +154,9 @@ class SqlStore(Store):
                 return now  # the answer to the first time was lost
             raise Fenced(f"attempt {attempt} of rollout {rollout!r} is over: how it ended was recorded before")
 
-        return await self._write(write)
+        ended = await self._write(write)
+        self._written.forget(rollout)
+        return ended
 
     async def cancel(
         self, rollouts: Sequence[str], *, detail: str, cause: Literal["cancelled", "late"] = "cancelled"

@@ -65,6 +65,7 @@ class WrittenTurns:
         self.size = 0
         self._limit = limit
         self._turns: OrderedDict[str, WrittenTurn] = OrderedDict()
+        self._ids: dict[str, set[str]] = {}  # of each rollout
 
     def find(self, id: str | None) -> WrittenTurn | None:
         if id is None or (found := self._turns.get(id)) is None:
@@ -74,9 +75,23 @@ class WrittenTurns:
 
     def add(self, turn: WrittenTurn) -> None:
         id = turn.row.id
-        if (old := self._turns.pop(id, None)) is not None:
-            self.size -= old.size
+        self._drop(id)
         self._turns[id] = turn
+        self._ids.setdefault(turn.row.rollout, set()).add(id)
         self.size += turn.size
         while self.size > self._limit:
-            self.size -= self._turns.popitem(last=False)[1].size
+            self._drop(next(iter(self._turns)))
+
+    def forget(self, rollout: str) -> None:
+        """Drop the turns of a rollout that has ended."""
+        for id in [*self._ids.get(rollout, ())]:
+            self._drop(id)
+
+    def _drop(self, id: str) -> None:
+        if (old := self._turns.pop(id, None)) is None:
+            return
+        self.size -= old.size
+        ids = self._ids[old.row.rollout]
+        ids.discard(id)
+        if not ids:
+            del self._ids[old.row.rollout]

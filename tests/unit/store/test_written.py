@@ -79,7 +79,11 @@ def test_hashes_go_on_from_others() -> None:
     assert other.hash(500) == blake2b(b"x" + data[:499], digest_size=16).digest()
 
 
-def test_what_is_old_is_forgotten() -> None:
-    written = WrittenTurns(limit=0)
-    assert written.find("r/1/0") is None
-    assert written.size == 0
+async def test_what_has_ended_is_forgotten(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "store.sqlite")
+    await store.begin(Rollout(id="r", group="g", member=0, task=Task(id="t"), created=0.0), "w", seconds=600)
+    await store.add_turns(talk("r", 3))
+    assert store._written.size > 0
+    await store.finish("r", 1)
+    assert (store._written.size, store._written._turns, store._written._ids) == (0, {}, {})
+    await store.close()
