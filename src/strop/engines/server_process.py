@@ -120,10 +120,12 @@ class ServerProcess:
     async def end(self) -> None:
         if self._process is None:
             return
-        process, self._process = self._process, None
+        process = self._process
         assert self._trees is not None
         await self._trees.end(process.pid)
         await asyncio.to_thread(process.wait)
+        if self._process is process:  # only now: if this is cancelled on the way, `close` still knows of it
+            self._process = None
 
     async def close(self) -> None:
         await self.end()
