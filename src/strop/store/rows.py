@@ -59,7 +59,8 @@ def kind_of(hint: Any) -> ColumnKind:
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else ()
     if type(None) in options:
         given = kind_of(Union[tuple(option for option in options if option is not type(None))])  # noqa: UP007
-        return ColumnKind(given.sql.removesuffix(" NOT NULL"), _unless_none(given.write), _unless_none(given.read))
+        write = text if given.write is text else _unless_none(given.write)
+        return ColumnKind(given.sql.removesuffix(" NOT NULL"), write, _unless_none(given.read))
     if hint is str or get_origin(hint) is Literal:
         return ColumnKind("TEXT NOT NULL", text)
     if hint in _PLAIN:
@@ -82,8 +83,11 @@ def placeholders(columns: str) -> str:
     return ", ".join("?" * len(columns.split(",")))
 
 
+_encode = msgspec.json.Encoder().encode
+
+
 def to_json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+    return _encode(value).decode()
 
 
 def text(value: str | None) -> str | None:
@@ -137,11 +141,16 @@ R = TypeVar("R", Rollout, Attempt, Event, Policy)
 
 
 def decode(record: type[R], row: Row) -> R:
-    fields = {
-        name: value if kind.read is None else kind.read(value)
-        for (name, kind), value in zip(kinds(record).items(), row, strict=True)
-    }
-    return record(**fields)
+    values = list(row)
+    for place, read in _readers(record):
+        values[place] = read(values[place])
+    return record(**dict(zip(record.__struct_fields__, values, strict=True)))
+
+
+@functools.cache
+def _readers(record: type[Struct]) -> list[tuple[int, Callable[[Any], Any]]]:
+    """How the columns that are not read as they are stored are read, by their place."""
+    return [(place, kind.read) for place, kind in enumerate(kinds(record).values()) if kind.read is not None]
 
 
 def rollout(row: Row) -> Rollout:

@@ -198,7 +198,8 @@ class SqlStore(Store):
 
     async def add_turns(self, turns: Sequence[Turn]) -> None:
         for turn in turns:
-            if not all(map(math.isfinite, turn.logprobs)):
+            # One sum tells of all that they are finite, but for sums too large for a float.
+            if not math.isfinite(sum(turn.logprobs)) and not all(map(math.isfinite, turn.logprobs)):
                 raise StoreError(f"turn {turn.id!r} has logprobs that are no finite numbers: it cannot be trained on")
         attempts = sorted({(turn.rollout, turn.attempt) for turn in turns})
         drafts = [stored.TurnDraft(turn, self._written) for turn in turns]

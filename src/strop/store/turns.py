@@ -88,7 +88,7 @@ CREATE TABLE turns (
     {", ".join(_ddl(name) for name in _FIELDS)},
     {", ".join(f"{name} {kind}" for name, kind in _OWN.items())}
 );
-CREATE INDEX turns_of_attempt ON turns (rollout, attempt, seq);
+CREATE INDEX turns_of_attempt ON turns (rollout, attempt);
 CREATE TABLE tool_lists (hash TEXT PRIMARY KEY, tools TEXT NOT NULL);
 """
 
@@ -108,26 +108,31 @@ def added(version: int) -> list[str]:
 class TurnDraft:
     """A turn on its way into the store: all of its columns, whole."""
 
+    __slots__ = ("base", "columns", "ends", "ids", "messages", "row", "text", "tools", "tools_hash", "turn")
+
     def __init__(self, turn: Turn, written: WrittenTurns | None = None) -> None:
         """`written` are the turns before it: if its parent is among them, only what it adds is packed and hashed."""
         self.turn = turn
         self.row: EarlierTurn | None = None  # once it is written
-        self.base = base = written and written.find(turn.parent)
-        try:
-            self.messages = [msgspec.json.encode(message) for message in turn.messages]
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise StoreError(f"'messages' of a turn cannot be stored: {error}") from None
-        requested, self.tools, self.tools_hash = turn.requested, "", None
-        if isinstance(turn.requested.get("tools"), list):
-            self.tools = _encode("tools", turn.requested["tools"])
+        self.base = base = written.find(turn.parent) if written and turn.parent is not None else None
+        self.messages: list[bytes] = _encode("messages", turn.messages) if turn.messages else []
+        self.tools, self.tools_hash = "", None
+        replaced: dict[str, Any] = {}
+        if isinstance(tools := turn.requested.get("tools"), list):
+            self.tools = _encode("tools", tools)
             self.tools_hash = _hash(self.tools.encode()).hex()
-            requested = {**turn.requested, "tools": None}  # it keeps its place
-        self.ids = _packed(turn.prompt_ids, base)
-        self.columns = _columns(turn)
-        self.columns["requested"], self.columns["prompt_ids"] = _encode("requested", requested), self.ids.data
-        self.ends = list(accumulate((len(message) + 1 for message in self.messages), initial=0))
-        # The JSON of its messages, each with a comma behind it.
-        self.text = HashedBytes(b"".join([message + b"," for message in self.messages]), base and base.text)
+            replaced["requested"] = {**turn.requested, "tools": None}  # it keeps its place
+        packed = _packed(turn.prompt_ids, base) if base is not None else None
+        if packed:
+            replaced["prompt_ids"] = []
+        self.columns = _columns(turn, replaced)
+        if packed:
+            self.columns["prompt_ids"] = packed.data
+        self.ids = packed or HashedBytes(self.columns["prompt_ids"])
+        # Where each of its messages begins in their JSON, which has a comma behind each.
+        self.ends = list(accumulate([len(message) + 1 for message in self.messages], initial=0))
+        text = b",".join([*self.messages, b""]) if self.messages else b""
+        self.text = HashedBytes(text, base.text if base is not None else None)
 
     def is_same(self, other: TurnDraft) -> bool:
         """Whether they are the same in every field."""
@@ -139,33 +144,59 @@ class TurnDraft:
         return self.columns["id"]
 
     @property
+    def begins_anew(self) -> bool:
+        """Whether there can be no turn that it goes on from."""
+        turn = self.turn
+        return turn.parent is None and turn.choice == 0 and turn.branch is None and not turn.outside
+
+    @property
     def written(self) -> WrittenTurn | None:
         """What later turns may go on from, if this is the one that was written under its id."""
         return self.row and WrittenTurn(self.row, self.turn.prompt_ids.copy(), self.ids, self.text)
 
     def delta(self, bases: EarlierTurns) -> tuple[list[Any], EarlierTurn]:
         """What it adds, as a row and as what later turns may go on from."""
-        ids, count = bases.ids_of(self)
-        told, shared, cut = bases.messages_of(self)
-        own = self.messages[shared:]
+        ids, count, told, shared, cut = None, 0, None, 0, 0
+        if not self.begins_anew:
+            ids, count = bases.ids_of(self)
+            told, shared, cut = bases.messages_of(self)
+        own = self.messages[shared:] if shared else self.messages
         if cut:
-            own[0] = msgspec.json.encode(own[0][cut:].decode())
-        columns: dict[str, Any] = self.columns | {
-            "prompt_ids": self.ids.data[4 * count :],
-            "messages": f"[{b','.join(own).decode()}]",
-            "ids_from": ids.id if ids else None,
-            "ids_shared": count,
-            "ids_hash": self.ids.hash(4 * count) if ids else None,
-            "messages_from": told.id if told else None,
-            "messages_shared": shared,
-            "messages_cut": cut,
-            "messages_hash": self.text.hash(self.ends[shared] + cut) if told else None,
-            "tools": self.tools_hash,
-        }
-        return list(columns.values()), EarlierTurn(*(columns[name] for name in EarlierTurn.__struct_fields__))
+            own = [msgspec.json.encode(own[0][cut:].decode()), *own[1:]]
+        columns = self.columns.copy()
+        columns["messages"] = messages = f"[{b','.join(own).decode()}]"
+        if count:
+            columns["prompt_ids"] = self.ids.data[4 * count :]
+        earlier = EarlierTurn(
+            columns["id"],
+            columns["rollout"],
+            columns["attempt"],
+            ids.id if ids else None,
+            count,
+            self.ids.hash(4 * count) if ids else None,
+            columns["prompt_ids"],
+            columns["response_ids"],
+            told.id if told else None,
+            shared,
+            cut,
+            self.text.hash(self.ends[shared] + cut) if told else None,
+            messages,
+            columns["answer"],
+        )
+        extra = (
+            earlier.ids_from,
+            count,
+            earlier.ids_hash,
+            earlier.messages_from,
+            shared,
+            cut,
+            earlier.messages_hash,
+            self.tools_hash,
+        )
+        return [*columns.values(), *extra], earlier
 
 
-class EarlierTurn(Struct, frozen=True):
+class EarlierTurn(Struct, frozen=True, gc=False):
     """The row of a turn that another may go on from."""
 
     id: str
@@ -310,35 +341,35 @@ def insert(db: Db, drafts: Sequence[TurnDraft]) -> int:
 
 
 _INSERT = f"INSERT INTO turns ({_COLUMNS}) VALUES ({rows.placeholders(_COLUMNS)}) ON CONFLICT (id) DO NOTHING"
-_OF_DRAFTS = frozenset({"requested", "messages", "prompt_ids"})
-"""Columns that a draft makes by itself."""
-_WRITERS = [(name, None if name in _OF_DRAFTS else kind.write) for name, kind in rows.kinds(Turn).items()]
+_EMPTY: dict[str, Any] = dict.fromkeys(_FIELDS)
+_WRITERS = [(name, kind.write) for name, kind in rows.kinds(Turn).items() if name != "messages"]
 
 
-def _columns(turn: Turn) -> dict[str, Any]:
-    """A turn's columns, but for those that a draft makes by itself."""
-    name = ""
+def _columns(turn: Turn, replaced: dict[str, Any]) -> dict[str, Any]:
+    """A turn's columns but for its messages, with some fields replaced."""
+    columns, name = _EMPTY.copy(), ""
     try:
-        columns: dict[str, Any] = {}
         for name, write in _WRITERS:
-            value = None if name in _OF_DRAFTS else getattr(turn, name)
+            value = replaced[name] if name in replaced else getattr(turn, name)
             columns[name] = value if write is None else write(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise StoreError(f"{name!r} of a turn cannot be stored: {error}") from None
     return columns
 
 
-def _packed(prompt_ids: list[int], base: WrittenTurn | None) -> HashedBytes:
-    begin = base.prompt_ids if base is not None else []
-    if base is None or prompt_ids[: len(begin)] != begin:
-        return HashedBytes(_encode("prompt_ids", prompt_ids))
+def _packed(prompt_ids: list[int], base: WrittenTurn) -> HashedBytes | None:
+    """The ids of a prompt that begins with its parent's, packed from where that ends."""
+    begin = base.prompt_ids
+    if prompt_ids[: len(begin)] != begin:
+        return None
     return HashedBytes(base.ids.data + _encode("prompt_ids", prompt_ids[len(begin) :]), base.ids)
 
 
 def _encode(name: str, value: Any) -> Any:
-    write = rows.to_json if name == "tools" else rows.kinds(Turn)[name].write
     try:
-        return value if write is None else write(value)
+        if name == "messages":
+            return [msgspec.json.encode(message) for message in value]
+        return rows.to_json(value) if name == "tools" else rows.to_blob("i", value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise StoreError(f"{name!r} of a turn cannot be stored: {error}") from None
 

@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 
 LIMIT = 64 << 20
 """Bytes that are kept, about."""
+MAX_TURNS = 512
+"""Turns that are kept: conversations that go on at the same time are fewer, and what is kept is looked through whenever
+Python collects garbage."""
 STATES = 4
 """How many places a hash can go on from."""
 
 
-class HashedBytes:
+class HashedBytes(Struct, gc=False):
     """Bytes, and hashes of their beginnings. Bytes that begin with others go on from the hashes of those.
 
     >>> short = HashedBytes(b"abc")
@@ -28,13 +31,20 @@ class HashedBytes:
     True
     """
 
-    def __init__(self, data: bytes, begin: HashedBytes | None = None) -> None:
-        self.data = data
-        known = begin is not None and data.startswith(begin.data)
-        self._states: dict[int, blake2b] = begin._states.copy() if begin is not None and known else {}
+    data: bytes
+    begin: HashedBytes | None = None
+    _states: dict[int, blake2b] | None = None
+
+    def __post_init__(self) -> None:
+        if self.begin is not None:
+            if self.begin._states and self.data.startswith(self.begin.data):
+                self._states = self.begin._states.copy()
+            self.begin = None  # or all of a conversation would be kept
 
     def hash(self, end: int) -> bytes:
         """Of the first `end` bytes."""
+        if self._states is None:
+            self._states = {}
         if (state := self._states.get(end)) is None:
             last = max((at for at in self._states if at < end), default=0)
             state = self._states[last].copy() if last else blake2b(digest_size=16)
@@ -45,7 +55,7 @@ class HashedBytes:
         return state.digest()
 
 
-class WrittenTurn(Struct, frozen=True):
+class WrittenTurn(Struct, frozen=True, gc=False):
     """A turn's row, its prompt, as ids and packed, and the JSON of its messages."""
 
     row: EarlierTurn
@@ -79,7 +89,7 @@ class WrittenTurns:
         self._turns[id] = turn
         self._ids.setdefault(turn.row.rollout, set()).add(id)
         self.size += turn.size
-        while self.size > self._limit:
+        while self.size > self._limit or len(self._turns) > MAX_TURNS:
             self._drop(next(iter(self._turns)))
 
     def forget(self, rollout: str) -> None:
