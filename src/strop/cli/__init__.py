@@ -99,7 +99,8 @@ class CommandParser(argparse.ArgumentParser):
         return found, []
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if isinstance(action, argparse._SubParsersAction):  # pyright: ignore[reportPrivateUsage]
+        kind: Any = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]
+        if isinstance(action, kind):
             names = list(cast("Commands", action).choices)
             if value not in names:
                 self.error(f"{value} is not a command{_near(value, names)}")

@@ -10,7 +10,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 from msgspec import Struct
 
@@ -74,7 +74,7 @@ def _commands(top: argparse.ArgumentParser) -> Iterator[CommandWords]:
 
 
 def _verbs(parser: argparse.ArgumentParser) -> Commands | None:
-    kind = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType]
+    kind: Any = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]
     return cast("Commands | None", next((a for a in parser._actions if isinstance(a, kind)), None))  # pyright: ignore[reportPrivateUsage]
 
 

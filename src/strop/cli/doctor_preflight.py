@@ -8,7 +8,7 @@ import asyncio
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvloop
 
@@ -91,7 +91,7 @@ def describe_memory(config: Config, folder: Path) -> str:
     needs = make(config.algorithm, config.learner, config.policy).needs
     device = place(config.learner)[0]
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
-    model: Any = AutoConfig.from_pretrained(folder)  # pyright: ignore[reportUnknownMemberType]
+    model = cast("Any", AutoConfig).from_pretrained(folder)
     found = plan(model, config.learner, free, reference="ref" in needs, critic="value" in needs)
     where = "the GPU" if device.type == "cuda" else "the CPU"
     return found.advice or (
