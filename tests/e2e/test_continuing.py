@@ -79,7 +79,7 @@ def test_resumed_with_more_steps_and_another_rate(first: Path) -> None:
     lines = [json.loads(line) for line in (first / "changes.jsonl").read_text().splitlines()]
     assert [line["after_step"] for line in lines] == [2, 3]
     assert lines[1]["changed"] == {"loop.steps": [3, 4]}
-    with pytest.raises(ConfigError, match=r"keeps its loop\.members"):
+    with pytest.raises(ConfigError, match=r"keeps its loop\.group_size"):
         strop.resume(first, loop={"group_size": 2}, quiet=True)
 
 

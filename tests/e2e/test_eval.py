@@ -20,7 +20,7 @@ from tests import runs
 from tests.e2e.test_bad_input import AGENTS, sentence
 from tests.runs import SMALL
 
-NANO = Path(evaluate.__file__).parent / "models" / "nano"
+NANO = Path(evaluate.__file__).parents[1] / "models" / "nano"
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "evaluating.md").read_text()
 TASKS = Path(runs.__file__).parent / "small.py"
 FIXED = ["engine.deterministic=true", "engine.threads=1", "policy.context=192", "policy.eval.max_tokens=48"]

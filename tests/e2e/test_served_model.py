@@ -240,7 +240,7 @@ def test_an_address_that_leads_nowhere_tells_whom_it_may(place: Place):
         ("/r/z-000000.0/7", None, store_key, 404, "has had 1 attempt: there is no attempt 7"),
         ("/r/z-000000.0/7" + model, HELLO, store_key, 404, "there is no attempt 7"),
         (url + model, HELLO, store_key, 403, "the attempt's own"),
-        (url + "/agents/main", None, mine, 404, "/agents/NAME/v1/chat/completions"),
+        (url + "/agents/main", None, mine, 404, "/agents/NAME/v1 with the model APIs"),
         (url + "/nothing", None, store_key, 404, "/events"),
         ("/r/z-000000.0", None, store_key, 404, "names no attempt"),
     ]

@@ -364,7 +364,7 @@ def test_a_prompt_that_the_memory_can_never_hold_is_refused(deterministic: bool)
     config = EngineConfig(max_sequences=16, kv_cache_gib=memory, prefill_chunk=8, deterministic=deterministic)
     core = Core(tiny(CONFIGS["llama"]), config, context=512)
     assert core.cache.bytes <= 100 * 256
-    with pytest.raises(ContextOverflow, match=r"engine\.memory"):
+    with pytest.raises(ContextOverflow, match=r"engine\.kv_cache_gib"):
         core.add(0, [1] * 100, Sampling(), [])
     with pytest.raises(EngineError, match="one sequence"):
         Core(tiny(CONFIGS["llama"]), EngineConfig(kv_cache_gib=1e-9), context=512)

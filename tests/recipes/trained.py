@@ -125,7 +125,7 @@ class Trained:
         """What a step was trained on, with the credit that it gave (a critic's values aside)."""
         rollouts = {rollout.id: rollout for rollout in self.story.rollouts}
         samples = [Sample(rollouts[id], self.story.turns[id]) for id in self.story.steps[step - 1].rollouts]
-        batch = assemble_batch(self.config, samples)
+        batch = assemble_batch(self.config, samples, "main")
         if self.config.algorithm.name != "ppo":
             algorithms.make(self.config.algorithm, self.config.learner, self.config.policy).assign_credit(batch)
         return batch

@@ -37,7 +37,7 @@ class RequestAddress(Struct, frozen=True, kw_only=True):
 
         >>> RequestAddress.of("/r/g1.0/1/agents/main/v1/chat/completions").path
         'chat/completions'
-        >>> RequestAddress.of("/v1/models").rollout is None, Address.of("/health") is None
+        >>> RequestAddress.of("/v1/models").rollout is None, RequestAddress.of("/health") is None
         (True, True)
         """
         if path.startswith("/v1/"):

@@ -17,14 +17,14 @@ class Critical(Algorithm):
 
     needs = frozenset({"proximal", "ref", "value"})
 
-    def credit(self, batch):
+    def assign_credit(self, batch):
         e = batch.entries
         e.ret[:] = 1.0
         e.advantage[:] = e.ret - e.value
         e.weight[:] = 1 / len(e)
         return {}
 
-    def loss(self, logp, entropy, value, entries):
+    def compute_loss(self, logp, entropy, value, entries):
         policy = -(logp - entries.proximal).exp() * entries.advantage + 0.1 * (logp - entries.ref) - 0.01 * entropy
         error = (value - entries.ret).pow(2)
         return policy + 0.5 * error, {"critic/vf_loss": error.detach()}

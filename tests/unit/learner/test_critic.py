@@ -27,7 +27,7 @@ def test_a_shared_critic_learns_and_costs_no_pass(folder, episodes):
 class Valued(Critical):
     """Only the values' loss."""
 
-    def loss(self, logp, entropy, value, entries):
+    def compute_loss(self, logp, entropy, value, entries):
         return (value - entries.ret).pow(2), {}
 
 

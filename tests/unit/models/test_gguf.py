@@ -213,8 +213,8 @@ def test_what_cannot_be_converted_is_refused_by_name(tmp_path: Path) -> None:
     write(tmp_path / "window.gguf", model, tokenizer, **{"attention.sliding_window": 64})
     for name, words in {
         "gpt": "architecture is gpt2",
-        "text": "no GGUF file",
-        "empty": "no GGUF file",
+        "text": "not a GGUF file",
+        "empty": "not a GGUF file",
         "cut": "cut off",
         "split": "gpt2/tekken",
         "experts": "mixture of experts",

@@ -61,7 +61,7 @@ def test_what_ships_and_what_lies_here(tmp_path: Path) -> None:
         str(tmp_path / "notes.txt"): "give a folder",
         str(tmp_path / "nowhere"): "no such folder",
         "strop/nana": "strop/nano",
-        "~nobody-of-that-name/model": "no model",
+        "~nobody-of-that-name/model": "not a model",
         "a\0b": "no model",
         "x" * 5000: "no model",
     }.items():

@@ -20,7 +20,7 @@ _call = keyed("name", "arguments")
 def json_call(body: str, tools: Tools) -> ParsedCall | Literal["open"] | None:
     """
     >>> json_call('{"name": "now", "arguments": {}}', [])
-    Call(name='now', arguments={})
+    ParsedCall(name='now', arguments={})
     """
     try:
         return _call(decode(body))
@@ -32,7 +32,7 @@ def headed(pattern: str) -> Body:
     """A pattern with groups `name`, `json` (the arguments) and, where calls have one, `id`.
 
     >>> headed("(?P<name>.+?):(?P<json>.*)")('now:{"a": 1}', [])
-    Call(name='now', arguments={'a': 1})
+    ParsedCall(name='now', arguments={'a': 1})
     """
     compiled = re.compile(pattern, re.DOTALL)
 

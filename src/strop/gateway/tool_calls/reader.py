@@ -71,7 +71,7 @@ class Grammar(Struct, frozen=True, kw_only=True):
     >>> from strop.gateway.tool_calls.families import HERMES
     >>> parser = HERMES.parser([], calls=True, lead="")
     >>> parser.feed('Let me see.\\n<tool_call>{"name": "now", "argu') + parser.feed('ments": {}}</tool_call>')
-    ['Let me see.', Call(name='now', arguments={})]
+    ['Let me see.', ParsedCall(name='now', arguments={})]
     """
 
     name: str

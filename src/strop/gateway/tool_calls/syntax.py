@@ -89,7 +89,7 @@ def keyed(name: str, *arguments: str, id: str = "") -> Item:
     ids they may have, if this family's do.
 
     >>> keyed("name", "parameters", "arguments")({"name": "f", "parameters": {}})
-    Call(name='f', arguments={})
+    ParsedCall(name='f', arguments={})
     """
 
     def read(value: Any) -> ParsedCall | None:
@@ -110,7 +110,7 @@ def single(value: Any) -> ParsedCall | None:
     """Calls as objects with one key, the tool's name.
 
     >>> single({"f": {"a": 1}})
-    Call(name='f', arguments={'a': 1})
+    ParsedCall(name='f', arguments={'a': 1})
     """
     if isinstance(value, dict) and len(cast(dict[str, Any], value)) == 1:
         ((name, arguments),) = cast(dict[str, Any], value).items()
