@@ -70,7 +70,8 @@ def resolve(name: str, say: Callable[[str], None] = _tell) -> Path:
         place = Path(name).expanduser()
         is_folder, is_file = place.is_dir(), place.is_file()
     except (RuntimeError, OSError, ValueError) as error:  # no such user's home; too long, odd characters
-        raise ModelError(f"{name!r} is not a model: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error  # which names no file: that is the name again
+        raise ModelError(f"{name[:100]!r} is not a model ({why}). Fix: check how it is written") from None
     if is_folder:
         if (place / "checkpoints").is_dir():
             raise ModelError(f"{place} is a run: `strop export {place} FOLDER` makes a model of its newest checkpoint")
