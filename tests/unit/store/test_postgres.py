@@ -427,9 +427,8 @@ async def test_no_text_gives_more_than_a_sentence(open: Open, odd: str):
     step = Step(lineage=1, number=1, rollouts=[], dropped={"g1.2": odd}, metrics={}, checkpoint=odd, digest=odd, time=1)
     await store.put_policy(Policy(name="main", version=odd, model=odd))
     for verb in (
-        store.commit_step(step, policy=odd),
         store.commit_step(step),
-        store.open_lineage(odd, after=0),
+        store.open_lineage(after=0),
         store.get(odd),
         store.list(group=odd),
         store.list(after=odd),
