@@ -161,5 +161,5 @@ def test_an_agent_that_fails_is_told_with_what_it_said(tmp_path: Path):
         doctor(f"{tmp_path}/agents.py:raises", "--tasks", tmp_path / "tasks.jsonl", "--probe", "1", *options), 2
     )
     assert "all 2 rollouts failed while probing, 2 with agent_error: RuntimeError: the kitchen is closed" in said
-    assert said.endswith("mend it, then ask again")
+    assert said.endswith("Fix: correct the agent, then ask again")
     assert "strop rollouts" not in said

@@ -119,7 +119,7 @@ def test_a_resumed_run_keeps_the_numbers(tmp_path: Path) -> None:
     command = train(tmp_path, "drawn", "loop.steps=2", "loop.checkpoint_every=2", "engine.deterministic=true")
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 2, done.stderr
-    assert "got no rewards (ValueError: it is broken): mend the function, then resume" in done.stderr
+    assert "got no rewards (ValueError: it is broken). Fix: correct the function, then resume" in done.stderr
     before = given(tmp_path)
     assert len(before) == 9  # three groups of which one member failed
     first = runs.story(tmp_path / "run").steps[0]

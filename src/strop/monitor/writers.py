@@ -69,7 +69,7 @@ class Writers:
                 writer = await asyncio.to_thread(_begin, name, config, folder)
             except Exception as error:
                 raise ConfigError(
-                    f"{name} could not begin: {one_line(error)}; mend that, or leave it out of monitor.writers"
+                    f"{name} could not begin: {one_line(error)}. Fix: correct that, or leave it out of monitor.writers"
                 ) from error
             posts.append(post := Post(name, writer, note))
             rooms.push_async_exit(post.end)

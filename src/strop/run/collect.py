@@ -52,7 +52,8 @@ async def collect(run: Run) -> Collected:
         await cancel_all(*reads.values())
     if run.step == 0 and not any(sample.turns for sample in samples):
         raise AgentError(
-            f"none of the {len(samples)} rollouts called the model: {CALLED}; mend it, then begin a new run"
+            f"none of the {len(samples)} rollouts called the model: {CALLED}. Fix: correct the agent, "
+            "then begin a new run"
         )
     sampled_by = {name for sample in samples for turn in sample.turns for _, name in turn.versions}
     assert run.overlaps or sampled_by <= set(run.versions), f"sampled from {sampled_by}, the weights are {run.versions}"
@@ -79,8 +80,8 @@ async def give_group_rewards(run: Run, samples: list[Sample]) -> list[Sample]:
                 return await give(run.store, samples, run.group_reward)
     except TimeoutError:
         raise AgentError(
-            f"group_reward took longer than loop.group_deadline ({seconds:g} s) for one step: mend the function, or "
-            "allow more, then resume"
+            f"group_reward took longer than loop.group_deadline ({seconds:g} s) for one step. Fix: correct "
+            "the function or allow more, then resume"
         ) from None
 
 
@@ -134,9 +135,9 @@ async def stop_if_all_failed(run: Run, ended: Sequence[Rollout], phase: str) -> 
     if run.step == 0 and (why := await explain_if_all_failed(run, ended, phase)):
         example = find_commonest_failure(ended)
         resume = run.config.loop.steps and example.cause != "late"
-        mended = "then resume (tasks stay as they are in the run)" if resume else "then begin again"
+        next_step = "then resume (tasks stay as they are in the run)" if resume else "then begin again"
         look = f"look, with what the agent printed: strop rollouts {run.folder.path} {example.id}"
-        raise AgentError(f"{why} ({look}); mend it, {mended}")
+        raise AgentError(f"{why} ({look}). Fix: correct the agent, {next_step}")
 
 
 async def explain_if_all_failed(run: Run, ended: Sequence[Rollout], phase: str) -> str:

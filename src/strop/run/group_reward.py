@@ -96,7 +96,7 @@ async def _give(store: Store, members: list[Sample], function: GroupReward) -> N
         rewards = [rewards_of(value, "the function") for value in values]
     except Exception as error:
         raise AgentError(
-            f"group_reward: group {group} got no rewards ({one_line(error)}): mend the function, then resume"
+            f"group_reward: group {group} got no rewards ({one_line(error)}). Fix: correct the function, then resume"
         ) from error
     named = {member.rollout.id: given for member, given in zip(members, rewards, strict=True) if member in succeeded}
     await store.add_rewards(named)

@@ -51,7 +51,7 @@ def stop_if_hopeless(run: Run, patience: int = 3) -> None:
     if len(last) == patience and all(failures(step.metrics).total() == len(step.rollouts) for step in last):
         raise AgentError(
             f"all rollouts of the last {patience} steps failed ({', '.join(failures(last[-1].metrics))}): look at them "
-            f"with `strop rollouts {run.folder.path} --status failed`, mend the cause, then resume"
+            f"with `strop rollouts {run.folder.path} --status failed`, fix the cause, then resume"
         )
 
 

@@ -92,7 +92,7 @@ async def probe(config: Config, view: View, *, groups: int) -> PreflightResult:
             began = time.monotonic()
             ended = await run_with_agents(run, wait_until_ended(run, wanted, "probing"))
             if why := await explain_if_all_failed(run, ended, "probing"):  # nobody can look at them afterwards
-                raise AgentError(f"{why}; mend it, then ask again")
+                raise AgentError(f"{why}. Fix: correct the agent, then ask again")
             samples = await give_group_rewards(run, [await read_sample(run.store, rollout) for rollout in ended])
             check_rewards(run, [one.rollout for one in samples])
             waited = (time.monotonic() - began) * min(config.runner.workers, len(ended)) / len(ended)

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 async def run_with_agents(run: Run, main: Coroutine[Any, Any, T]) -> T:
-    """The result of `main` while agents are at work and every room is watched."""
+    """The result of `main` while agents are at work and every part of the run is watched."""
     run.pool.work()
     lease = run.config.runner.lease
     reclaim, gone = reclaim_regularly(run.store, lease / 2, grace=lease), until_gone(run.folder.path)

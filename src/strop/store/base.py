@@ -72,7 +72,7 @@ class Store(ABC):
 
         `everything` is for a run that is opened again, when no runner of it can be alive: all that are running end as
         `interrupted`, and while no step was ever committed so are those that failed, since whatever was wrong with
-        the agent may have been mended."""
+        the agent may have been fixed."""
 
     # -- what happened in them -------------------------------------------------------------------------------------
 
