@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import select
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -19,6 +21,7 @@ from strop.run.serve import StoreServer
 from strop.store.remote import HttpStore
 from strop.store.sqlite import SqliteStore
 from tests import runs
+from tests.limits import stretch
 
 ANNOUNCED = "host: 127.0.0.1\r\ncontent-length: 104857600\r\n"
 KINDS = {
@@ -114,7 +117,7 @@ async def test_many_that_trickle_keep_nobody_else_waiting(
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[StoreServer]:
     store = await SqliteStore.open(tmp_path / "store.sqlite")
-    async with serve.served(store) as server:
+    async with serve.open_store_server(store) as server:
         yield server
     await store.close()
 
@@ -139,6 +142,20 @@ async def test_a_large_body_with_a_wrong_key_still_reads_why(server: StoreServer
     async with asyncio.timeout(120):
         assert (await reader.readline()).split()[1] == b"401"
     writer.transport.abort()
+
+
+async def test_a_client_that_asks_to_close_still_reads_why(server: StoreServer) -> None:
+    """Python's own urllib does: it sends all of the body, and only then looks."""
+
+    def send_all() -> bytes:
+        with socket.create_connection(("127.0.0.1", urlsplit(server.url).port or 0)) as sock:
+            sock.sendall(KINDS["no key"].replace("\r\n", "\r\nconnection: close\r\n", 1).encode())
+            select.select([sock], [], [], stretch(30))  # it was answered before the body was there
+            for _ in range(20):
+                sock.sendall(b"a" * 100_000)
+            return sock.makefile("rb").read()
+
+    assert (await asyncio.to_thread(send_all)).split()[1] == b"401"
 
 
 async def test_a_body_that_is_sent_too_slowly_is_given_up(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:

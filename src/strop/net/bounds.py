@@ -49,6 +49,7 @@ class Bounded(HttpToolsProtocol):
         self._head_since: float | None = now  # when a head was begun that is not complete
         self._body_since: float | None = None  # the same of a body, of which `_received` bytes are there
         self._received = 0
+        self._closes = False  # the client wants no other request after this one
         self._leaving_since: float | None = None  # all was said from our side
         self._idle_since: float | None = now  # nothing has been asked that is not answered
         self._drop_idle()
@@ -71,6 +72,8 @@ class Bounded(HttpToolsProtocol):
         self._size, self._between, self._head_since = 0, False, None
         self._body_since, self._received = self.loop.time(), 0
         super().on_headers_complete()
+        # Answered before its body is there, a client that asked to close would be cut off before it reads the answer.
+        self._closes, self.cycle.keep_alive = not self.cycle.keep_alive, True
 
     def on_body(self, body: bytes) -> None:
         self._size = 0
@@ -79,6 +82,7 @@ class Bounded(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._size, self._between, self._body_since, self._idle_since = 0, True, None, None
+        self.cycle.keep_alive &= not self._closes
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
