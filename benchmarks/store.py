@@ -39,6 +39,7 @@ import matplotlib
 import numpy as np
 import store_against
 import uvloop
+from machine import hardware
 from peers.processes import PEER, PEER_PINS, PEERS, ROOT, LapProcess, Laps, our_server, peer_server, say, set_up
 from rich.console import Console
 from rich.table import Table
@@ -288,15 +289,6 @@ def show_thousand(out: Console, part: dict[str, Any]) -> None:
 
 
 # -- all of it ---------------------------------------------------------------------------------------------------------
-
-
-def hardware() -> dict[str, Any]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        model = platform.processor()
-    return {"cpu": model, "cores": os.cpu_count(), "system": platform.system(), "load_before": os.getloadavg()}
 
 
 def against(other: Path, results: Path, *, quick: bool) -> None:

@@ -55,5 +55,5 @@ async def _open(name: str, key: str | None, synchronous: Literal["NORMAL", "FULL
 
     path = Path(name) if name.endswith(".sqlite") else Path(name) / "store.sqlite"
     if not create and not path.is_file():
-        raise PlaceError(f"{name} holds no store (no {path.name} there): check the path")
+        raise PlaceError(f"{name} holds no store (no {path.name} there). Fix: check the path")
     return await SqliteStore.open(path, synchronous)

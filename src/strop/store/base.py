@@ -1,4 +1,4 @@
-"""The store's interface: the only state rooms share. Every verb returns once what it did is durable.
+"""The store's interface: the only state that packages share. Every verb returns once what it did is durable.
 
 Verbs are coroutines so that one process can hold a gateway, runners and a loop around one store. Every backend gives
 the same answers; `tests/unit/store` runs against each of them. A verb that is said twice, because the answer to the
@@ -10,6 +10,7 @@ Left out on purpose: the store knows nothing of tokens' meaning, of algorithms o
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -18,6 +19,9 @@ from strop.types import Attempt, Cause, Event, Lease, Mode, Policy, Reward, Roll
 
 Ref = tuple[str, int]
 """A rollout's id and an attempt's number."""
+
+ID = re.compile(r"[A-Za-z0-9._~-]{1,200}")
+"""Ids of rollouts stand in addresses."""
 
 
 class Store(ABC):
@@ -83,7 +87,7 @@ class Store(ABC):
 
     @abstractmethod
     async def add_events(self, events: Sequence[Event]) -> None:
-        """Record events of running attempts, each id once; rewards that are no finite numbers, or too large ones, are
+        """Record events of running attempts, each id once; rewards that are not finite numbers, or too large, are
         refused (`BadReward`)."""
 
     @abstractmethod

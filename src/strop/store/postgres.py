@@ -1,7 +1,7 @@
 """The store in one schema of a PostgreSQL database: for runs on several machines, whose processes all open it.
 
     verb ──▶ a thread ──▶ a connection: BEGIN, the operation, NOTIFY if it changed something, COMMIT ──▶ the answer
-    every process: one listener ◀──LISTEN── wakes whoever waits here for what was committed anywhere
+    every process: one listener ◀──LISTEN── wakes those who wait here for what was committed anywhere
 
 A server that is away for a while (`patience`) is waited for and the operation is said again: that its answer was lost
 does not tell whether it was done, which is why every verb may be said twice.
@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from strop.errors import PlaceError, StoreError, StropError, Unavailable
+from strop.errors import PlaceError, StoreError, Unavailable
 from strop.imports import to_install
 from strop.store import rows, schema
 from strop.store.sql import Operation, SqlStore
@@ -38,8 +38,10 @@ try:
     from psycopg import errors
     from psycopg.conninfo import conninfo_to_dict
     from psycopg.types.string import StrDumperUnknown
+
+    from strop.store.postgres_errors import explain, explain_unreachable, is_away, read_reason
 except ImportError:
-    raise StoreError(f"a store in PostgreSQL needs psycopg: {to_install('psycopg')}") from None
+    raise StoreError(f"a store in PostgreSQL needs psycopg. Fix: {to_install('psycopg')}") from None
 
 T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -86,7 +88,7 @@ class PostgresAddress:
         self.schema = unquote(own[-1]) if own else "public"
         if not re.fullmatch(r"(?!pg_)[a-z_][a-z0-9_]{0,50}", self.schema):
             raise PlaceError(
-                f"the schema {self.schema!r} cannot be: use up to 51 small letters, digits and '_', no pg_ at first"
+                f"{self.schema!r} is not the name of a schema. Fix: 51 lower-case letters, digits, '_' at most, no pg_"
             )
         try:
             self.libpq: dict[str, Any] = DEFAULTS | conninfo_to_dict(re.sub(r"(?<=[?&])schema=[^&]*&?", "", url))
@@ -97,8 +99,8 @@ class PostgresAddress:
         misread = "@" in self._host + self._database or not re.fullmatch(r"[0-9,]*", self._port)
         if not self.libpq or misread or not re.match("postgres(ql)?://", url):
             raise PlaceError(  # without showing it: what was taken for a port may be half of a password
-                "the address of the store cannot be read: write postgresql://user:password@host:5432/database?schema="
-                "name, with %40, %2F, %3A and %3F for '@', '/', ':' and '?' in a password"
+                "the address of the store cannot be read. Fix: write postgresql://user:password@host:5432/database"
+                "?schema=name, with %40, %2F, %3A and %3F for '@', '/', ':' and '?' in a password"
             )
 
     def __str__(self) -> str:
@@ -219,9 +221,9 @@ class PostgresStore(SqlStore):
 
     async def _in_thread(self, begin: bytes, operation: Operation[T]) -> T:
         deadline = time.monotonic() + self._patience
-        with self._lock:  # nothing may be put behind the end
+        with self._lock:  # nothing may be put after the end
             if self._closing.is_set():
-                raise Unavailable(f"the store {self._address} is closed: open it again")
+                raise Unavailable(f"the store {self._address} is closed. Fix: open it again")
             done = self._threads.submit(self._do, begin, operation, deadline)
         return await asyncio.wrap_future(done)
 
@@ -236,13 +238,13 @@ class PostgresStore(SqlStore):
                 if collisions > COLLISIONS:
                     raise explain(error, str(self._address)) from None
             except psycopg.Error as error:
-                if not _is_away(error):
+                if not is_away(error):
                     raise explain(error, str(self._address)) from None
                 self._forget_idle()  # they were lost with it
                 if self._closing.is_set() or time.monotonic() + pause > deadline:
                     raise Unavailable(
-                        f"PostgreSQL at {self._address} does not answer ({_reason(error)}):"
-                        " start the server again, then resume the run"
+                        f"PostgreSQL at {self._address} does not answer ({read_reason(error)}). "
+                        "Fix: start the server again, then resume the run"
                     ) from None
                 self._closing.wait(pause)
                 pause = min(2 * pause, 1.0)
@@ -342,65 +344,23 @@ def _bring_up_to_date(address: PostgresAddress) -> None:
                 (version,) = db.execute("SELECT version FROM strop").fetchone()
             except (errors.UndefinedTable, errors.UndefinedColumn, TypeError):  # TypeError: it has no row
                 raise StoreError(
-                    f"{where} holds tables of another program: choose another schema, with ?schema=NAME"
+                    f"{where} holds tables of another program. Fix: choose another schema, with ?schema=NAME"
                 ) from None
-        for script in schema.steps_from(version, where):
+        # Between two statements of a migration whole conversations are compared.
+        db.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+        for script in schema.list_migrations(version, where):
             schema.run(db, script, WORDS)
 
     try:
         connection = address.connect()
     except psycopg.Error as error:
-        raise unreachable(error, where) from None
+        raise explain_unreachable(error, where) from None
     try:
         encoding = connection.info.parameter_status("server_encoding")
         if encoding != "UTF8":
-            raise PlaceError(f"the database of {where} is encoded in {encoding}: make one with ENCODING 'UTF8'")
+            raise PlaceError(f"the database of {where} is encoded in {encoding}. Fix: make one with ENCODING 'UTF8'")
         _transaction(connection, WRITE, update, address.channel)
     except psycopg.Error as error:
-        raise (unreachable if _is_away(error) else explain)(error, where) from None
+        raise (explain_unreachable if is_away(error) else explain)(error, where) from None
     finally:
         connection.close()
-
-
-def _is_away(error: psycopg.Error) -> bool:
-    """Whether the server, rather than what it was asked, is the matter. Failing to connect has no code."""
-    code = error.sqlstate or "08000"
-    return isinstance(error, psycopg.OperationalError) and (code.startswith("08") or code.startswith("57P"))
-
-
-def _reason(error: psycopg.Error) -> str:
-    """What PostgreSQL says, in one line."""
-    said = error.diag.message_primary or str(error).strip().rpartition("failed: ")[2]
-    return " ".join(said.split()).removesuffix(".")
-
-
-def unreachable(error: psycopg.Error, where: str) -> StropError:
-    """Why there is no connection, as a sentence with the fix in it. Never with the password."""
-    reason = _reason(error)
-    if re.search("(?i)refused|starting up|shut(ting )?down|recovery|closed|lost|terminating|time(d )?out", reason):
-        return Unavailable(f"PostgreSQL at {where} does not answer ({reason}): start it, or correct the address")
-    fixes = {
-        "password": "give the right user and password, in the address or in ~/.pgpass",
-        "database .* does not exist": "make it with `createdb`, or correct the address",
-        "role .* does not exist": "make it with `createuser`, or correct the address",
-        "pg_hba.conf": "let this machine in there, or correct the address",
-        "too many|connection slots": "raise the server's max_connections, or end what uses them up",
-    }
-    fix = next((fix for said, fix in fixes.items() if re.search(said, reason)), "check the address and the server")
-    return PlaceError(f"cannot open {where} ({reason}): {fix}")
-
-
-def explain(error: psycopg.Error, where: str) -> StropError:
-    """What PostgreSQL says, as a sentence with the fix in it."""
-    reason = _reason(error)
-    if isinstance(error, errors.DiskFull):
-        return Unavailable(f"the disk of the server of {where} is full: free some space, then resume the run")
-    if isinstance(error, errors.InsufficientPrivilege):
-        return PlaceError(f"cannot write {where} ({reason}): grant that to the user, or choose another schema")
-    if isinstance(error, errors.ReadOnlySqlTransaction):
-        return Unavailable(f"{where} can only be read ({reason}): give the address of the primary server")
-    if isinstance(error, errors.ProgramLimitExceeded):
-        return StoreError(f"something is too long to be stored in {where} ({reason}): use shorter ids and names")
-    if isinstance(error, psycopg.DataError):
-        return StoreError(f"a value does not fit into {where}: {reason}")
-    return StoreError(f"the store {where} failed: {reason}")

@@ -1,4 +1,4 @@
-"""Whoever owns a store looks after it: attempts of runners that are gone are ended in time.
+"""The owner of a store looks after it: attempts of runners that are gone are ended in time.
 
 A runner is not to blame for a store that was away. After a start, after a pause of this process and after a jump of the
 clock, runners first get `grace` seconds to be heard of again.

@@ -7,7 +7,7 @@ A server that cannot be reached, is being started again or has trouble with its 
 is likely wrong. What the server refuses is raised here as it was raised there.
 
 Left out: keys of attempts. `attempts()` tells them as "", since only a lease tells an attempt's key (`attempt` has the
-one it was asked with); whoever checks keys (a gateway) stands beside the store itself.
+one it was asked with); what checks keys (a gateway) stands beside the store itself.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from strop.errors import ConfigError, IllegalTransition, StoreError, Unavailable
 from strop.net.asgi import ErrorBody
 from strop.net.client import Client, Response, TooLarge
 from strop.store import rows, rpc, wire
-from strop.store.base import Ref, Store
-from strop.store.sql import ID
+from strop.store.base import ID, Ref, Store
 from strop.store.turn_deltas import grow
 from strop.types import Attempt, Cause, Event, Lease, Mode, Policy, Reward, Rollout, Status, Step, Turn
 
@@ -52,8 +51,10 @@ class HttpStore(Store):
 
     def __init__(self, url: str, key: str, *, patience: float = 60.0) -> None:
         if not key:
-            how = "give the run's key (--key-file or STROP_KEY), `strop serve` keeps it in its folder's file `key`"
-            raise ConfigError(f"no key given: {how}")
+            raise ConfigError(
+                "no key is given. Fix: give the run's key (--key-file or STROP_KEY), which `strop serve` keeps in its "
+                "folder's file `key`"
+            )
         self.url, self._key = url.rstrip("/"), wire.check_key(key)
         self._client = self._connections()
         self._beats = self._connections()  # of their own: one that has gone silent is not followed by another
@@ -83,7 +84,7 @@ class HttpStore(Store):
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
         for given in rollouts:
             if given.status != "queued":
-                raise IllegalTransition(f"rollout {given.id!r} is {given.status}: only queued ones can be enqueued")
+                raise IllegalTransition(f"rollout {given.id!r} is {given.status}, not queued. Fix: enqueue a new one")
         if not rollouts:
             return 0
         new = [wire.NewRollout.of(given) for given in rollouts]
@@ -110,7 +111,7 @@ class HttpStore(Store):
 
     async def begin(self, rollout: Rollout, runner: str, *, seconds: float) -> Lease:
         if rollout.status != "queued":
-            raise IllegalTransition(f"rollout {rollout.id!r} is {rollout.status}: only queued ones can be begun")
+            raise IllegalTransition(f"rollout {rollout.id!r} is {rollout.status}, not queued. Fix: begin a new one")
         body = wire.BeginBody(rollout=wire.NewRollout.of(rollout), runner=rows.text(runner) or "", seconds=seconds)
         return await self._call(rpc.BEGIN, body)
 
@@ -256,7 +257,8 @@ class HttpStore(Store):
             return _DECODERS[verb.name].decode(answer)
         except msgspec.MsgspecError as error:
             raise StoreError(
-                f"{self.url} answers what cannot be read here ({error}): use the same version of strop on both sides"
+                f"{self.url} answers what cannot be read here ({error}). Fix: use the same version of strop on "
+                "both sides"
             ) from None
 
     async def _send(
@@ -266,7 +268,7 @@ class HttpStore(Store):
         try:
             body = b"" if what is None else _encode(what)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise StoreError(f"this cannot be sent to the store: {error}") from None
+            raise StoreError(f"this cannot be sent to the store: {error}. Fix: use plain JSON types") from None
         pause, since = 0.05, None  # since when it fails: a request may have waited in peace for long before
         while True:
             try:
@@ -279,7 +281,7 @@ class HttpStore(Store):
                     raise why
             except (ConnectionError, TimeoutError) as error:
                 if isinstance(error, TooLarge):
-                    raise StoreError(f"{error}: read it beside the store itself") from None
+                    raise StoreError(f"{error}. Fix: read it beside the store itself") from None
                 why = error
             now = time.monotonic()
             since = now if since is None else since
@@ -294,7 +296,7 @@ class HttpStore(Store):
             return Unavailable(f"{why} (the store at {self.url} was asked for {tried:.0f} s)")
         reason = str(why).removeprefix(f"{self.url} ").removeprefix("cannot be reached: ")
         return Unavailable(
-            f"the store at {self.url} cannot be reached (tried for {tried:.0f} s, {reason}): "
+            f"the store at {self.url} cannot be reached (tried for {tried:.0f} s, {reason}). Fix: "
             "check the address, and whether `strop serve` is up there"
         )
 
@@ -303,13 +305,13 @@ class HttpStore(Store):
             problem = _ERROR.decode(answer.body).error
         except msgspec.MsgspecError:
             return StoreError(
-                f"{self.url} answers with status {answer.status}, but is no Strop store: check the address"
+                f"{self.url} answers with status {answer.status}, but is not a Strop store. Fix: check the address"
             )
         if problem.type in wire.ERRORS:
             return wire.ERRORS[problem.type](problem.message)
         if answer.status == 401:
             return StoreError(
-                f"the key does not open the store at {self.url}: give the run's key (--key-file or STROP_KEY)"
+                f"the key does not open the store at {self.url}. Fix: give the run's key (--key-file or STROP_KEY)"
             )
         return StoreError(problem.message)
 
@@ -317,7 +319,7 @@ class HttpStore(Store):
 def _path(path: str, at: Mapping[str, str | int]) -> str:
     for name, value in at.items():
         if name == "id" and not ID.fullmatch(str(value)):  # it could not be told from another address
-            raise UnknownId(f"there is no rollout {value!r}: `strop rollouts` lists those there are")
+            raise UnknownId(f"there is no rollout {value!r}. Fix: give one that `strop rollouts` lists")
         path = path.replace(f"{{{name}}}", quote(str(value)))
     return path
 

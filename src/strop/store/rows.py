@@ -2,16 +2,15 @@
 
 Anyone can open the store with any SQL tool. Messages, data and metrics are JSON text; token ids are little-endian int32
 and logprobs little-endian float64, so that they come back bit for bit (`numpy.frombuffer` reads them too). A field's
-type says how it lies (`kind_of`). Turns are told in `turns.py`: their rows hold what each adds.
+type says how it lies (`choose_column`). Turns are told in `turns.py`: their rows hold what each adds.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import sys
+import struct
 import types
-from array import array
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -48,17 +47,17 @@ class ColumnKind(Struct, frozen=True):
     read: Callable[[Any], Any] | None = None
 
 
-def kind_of(hint: Any) -> ColumnKind:
+def choose_column(hint: Any) -> ColumnKind:
     """The column for a field of this type.
 
-    >>> kind_of(int).sql, kind_of(str | None).sql, kind_of(list[float]).sql, kind_of(dict[str, int]).sql
-    ('BIGINT NOT NULL', 'TEXT', 'BLOB NOT NULL', 'TEXT NOT NULL')
+    >>> [choose_column(hint).sql for hint in (int, str | None, list[float], dict[str, int])]
+    ['BIGINT NOT NULL', 'TEXT', 'BLOB NOT NULL', 'TEXT NOT NULL']
     """
     if get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else ()
     if type(None) in options:
-        given = kind_of(Union[tuple(option for option in options if option is not type(None))])  # noqa: UP007
+        given = choose_column(Union[tuple(option for option in options if option is not type(None))])  # noqa: UP007
         write = text if given.write is text else _unless_none(given.write)
         return ColumnKind(given.sql.removesuffix(" NOT NULL"), write, _unless_none(given.read))
     if hint is str or get_origin(hint) is Literal:
@@ -75,7 +74,7 @@ def _unless_none(convert: Callable[[Any], Any] | None) -> Callable[[Any], Any] |
 @functools.cache
 def kinds(record: type[Struct]) -> dict[str, ColumnKind]:
     hints = get_type_hints(record, include_extras=True)
-    return {name: kind_of(hints[name]) for name in record.__struct_fields__}
+    return {name: choose_column(hints[name]) for name in record.__struct_fields__}
 
 
 def placeholders(columns: str) -> str:
@@ -102,18 +101,18 @@ def text(value: str | None) -> str | None:
 
 
 def to_blob(code: str, values: Sequence[int] | Sequence[float]) -> bytes:
-    packed: array[Any] = array(code, values)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+    try:
+        return struct.pack(f"<{len(values)}{code}", *values)
+    except struct.error as error:
+        raise ValueError(str(error)) from None
+
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, struct.error)
+"""What reading a column raises that was not written here, or was damaged since."""
 
 
 def from_blob(code: str, blob: bytes) -> list[Any]:
-    packed: array[Any] = array(code)
-    packed.frombytes(blob)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tolist()
+    return list(struct.unpack(f"<{len(blob) // struct.calcsize(code)}{code}", blob))
 
 
 _PLAIN: dict[Any, ColumnKind] = {
@@ -133,7 +132,8 @@ def encode(record: Rollout | Turn | Event | Policy | Attempt) -> list[Any]:
         try:
             row.append(value if kind.write is None else kind.write(value))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise StoreError(f"{name!r} of a {type(record).__name__.lower()} cannot be stored: {error}") from None
+            what = f"{name!r} of a {type(record).__name__.lower()}"
+            raise StoreError(f"{what} cannot be stored: {error}. Fix: use plain JSON types") from None
     return row
 
 
@@ -203,7 +203,7 @@ def reward(data: dict[str, Any]) -> Reward:
         found = msgspec.convert(data, Reward)
     except msgspec.ValidationError as error:
         raise BadReward(
-            f"a reward event does not fit: {error}; it looks like {{'name': 'reward', 'value': 1.0}}"
+            f"a reward event does not fit: {error}. Fix: write it as {{'name': 'reward', 'value': 1.0}}"
         ) from None
     return check_reward(found)
 

@@ -21,7 +21,7 @@ Script = str | Callable[[Db], None]
 _BESIDE_TURNS = """
 CREATE TABLE strop (
     version BIGINT NOT NULL,
-    changes BIGINT NOT NULL  -- how many changes of status there were; whoever makes one takes the next number
+    changes BIGINT NOT NULL  -- how many changes of status there were; each takes the next number
 );
 
 CREATE TABLE rollouts (
@@ -120,20 +120,22 @@ def run(db: Db, script: Script, words: dict[str, str]) -> None:
         db.execute(statement)
 
 
-def steps_from(version: int | None, where: str) -> list[Script]:
+def list_migrations(version: int | None, where: str) -> list[Script]:
     """What brings a store of `version` up to date; None: it has no tables yet."""
     if version is None:
         return [TABLES, f"INSERT INTO strop VALUES ({VERSION}, 0)"]
     if version > VERSION:
         raise NewerStore(
-            f"{where} was written by a newer strop (store version {version}, this one reads {VERSION}):"
-            " update strop: git pull in its clone"
+            f"{where} was written by a newer strop (store version {version}, this one reads {VERSION}). "
+            "Fix: update strop with git pull in its clone"
         )
     scripts: list[Script] = []
     for number in range(version, VERSION):
         # A store older than that gets the turns' table anew, with every column there is.
         columns = turns.added(number + 1) if version >= turns.FIRST else []
         if number not in MIGRATIONS and not turns.added(number + 1):
-            raise StoreError(f"{where} has store version {number}, which no strop ever wrote: choose another store")
+            raise StoreError(
+                f"{where} has store version {number}, which no strop ever wrote. Fix: choose another store"
+            )
         scripts += [*MIGRATIONS.get(number, ()), *columns]
     return [*scripts, f"UPDATE strop SET version = {VERSION}"] if version < VERSION else []

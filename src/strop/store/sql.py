@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import builtins
 import math
-import re
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar
 
-from strop.errors import Fenced, IllegalTransition, StoreError, UnknownId
-from strop.store import rows, transitions
+from strop.errors import Fenced, StoreError, UnknownId
+from strop.store import rows, transitions, turn_writes
 from strop.store import turns as stored
 from strop.store.base import Ref, Store
 from strop.store.signals import Signal, wait_until
@@ -49,10 +48,6 @@ PAGE = 1000
 HELD = 1.0
 """Seconds until one looks again for a rollout that somebody else held."""
 
-ID = re.compile(r"[A-Za-z0-9._~-]{1,200}")
-"""Ids of rollouts stand in addresses."""
-
-
 Operation = Callable[[Db], T]
 
 
@@ -75,7 +70,7 @@ class SqlStore(Store):
     # -- rollouts ------------------------------------------------------------------------------------------------
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
-        insert = _insert(rollouts)
+        insert = transitions.prepare_insert(rollouts)
 
         def write(db: Db) -> int:
             db.queued = True
@@ -84,13 +79,13 @@ class SqlStore(Store):
         return await self._write(write) if rollouts else 0
 
     async def begin(self, rollout: Rollout, runner: str, *, seconds: float) -> Lease:
-        insert, token = _insert([rollout]), f"begin {rollout.id}"
+        insert, token = transitions.prepare_insert([rollout]), f"begin {rollout.id}"
 
         def write(db: Db) -> Lease:
             if before := transitions.find_leases(db, token):
                 return before[0]
             if not insert(db):
-                raise StoreError(f"there is a rollout {rollout.id!r} already: choose another id")
+                raise StoreError(f"there is a rollout {rollout.id!r} already. Fix: choose another id")
             return transitions.open_attempt(db, rollout, runner, time.time(), seconds, token)
 
         return await self._write(write)
@@ -152,7 +147,7 @@ class SqlStore(Store):
                 return transitions.end(db, now, cause, said, given)
             if transitions.has_ended_with(db, now, attempt, cause, said, given):
                 return now  # the answer to the first time was lost
-            raise Fenced(f"attempt {attempt} of rollout {rollout!r} is over: how it ended was recorded before")
+            raise Fenced(f"attempt {attempt} of rollout {rollout!r} is over already. Fix: finish each attempt once")
 
         ended = await self._write(write)
         self._written.forget(rollout)
@@ -200,19 +195,21 @@ class SqlStore(Store):
         for turn in turns:
             # One sum tells of all that they are finite, but for sums too large for a float.
             if not math.isfinite(sum(turn.logprobs)) and not all(map(math.isfinite, turn.logprobs)):
-                raise StoreError(f"turn {turn.id!r} has logprobs that are no finite numbers: it cannot be trained on")
+                raise StoreError(
+                    f"turn {turn.id!r} has logprobs that are not finite. Fix: check the engine they are from"
+                )
         attempts = sorted({(turn.rollout, turn.attempt) for turn in turns})
-        drafts = [stored.TurnDraft(turn, self._written) for turn in turns]
+        drafts = [turn_writes.TurnDraft(turn, self._written) for turn in turns]
 
         def write(db: Db) -> None:
-            transitions.add(db, drafts, attempts, stored.insert, stored.is_recorded)
+            transitions.add(db, drafts, attempts, turn_writes.insert, turn_writes.RecordedTurns().has)
 
         if not drafts:
             return
         await self._write(write)
-        for written in (draft.written for draft in drafts):
-            if written is not None:
-                self._written.add(written)
+        for draft in drafts:
+            if written := draft.written:
+                self._written.add(draft.turn, written)
 
     async def add_events(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -226,7 +223,7 @@ class SqlStore(Store):
             query = "SELECT kind, data FROM events WHERE rollout = ? AND attempt = ? AND id = ?"
             found = db.execute(query, (rollout, attempt, id)).fetchone()
             if found is not None and tuple(found) != (kind, data):
-                raise StoreError(f"event {id!r} was recorded before: give each event an id of its own")
+                raise StoreError(f"event {id!r} was recorded before. Fix: give each event an id of its own")
             return found is not None
 
         def insert(db: Db, encoded: Sequence[rows.Row]) -> int:
@@ -352,7 +349,7 @@ class SqlStore(Store):
 
     async def commit_step(self, step: Step) -> None:
         if len(set(step.rollouts)) < len(step.rollouts):
-            raise StoreError(f"step {step.number} names a rollout twice: consume each one once")
+            raise StoreError(f"step {step.number} names a rollout twice. Fix: consume each one once")
         await self._write(lambda db: transitions.commit_step(db, step))
 
     async def steps(self, *, superseded: bool = False) -> builtins.list[Step]:
@@ -377,30 +374,10 @@ class SqlStore(Store):
                 query = "SELECT lineage FROM steps WHERE number = ? AND superseded = 0"
                 row = db.execute(query, (after,)).fetchone()
                 if row is None:
-                    raise UnknownId(f"there is no step {after} to go on from: list them with `steps()`")
+                    raise UnknownId(f"there is no step {after} to go on from. Fix: give one that `steps()` lists")
                 transitions.set_versions(db, version(row[0], after))
             db.execute("UPDATE steps SET superseded = 1 WHERE number > ?", (after,))
             db.execute("INSERT INTO lineages VALUES (?, ?)", (lineage, after))
             return lineage
 
         return await self._write(write)
-
-
-def _insert(rollouts: Sequence[Rollout]) -> Operation[int]:
-    """Puts new rollouts into the table, and returns how many were new."""
-    for given in rollouts:
-        if given.status != "queued":
-            raise IllegalTransition(f"rollout {given.id!r} is {given.status}: only queued ones can be enqueued")
-        if not ID.fullmatch(given.id):
-            raise StoreError(f"a rollout is called {given.id!r}: use letters, digits, '.', '_', '~' and '-'")
-    encoded = [rows.encode(rollout) for rollout in rollouts]
-
-    def insert(db: Db) -> int:
-        first = transitions.tick(db, len(encoded))
-        return db.executemany(
-            f"INSERT INTO rollouts ({rows.ROLLOUT}, changed) VALUES ({rows.placeholders(rows.ROLLOUT)}, ?)"
-            " ON CONFLICT (id) DO NOTHING",
-            [(*row, first + n) for n, row in enumerate(encoded)],
-        ).rowcount
-
-    return insert

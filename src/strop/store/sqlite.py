@@ -76,7 +76,7 @@ def _open(path: str, synchronous: str) -> tuple[SqliteDb, SqliteDb]:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise PlaceError(f"cannot make the folder {folder}: {error.strerror}; choose another one") from None
+        raise PlaceError(f"cannot make the folder {folder}: {error.strerror}. Fix: choose another one") from None
     try:
         with contextlib.suppress(OSError):  # SQLite says it better
             open(path, "ab", opener=private).close()  # it holds keys; SQLite's files beside it get the same mode
@@ -102,15 +102,33 @@ def _connect(path: str, mode: str) -> SqliteDb:
     return sqlite3.connect(uri, uri=True, timeout=BUSY, isolation_level=None, check_same_thread=False, factory=SqliteDb)
 
 
+def is_outdated(path: Path) -> bool:
+    """Whether opening the store at `path` would migrate it."""
+    if not path.is_file():
+        return False
+    with contextlib.closing(_connect(str(path), "ro")) as db:
+        try:
+            return _read_version(db, str(path)) < schema.VERSION
+        except sqlite3.DatabaseError:  # opening it says why
+            return False
+
+
+def _read_version(db: SqliteDb, path: str) -> int:
+    row = db.execute("SELECT version FROM strop").fetchone()
+    if row is None or not isinstance(row[0], int):
+        raise StoreError(f"{path} does not say which version it has: it is damaged. Fix: put a copy back")
+    return row[0]
+
+
 def _bring_up_to_date(db: SqliteDb, path: str) -> bool:
     """Make the tables, or migrate them: all of it or nothing. Returns whether older ones were migrated."""
     db.execute("BEGIN IMMEDIATE")  # before looking: another process may be doing the same
     try:
         tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and "strop" not in tables:
-            raise StoreError(f"{path} is a database of another program: choose another folder")
-        version = db.execute("SELECT version FROM strop").fetchone()[0] if tables else None
-        scripts = schema.steps_from(version, path)
+            raise StoreError(f"{path} is a database of another program. Fix: choose another folder")
+        version = _read_version(db, path) if tables else None
+        scripts = schema.list_migrations(version, path)
         for script in scripts:
             schema.run(db, script, WORDS)
         db.execute("COMMIT")

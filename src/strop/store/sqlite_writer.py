@@ -52,9 +52,9 @@ class SqliteThread:
 
     async def do(self, operation: Operation[T]) -> T:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        with self._lock:  # nothing may be put behind the end mark
+        with self._lock:  # nothing may be put after the end mark
             if self._closing:
-                raise Unavailable(f"the store {self._path} is closed: open it again")
+                raise Unavailable(f"the store {self._path} is closed. Fix: open it again")
             self._queue.put((operation, future))
         return await future
 
@@ -101,7 +101,7 @@ class SqliteThread:
 
     def _explain(self, error: Exception) -> Exception:
         if isinstance(error, OverflowError):
-            return StoreError(f"a number does not fit into {self._path}: {error}")
+            return StoreError(f"a number does not fit into {self._path}: {error}. Fix: give a smaller one")
         return explain(error, self._path) if isinstance(error, sqlite3.Error) else error
 
 
@@ -135,7 +135,7 @@ class SqliteWriter(SqliteThread):
         future: asyncio.Future[T] = loop.create_future()
         with self._lock:
             if self._closing:
-                raise Unavailable(f"the store {self._path} is closed: open it again")
+                raise Unavailable(f"the store {self._path} is closed. Fix: open it again")
             if self._home is None or self._home.is_closed():
                 self._home = loop
                 self._hand_over(self._here)  # what the closed loop left will not be committed there any more
@@ -299,18 +299,20 @@ def explain(error: sqlite3.Error, path: str) -> StropError:
     """What SQLite says, as a sentence with the fix in it."""
     name = getattr(error, "sqlite_errorname", "") or ""
     if name.startswith("SQLITE_FULL"):
-        return Unavailable(f"the disk that holds {path} is full: free some space, then resume the run")
+        return Unavailable(f"the disk that holds {path} is full. Fix: free some space, then resume the run")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return Unavailable(f"another process holds {path} locked: end it, then try again")
+        return Unavailable(f"another process holds {path} locked. Fix: end it, then try again")
     if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_CANTOPEN")):
-        return PlaceError(f"cannot write {path}: check the permissions of the file and its folder, or choose another")
+        return PlaceError(
+            f"cannot write {path}. Fix: check the permissions of the file and its folder, or choose another"
+        )
     if name.startswith("SQLITE_NOTADB"):
-        return StoreError(f"{path} is not a Strop store, or is damaged: move it away or choose another folder")
+        return StoreError(f"{path} is not a Strop store, or is damaged. Fix: move it away or choose another folder")
     if name.startswith("SQLITE_CORRUPT"):
         return StoreError(
-            f"{path} is damaged ({error}): put a copy back, or save what can be with `sqlite3 {path} .recover`; the "
-            "newest weights of its run can begin a new one (strop train --from RUN)"
+            f"{path} is damaged ({error}). Fix: put a copy back, or save what can be with `sqlite3 {path} .recover`; "
+            "the newest weights of its run can begin a new one (strop train --from RUN)"
         )
     if name.startswith("SQLITE_IOERR"):
-        return Unavailable(f"reading or writing {path} failed ({name}): check the disk that holds it")
-    return StoreError(f"the store {path} failed: {error}")
+        return Unavailable(f"reading or writing {path} failed ({name}). Fix: check the disk that holds it")
+    return StoreError(f"the store {path} failed: {error}. Fix: check it with `sqlite3 {path} 'PRAGMA integrity_check'`")

@@ -13,7 +13,7 @@ from msgspec import structs, to_builtins
 from strop.errors import Fenced, IllegalTransition, StoreError, UnknownId
 from strop.net.secrets import new_key
 from strop.store import rows
-from strop.store.base import Ref
+from strop.store.base import ID, Ref
 from strop.types import TRANSITIONS, Attempt, Cause, Event, Lease, Reward, Rollout, Status, Step
 
 R = TypeVar("R")
@@ -48,7 +48,7 @@ class Db(Protocol):
 def find(db: Db, id: str, lock: str = "") -> Rollout:
     row = db.execute(f"SELECT {rows.ROLLOUT} FROM rollouts WHERE id = ?" + lock, (rows.text(id),)).fetchone()
     if row is None:
-        raise UnknownId(f"there is no rollout {id!r}: `strop rollouts` lists those there are")
+        raise UnknownId(f"there is no rollout {id!r}. Fix: give one that `strop rollouts` lists")
     return rows.rollout(row)
 
 
@@ -57,7 +57,7 @@ def find_attempt(db: Db, key: str) -> Attempt:
     nothing about a key that is nearly right."""
     row = db.execute(f"SELECT {rows.ATTEMPT} FROM attempts WHERE key = ?", (rows.text(key),)).fetchone()
     if row is None:
-        raise UnknownId("this key opens no attempt: use the one the agent was given")
+        raise UnknownId("this key opens no attempt. Fix: use the one the agent was given")
     return rows.attempt(row)
 
 
@@ -66,9 +66,11 @@ def check_running(db: Db, rollout: str, number: int) -> None:
     query = "SELECT ended FROM attempts WHERE rollout = ? AND number = ?" + db.lock
     row = db.execute(query, (rows.text(rollout), number)).fetchone()
     if row is None:
-        raise UnknownId(f"there is no attempt {number} of rollout {rollout!r}")
+        raise UnknownId(f"there is no attempt {number} of rollout {rollout!r}. Fix: give one that `attempts()` lists")
     if row[0] is not None:
-        raise Fenced(f"attempt {number} of rollout {rollout!r} is over: what it says now is not recorded")
+        raise Fenced(
+            f"attempt {number} of rollout {rollout!r} is over: what it says now is not recorded. Fix: end the agent"
+        )
 
 
 def add(
@@ -97,6 +99,26 @@ def tick(db: Db, count: int = 1) -> int:
     (last,) = db.execute("UPDATE strop SET changes = changes + ? RETURNING changes", (count,)).fetchone()
     db.changed = True
     return last - count + 1
+
+
+def prepare_insert(rollouts: Sequence[Rollout]) -> Callable[[Db], int]:
+    """Check new rollouts, and return what puts them into the table and tells how many were new."""
+    for given in rollouts:
+        if given.status != "queued":
+            raise IllegalTransition(f"rollout {given.id!r} is {given.status}, not queued. Fix: enqueue a new one")
+        if not ID.fullmatch(given.id):
+            raise StoreError(f"a rollout is called {given.id!r}. Fix: use letters, digits, '.', '_', '~' and '-'")
+    encoded = [rows.encode(rollout) for rollout in rollouts]
+
+    def insert(db: Db) -> int:
+        first = tick(db, len(encoded))
+        return db.executemany(
+            f"INSERT INTO rollouts ({rows.ROLLOUT}, changed) VALUES ({rows.placeholders(rows.ROLLOUT)}, ?)"
+            " ON CONFLICT (id) DO NOTHING",
+            [(*row, first + n) for n, row in enumerate(encoded)],
+        ).rowcount
+
+    return insert
 
 
 def move(db: Db, rollout: Rollout, status: Status, **fields: Any) -> Rollout:
@@ -162,7 +184,9 @@ def has_ended_with(
     query = "SELECT cause, detail FROM attempts WHERE rollout = ? AND number = ?"
     ended = db.execute(query, (rollout.id, attempt)).fetchone()
     if ended is None:
-        raise UnknownId(f"there is no attempt {attempt} of rollout {rollout.id!r}")
+        raise UnknownId(
+            f"there is no attempt {attempt} of rollout {rollout.id!r}. Fix: give one that `attempts()` lists"
+        )
     if tuple(ended) != (cause, detail):
         return False
     last = {reward.target: reward for reward in given}
@@ -182,7 +206,10 @@ def merge_rewards(db: Db, rollout: Rollout, given: Sequence[Reward]) -> tuple[Re
 def add_rewards(db: Db, rollout: Rollout, given: Sequence[Reward]) -> None:
     """Give rewards to a rollout that has succeeded. Their events are named after their targets, so that they stay."""
     if rollout.status != "succeeded":
-        raise StoreError(f"rollout {rollout.id!r} is {rollout.status}: only one that succeeded gets rewards afterwards")
+        raise StoreError(
+            f"rollout {rollout.id!r} is {rollout.status}, and only one that succeeded gets rewards afterwards. Fix: "
+            "leave it out"
+        )
     for one in given:
         id = "afterwards/" + rows.to_json(one.target)
         data, now = to_builtins(one), time.time()
@@ -194,7 +221,9 @@ def add_rewards(db: Db, rollout: Rollout, given: Sequence[Reward]) -> None:
                 f"INSERT INTO events ({rows.EVENT}) VALUES ({rows.placeholders(rows.EVENT)})", rows.encode(event)
             )
         elif there[0] != rows.to_json(data):
-            raise StoreError(f"rollout {rollout.id!r} was given its reward {one.name!r} before: it stays as it is")
+            raise StoreError(
+                f"rollout {rollout.id!r} was given its reward {one.name!r} before, which stays. Fix: use another name"
+            )
     last = {one.target: one for one in (*rollout.rewards, *given)}
     db.execute("UPDATE rollouts SET rewards = ? WHERE id = ?", (rows.to_json(tuple(last.values())), rollout.id))
 
@@ -231,7 +260,9 @@ def commit_step(db: Db, step: Step) -> None:
     db.execute("SELECT changes FROM strop" + db.lock).fetchone()  # one step at a time
     newest = newest_lineage(db)
     if step.lineage < newest:
-        raise StoreError(f"step {step.version} belongs to a line that {newest} replaced: it is not committed")
+        raise StoreError(
+            f"step {step.version} belongs to a line that {newest} replaced. Fix: end this run, another has gone on"
+        )
     positions = {rollout: position for position, rollout in enumerate(step.rollouts)}
     consumed = [
         (step.lineage, step.number, rollout, positions.get(rollout), step.dropped.get(rollout))
@@ -243,7 +274,7 @@ def commit_step(db: Db, step: Step) -> None:
         before = {tuple(row) for row in db.execute(query, (step.lineage, step.number)).fetchall()}
         if tuple(there) == (step.lineage, step.digest, step.time) and before == set(consumed):
             return  # the answer to the first time was lost
-        raise StoreError(f"step {step.number} was committed before")
+        raise StoreError(f"step {step.number} was committed before. Fix: commit each step once")
     for first in range(0, len(consumed), 500):
         _consumable(db, [row[2] for row in consumed[first : first + 500]])
     db.execute(
@@ -275,7 +306,7 @@ def _consumable(db: Db, rollouts: Sequence[str]) -> None:
         rollouts,
     ).fetchone()
     if taken:
-        raise StoreError(f"rollout {taken[0]!r} was consumed by step {taken[1]}: it cannot be trained on twice")
+        raise StoreError(f"rollout {taken[0]!r} was consumed by step {taken[1]}. Fix: train on each rollout once")
 
 
 def newest_lineage(db: Db) -> int:
@@ -291,4 +322,4 @@ def set_versions(db: Db, version: str | None) -> None:
         else db.execute("UPDATE policies SET version = ?", (version,))
     ).rowcount
     if count == 0:
-        raise UnknownId("the store has no policy: put one first")
+        raise UnknownId("the store has no policy. Fix: put one first")

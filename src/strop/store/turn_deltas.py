@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 from msgspec.structs import asdict
 
 from strop.types import Turn
@@ -48,11 +49,16 @@ def _shrink(turn: Turn, base: Turn | None) -> TurnDelta:
     if turn.prompt_ids[:ids] != _path(base, ids):
         ids = 0
     told, messages = [*base.messages, base.answer], 0
-    while messages < min(len(told), len(turn.messages)) and told[messages] == turn.messages[messages]:
+    while messages < min(len(told), len(turn.messages)) and _is_same(told[messages], turn.messages[messages]):
         messages += 1
     fields |= {"prompt_ids": turn.prompt_ids[ids:], "messages": turn.messages[messages:]}
     fields |= {"ids_from": base.id if ids else None, "ids_shared": ids}
     return TurnDelta(**fields, messages_from=base.id if messages else None, messages_shared=messages)
+
+
+def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Also in the order of keys, and in what Python takes for equal (True and 1). Turns from the store share theirs."""
+    return one is other or msgspec.json.encode(one) == msgspec.json.encode(other)
 
 
 def grow(deltas: Iterable[TurnDelta]) -> list[Turn]:

@@ -13,6 +13,7 @@ from typing import Any
 from strop.errors import StoreError
 from strop.store import rows, turns
 from strop.store.transitions import Db
+from strop.store.turn_writes import TurnDraft, insert
 from strop.types import Turn
 
 BEFORE = "ALTER TABLE turns RENAME TO turns_3;" + turns.TABLES
@@ -30,7 +31,7 @@ def move_turns(db: Db) -> None:
     """Fill `turns` from `turns_3`. `StoreError` if one of them would not come back as it was."""
     num_moved = 0
     for chunk in _chunks(db):
-        num_moved += turns.insert(db, [turns.TurnDraft(_turn(row)) for _, *row in chunk])
+        num_moved += insert(db, [TurnDraft(_turn(row)) for _, *row in chunk])
     num_compared = 0
     for rollout, attempt in db.execute("SELECT DISTINCT rollout, attempt FROM turns_3").fetchall():
         moved = {turn.id: turn for turn in turns.rebuild(*turns.read(db, rollout, attempt))}
@@ -42,7 +43,7 @@ def move_turns(db: Db) -> None:
         ]
         for id in ids:
             row = db.execute(f"SELECT {_FIELDS} FROM turns_3 WHERE id = ?", (id,)).fetchone()
-            if id not in moved or not turns.TurnDraft(_turn(row)).is_same(turns.TurnDraft(moved[id])):
+            if id not in moved or not TurnDraft(_turn(row)).is_same(TurnDraft(moved[id])):
                 raise _not_moved(f"turn {id!r} would not come back as it was recorded")
             num_compared += 1
     (num_turns,) = db.execute("SELECT count(*) FROM turns_3").fetchone()
@@ -63,7 +64,10 @@ def _turn(row: list[Any]) -> Turn:
     """What later versions added to turns is as a turn has it by default."""
     kinds, fields = rows.kinds(Turn), dict(zip(_FIELDS.split(", "), row, strict=True))
     read = {name: kinds[name].read for name in fields}
-    return Turn(**{name: value if (how := read[name]) is None else how(value) for name, value in fields.items()})
+    try:
+        return Turn(**{name: value if (how := read[name]) is None else how(value) for name, value in fields.items()})
+    except rows.UNREADABLE as error:
+        raise _not_moved(f"turn {row[0]!r} cannot be read ({error})") from None
 
 
 def _not_moved(why: str) -> StoreError:

@@ -45,7 +45,7 @@ from strop.types import (
 )
 
 MAX_WAIT = 60.0
-"""Seconds one request may wait for something to happen; whoever wants to wait longer asks again."""
+"""Seconds one request may wait for something to happen; a client that wants to wait longer asks again."""
 MAX_COUNT = 1000
 """Most things one answer holds."""
 INT64 = 2**63 - 1
@@ -62,7 +62,9 @@ AttemptNumber = Annotated[int, Meta(ge=0, le=2**31 - 1, description="an attempt'
 def check_key(key: str) -> str:
     """A key as it can stand in a header."""
     if not re.fullmatch(r"[!-~]+", key):
-        raise ConfigError("a key is made of printable ASCII characters without spaces: choose another")
+        raise ConfigError(
+            "a key is made of printable ASCII characters without spaces, which this one is not. Fix: choose another"
+        )
     return key
 
 

@@ -1,26 +1,21 @@
-"""What was written lately, so that a turn is packed and hashed from where the one before it ended.
+"""What was written lately, so that a turn is compared and hashed from where the one before it ended.
 
 It saves work and decides nothing: bytes and hashes are those that the whole turn has, and rows never change.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import Any
 
 from msgspec import Struct
 
-if TYPE_CHECKING:
-    from strop.store.turns import EarlierTurn
+from strop.types import Turn
 
 LIMIT = 64 << 20
 """Bytes that are kept, about."""
 MAX_TURNS = 512
-"""Turns that are kept: conversations that go on at the same time are fewer, and what is kept is looked through whenever
-Python collects garbage."""
-STATES = 4
-"""How many places a hash can go on from."""
+"""Rollouts of which turns are kept, and turns of each: more do not go on at the same time."""
 
 
 class HashedBytes(Struct, gc=False):
@@ -33,75 +28,71 @@ class HashedBytes(Struct, gc=False):
 
     data: bytes
     begin: HashedBytes | None = None
-    _states: dict[int, blake2b] | None = None
+    _end: int = 0
+    _state: blake2b | None = None
 
     def __post_init__(self) -> None:
+        """What it begins with has been compared by the caller."""
         if self.begin is not None:
-            if self.begin._states and self.data.startswith(self.begin.data):
-                self._states = self.begin._states.copy()
+            self._end, self._state = self.begin._end, self.begin._state
             self.begin = None  # or all of a conversation would be kept
 
     def hash(self, end: int) -> bytes:
         """Of the first `end` bytes."""
-        if self._states is None:
-            self._states = {}
-        if (state := self._states.get(end)) is None:
-            last = max((at for at in self._states if at < end), default=0)
-            state = self._states[last].copy() if last else blake2b(digest_size=16)
-            state.update(self.data[last:end])
-            self._states[end] = state
-            if len(self._states) > STATES:
-                del self._states[min(self._states)]
+        assert end <= len(self.data)
+        if self._state is None or end < self._end:
+            state = blake2b(self.data[:end], digest_size=16)
+        elif end == self._end:
+            return self._state.digest()
+        else:
+            state = self._state.copy()
+            state.update(self.data[self._end : end])
+        self._end, self._state = end, state
         return state.digest()
 
 
 class WrittenTurn(Struct, frozen=True, gc=False):
-    """A turn's row, its prompt, as ids and packed, and the JSON of its messages."""
+    """A turn's row, its prompt, the JSON of its messages and where each of them begins in it. All of it is bytes, text
+    and numbers: nothing that Python looks through when it collects garbage."""
 
-    row: EarlierTurn
-    prompt_ids: list[int]
+    row: tuple[Any, ...]
     ids: HashedBytes
     text: HashedBytes
+    ends: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        return 8 * len(self.prompt_ids) + len(self.ids.data) + len(self.text.data)
+        return 8 * len(self.ends) + len(self.ids.data) + len(self.text.data)
 
 
 class WrittenTurns:
-    """The turns that were written last, by id."""
+    """The last turns of conversations, by rollout and id: not those that another went on from."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.size = 0
         self._limit = limit
-        self._turns: OrderedDict[str, WrittenTurn] = OrderedDict()
-        self._ids: dict[str, set[str]] = {}  # of each rollout
+        self._turns: dict[str, dict[str, WrittenTurn]] = {}
 
-    def find(self, id: str | None) -> WrittenTurn | None:
-        if id is None or (found := self._turns.get(id)) is None:
-            return None
-        self._turns.move_to_end(id)
-        return found
+    def find(self, rollout: str, id: str | None) -> WrittenTurn | None:
+        turns = self._turns.get(rollout)
+        return turns.get(id or "") if turns else None
 
-    def add(self, turn: WrittenTurn) -> None:
-        id = turn.row.id
-        self._drop(id)
-        self._turns[id] = turn
-        self._ids.setdefault(turn.row.rollout, set()).add(id)
-        self.size += turn.size
+    def add(self, turn: Turn, written: WrittenTurn) -> None:
+        turns = self._turns.pop(turn.rollout, None)
+        if turns is None:
+            turns = {turn.id: written}
+        else:
+            for id in (turn.id, turn.parent or ""):
+                if old := turns.pop(id, None):
+                    self.size -= old.size
+            turns[turn.id] = written
+            if len(turns) > MAX_TURNS:
+                self.size -= turns.pop(next(iter(turns))).size
+        self._turns[turn.rollout] = turns  # the one that spoke last is the last to be dropped
+        self.size += written.size
         while self.size > self._limit or len(self._turns) > MAX_TURNS:
-            self._drop(next(iter(self._turns)))
+            self.forget(next(iter(self._turns)))
 
     def forget(self, rollout: str) -> None:
         """Drop the turns of a rollout that has ended."""
-        for id in [*self._ids.get(rollout, ())]:
-            self._drop(id)
-
-    def _drop(self, id: str) -> None:
-        if (old := self._turns.pop(id, None)) is None:
-            return
-        self.size -= old.size
-        ids = self._ids[old.row.rollout]
-        ids.discard(id)
-        if not ids:
-            del self._ids[old.row.rollout]
+        self.size -= sum(turn.size for turn in self._turns.pop(rollout, {}).values())

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.run.serve import served
+from strop.run.serve import open_store_server
 from strop.store.base import Store
 from strop.store.remote import HttpStore
 from strop.store.sqlite import SqliteStore
@@ -30,7 +30,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     if request.param == "sqlite":
         yield behind
     else:
-        async with served(behind) as server:
+        async with open_store_server(behind) as server:
             over = await HttpStore.open(server.url, server.key)
             yield over
             await over.close()

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from strop.errors import BadReward, ConfigError, Fenced, IllegalTransition, StoreError, UnknownId
 from strop.net.server import bind
 from strop.net.server import serve as serve_app
-from strop.run.serve import StoreServer, serve_store, served
+from strop.run.serve import StoreServer, open_store_server, serve_store
 from strop.store.remote import HttpStore
 from strop.store.server.app import StoreApp
 from strop.store.sqlite import SqliteStore
@@ -42,7 +42,7 @@ async def behind(tmp_path: Path) -> AsyncIterator[SqliteStore]:
 
 @pytest.fixture
 async def server(behind: SqliteStore) -> AsyncIterator[StoreServer]:
-    async with served(behind, KEY) as server:
+    async with open_store_server(behind, KEY) as server:
         yield server
 
 
@@ -82,9 +82,9 @@ async def test_a_url_may_end_in_a_slash_or_begin_with_a_prefix(behind: SqliteSto
 
 
 async def test_a_wrong_key_says_what_to_do(server: StoreServer):
-    with pytest.raises(StoreError, match=rf"{server.url}: give the run's key \(--key-file or STROP_KEY\)"):
+    with pytest.raises(StoreError, match=rf"{server.url}\. Fix: give the run's key \(--key-file or STROP_KEY\)"):
         await HttpStore.open(server.url, "wrong")
-    with pytest.raises(ConfigError, match=r"no key given: .* keeps it in its folder's file `key`"):
+    with pytest.raises(ConfigError, match=r"no key is given\. Fix: .* keeps in its folder's file `key`"):
         await HttpStore.open(server.url, "")
 
 
@@ -100,7 +100,7 @@ async def test_a_server_that_is_no_store():
         await send({"type": "http.response.body", "body": b"<html>hello</html>"})
 
     server = await serve_app(other)
-    with pytest.raises(StoreError, match="status 404, but is no Strop store: check the address"):
+    with pytest.raises(StoreError, match=r"status 404, but is not a Strop store. Fix: check the address"):
         await HttpStore.open(server.url, KEY)
     with pytest.raises(StoreError, match="cannot be read here"):
         await HttpStore.open(server.url + "/" + "x" * 200, KEY)
@@ -139,7 +139,7 @@ async def test_an_answer_that_is_too_large_is_not_asked_for_again(
     await behind.enqueue([rollout("a", task=Task(id="t", data="x" * 5000))])
     monkeypatch.setattr("strop.store.remote.MAX_ANSWER", 4096)
     async with client(server.url, patience=1000) as store, asyncio.timeout(30):
-        with pytest.raises(StoreError, match="larger than 4096 bytes: read it beside the store itself"):
+        with pytest.raises(StoreError, match=r"larger than 4096 bytes\. Fix: read it beside the store itself"):
             await store.get("a")
 
 

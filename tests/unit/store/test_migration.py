@@ -1,5 +1,6 @@
 """A store of an older version is brought up to date when it is opened, with everything in it."""
 
+import fcntl
 import shutil
 import signal
 import sqlite3
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from strop.errors import StoreError
+from strop.cli.rollouts import open_run
+from strop.errors import PlaceError, StoreError
 from strop.store import schema
-from strop.store.sqlite import SqliteStore
+from strop.store.sqlite import SqliteStore, is_outdated
 from strop.types import Event, Policy, Retry, Reward, Rollout, Task, Turn
 from tests.unit.store import version_3
 from tests.unit.store.conversations import talk, wander
@@ -263,12 +265,40 @@ async def test_a_migration_that_is_killed_loses_nothing(tmp_path: Path, turns: l
         await check(path, turns)
 
 
+@pytest.mark.parametrize("damage", ["sampling = '{\"temperature\":null}'", "messages = '{'", "prompt_ids = x'0102'"])
+async def test_a_turn_that_cannot_be_read_stops_the_migration_by_its_name(old: Path, damage: str):
+    with sqlite3.connect(old) as db:
+        db.execute(f"UPDATE turns SET {damage}")
+    with pytest.raises(StoreError, match=r"is as it was: turn 'g1.0/1/0' cannot be read"):
+        await SqliteStore.open(old)
+
+
+@pytest.mark.parametrize("damage", ["DELETE FROM strop", "UPDATE strop SET version = 'x'"])
+async def test_a_store_that_does_not_say_its_version_is_refused(old: Path, damage: str):
+    with sqlite3.connect(old) as db:
+        db.execute(damage)
+    with pytest.raises(StoreError, match="does not say which version it has"):
+        await SqliteStore.open(old)
+
+
+async def test_a_store_that_an_older_strop_writes_to_is_not_migrated_by_a_reader(old: Path):
+    (old.parent / "config.json").write_text("{}")
+    with (old.parent / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(PlaceError, match="an older strop is at work"):
+            await open_run(str(old.parent))
+        assert is_outdated(old)
+    store = await open_run(str(old.parent))
+    await store.close()
+    assert not is_outdated(old)
+
+
 async def test_a_turn_that_would_not_come_back_stops_the_migration(
     tmp_path: Path, turns: list[Turn], monkeypatch: pytest.MonkeyPatch
 ):
     path = tmp_path / "store.sqlite"
     version_3.write(path, turns)
-    monkeypatch.setattr("strop.store.turns.EarlierTurn.has_ids", lambda self, ids, count: True)  # some turns lie
+    monkeypatch.setattr("strop.store.turn_writes.EarlierTurn.has_ids", lambda self, ids, count: True)  # some turns lie
     with pytest.raises(StoreError, match="would not come back as it was recorded"):
         await SqliteStore.open(path)
     monkeypatch.undo()

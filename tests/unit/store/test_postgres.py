@@ -316,7 +316,7 @@ async def test_patience_ends_with_a_sentence_and_the_store_goes_on_once_the_serv
         for verb in (store.enqueue(rollouts(2)), store.get("g1.0")):
             with pytest.raises(StoreError, match=rf"schema={name} does not answer .*start the server again"):
                 await verb
-        with pytest.raises(Unavailable, match=r"Connection refused.*: start it"):
+        with pytest.raises(Unavailable, match=r"Connection refused.*\. Fix: start it"):
             await PostgresStore.open(own_server.url(name))
         waited: list[StropError] = []
         with pytest.raises(Unavailable):
@@ -375,7 +375,7 @@ async def test_what_the_server_undid_in_favour_of_another_is_done_again(open: Op
 async def test_a_full_disk_is_a_sentence(open: Open):
     store = await open()
     full = "DO $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = '53100'; END $$"
-    with pytest.raises(StoreError, match="is full: free some space, then resume the run"):
+    with pytest.raises(StoreError, match=r"is full\. Fix: free some space, then resume the run"):
         await store._write(lambda db: db.execute(full))
 
 
@@ -500,7 +500,7 @@ async def test_a_newer_store_is_refused(open: Open, sql: Callable, name: str):
 @pytest.mark.parametrize("table", ["turns (x INT)", "strop (x INT)", "strop (version BIGINT)"])
 async def test_tables_of_another_program_are_refused_and_left_alone(open: Open, sql: Callable, name: str, table: str):
     sql(f"CREATE SCHEMA {name}; CREATE TABLE {name}.{table}")
-    with pytest.raises(StoreError, match="holds tables of another program: choose another schema"):
+    with pytest.raises(StoreError, match=r"holds tables of another program\. Fix: choose another schema"):
         await open()
     left = sql(f"SELECT tablename FROM pg_tables WHERE schemaname = '{name}'").fetchall()
     assert left == [(table.partition(" ")[0],)]
@@ -524,10 +524,10 @@ async def test_places_that_cannot_be_used_are_sentences(server: Server, sql: Cal
         f"{name}_locked:wrong-one@{at}/postgres": "password authentication failed.*right user and password",
         f"{name}_locked@{at}/postgres": "no password supplied.*right user and password",
         f"{name}_poor@{at}/postgres?schema={name}_poor": "permission denied.*grant",
-        f"strop@{at}/{name}_latin": "encoded in LATIN1: make one with ENCODING 'UTF8'",
+        f"strop@{at}/{name}_latin": "encoded in LATIN1. Fix: make one with ENCODING 'UTF8'",
         "strop@nowhere.invalid/postgres": "check the address and the server",
-        f"strop@{at}/postgres?schema=No-Good": "the schema 'No-Good' cannot be",
-        f"strop@{at}/postgres?schema=pg_own": "the schema 'pg_own' cannot be",
+        f"strop@{at}/postgres?schema=No-Good": "'No-Good' is not the name of a schema",
+        f"strop@{at}/postgres?schema=pg_own": "'pg_own' is not the name of a schema",
         f"strop@{at}/postgres?colour=red": "the address of the store cannot be read",
         "strop:wrong-o/ne@host/postgres": "the address of the store cannot be read.*%2F",
         "strop:12/wrong-one@host/postgres": "the address of the store cannot be read",
@@ -552,7 +552,7 @@ def test_without_psycopg_it_says_what_to_install():
             print(error)
     """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == "a store in PostgreSQL needs psycopg: pip install 'psycopg[binary]'\n"
+    assert said == "a store in PostgreSQL needs psycopg. Fix: pip install 'psycopg[binary]'\n"
 
 
 async def test_close_finishes_what_was_said_and_leaves_nothing_behind(open: Open, sql: Callable, server: Server):
@@ -562,7 +562,7 @@ async def test_close_finishes_what_was_said_and_leaves_nothing_behind(open: Open
     await store.close()
     await asyncio.gather(*writes)
     for verb in (store.list(), store.enqueue(rollouts(1))):
-        with pytest.raises(StoreError, match="is closed: open it again"):
+        with pytest.raises(StoreError, match=r"is closed\. Fix: open it again"):
             await verb
     await store.close()
     deadline = time.monotonic() + 30

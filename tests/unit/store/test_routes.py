@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from strop.net.client import Client, Response
-from strop.run.serve import StoreServer, served
+from strop.run.serve import StoreServer, open_store_server
 from strop.store.server import keys
 from strop.store.server.keys import AttemptKeys
 from strop.store.sqlite import SqliteStore
@@ -57,7 +57,7 @@ class Stand:
 @pytest.fixture
 async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
     behind = await SqliteStore.open(tmp_path / "store.sqlite")
-    async with served(behind, "run-key") as server:
+    async with open_store_server(behind, "run-key") as server:
         stand = Stand(behind, server)
         yield stand
         for client in stand.clients:

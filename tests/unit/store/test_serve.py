@@ -67,7 +67,7 @@ async def test_a_key_that_is_given_is_not_written_down(tmp_path: Path):
             async with running(tmp_path, key=key):
                 pass
     (tmp_path / "key").write_text("two words")
-    with pytest.raises(PlaceError, match="holds no key: delete the file"):
+    with pytest.raises(PlaceError, match=r"holds no key\. Fix: delete the file"):
         async with running(tmp_path):
             pass
 

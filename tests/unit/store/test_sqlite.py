@@ -78,7 +78,9 @@ async def test_a_damaged_file_is_called_so_with_a_way_out(tmp_path: Path, page: 
         finally:
             await store.close()
 
-    with pytest.raises(StoreError, match=r"e\.sqlite is damaged \(.*malformed.*\): put a copy back, or .*\.recover"):
+    with pytest.raises(
+        StoreError, match=r"e\.sqlite is damaged \(.*malformed.*\)\. Fix: put a copy back, or .*\.recover"
+    ):
         await use()
 
 
@@ -108,7 +110,7 @@ async def test_a_full_disk_is_a_sentence_and_loses_nothing_acknowledged(tmp_path
         results.append((await asyncio.gather(store.add_events([event]), return_exceptions=True))[0])
     refused = [r for r in results if r is not None]
     assert refused
-    assert all(isinstance(r, StoreError) and "is full: free some space" in str(r) for r in refused)
+    assert all(isinstance(r, StoreError) and "is full. Fix: free some space" in str(r) for r in refused)
     assert len(await store.events("g1.0")) == len(results) - len(refused)
     await store._writer.do(lambda db: db.execute("PRAGMA max_page_count = 1000000").fetchone())
     await store.add_events(events)  # it goes on once there is room

@@ -22,7 +22,7 @@ import asyncio, sys
 from msgspec.structs import replace
 from strop.store.sqlite import SqliteStore
 from tests.unit.store.conversations import talk
-from tests.unit.store.conftest import HttpStore, served
+from tests.unit.store.conftest import HttpStore, open_store_server
 from tests.unit.store.test_turn_deltas import begin
 
 async def use(path):
@@ -32,7 +32,7 @@ async def use(path):
     new = [replace(turn, queued=1.5) for turn in talk("r", 5)[3:]]
     await store.add_turns(new)
     assert (await store.turns("r"))[3:] == new
-    async with served(store) as server:
+    async with open_store_server(store) as server:
         over = await HttpStore.open(server.url, server.key)
         assert (await over.turns("r"))[3:] == new
         await over.close()

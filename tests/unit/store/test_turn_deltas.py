@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from strop.errors import StoreError
+from strop.store import turn_writes
 from strop.store.base import Store
 from strop.store.sqlite import SqliteStore
 from strop.store.turn_deltas import TurnDelta, grow, shrink
@@ -60,6 +61,64 @@ async def test_a_turn_may_go_on_from_one_that_is_said_again_with_it(store: Store
     await store.add_turns([first, second])
     await store.add_turns([second, third])
     assert await store.turns("r") == [first, second, third]
+
+
+def branch(k: int, *messages: dict[str, Any], parent: str | None = None, answer: str = "yes") -> Turn:
+    """A turn that shares messages with others and says of no ids that they are another's."""
+    (turn,) = talk("r", 1, seed=k)
+    given = {"messages": list(messages), "answer": say("assistant", answer), "parent": parent, "shared": 0}
+    return replace(turn, id=f"r/1/{k}", branch="edited", started=float(k), ended=k + 0.5, **given)
+
+
+async def test_turns_that_are_said_again_do_not_lead_in_circles(store: Store):
+    """The second time, the first turn could also be stored as what it adds to the third."""
+    await begin(store)
+    p, q, r, other = (say("user", word * 100) for word in "pqro")
+    first, second, third = branch(0, p, q), branch(1, other), branch(2, p, r)
+    await store.add_turns([first, second])
+    await store.add_turns([third])
+    await store.add_turns([first, second])
+    assert await store.turns("r") == [first, second, third]
+
+
+async def test_messages_that_python_takes_for_equal_are_not_shared(store: Store):
+    await begin(store)
+    first = branch(0, {"role": "user", "content": "x", "n": 1, "b": 2})
+    second = branch(1, {"role": "user", "content": "x", "b": 2, "n": True}, say("user", "more"))
+    await store.add_turns([first])
+    await store.add_turns([second])
+    found = await store.turns("r")
+    assert msgspec.json.encode(found) == msgspec.json.encode([first, second])
+    assert msgspec.json.encode(grow(shrink([first, second]))) == msgspec.json.encode([first, second])
+
+
+async def test_turns_said_again_are_compared_with_one_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = await SqliteStore.open(tmp_path / "store.sqlite")
+    await begin(store)
+    given = talk("r", 40)
+    await store.add_turns(given)
+    readings: list[str] = []
+    read = turn_writes.read
+
+    def counted(db: Any, rollout: str, attempt: int) -> Any:
+        readings.append(rollout)
+        return read(db, rollout, attempt)
+
+    monkeypatch.setattr(turn_writes, "read", counted)
+    await store.add_turns(given)
+    assert readings == ["r"]
+    await store.close()
+
+
+async def test_a_turn_that_was_damaged_is_named(tmp_path: Path):
+    store = await SqliteStore.open(tmp_path / "store.sqlite")
+    await begin(store)
+    await store.add_turns(talk("r", 2))
+    with sqlite3.connect(tmp_path / "store.sqlite") as db:
+        db.execute("UPDATE turns SET sampling = '{' WHERE id = 'r/1/1'")
+    with pytest.raises(StoreError, match="turn 'r/1/1' cannot be read"):
+        await store.turns("r")
+    await store.close()
 
 
 async def test_a_parent_of_another_attempt_is_not_gone_on_from(store: Store):

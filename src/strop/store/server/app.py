@@ -28,7 +28,7 @@ from strop.net.asgi import (
 )
 from strop.store.base import Store
 from strop.store.rpc import VERBS, Verb
-from strop.store.server.attempts import UnservedPaths, attempt_routes
+from strop.store.server.attempts import UnservedPaths, make_attempt_routes
 from strop.store.server.handlers import Handlers
 from strop.store.server.keys import AttemptKeys, RunKey
 from strop.store.server.openapi import describe
@@ -78,7 +78,7 @@ def read_query(query: bytes, asks: type[Any]) -> Any:
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     given = dict(pairs)
     if len(given) < len(pairs):
-        raise malformed("a name stands twice in the address: give each once")
+        raise malformed("a name stands twice in the address. Fix: give each once")
     return msgspec.convert(given, asks, strict=False)
 
 
@@ -99,7 +99,7 @@ class StoreApp:
         self.key = run_key = RunKey(key, attempts)
         self._handlers = Handlers(store, attempts)
         routes = [
-            *attempt_routes(store, attempts, run_key),
+            *make_attempt_routes(store, attempts, run_key),
             *store_routes(self._handlers, run_key),
             Route("/health", ByMethod({"GET": FixedResponse(Health("ok", __version__))})),
             Route("/openapi.json", ByMethod({"GET": FixedResponse(describe())})),

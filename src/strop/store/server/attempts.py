@@ -28,7 +28,7 @@ from strop.net.asgi import (
     refuse,
 )
 from strop.store.base import Store
-from strop.store.server.keys import AttemptKeys, RunKey, bearer
+from strop.store.server.keys import AttemptKeys, RunKey, read_bearer
 from strop.store.wire import AgentEvent, RecordedCount
 from strop.types import Attempt, Event
 
@@ -39,7 +39,7 @@ MAX_BODY = 16 << 20
 _ONE, _LIST = msgspec.json.Decoder(AgentEvent), msgspec.json.Decoder(list[AgentEvent])
 
 
-def attempt_routes(store: Store, keys: AttemptKeys | None = None, run_key: RunKey | None = None) -> list[Route]:
+def make_attempt_routes(store: Store, keys: AttemptKeys | None = None, run_key: RunKey | None = None) -> list[Route]:
     """The routes. `run_key`, where there is one, opens them too."""
     known = keys or AttemptKeys(store)
 
@@ -58,7 +58,7 @@ def attempt_routes(store: Store, keys: AttemptKeys | None = None, run_key: RunKe
 
 
 class _AttemptEndpoint:
-    """An address below an attempt's, for whoever has its key."""
+    """An address below an attempt's, for clients that have its key."""
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class _AttemptEndpoint:
         try:
             if not (attempt := number_of(number)):
                 raise _shut()
-            key = bearer(scope["headers"])
+            key = read_bearer(scope["headers"])
             run = self._run_key is not None and self._run_key.fits(key)
             if not run and not await self._keys.open(rollout, attempt, key):
                 raise _shut()
             if run:
-                await attempt_of(self._store, rollout, attempt)
+                await find_attempt(self._store, rollout, attempt)
             body = await self._do(rollout, attempt, receive)
         except Exception as error:
             return await refuse(send, error)
@@ -91,19 +91,19 @@ def number_of(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
-async def attempt_of(store: Store, rollout: str, number: int) -> Attempt:
-    """The attempt at an address, for whoever may know. `UnknownId` says which part of it there is not."""
+async def find_attempt(store: Store, rollout: str, number: int) -> Attempt:
+    """The attempt at an address, for clients that may know. `UnknownId` says which part of it there is not."""
     attempts = await store.attempts(rollout)  # or there is no such rollout
     found = next((attempt for attempt in attempts if attempt.number == number), None)
     if found is None:
         had = f"{len(attempts)} attempt{'s' * (len(attempts) != 1)}"
-        raise UnknownId(f"rollout {rollout!r} has had {had}: there is no attempt {number}")
+        raise UnknownId(f"rollout {rollout!r} has had {had}, so there is no attempt {number}. Fix: check the number")
     return found
 
 
 class UnservedPaths:
-    """Addresses below /r/ that nobody serves. Whoever has a key is told which part of one there is not; whoever has
-    none learns nothing of rollouts. `model`: whether a gateway answers beside it."""
+    """Addresses below /r/ that are not served. A client with a key is told which part of one is unknown; a client
+    without one learns nothing of rollouts. `model`: whether a gateway answers beside it."""
 
     def __init__(self, store: Store, keys: AttemptKeys, run_key: RunKey, *, model: bool) -> None:
         self._store, self._keys, self._run_key, self._model = store, keys, run_key, model
@@ -121,27 +121,27 @@ class UnservedPaths:
         asked = f"{scope['method']} {scope['path']}"
         if top in ("v1", "r") and not self._model:
             return (
-                f"{asked} is not one of the store's verbs, and no model is served here: start `strop serve` with "
-                "--model, let agents bring a model of their own, or run them under `strop train`"
+                f"{asked} is not one of the store's verbs, and no model is served here. Fix: start `strop serve` "
+                "with --model, let agents bring a model of their own, or run them under `strop train`"
             )
         base = "" if top == "v1" else "; the base URL of an OpenAI client ends in /v1"
-        return f"{asked} is not served here: /openapi.json says what is{base}"
+        return f"{asked} is not served here. Fix: see /openapi.json for what is{base}"
 
     async def _tell(self, scope: Scope, parts: list[str]) -> None:
         rollout, number = [*parts, "", ""][:2]
-        key, attempt = bearer(scope["headers"]), number_of(number)
+        key, attempt = read_bearer(scope["headers"]), number_of(number)
         if self._run_key.fits(key):
             if not attempt:
-                raise Refusal(f"{scope['path']} names no attempt: {_SHAPE}", 404, "NoSuchRoute", "not_found")
-            await attempt_of(self._store, rollout, attempt)
+                raise Refusal(f"{scope['path']} names no attempt. Fix: {_SHAPE}", 404, "NoSuchRoute", "not_found")
+            await find_attempt(self._store, rollout, attempt)
         elif not attempt or not await self._keys.open(rollout, attempt, key):
             raise _shut()
-        below = ", ".join(["/events", "/agents/NAME/v1 with the model APIs"][: 1 + self._model])
-        message = f"{scope['method']} {scope['path']} is not served: below an attempt there are {below}"
+        below = " or ".join(["/events", "/agents/NAME/v1 with the model APIs"][: 1 + self._model])
+        message = f"{scope['method']} {scope['path']} is not served. Fix: below an attempt use {below}"
         raise Refusal(message, 404, "NoSuchRoute", "not_found")
 
 
-_SHAPE = "an attempt's address is /r/ROLLOUT/NUMBER, such as /r/g000000.0/1"
+_SHAPE = "write an attempt's address as /r/ROLLOUT/NUMBER, such as /r/g000000.0/1"
 
 
 def _events(body: bytes, rollout: str, attempt: int) -> list[Event]:
@@ -150,7 +150,8 @@ def _events(body: bytes, rollout: str, attempt: int) -> list[Event]:
         said = _LIST.decode(body) if body.lstrip().startswith(b"[") else [_ONE.decode(body)]
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         reason = str(error) or "it is nested too deeply"
-        raise malformed(f'an event is {{"kind": ..., "data": {{...}}}}, or a list of them: {reason}') from None
+        shape = '{"kind": ..., "data": {...}}'
+        raise malformed(f"an event does not fit: {reason}. Fix: write it as {shape}, or send a list of them") from None
     now = time.time()
     return [
         Event(
@@ -166,5 +167,7 @@ def _events(body: bytes, rollout: str, attempt: int) -> list[Event]:
 
 
 def _shut() -> Refusal:
-    message = "this key does not open this attempt: use the api_key the agent was given, with the base_url it was given"
+    message = (
+        "this key does not open this attempt. Fix: use the api_key the agent was given, with the base_url it was given"
+    )
     return Refusal(message, 401, "Unauthorized", "invalid_api_key", [(b"www-authenticate", b"Bearer")])

@@ -144,7 +144,7 @@ class Handlers:
             if gone.done():
                 raise ClientDisconnected
             if nothing is None:
-                raise Unavailable("the server is closing: ask again")
+                raise Unavailable("the server is closing. Fix: ask again")
             return nothing
         finally:
             for task in (working, gone, closing):
@@ -155,5 +155,5 @@ def _number(at: At) -> int:
     """The attempt in the address."""
     number = at["n"]
     if not (number.isascii() and number.isdigit() and len(number) < 10):
-        raise UnknownId(f"there is no attempt {number[:20]!r} of rollout {at['id']!r}")
+        raise UnknownId(f"there is no attempt {number[:20]!r} of rollout {at['id']!r}. Fix: give its number")
     return int(number)

@@ -32,7 +32,7 @@ def run_key(folder: Path, given: str | None = None) -> str:
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise PlaceError(f"cannot read {path} ({error.strerror}): make it readable, or give a key") from None
+        raise PlaceError(f"cannot read {path} ({error.strerror}). Fix: make it readable, or give a key") from None
     made = new_key()
     part = path.with_name(f"key.{os.getpid()}")
     try:
@@ -45,7 +45,9 @@ def run_key(folder: Path, given: str | None = None) -> str:
         finally:
             part.unlink()
     except OSError as error:
-        raise PlaceError(f"cannot write {path} ({error.strerror}): make the folder writable, or give a key") from None
+        raise PlaceError(
+            f"cannot write {path} ({error.strerror}). Fix: make the folder writable, or give a key"
+        ) from None
     return made
 
 
@@ -53,10 +55,10 @@ def _read_key(path: Path) -> str:
     try:
         return check_key(path.read_text(errors="replace").strip())
     except ConfigError:
-        raise PlaceError(f"{path} holds no key: delete the file, and a new one is made") from None
+        raise PlaceError(f"{path} holds no key. Fix: delete the file, and a new one is made") from None
 
 
-def bearer(headers: Sequence[Header]) -> bytes:
+def read_bearer(headers: Sequence[Header]) -> bytes:
     """The key of a request, or nothing."""
     for name, value in headers:
         if name == b"authorization":
@@ -117,12 +119,12 @@ class RunKey:
         return is_same_key(given, self._key)
 
     def check(self, headers: Sequence[Header]) -> None:
-        given = bearer(headers)
+        given = read_bearer(headers)
         if self.fits(given):
             return
         if given and self._attempts.holds(given):
-            message = "this is an attempt's key, which opens /r/<rollout>/<attempt> only: use the run's key"
+            message = "this is an attempt's key, which opens /r/<rollout>/<attempt> only. Fix: use the run's key"
             raise Refusal(message, 403, "Forbidden", "attempt_key")
-        message = "the run's key is needed: send it as `Authorization: Bearer <key>`; `strop serve` says it, and "
+        message = "the run's key is needed. Fix: send it as `Authorization: Bearer <key>`; `strop serve` says it, and "
         message += "the file `key` in its folder has it unless it was given one"
         raise Refusal(message, 401, "Unauthorized", "invalid_api_key", [(b"www-authenticate", b"Bearer")])

@@ -9,15 +9,15 @@ from msgspec import Struct
 
 from strop.net.asgi import ErrorBody
 from strop.store import wire
+from strop.store.base import ID
 from strop.store.rpc import VERBS, Verb
-from strop.store.sql import ID
 from strop.types import Rollout
 from strop.version import __version__
 
 Json = dict[str, Any]
 
 REFUSALS = {
-    400: "The request is malformed, or a reward is no finite number or too large.",
+    400: "The request is malformed, or a reward is not a finite number or too large.",
     401: "No key, or a wrong one.",
     403: "An attempt's key, which opens that attempt only.",
     404: "There is no such rollout, attempt, step or policy.",
