@@ -21,7 +21,7 @@ def to_api_error(error: Exception) -> ApiError:
         case ContextOverflow():
             return ApiError(str(error), param="messages", code="context_length_exceeded")
         case RecursionError():
-            return ApiError("the JSON of this request is nested too deeply")
+            return ApiError("the JSON of this request is nested too deeply. Fix: use fewer levels")
         case EngineError():
             return ApiError(str(error), status=503, kind="server_error", code="engine_error")
         case Fenced():
@@ -30,10 +30,10 @@ def to_api_error(error: Exception) -> ApiError:
             return ApiError(str(error), status=503, kind="server_error", code="store_error")
         case _:
             LOG.error("a request failed", exc_info=error)
-            message = "the gateway ran into an error of its own: its log says more"
+            message = "the gateway ran into an error of its own. Fix: see its log"
             return ApiError(message, status=500, kind="server_error", code="server_error")
 
 
 def deadline_exceeded(seconds: float, what: str) -> ApiError:
-    message = f"{what} took longer than {seconds:g} s: ask for less at once, or raise gateway.deadline"
+    message = f"{what} took longer than {seconds:g} s. Fix: ask for less at once, or raise gateway.deadline"
     return ApiError(message, status=504, kind="server_error", code="deadline_exceeded")

@@ -43,7 +43,7 @@ from strop.gateway.session import Session
 from strop.gateway.sessions import Sessions
 from strop.net import asgi
 from strop.store.base import Store
-from strop.store.server.attempts import attempt_routes
+from strop.store.server.attempts import make_attempt_routes
 
 MAX_BODY = 16 << 20
 MANY = 10_000
@@ -64,7 +64,7 @@ class Gateway:
         self.recorder = Recorder(store)
         self._limits = limits or Limits()
         self._requests = RequestCounter(self._limits, self.counts)
-        self._others = Router(attempt_routes(store), redirect_slashes=False, default=_no_such_route)
+        self._others = Router(make_attempt_routes(store), redirect_slashes=False, default=_no_such_route)
         self._posts: dict[str, tuple[Dialect, Callable[..., Awaitable[None]]]] = {}
         for dialect in DIALECTS:
             self._posts[dialect.path] = dialect, self._answer
@@ -172,7 +172,7 @@ class Gateway:
         with self._requests.count(session):
             async with self._recording_errors(session, agent):
                 body = await _body(receive, deadline)
-                if (outside := self.routes.outside(agent, body)) is not None:
+                if (outside := self.routes.outside(agent, body, session.rollout)) is not None:
                     return await self._proxy(outside, dialect, address, body, session, scope, receive, send)
                 call = self._call(session, agent, await self._resume(dialect, session, dialect.read(body)))
                 ended = await Exchange(call, dialect, self.recorder, receive, send, deadline=deadline).run()
@@ -208,7 +208,7 @@ class Gateway:
         turn = next((turn for turn in turns if turn.id == request.previous), None)
         if turn is None or turn.messages[0]["role"] == "prompt":  # a raw prompt is not a conversation
             raise ApiError(
-                f"there is no previous response {request.previous!r} in this rollout",
+                f"there is no previous response {request.previous!r} in this rollout. Fix: send the whole conversation",
                 status=404,
                 param="previous_response_id",
                 code="previous_response_not_found",
@@ -216,7 +216,7 @@ class Gateway:
         return dialect.continue_from(request, turn)
 
     def _call(self, session: Session, agent: str, request: ModelRequest) -> ModelCall:
-        route = self.routes.find(agent, request.requested.get("model")).of(session.rollout)
+        route = self.routes.find(agent, request.requested.get("model"), session.rollout).of(session.rollout)
         return ModelCall(session, agent, route, request)
 
     async def _count(
@@ -227,10 +227,11 @@ class Gateway:
         with self._requests.count(session):
             async with self._recording_errors(session, agent):
                 body = await _body(receive, self._limits.deadline)
-                if (outside := self.routes.outside(agent, body)) is not None:
+                if (outside := self.routes.outside(agent, body, session.rollout)) is not None:
                     return await self._proxy(outside, dialect, address, body, session, scope, receive, send)
                 request = await self._resume(dialect, session, dialect.read_count(body))
-                route = self.routes.find(agent, request.requested.get("model")).asked_by(request)
+                found = self.routes.find(agent, request.requested.get("model"), session.rollout)
+                route = found.asked_by(request)
                 contexts = session.contexts(agent, route.policy)
                 (conversation,) = read_conversations(request, route, contexts)
                 check_length(conversation, route)
@@ -251,7 +252,7 @@ class Gateway:
         _, listed, asked = address.path.partition("/")
         if listed and asked != name:
             if asked not in self.routes.models:
-                message = f"there is no model {asked!r} here: the one that answers is called {name!r}"
+                message = f"there is no model {asked!r} here. Fix: ask for {name!r}, the one that answers"
                 raise ApiError(message, status=404, param="model", code="model_not_found")
             route, name = self.routes.models[asked], asked
         dialect = _dialect_of(scope, address.path)
@@ -292,7 +293,10 @@ async def _body(receive: Receive, deadline: float) -> bytes:
                 asgi.check_depth(body)
         return body
     except TimeoutError:
-        raise ApiError(f"the request was not sent whole within {deadline:g} s", status=408) from None
+        message = (
+            f"the request was not sent whole within {deadline:g} s. Fix: send it faster, or raise gateway.deadline"
+        )
+        raise ApiError(message, status=408) from None
     except asgi.Refusal as error:
         raise ApiError(str(error), status=error.status, code="request_too_large") from None
 
@@ -310,13 +314,13 @@ async def _refuse(send: Send, dialect: Dialect, refused: ApiError, headers: Sequ
 def _no_such(scope: Scope, path: str, allowed: str | None) -> ApiError:
     asked = f"{scope['method']} {scope['path']}"
     if allowed is not None:
-        return ApiError(f"{asked} is not served: use {allowed}", status=405, code="method_not_allowed")
+        return ApiError(f"{asked} is not served. Fix: use {allowed}", status=405, code="method_not_allowed")
     known = (pair for dialect in DIALECTS for pair in dialect.not_offered.items())
     why = next((why for begins, why in known if path.startswith(begins)), None) or (
-        "an agent's base URL ends in /agents/<name>/v1 (without /v1 for Anthropic's clients, which add it), and of the"
-        f" model APIs {', '.join(BY_PATH)} are spoken, with POST"
+        "Fix: end an agent's base URL in /agents/<name>/v1 (without /v1 for Anthropic's clients, which add it), and "
+        f"of the model APIs use {', '.join(BY_PATH)}, with POST"
     )
-    return ApiError(f"{asked} is not served here: {why}", status=404, code="not_found")
+    return ApiError(f"{asked} is not served here. {why}", status=404, code="not_found")
 
 
 async def _no_such_route(scope: Scope, receive: Receive, send: Send) -> None:

@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from strop.gateway.dialects.base import ApiError
 from strop.net.asgi import Header
-from strop.store.server.keys import bearer, is_same_key
+from strop.store.server.keys import is_same_key, read_bearer
 from strop.types import Attempt
 
 AGENT = "main"
@@ -52,7 +52,7 @@ class RequestAddress(Struct, frozen=True, kw_only=True):
 def read_keys(scope: Scope, *, trace_first: bool = False) -> list[bytes]:
     """What may be the attempt's key, where any of the APIs' clients put it."""
     headers = scope["headers"]
-    api = [bearer(headers), *(value for name, value in headers if name == b"x-api-key")]
+    api = [read_bearer(headers), *(value for name, value in headers if name == b"x-api-key")]
     trace = [value for name, value in headers if name in TRACE]
     return [key for key in (trace + api if trace_first else api + trace) if key]
 
@@ -62,7 +62,7 @@ def is_opened_by(attempt: Attempt, keys: Sequence[bytes]) -> bool:
 
 
 def unauthorized(
-    message: str = "this key does not open this attempt: use the api_key the agent was given, with the base_url it"
-    " was given",
+    message: str = "this key does not open this attempt. Fix: use the api_key the agent was given, with the base_url "
+    "it was given",
 ) -> ApiError:
     return ApiError(message, status=401, code="invalid_api_key")

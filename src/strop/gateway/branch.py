@@ -16,12 +16,12 @@ Branch = Literal[
 ]
 
 
-def difference(before: list[bytes], now: list[bytes]) -> Branch:
+def explain_difference(before: list[bytes], now: list[bytes]) -> Branch:
     """How a conversation differs from one that was served, both as edges (see `Conversation`).
 
     One that leaves out messages and then goes on was shortened; any other was edited.
 
-    >>> difference([b"u1", b"a1", b"t1", b"a2", b"t2", b"a3"], [b"u1", b"a2", b"t2", b"a3", b"t3"])
+    >>> explain_difference([b"u1", b"a1", b"t1", b"a2", b"t2", b"a3"], [b"u1", b"a2", b"t2", b"a3", b"t3"])
     'truncated'
     """
     (old_system, old), (new_system, new) = _parts(before), _parts(now)

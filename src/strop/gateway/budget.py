@@ -76,8 +76,8 @@ def _number(usage: Json, *names: str) -> int:
 
 def _used_up(name: str, spent: str, setting: str) -> ApiError:
     return ApiError(
-        f"the budget of the outside model {name} is used up: {spent}; raise gateway.outside.{name}.{setting} and "
-        "resume the run",
+        f"the budget of the outside model {name} is used up: {spent}. Fix: raise gateway.outside.{name}.{setting} "
+        "and resume the run",
         status=402,
         kind="insufficient_quota",
         code="budget_used_up",

@@ -28,10 +28,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from strop.gateway.branch import Branch, difference
-from strop.gateway.conversation import Conversation, edge_of, step
+from strop.gateway.branch import Branch, explain_difference
+from strop.gateway.conversation import Conversation, make_edge, step
 from strop.gateway.dialects.base import Json
-from strop.gateway.known_turns import KnownAnswer, KnownTurn, agreement, find_answers, made_ids
+from strop.gateway.known_turns import KnownAnswer, KnownTurn, find_answers, find_made_ids, measure_agreement
 from strop.gateway.template import Messages, Renderer, Tools
 from strop.types import Turn
 
@@ -115,7 +115,7 @@ class Contexts:
         """Remember a recorded turn. What was not delivered whole cannot be extended, but its ids can be shared."""
         raw = conversation.messages[0]["role"] == "prompt"
         prompt = conversation.messages[0]["content"] if raw else None
-        answer, said = edge_of(turn.answer), turn.answer["content"]
+        answer, said = make_edge(turn.answer), turn.answer["content"]
         seen = self._prompts.get(conversation.key)
         if seen is None:
             seen = Prompt(ids=turn.prompt_ids, parent=turn.parent, shared=turn.shared, branch=_branch(turn))
@@ -123,7 +123,7 @@ class Contexts:
         number = turn_number(turn.id)
         edges, parent = [*conversation.edges, answer], self._by_id.get(turn.parent or "")
         before = parent if parent and self._goes_on(parent, turn, conversation, edges) else None
-        self._made |= dict.fromkeys(made_ids(turn), turn.id)
+        self._made |= dict.fromkeys(find_made_ids(turn), turn.id)
         served = KnownTurn(
             id=turn.id,
             number=number,
@@ -156,7 +156,7 @@ class Contexts:
         return turn.branch is None or self._agreement(parent, conversation) is not None
 
     def _agreement(self, turn: KnownTurn, conversation: Conversation) -> int | None:
-        return agreement(turn, self._by_id, conversation, self._made)
+        return measure_agreement(turn, self._by_id, conversation, self._made)
 
     def _find(self, conversation: Conversation) -> tuple[KnownTurn, int] | None:
         """The turn that ended the longest conversation which this one begins with, and how many messages that has.
@@ -257,7 +257,7 @@ class Contexts:
         if not any(key in self._served for key in conversation.keys):  # those that were have been said otherwise
             answered = (turn for turns in self._served.values() for turn in turns)
             same = [turn for turn in answered if conversation.edges[: len(turn.edges)] == turn.edges]
-            # Or the same words, and they were no answer's.
+            # Or the same words, and they were not an answer's.
             same = same or [turn for turn in self._turns if conversation.edges == turn.edges[:-1]]
             if same:
                 return (
@@ -270,7 +270,7 @@ class Contexts:
     def _why(self, conversation: Conversation) -> Branch:
         """How a conversation differs from the one served before that is most like it."""
         now = set(conversation.edges)
-        return difference(
+        return explain_difference(
             max(self._turns, key=lambda turn: len(now.intersection(turn.edges))).edges, conversation.edges
         )
 

@@ -151,7 +151,7 @@ _known: dict[tuple[int, Place | None], KnownMessage] = {}
 """Messages that were seen: dialects give out one object for the same bytes."""
 
 
-def edge_of(message: Json) -> bytes:
+def make_edge(message: Json) -> bytes:
     return _known_of(message, None).edge
 
 
@@ -160,7 +160,7 @@ def _known_of(message: Json, place: Place | None) -> KnownMessage:
     found = _known.get((id(message), place))
     if found is not None and found.message is message:
         return found
-    canon = canonical(message if place is None else message | {"tool_call_id": place})
+    canon = canonicalize(message if place is None else message | {"tool_call_id": place})
     edge, tells, length = canon[2:3] + blake2b(canon, digest_size=16).digest(), b"-", len(canon)
     thought, calls = message.get("reasoning_content"), message.get("tool_calls")
     if message["role"] == "assistant":
@@ -176,19 +176,20 @@ def _known_of(message: Json, place: Place | None) -> KnownMessage:
     return known
 
 
-def text_of(message: Json) -> str:
+def join_text(message: Json) -> str:
     """What a message says in words and in calls."""
     content = message["content"] if isinstance(message["content"], str) else ""  # else a raw prompt's ids
     calls = message.get("tool_calls")
     return content + msgspec.json.encode([call["function"] for call in calls]).decode() if calls else content
 
 
-def canonical(message: dict[str, Any]) -> bytes:
+def canonicalize(message: dict[str, Any]) -> bytes:
     """What makes two messages the same to a model: who speaks, the text, the calls with their arguments as JSON values.
 
     Ids of calls, reasoning and keys of frameworks' own are left out of assistant messages: agents drop and rename them.
 
-    >>> canonical({"role": "assistant", "content": None}) == canonical({"role": "assistant", "content": "", "id": 7})
+    >>> one, other = {"role": "assistant", "content": None}, {"role": "assistant", "content": "", "id": 7}
+    >>> canonicalize(one) == canonicalize(other)
     True
     """
     calls = [

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from strop.engines.base import Chunk
 from strop.errors import ContextOverflow, EngineError
 from strop.gateway.contexts import Contexts, Prompt
-from strop.gateway.conversation import Conversation, text_of
+from strop.gateway.conversation import Conversation, join_text
 from strop.gateway.detokenize import Detokenizer, StopStrings
 from strop.gateway.dialects.base import AnswerInfo, ApiError, ChoiceDone, Delta, ModelRequest, SampledToken, ToolCall
 from strop.gateway.known_turns import call_id
@@ -63,6 +63,8 @@ class ModelCall:
 
     def _sampling(self, num_left: int) -> Sampling:
         given, request = self.route.sampling_for(self.session.rollout), self.request
+        if self.session.is_call:
+            given = replace(given, **read_sampling(request))
         return replace(
             given,
             max_tokens=min(given.max_tokens, request.max_tokens or given.max_tokens, num_left),
@@ -94,6 +96,19 @@ class ModelCall:
         )
 
 
+def read_sampling(request: ModelRequest) -> dict[str, float]:
+    """How a request wants its tokens drawn.
+
+    >>> read_sampling(ModelRequest(requested={"temperature": 0, "top_k": -1, "n": 2}))
+    {'temperature': 0.0, 'top_k': 0}
+    """
+    asked = {name: float(request.requested[name]) for name in _DRAWN if name in request.requested}
+    return asked | ({"top_k": max(request.requested["top_k"], 0)} if "top_k" in request.requested else {})
+
+
+_DRAWN = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty")
+
+
 def read_conversations(request: ModelRequest, route: PolicyRoute, contexts: Contexts) -> list[Conversation]:
     """What is asked: one conversation, or raw prompts. A call that must be made is begun for the model."""
     if request.prompts:
@@ -104,7 +119,7 @@ def read_conversations(request: ModelRequest, route: PolicyRoute, contexts: Cont
         forced = renderer.format.begin_call(request.tool or only)
         if forced is None or begun:
             raise ApiError(
-                "a tool call cannot be demanded of this model: use tool_choice 'auto'",
+                "a tool call cannot be demanded of this model. Fix: use tool_choice 'auto'",
                 param="tool_choice",
                 code="unsupported_value",
             )
@@ -134,7 +149,7 @@ def check_length(conversation: Conversation, route: PolicyRoute) -> None:
     if conversation.num_chars <= 8 * context and conversation.longest_thought <= 8 * context:
         return
     messages, tools, variables = conversation.messages, conversation.tools, conversation.variables
-    texts = [text_of(message) for message in messages]
+    texts = [join_text(message) for message in messages]
     if tools or variables:
         texts.append(msgspec.json.encode([tools, variables]).decode())
     thoughts = [message.get("reasoning_content") or "" for message in messages]  # templates may leave them out

@@ -53,7 +53,9 @@ class Template:
             self._template = environment.from_string(source)
             unset = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
-            raise ModelError(f"the chat template cannot be read: {error}") from None
+            raise ModelError(
+                f"the chat template cannot be read: {error}. Fix: correct it, or set policy.template"
+            ) from None
         self.reads = frozenset(unset - set(known) - specials.keys() - GIVEN)
         self._template.globals = dict(self._template.globals)  # they are copied for every prompt: plain ones faster
         self._specials, self.variables = specials, dict(variables or {})

@@ -86,7 +86,7 @@ class KnownTurn(Struct, frozen=True, kw_only=True):
         return self.prompt_ids + self.response_ids
 
 
-def agreement(
+def measure_agreement(
     turn: KnownTurn, turns: Mapping[str, KnownTurn], conversation: Conversation, made: Mapping[str, str]
 ) -> int | None:
     """How much of what a conversation tells is the very same in a turn's context; None if it contradicts it. `made` has
@@ -127,7 +127,7 @@ def call_id(seed: int | None, position: int) -> str:
     return f"{stable_hash(seed or 0, 'call', position):016x}"[-9:]
 
 
-def made_ids(turn: Turn) -> list[str]:
+def find_made_ids(turn: Turn) -> list[str]:
     """The call ids of a turn that the gateway made."""
     ids: Sequence[str] = call_ids(turn.answer)
     return [id for i, id in enumerate(ids) if id == call_id(turn.sampling.seed, i)]

@@ -50,5 +50,5 @@ class RequestCounter:
 
     def _refuse(self, why: str) -> None:
         self._counts["too_many"] += 1
-        message = f"{why}: come again in a moment, or raise gateway.in_flight or gateway.in_flight_per_attempt"
+        message = f"{why}. Fix: ask again in a moment, or raise gateway.in_flight or gateway.in_flight_per_attempt"
         raise ApiError(message, status=429, kind="rate_limit_error", code="rate_limit_exceeded")

@@ -25,7 +25,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
             return Tokenizer.from_str(gzip.decompress(packed.read_bytes()).decode())
         return Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exceptions
-        raise ModelError(f"cannot read {path}: {error}; the model needs one") from None
+        raise ModelError(f"cannot read {path}: {error}. Fix: put the model's tokenizer there") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from None
+        raise ModelError(f"{path} is not valid JSON: {error}. Fix: correct it, or download it again") from None
 
 
 def _token_text(token: Any) -> str | None:
@@ -48,10 +48,10 @@ def read_template(folder: Path) -> str:
     try:
         found = beside.read_text("utf-8") if beside.exists() else None
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"cannot read {beside}: {error}") from None
+        raise ModelError(f"cannot read {beside}: {error}. Fix: make it readable UTF-8 text") from None
     template = _read_json(folder / "tokenizer_config.json").get("chat_template") if found is None else found
     if not isinstance(template, str):
-        raise ModelError(f"{folder} has no chat template: put one there as chat_template.jinja")
+        raise ModelError(f"{folder} has no chat template. Fix: put one there as chat_template.jinja")
     return template
 
 

@@ -82,12 +82,12 @@ class OutsideRoute(Struct, frozen=True, kw_only=True):
         """As configured under `gateway.outside.<name>`. Raises `ConfigError`."""
         if config.key_env and not os.environ.get(config.key_env):
             raise ConfigError(
-                f"gateway.outside.{name}: the environment has no {config.key_env}: export the provider's key under "
-                "that name, or set key_env to the name it has"
+                f"gateway.outside.{name}: the environment has no {config.key_env}. Fix: export the provider's key "
+                "under that name, or set key_env to the name it has"
             )
         if config.max_cost and not (config.price_in or config.price_out):
             raise ConfigError(
-                f"gateway.outside.{name}: max_cost is set, but nothing costs any: set price_in and price_out"
+                f"gateway.outside.{name}: max_cost is set without prices. Fix: set price_in and price_out"
             )
         return cls(
             policy=name,
@@ -104,7 +104,9 @@ class OutsideRoute(Struct, frozen=True, kw_only=True):
     def check(self, dialect: Dialect, path: str) -> None:
         if self.dialects and dialect.path not in self.dialects:
             speaks = ", ".join(self.dialects)
-            message = f"{self.policy} is an outside model and does not speak {path}, only {speaks}: use such a client"
+            message = (
+                f"{self.policy} is an outside model and does not speak {path}, only {speaks}. Fix: use such a client"
+            )
             raise ApiError(message, status=404, code="model_not_found")
 
     def body(self, body: bytes) -> bytes:

@@ -171,7 +171,9 @@ class ProxiedRequest:
     def _count_unreachable(self, error: Exception) -> ApiError:
         self._recorder.counts["outside_unreachable"] += 1
         named = self._route.policy
-        message = f"the outside model {named} gave no answer ({error}): check gateway.outside.{named} and the provider"
+        message = (
+            f"the outside model {named} gave no answer ({error}). Fix: check gateway.outside.{named} and the provider"
+        )
         return ApiError(message, status=502, kind="server_error", code="outside_unreachable")
 
     # -- the record --------------------------------------------------------------------------------------------------

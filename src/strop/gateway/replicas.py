@@ -22,9 +22,7 @@ from contextlib import aclosing
 from statistics import median
 from typing import cast
 
-import msgspec
-
-from strop.engines.base import Abilities, Chunk, Engine
+from strop.engines.base import Chunk, Engine
 from strop.engines.receiver import WeightSource
 from strop.errors import ContextOverflow, EngineError
 from strop.types import Sampling
@@ -69,7 +67,7 @@ class Replicas(Engine):
         # If all have failed of late, the one that did longest ago is the best bet.
         able = [r for r in left if r.well(now)] or sorted(left, key=lambda r: r.failed or 0.0)[:1]
         if not able:
-            raise EngineError("none of the policy's engines can answer: see their logs")
+            raise EngineError("none of the policy's engines can answer. Fix: see their logs")
         home = self._homes.pop(rollout, None)
         if home is not None:
             home.rollouts -= 1
@@ -115,7 +113,7 @@ class Replicas(Engine):
                     await self._open.wait()
         except TimeoutError:
             raise EngineError(
-                f"the model has been paused for more than {self._patience:g} s: try again later, or raise "
+                f"the model has been paused for more than {self._patience:g} s. Fix: try again later, or raise "
                 "gateway.pause_timeout"
             ) from None
 
@@ -125,17 +123,8 @@ class Replicas(Engine):
     def context(self) -> int:
         return min(replica.engine.context for replica in self._replicas)
 
-    @property
-    def can(self) -> Abilities:
-        """What all of them can."""
-        every = [msgspec.structs.asdict(replica.engine.can) for replica in self._replicas]
-        return Abilities(**{name: all(can[name] for can in every) for name in every[0]})
-
     async def start(self) -> None:
         await self._each(lambda engine: engine.start())
-
-    async def health(self) -> None:
-        await self._each(lambda engine: engine.health())
 
     def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
@@ -185,13 +174,6 @@ class Sticky(Engine):
     @property
     def context(self) -> int:
         return self._replicas.context
-
-    @property
-    def can(self) -> Abilities:
-        return self._replicas.can
-
-    async def health(self) -> None:
-        await self._replicas.health()
 
     def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]

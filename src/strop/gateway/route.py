@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -22,7 +22,7 @@ from strop.gateway.outside import OutsideRoute
 from strop.gateway.replicas import Replicas
 from strop.gateway.template import Renderer
 from strop.store.base import Store
-from strop.types import Rollout, Sampling
+from strop.types import Rollout, Sampling, stable_hash
 
 ANY = "*"
 WILD = re.compile(r"[*?\[]")
@@ -69,18 +69,42 @@ class PolicyRoute(Struct, frozen=True, kw_only=True):
 Route = PolicyRoute | OutsideRoute
 
 
+class Chance(Struct, frozen=True):
+    """An outside model that answers for the agents of a pattern in some rollouts."""
+
+    pattern: str
+    route: OutsideRoute
+    probability: float
+
+
+def draw_number(rollout: Rollout, agent: str) -> float:
+    """A number from 0 to 1 for an agent of a rollout, always the same. The members of a group share it, since they are
+    compared with each other, and so do all evaluations of a task.
+
+    >>> from strop.types import Task
+    >>> one = Rollout(id="g1.0", group="g1", member=0, task=Task(id="t"), created=0.0)
+    >>> draw_number(one, "a") == draw_number(replace(one, id="g1.1", member=1, seed=9), "a") != draw_number(one, "b")
+    True
+    """
+    drawn_by = rollout.group.partition("~")[0] if rollout.mode == "train" else rollout.task.id
+    return stable_hash("outside", drawn_by, agent) / 2**63
+
+
 class _Asks(Struct):
     model: Any = None
 
 
 class Routes:
     """`agents` says who answers for which agent: by its name, or else by the first pattern that it matches, "*" for all
-    others. `models` says who answers when an agent asks for a certain model, whatever its name."""
+    others. `models` says who answers when an agent asks for a certain model, whatever its name. `chances` are outside
+    models that answer for some agents in some rollouts, before all these."""
 
-    def __init__(self, agents: Mapping[str, Route], models: Mapping[str, Route] | None = None) -> None:
-        self.agents, self.models = agents, models or {}
+    def __init__(
+        self, agents: Mapping[str, Route], models: Mapping[str, Route] | None = None, chances: Sequence[Chance] = ()
+    ) -> None:
+        self.agents, self.models, self._chances = agents, models or {}, chances
         self._patterns = sorted((name for name in agents if WILD.search(name)), key=lambda name: name == ANY)
-        every = [*self.agents.values(), *self.models.values()]
+        every = [*self.agents.values(), *self.models.values(), *(chance.route for chance in chances)]
         self._outside = [route for route in every if isinstance(route, OutsideRoute)]
 
     @classmethod
@@ -94,37 +118,59 @@ class Routes:
         answer for. Raises `ConfigError`."""
         agents: dict[str, Route] = {}
         models: dict[str, Route] = {}
+        chances: list[Chance] = []
         for name, config in outside.items():
             route = OutsideRoute.of(name, config)
+            if config.probability < 1:
+                chances += [Chance(pattern, route, config.probability) for pattern in config.agents]
+                models |= dict.fromkeys(config.models, route)
+                continue
             for place, names in ((agents, config.agents), (models, config.models)):
                 for taken in (taken for taken in names if taken in place):
-                    raise ConfigError(f"gateway.outside.{name}: another outside model has {taken!r} too: leave one out")
+                    raise ConfigError(
+                        f"gateway.outside.{name}: another outside model has {taken!r} too. Fix: leave one out"
+                    )
                 place.update(dict.fromkeys(names, route))
+        _refuse_likely(chances)
         others = policies or {}
-        several = len({route.policy for route in others.values()}) > 1
-        for taken in (taken for taken in others if several and taken in agents):
-            raise ConfigError(f"gateway.outside: a policy answers for {taken!r} too: leave one out")
-        return cls({ANY: policy, **others, **agents}, models)
+        for taken in (taken for taken in others if taken in agents):
+            raise ConfigError(f"gateway.outside: a policy answers for {taken!r} too. Fix: leave one out")
+        return cls({ANY: policy, **others, **agents}, models, chances)
 
-    def any(self, agent: str, model: str | None) -> Route:
-        route = self.models.get(model or "") or self.agents.get(agent) or self._match(agent)
+    def any(self, agent: str, model: str | None, rollout: Rollout | None = None) -> Route:
+        route = (
+            self.models.get(model or "") or self._draw(agent, rollout) or self.agents.get(agent) or self._match(agent)
+        )
         if route is None:
             known = ", ".join(sorted({*self.agents, *self.models}))
-            raise ApiError(f"no model answers for agent {agent!r}; known: {known}", status=404, code="model_not_found")
+            message = f"no model answers for agent {agent!r}. Fix: use one of these agents or models: {known}"
+            raise ApiError(message, status=404, code="model_not_found")
         return route
+
+    def _draw(self, agent: str, rollout: Rollout | None) -> Route | None:
+        """The outside model that answers for an agent in this very rollout, if one does."""
+        left = draw_number(rollout, agent) if rollout is not None and self._chances else 1.0
+        for chance in self._chances:
+            if fnmatchcase(agent, chance.pattern):
+                if left < chance.probability:
+                    return chance.route
+                left -= chance.probability
+        return None
 
     def _match(self, agent: str) -> Route | None:
         return next((self.agents[pattern] for pattern in self._patterns if fnmatchcase(agent, pattern)), None)
 
-    def find(self, agent: str, model: str | None) -> PolicyRoute:
+    def find(self, agent: str, model: str | None, rollout: Rollout | None = None) -> PolicyRoute:
         """The policy that answers."""
-        route = self.any(agent, model)
+        route = self.any(agent, model, rollout)
         if isinstance(route, OutsideRoute):
-            message = f"{route.policy} is an outside model, and only its provider can answer this"
+            message = (
+                f"{route.policy} is an outside model, and only its provider can answer this. Fix: ask the provider"
+            )
             raise ApiError(message, status=404, code="model_not_found")
         return route
 
-    def outside(self, agent: str, body: bytes) -> OutsideRoute | None:
+    def outside(self, agent: str, body: bytes, rollout: Rollout | None = None) -> OutsideRoute | None:
         """The outside model that answers a request, if one does."""
         if not self._outside:
             return None
@@ -132,7 +178,7 @@ class Routes:
             model = msgspec.json.decode(body, type=_Asks).model
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             model = None
-        route = self.any(agent, model if isinstance(model, str) else None)
+        route = self.any(agent, model if isinstance(model, str) else None, rollout)
         return route if isinstance(route, OutsideRoute) else None
 
     async def recall(self, store: Store) -> None:
@@ -142,3 +188,14 @@ class Routes:
     async def close(self) -> None:
         for route in self._outside:
             await route.client.close()
+
+
+def _refuse_likely(chances: Sequence[Chance]) -> None:
+    """Raises `ConfigError` where outside models would answer for the same agents more often than always."""
+    for pattern in {chance.pattern for chance in chances}:
+        same = [chance for chance in chances if chance.pattern == pattern]
+        if sum(chance.probability for chance in same) > 1:
+            names = " and ".join(chance.route.policy for chance in same)
+            raise ConfigError(
+                f"gateway.outside: the probabilities of {names} for {pattern!r} come to more than 1. Fix: lower them"
+            )

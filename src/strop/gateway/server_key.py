@@ -4,7 +4,8 @@
 
     key ──▶ rollout call-... begins, leased to the server ──▶ gateway, with that attempt's key ──▶ the rollout ends
 
-A request cannot go on from another one's (`previous_response_id`): that would be another rollout's.
+It is sampled as the request says, and by `policy.eval` where that says nothing. A request cannot go on from another
+one's (`previous_response_id`): that would be another rollout's.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from strop.errors import StropError, UnknownId
 from strop.gateway.app import Gateway
 from strop.gateway.auth import TRACE, RequestAddress, read_keys
 from strop.gateway.dialects.base import ApiError
+from strop.gateway.session import CALLS
 from strop.store.base import Store
-from strop.store.server.attempts import attempt_of, number_of
+from strop.store.server.attempts import find_attempt, number_of
 from strop.store.server.keys import RunKey
 from strop.types import Cause, Lease, Rollout, Task, stable_hash
 
@@ -60,7 +62,7 @@ class ServerKeyCalls:
             await send(message)
 
         id = f"call-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
-        task = Task(id=scope["path"].removeprefix("/v1/"), split="call")
+        task = Task(id=scope["path"].removeprefix("/v1/"), split=CALLS)
         rollout = Rollout(
             id=id, group=id, member=0, task=task, mode="eval", seed=stable_hash(id), retries={}, created=time.time()
         )
@@ -91,14 +93,15 @@ class ServerKeyCalls:
     async def _why_not(self, rollout: str, number: str) -> ApiError:
         """The server's key at an attempt's address."""
         try:
-            attempt = await attempt_of(self._store, rollout, number_of(number))
+            attempt = await find_attempt(self._store, rollout, number_of(number))
         except UnknownId as error:
             return ApiError(str(error), status=404, code="unknown_id")
         if attempt.ended is not None:
-            return ApiError(f"attempt {number} of rollout {rollout!r} is over", status=409, code="attempt_over")
+            message = f"attempt {number} of rollout {rollout!r} is over. Fix: end the agent"
+            return ApiError(message, status=409, code="attempt_over")
         return ApiError(
-            "this is the server's key, and an attempt's address is opened by the attempt's own: the api_key that its "
-            "agent was given. With the server's key ask at /v1, for a rollout of its own",
+            "this is the server's key, and an attempt's address is opened by the attempt's own. Fix: use the api_key "
+            "that its agent was given; or ask at /v1 with the server's key, for a rollout of its own",
             status=403,
             code="run_key",
         )

@@ -14,6 +14,9 @@ from strop.gateway.conversation import Conversation
 from strop.gateway.template import Tools
 from strop.types import Attempt, Rollout, Turn
 
+CALLS = "call"
+"""The split of rollouts that are one request with the server's own key."""
+
 
 class Session:
     """Belongs to one attempt. `in_flight` counts its requests at work."""
@@ -39,6 +42,11 @@ class Session:
         number = self._num_turns
         self._num_turns += 1
         return f"{self.rollout.id}/{self.attempt.number}/{number}"
+
+    @property
+    def is_call(self) -> bool:
+        """Whether nothing but this request is asked for, so that it may say how tokens are drawn."""
+        return self.rollout.mode == "eval" and self.rollout.task.split == CALLS
 
     def next_seed(self, agent: str, prompt: Prompt) -> int:
         """Fixes what is sampled: `stable_hash` of the rollout's seed, the agent, the prompt's ids and how often they

@@ -80,13 +80,13 @@ class Sessions:
                 return await self._add(attempt)
         came = "no attempt has this key" if keys else "a key is needed"
         raise unauthorized(
-            f"{came}: send the key that came with the task, as API key or as header trace_id{self.other_key}"
+            f"{came}. Fix: send the key that came with the task, as API key or as header trace_id{self.other_key}"
         )
 
     async def _add(self, attempt: Attempt) -> Session:
         rollout, number = ref = (attempt.rollout, attempt.number)
         if attempt.ended is not None:
-            raise to_api_error(Fenced(f"attempt {number} of rollout {rollout} is over"))
+            raise to_api_error(Fenced(f"attempt {number} of rollout {rollout} is over. Fix: end the agent"))
         session = Session(await self._store.get(rollout), attempt)
         session.restore(await self._store.turns(rollout, attempt=number))
         if ref in self._open:  # another request opened it while this one waited for the store

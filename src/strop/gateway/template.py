@@ -26,7 +26,7 @@ from strop.gateway.jinja import EFFORT, THINKING, BadTemplate, Template
 from strop.gateway.model_files import read_specials, read_stops, read_template, read_tokenizer
 from strop.gateway.template_style import find_style, marker, shape_message
 from strop.gateway.tool_calls import find
-from strop.gateway.tool_calls.base import Format
+from strop.gateway.tool_calls.reader import Grammar
 from strop.gateway.tool_prompt import ToolsWay, choose_tooling
 
 _KEPT = 16_384
@@ -63,7 +63,7 @@ class Renderer:
             raise ConfigError(f"policy.chat_template_kwargs: {why}")
         added = tokenizer.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
-        self.format: Format = find(template)
+        self.format: Grammar = find(template)
         style = find_style(self._template, self._added.values(), self.format.marks)
         self.tooling = choose_tooling(self._template, style, self.format, tools)
         if self.tooling.writer:
@@ -94,8 +94,8 @@ class Renderer:
         found = [*tokens, *([] if eos is None else [eos]), *self._stops]
         if not found:
             raise ModelError(
-                "neither the chat template nor tokenizer_config.json says which token ends an assistant's turn: "
-                "set eos_token there"
+                "neither the chat template nor tokenizer_config.json says which token ends an assistant's turn. "
+                "Fix: set eos_token there"
             )
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(found))
         self.stop_texts: tuple[str, ...] = tuple(text for text in stops_at if tokenizer.token_to_id(text) is None)
@@ -142,7 +142,7 @@ class Renderer:
             return ""
         switches = sorted(self.reads & {*THINKING, *EFFORT})
         known = f"of those that switch thinking it reads {', '.join(switches)}" if switches else "it cannot be switched"
-        return f"the model's chat template does not read {', '.join(unknown)}: leave it out ({known})"
+        return f"the model's chat template does not read {', '.join(unknown)}. Fix: leave it out ({known})"
 
     def with_variables(self, variables: Json) -> Renderer:
         """The same with these variables besides its own: another way to write, with traits of its own."""
@@ -173,7 +173,9 @@ class Renderer:
         """The tokens of a whole conversation, up to where the answer begins."""
         text = self.text(messages, tools, generate=True)
         if not text.strip():
-            raise BadTemplate("the model's chat template writes nothing for these messages")
+            raise BadTemplate(
+                "the model's chat template writes nothing for these messages. Fix: send a user's message with text"
+            )
         # The members of a group begin alike; what is long is not worth keeping.
         return list(self._kept(text)) if len(text) <= _KEPT else self.encode(text)
 

@@ -127,7 +127,7 @@ def look_at(renderer: Renderer, conversation: Transcript) -> Finding:
     )
 
 
-def samples(renderer: Renderer) -> list[Transcript]:
+def choose_samples(renderer: Renderer) -> list[Transcript]:
     """What is replayed when nothing else is given: with tools, where the template demands them."""
     tools = SAMPLES[-1].tools
     return [replace(one, tools=tools) for one in SAMPLES] if _demands_tools(renderer) else SAMPLES
@@ -136,20 +136,20 @@ def samples(renderer: Renderer) -> list[Transcript]:
 def needs(renderer: Renderer, found: Sequence[Finding] = ()) -> list[str]:
     """What a template wants that it may not be given, or writes that is not read, and what to do about it."""
     sentences = [
-        f"the chat template reads {name}, and tokenizer_config.json names none, so nothing stands there: set {name} in "
-        "that file if the model was trained with one"
+        f"the chat template reads {name}, and tokenizer_config.json names none, so nothing stands there. Fix: set "
+        f"{name} in that file if the model was trained with one"
         for name in ("bos_token", "eos_token")
         if name in renderer.reads
     ]
     if unread := sum(one.sampled.unread for one in found):
         sentences.append(
             f"calls are read as {renderer.format.name}, and none was found in {unread} answers with calls as the chat "
-            "template writes them: they would come back as text. Set policy.tools to system, or policy.template to a "
-            "template of a known family"
+            "template writes them: they would come back as text. Fix: set policy.tools to system, or policy.template "
+            "to a template of a known family"
         )
     if _demands_tools(renderer):
         sentences.append(
-            "the chat template refuses a conversation without tools: agents must send `tools` with every request, or "
+            "the chat template refuses a conversation without tools. Fix: send `tools` with every request, or "
             "set policy.template to a template that does not demand them"
         )
     return sentences
@@ -270,24 +270,24 @@ class _Replay:
             wrong = f"the prompt, rendered whole, is {text!r}; the template writes {written!r}"
             return [], None if text == written else wrong
         was = self._was[prompt.parent]
-        behind = self._model.find_after(at, was.at)
+        after = self._model.find_after(at, was.at)
         new = text[len(self._renderer.decode(was.ids)) :]
-        if behind is None or was.said.tail is None:
+        if after is None or was.said.tail is None:
             return self._unseen(at, was.at, new, written)
-        names, wrong = self._seam(was.at, was.said, new, behind).judge()
-        now = written[: len(written) - len(behind)]
+        names, wrong = self._seam(was.at, was.said, new, after).judge()
+        now = written[: len(written) - len(after)]
         rewritten = explain_rewrite(was.written + was.said.words, now, self._renderer)
         found: dict[str, None] = dict.fromkeys([*was.differences, *names, *([rewritten] if rewritten else [])])
         if not found and not wrong and text != written:
             wrong = f"the prompt is {text!r}; the template writes {written!r}"
         return list(found), wrong
 
-    def _seam(self, served: int, said: SimulatedAnswer, new: str, behind: str) -> Seam:
+    def _seam(self, served: int, said: SimulatedAnswer, new: str, after: str) -> Seam:
         return Seam(
             said=said.tail or "",
             end=said.end,
             new=new,
-            written=behind,
+            written=after,
             then=self._model.closing(served),
             ends=self._model.ends(served),
             known=self._model.known_ends,
@@ -295,13 +295,13 @@ class _Replay:
 
     def _cut_anywhere(self, at: int, was: _Was) -> str | None:
         """What would be wrong if the answer before had been cut off in any place of its closing."""
-        behind, prompt_ids = self._model.find_after(at, was.at), was.ids[: was.spans[-1][0]]
-        for said in self._model.cut_off(was.at, prompt_ids) if behind is not None else ():
+        after, prompt_ids = self._model.find_after(at, was.at), was.ids[: was.spans[-1][0]]
+        for said in self._model.cut_off(was.at, prompt_ids) if after is not None else ():
             path = prompt_ids + said.ids
             new = self._renderer.continuation(self._messages[:at], self._tools, was.at + 1, path, len(said.ids))
-            if new is not None and behind is not None:
+            if new is not None and after is not None:
                 text = self._renderer.decode(path + new)[len(self._renderer.decode(path)) :]
-                if wrong := self._seam(was.at, said, text, behind).judge()[1]:
+                if wrong := self._seam(was.at, said, text, after).judge()[1]:
                     return wrong
         return None
 

@@ -164,8 +164,8 @@ class TemplateProbe:
         """How the template closes an assistant's message that ends with the mark: compared are the end of a
         conversation and one that goes on, since some templates add more at the end, and some write nothing. `known`
         marks end other messages."""
-        alone = self._behind_mark([answered])
-        within = self._behind_mark([answered, following]).partition(NEXT)[0]
+        alone = self._render_after_mark([answered])
+        within = self._render_after_mark([answered, following]).partition(NEXT)[0]
         if ended := [end for end in known if end in within]:
             return Closing("", tuple(ended))
         syntax = self._syntax(answered) if answered.get("tool_calls") else set[str]()
@@ -209,7 +209,7 @@ class TemplateProbe:
             return Closing("", (ending,))
         return Closing(ending if answered.get("tool_calls") else "", (), self._next(within[cut:]))
 
-    def _behind_mark(self, messages: list[Json]) -> str:
+    def _render_after_mark(self, messages: list[Json]) -> str:
         try:
             text = self._probe([USER, *(shape_message(message, self._shape) for message in messages)], False)
         except BadTemplate:
@@ -230,11 +230,11 @@ class TemplateProbe:
                 text = self._probe([USER, shape_message(message, self._shape)], False)
             except BadTemplate:
                 continue
-            before, _, behind = text.partition(MARK)
-            if NEXT in behind:
-                found.update(self._marks(behind.partition(NEXT)[0]))
+            before, _, after = text.partition(MARK)
+            if NEXT in after:
+                found.update(self._marks(after.partition(NEXT)[0]))
             opened = self._marks(before)
-            found.update(mark for mark in self._marks(behind) if mark[:2] == "</" and "<" + mark[2:] in opened)
+            found.update(mark for mark in self._marks(after) if mark[:2] == "</" and "<" + mark[2:] in opened)
         return found
 
     def _marks(self, text: str) -> list[str]:

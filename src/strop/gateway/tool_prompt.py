@@ -21,7 +21,8 @@ from strop.gateway.dialects.base import Json
 from strop.gateway.jinja import BadTemplate, Template
 from strop.gateway.template_style import TOOL, USER, TemplateStyle, shape_message
 from strop.gateway.tool_calls import PLAIN, hermes_like
-from strop.gateway.tool_calls.base import Format, ParsedCall
+from strop.gateway.tool_calls.base import ParsedCall
+from strop.gateway.tool_calls.reader import Grammar
 
 Tools = Sequence[Json] | None
 ToolsWay = Literal["auto", "template", "system"]
@@ -37,7 +38,7 @@ class ToolWriter(Struct, frozen=True):
     otherwise."""
 
     tools: bool
-    calls: Format | None
+    calls: Grammar | None
     results: bool
     system: bool
     form: str = _HERMES
@@ -84,7 +85,7 @@ class ToolWriter(Struct, frozen=True):
         return [*messages[:at], changed, *messages[at + 1 :]]
 
 
-def _in_words(message: Json, format: Format) -> Json:
+def _in_words(message: Json, format: Grammar) -> Json:
     """An assistant's message with its calls as text: in the family's form or, where that is not known, in Hermes'."""
     calls: list[str] = []
     for call in message["tool_calls"]:
@@ -102,12 +103,12 @@ class Tooling(Struct, frozen=True):
     reach nobody."""
 
     writer: ToolWriter | None
-    format: Format
+    format: Grammar
     note: str = ""
     lost: str = ""
 
 
-def choose_tooling(template: Template, style: TemplateStyle, format: Format, way: ToolsWay) -> Tooling:
+def choose_tooling(template: Template, style: TemplateStyle, format: Grammar, way: ToolsWay) -> Tooling:
     """What must be done for a template to show a model its tools, what it called, and what came of it. A template that
     refuses calls or results says so itself."""
     calls, results = style.calls is not False, style.results is not False
@@ -139,21 +140,21 @@ def _list_dropped(style: TemplateStyle) -> str:
 
 def _explain_lost(style: TemplateStyle) -> str:
     return (
-        f"this model's chat template leaves out {_list_dropped(style)}, and policy.tools is template: set policy.tools "
-        "to auto, or policy.template to a template that knows tools"
+        f"this model's chat template leaves out {_list_dropped(style)}, and policy.tools is template. Fix: set "
+        "policy.tools to auto, or policy.template to a template that knows tools"
     )
 
 
-def _explain_unread(style: TemplateStyle, format: Format) -> str:
+def _explain_unread(style: TemplateStyle, format: Grammar) -> str:
     if format.name != PLAIN.name or not style.tools:
         return ""
     return (
         "the chat template shows the model its tools, but nothing here reads the calls of its family: they come back "
-        "as text. Set policy.tools to system, or policy.template to a template of a known family"
+        "as text. Fix: set policy.tools to system, or policy.template to a template of a known family"
     )
 
 
-def _form(template: Template, style: TemplateStyle, format: Format) -> str | None:
+def _form(template: Template, style: TemplateStyle, format: Grammar) -> str | None:
     """A call as the template itself writes it, if it reads as one."""
     head = format.begin_call(_NAME)
     if head is None:

@@ -84,13 +84,15 @@ def read_transcripts(path: Path) -> list[Transcript]:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
+        raise ConfigError(f"cannot read {path}: {error}. Fix: give a readable file of UTF-8 text") from None
     found: list[Transcript] = []
     for where, raw in _objects(text, path):
         record = cast(Json, raw) if isinstance(raw, dict) else {}
         messages = next((record[name] for name in NAMES if isinstance(record.get(name), list)), None)
         if messages is None:
-            raise ConfigError(f"{path}, {where}: no list of messages: each line is an object with `messages`")
+            raise ConfigError(
+                f"{path}, {where}: no list of messages. Fix: write each line as an object with `messages`"
+            )
         try:
             plain = read_messages([msgspec.json.encode(_known(message)) for message in messages])
         except (ApiError, TypeError, AttributeError) as error:
@@ -117,7 +119,7 @@ def _objects(text: str, path: Path) -> Iterator[tuple[str, Any]]:
             try:
                 yield f"line {number}", msgspec.json.decode(line, type=Json)
             except msgspec.DecodeError as error:
-                raise ConfigError(f"{path}, line {number}: {error}") from None
+                raise ConfigError(f"{path}, line {number}: {error}. Fix: write each line as one JSON object") from None
 
 
 def _known(message: Any) -> Json:

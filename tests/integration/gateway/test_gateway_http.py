@@ -29,7 +29,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "
         ({"messages": HI, "frequency_penalty": 5}, "frequency_penalty", "<= 2"),
         ({"messages": HI, "top_logprobs": 5, "logprobs": True}, "top_logprobs", "unsupported"),
         ({"messages": HI, "functions": []}, "functions", "unsupported"),
-        ({"messages": HI, "tool_choice": "required"}, "tool_choice", "one of the tools; these are none"),
+        ({"messages": HI, "tool_choice": "required"}, "tool_choice", "the tools are none. Fix: "),
         ({"messages": HI, "response_format": {"type": "json_object"}}, "response_format", "unsupported"),
         ({"messages": HI, "stream_options": {"x": 1}}, "stream_options.x", "unsupported"),
         ({"messages": HI, "temperature": "hot"}, "temperature", "float"),

@@ -209,7 +209,9 @@ async def test_what_goes_wrong_in_mid_stream(
 def test_two_outside_models_for_the_same(renderer: Renderer, names: dict[str, Any]) -> None:
     route = policy(Scripted([], renderer), renderer)
     both = {name: OutsideConfig(url="http://127.0.0.1:9/v1", **names) for name in "ab"}
-    with pytest.raises(ConfigError, match=r"gateway\.outside\.b: another outside model has '[*x]' too: leave one out"):
+    with pytest.raises(
+        ConfigError, match=r"gateway\.outside\.b: another outside model has '[*x]' too\. Fix: leave one out"
+    ):
         Routes.of(route, both)
     Routes.of(route, {"a": both["a"]})
 
@@ -223,14 +225,14 @@ def test_two_outside_models_for_the_same(renderer: Renderer, names: dict[str, An
         *(("GET", path, 405, "use POST") for path in (*BODIES, *COUNTS)),
         ("POST", "models", 405, "use GET"),
         ("DELETE", "models/tiny", 405, "use GET"),
-        ("GET", "models/other", 404, "no model 'other' here: the one that answers is called 'tiny'"),
+        ("GET", "models/other", 404, "no model 'other' here. Fix: ask for 'tiny'"),
         ("GET", "responses/resp_1", 404, "previous_response_id"),
         ("DELETE", "responses/resp_1", 404, "previous_response_id"),
         ("POST", "responses/resp_1/cancel", 404, "previous_response_id"),
-        ("GET", "messages/batches", 404, "batches are not offered"),
-        ("POST", "messages/batches", 404, "batches are not offered"),
+        ("GET", "messages/batches", 404, "of a batch one by one"),
+        ("POST", "messages/batches", 404, "of a batch one by one"),
         ("GET", "chat/completions/c1", 404, "keep what you were answered"),
-        ("POST", "embeddings", 404, "are spoken, with POST"),
+        ("POST", "embeddings", 404, ", with POST"),
     ],
 )
 async def test_what_is_not_offered(stand: Stand, method: str, path: str, status: int, words: str) -> None:
@@ -264,7 +266,7 @@ async def test_what_a_server_with_a_store_and_a_model_says(stand: Stand, rendere
             await claude.models.retrieve("other")
         with pytest.raises(openai.NotFoundError, match="previous_response_id"):
             await client.responses.retrieve("resp_1")
-        with pytest.raises(anthropic.NotFoundError, match="batches are not offered") as batches:
+        with pytest.raises(anthropic.NotFoundError, match="of a batch one by one") as batches:
             await claude.messages.batches.list()
         assert batches.value.type == "not_found_error"
         for path in (*BODIES, *COUNTS):

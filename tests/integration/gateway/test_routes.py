@@ -12,7 +12,7 @@ import openai
 import pytest
 from msgspec.structs import replace
 
-from strop.config import OutsideConfig
+from strop.config import MAIN, Config, GatewayConfig, OutsideConfig
 from strop.engines.scripted import Scripted
 from strop.errors import ConfigError, EngineError
 from strop.gateway import proxy
@@ -23,6 +23,7 @@ from strop.gateway.replicas import Replicas
 from strop.gateway.route import PolicyRoute, Routes
 from strop.gateway.template import Renderer
 from strop.net.server import serve
+from strop.run.runtime import PreparedPolicy, ServedPolicy, make_gateway
 from strop.store.sqlite import SqliteStore
 from strop.types import Attempt, Sampling
 from tests.integration.gateway.stand import Stand, fetch
@@ -477,3 +478,15 @@ def test_an_agent_is_answered_by_its_policy(renderer: Renderer) -> None:
     assert found == {"writer": "writer", "critic": "critic", "critic-2": "large", "cook": "writer", "main": "writer"}
     with pytest.raises(ConfigError, match="a policy answers for 'critic-2' too"):
         Routes.of(writer, outside, {"writer": writer, "critic-2": critic})
+
+
+async def test_an_outside_model_for_all_answers_for_a_run_with_one_policy(renderer: Renderer, tmp_path: Path) -> None:
+    """Whatever names its policy is trained on: `main` is the default."""
+    config = Config(gateway=GatewayConfig(outside={"large": OutsideConfig(url="http://127.0.0.1:9/v1", agents=("*",))}))
+    prepared = PreparedPolicy(name=MAIN, config=config, model=tmp_path, renderer=renderer)
+    served = ServedPolicy(prepared=prepared, engine=Scripted([], renderer), learner=None, place=tmp_path)
+    store = await SqliteStore.open(tmp_path / "store.sqlite")
+    made = make_gateway(config, store, [served])
+    assert {made.routes.any(name, None).policy for name in ("main", "critic")} == {"large"}
+    await made.routes.close()
+    await store.close()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from strop.engines.scripted import Scripted
 from strop.engines.scripted import ScriptedRequest as Seen
 from strop.gateway.contexts import Branch
-from strop.gateway.conversation import canonical
+from strop.gateway.conversation import canonicalize
 from strop.gateway.dialects.base import Delta
 from strop.gateway.dialects.chat import ChatCompletions
 from strop.gateway.generate import ModelCall
@@ -259,7 +259,7 @@ def test_conversations_that_only_grow_never_branch(model: Renderer, data: st.Dat
             else:
                 parent = next(known for known in world.store.turns if known.id == turn.parent)
                 assert turn.branch is None, "a conversation that was only added to is one branch"
-                assert canonical(parent.answer) == canonical(last.answer)
+                assert canonicalize(parent.answer) == canonicalize(last.answer)
                 sent = next(message for message in reversed(turn.messages) if message["role"] == "assistant")
                 if _ids(sent) == _ids(last.answer) != []:
                     assert parent.id == last.id, "the ids of calls name it"

@@ -8,7 +8,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from strop.gateway.dialects.base import AnswerInfo, ChoiceDone, Delta, ModelRequest, SampledToken, ToolCall
-from strop.gateway.dialects.responses import Responses, read_input
+from strop.gateway.dialects.responses import Responses
+from strop.gateway.dialects.responses_items import read_input
 
 ANSWER = AnswerInfo(id="r1/1/4", model="tiny", created=7, prompt_tokens=5, response_tokens=9, reasoning_tokens=3)
 CALL = ToolCall(0, "c1", "calculator", {"expression": "é"})

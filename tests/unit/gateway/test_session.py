@@ -441,7 +441,7 @@ def test_what_was_only_counted_is_not_remembered(desk: Desk) -> None:
 def test_a_turn_costs_what_it_adds(desk: Desk, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
     """What is known of a conversation is not found out again: not its messages, nor whose its answers are."""
     looked: Counter[str] = Counter()
-    for module, name in ((conversation, "_known_of"), (conversation, "canonical"), (conversation, "step")):
+    for module, name in ((conversation, "_known_of"), (conversation, "canonicalize"), (conversation, "step")):
         original = getattr(module, name)
 
         def counted(*given: Any, name: str = name, original: Any = original) -> Any:

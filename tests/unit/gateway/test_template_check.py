@@ -10,7 +10,7 @@ import pytest
 from strop.cli import main
 from strop.gateway.continuation import CALLS, END, NO_END, THINKING
 from strop.gateway.template import Renderer
-from strop.gateway.template_check import examine, look_at, needs, samples
+from strop.gateway.template_check import choose_samples, examine, look_at, needs
 from strop.gateway.transcripts import SAMPLES, Transcript
 from tests import chatml
 from tests.unit.gateway.odd_templates import Odd
@@ -125,8 +125,8 @@ def test_what_a_template_wants_is_said(renderer: Renderer) -> None:
     found = Renderer(renderer.tokenizer, demanding, specials={"eos_token": EOS})
     assert len(needs(found)) == 1
     assert "send `tools` with every request" in needs(found)[0]
-    assert all(look_at(found, one).exact for one in samples(found)[:2])
-    assert samples(renderer) is SAMPLES
+    assert all(look_at(found, one).exact for one in choose_samples(found)[:2])
+    assert choose_samples(renderer) is SAMPLES
     begun = Renderer(renderer.tokenizer, "{{ bos_token + '' }}" + chatml.TEMPLATE, specials={"eos_token": EOS})
     assert "set bos_token in that file" in needs(begun)[0]
     given = Renderer(renderer.tokenizer, "{{ bos_token + '' }}" + chatml.TEMPLATE,

@@ -181,7 +181,7 @@ def test_variables_that_no_template_reads_are_refused(renderer: Renderer) -> Non
     hybrid = desk(renderer, HYBRID)
     for unknown in ({"enable_thinkin": True}, {"messages": []}, {"add_generation_prompt": False}):
         with pytest.raises(
-            ApiError, match=f"does not read {min(unknown)}: leave it out.* reads enable_thinking"
+            ApiError, match=f"does not read {min(unknown)}. Fix: leave it out.* reads enable_thinking"
         ) as told:
             hybrid.ask([user("hi")], "Hello!", chat_template_kwargs=unknown)
         assert told.value.param == "chat_template_kwargs"

@@ -40,11 +40,9 @@ from strop.gateway.dialects.openai import (
     check_tool,
     error_body,
     event,
-    read_choices,
     read_stop,
     read_stream_options,
 )
-from strop.gateway.dialects.proxied import ProxiedAnswer
 
 FIELDS: Json = {
     "model": str,
@@ -102,7 +100,7 @@ _BODY = Fields(FIELDS, HARMLESS, raw=["messages"])
 class ChatCompletions(OpenAIDialect):
     path = "chat/completions"
     not_offered = MappingProxyType(
-        {"chat/completions/": "stored completions are not given out again: keep what you were answered"}
+        {"chat/completions/": "Stored completions are not given out again. Fix: keep what you were answered"}
     )
 
     def read(self, body: bytes) -> ModelRequest:
@@ -114,9 +112,6 @@ class ChatCompletions(OpenAIDialect):
     def stream(self, request: ModelRequest) -> ChatChunks:
         return ChatChunks(request)
 
-    def read_answer(self, data: Json, answer: ProxiedAnswer) -> None:
-        read_choices(data, answer)
-
 
 # -- request -----------------------------------------------------------------------------------------------------------
 
@@ -126,10 +121,10 @@ def _read(body: bytes) -> ModelRequest:
     if "messages" not in fields:
         raise ApiError("messages is required", param="messages", code="missing_required_parameter")
     if not fields["messages"]:
-        raise ApiError("messages is of length 0: give at least one", param="messages", code="invalid_value")
+        raise ApiError("messages is of length 0. Fix: give at least one", param="messages", code="invalid_value")
     messages = read_messages(fields["messages"])
     if fields.get("response_format", {"type": "text"}) != {"type": "text"}:
-        raise unsupported("response_format", 'only {"type": "text"} is served')
+        raise unsupported("response_format", 'only {"type": "text"} is served. Fix: leave it out')
     tools: list[Json] = fields.get("tools", [])
     for i, tool in enumerate(tools):
         check_tool(tool, f"tools[{i}]")
@@ -169,8 +164,8 @@ def _tool_choice(choice: Any, tools: Sequence[Json]) -> tuple[Literal["auto", "n
         name = None
     if name not in named:
         raise ApiError(
-            'tool_choice is "auto", "none", "required", or {"type": "function", "function": {"name": ...}} with the'
-            f" name of one of the tools; these are {', '.join(named) or 'none'}",
+            f"tool_choice cannot be followed: the tools are {', '.join(named) or 'none'}. Fix: give "
+            '"auto", "none", "required", or {"type": "function", "function": {"name": ...}} with the name of one',
             param="tool_choice",
             code="invalid_value",
         )
@@ -181,8 +176,8 @@ def _prefill(messages: list[Json], prompted: bool) -> tuple[list[Json], str]:
     last = messages[-1]
     if last["role"] != "assistant" or last.get("tool_calls") or prompted:
         raise ApiError(
-            "continue_final_message goes on from a last message of the assistant's that is text, without"
-            " add_generation_prompt",
+            "continue_final_message has no text of the assistant's to go on from. Fix: end messages with one, "
+            "and leave out add_generation_prompt",
             param="continue_final_message",
         )
     return messages[:-1], last["content"]

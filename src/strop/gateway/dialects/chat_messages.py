@@ -73,7 +73,7 @@ def read_messages(raw: Sequence[bytes | msgspec.Raw]) -> list[Json]:
         if message["role"] == "tool" and message["tool_call_id"] not in asked:
             raise ApiError(
                 f"{where} answers tool_call_id {message['tool_call_id']!r}, which no assistant message before it "
-                "asked for",
+                "asked for. Fix: send that message too",
                 param=f"{where}.tool_call_id",
             )
         messages.append(message)
@@ -125,7 +125,7 @@ _long = LongMessages()
 
 def _assistant(message: _Message) -> Json:
     if message.function_call is not None or message.audio is not None:
-        raise _Wrong(" has a function_call or audio: only text and tool_calls are served")
+        raise _Wrong(" has a function_call or audio, which are not served. Fix: send text and tool_calls")
     plain: Json = {}
     thought = message.reasoning if message.reasoning_content is None else message.reasoning_content
     if isinstance(thought, str):  # under its other name a framework may keep something else
@@ -149,7 +149,7 @@ def _text(message: _Message) -> str:
     texts: list[str] = []
     for i, part in enumerate(message.content):
         if part.type != "text":
-            raise _Wrong(f" is of type {part.type!r}: this model reads text only", f".content[{i}]")
+            raise _Wrong(f" is of type {part.type!r}, and this model reads text only. Fix: send text", f".content[{i}]")
         if part.text is None:
             raise _Wrong(" is required", f".content[{i}].text", code="missing_required_parameter")
         texts.append(part.text)

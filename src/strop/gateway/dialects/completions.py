@@ -23,11 +23,9 @@ from strop.gateway.dialects.openai import (
     OpenAIDialect,
     error_body,
     event,
-    read_choices,
     read_stop,
     read_stream_options,
 )
-from strop.gateway.dialects.proxied import ProxiedAnswer
 
 FIELDS: Json = {
     "model": str,
@@ -74,9 +72,6 @@ class Completions(OpenAIDialect):
     def stream(self, request: ModelRequest) -> CompletionChunks:
         return CompletionChunks(request)
 
-    def read_answer(self, data: Json, answer: ProxiedAnswer) -> None:
-        read_choices(data, answer)
-
 
 # -- request -----------------------------------------------------------------------------------------------------------
 
@@ -88,13 +83,13 @@ def _read(body: bytes) -> ModelRequest:
     prompts, n = read_prompts(fields["prompt"]), fields.get("n", 1)
     if len(prompts) * n > MOST:
         raise ApiError(
-            f"{len(prompts)} prompts with n = {n} are {len(prompts) * n} answers: one request may ask for {MOST}",
+            f"{len(prompts)} prompts with n = {n} are {len(prompts) * n} answers. Fix: ask for {MOST} at most",
             param="prompt",
         )
     if fields.get("best_of", n) != n:
-        raise unsupported("best_of", "every answer is given out; ask for them with n, and choose yourself")
+        raise unsupported("best_of", "every answer is given out. Fix: ask for them with n, and choose yourself")
     if fields.get("logprobs", 0) > 1:
-        raise unsupported("logprobs", "only the sampled token's logprob is known; use 0 or 1")
+        raise unsupported("logprobs", "only the sampled token's logprob is known. Fix: use 0 or 1")
     if fields.get("echo"):
         _check_echo(prompts, "logprobs" in fields)
     return ModelRequest(
@@ -124,7 +119,7 @@ def read_prompts(prompt: Any) -> list[str | list[int]]:
         return msgspec.convert(prompt if several else [prompt], Annotated[list[Text | Ids], Meta(min_length=1)])
     except msgspec.ValidationError as error:
         raise ApiError(
-            f"prompt: {error}; a prompt is text, a list of token ids, or a list of such, and never empty",
+            f"prompt: {error}. Fix: give text, a list of token ids, or a list of such, never empty",
             param="prompt",
             code="invalid_value",
         ) from None
@@ -132,9 +127,11 @@ def read_prompts(prompt: Any) -> list[str | list[int]]:
 
 def _check_echo(prompts: Sequence[str | list[int]], logprobs: bool) -> None:
     if logprobs:
-        raise unsupported("echo", "not with logprobs: a prompt's tokens are not sampled and have none")
+        raise unsupported(
+            "echo", "not with logprobs: a prompt's tokens are not sampled and have none. Fix: leave one out"
+        )
     if not all(isinstance(prompt, str) for prompt in prompts):
-        raise unsupported("echo", "not for a prompt of token ids; send its text, or put the answer after it yourself")
+        raise unsupported("echo", "not for a prompt of token ids. Fix: send its text, or put the answer after it")
 
 
 # -- answer ------------------------------------------------------------------------------------------------------------

@@ -14,13 +14,15 @@ from strop.gateway.dialects.base import ApiError, Json
 OWN = frozenset({"chat_template_kwargs", "logit_bias", "metadata"})
 """Parameters whose keys are the agent's own: null is a value there."""
 
+NOT_SERVED = "it is not served. Fix: leave it out"
+
 
 def read_object(body: bytes) -> Json:
     """A JSON object without the fields that are null, which is how many clients say nothing."""
     try:
         raw = msgspec.json.decode(body, type=Json)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise ApiError(f"the body is not a JSON object: {error}") from None
+        raise ApiError(f"the body is not a JSON object: {error}. Fix: send one") from None
     return without_nulls(raw)
 
 
@@ -61,11 +63,11 @@ class Fields:
             try:
                 got = self._decode(msgspec.json.encode(raw))
             except (msgspec.MsgspecError, RecursionError):
-                raise ApiError("the body is not a JSON object that can be read") from None
+                raise ApiError("the body is not a JSON object that can be read. Fix: send one") from None
         found = without_nulls({name: getattr(got, name) for name in self._names})
         for name in self._harmless.keys() & found.keys():
             if found.pop(name) != self._harmless[name]:
-                raise unsupported(name, f"only {json.dumps(self._harmless[name])} is served")
+                raise unsupported(name, f"only {json.dumps(self._harmless[name])} is served. Fix: leave it out")
         return found
 
 
@@ -75,9 +77,9 @@ def read_fields(raw: Json, fields: Json, harmless: Json) -> Json:
     for name, value in raw.items():
         if name in harmless:
             if value != harmless[name]:
-                raise unsupported(name, f"only {json.dumps(harmless[name])} is served")
+                raise unsupported(name, f"only {json.dumps(harmless[name])} is served. Fix: leave it out")
         elif name not in fields:
-            raise unsupported(name, "it is not served")
+            raise unsupported(name, NOT_SERVED)
         else:
             try:
                 found[name] = msgspec.convert(value, fields[name])

@@ -107,7 +107,7 @@ class Messages(Dialect):
     path = "messages"
     count_path = "messages/count_tokens"
     not_offered = MappingProxyType(
-        {"messages/batches": "batches are not offered: send the requests one by one, as many at once as you like"}
+        {"messages/batches": "Fix: send the requests of a batch one by one, as many at once as you like"}
     )
     forwarded = (b"anthropic-version", b"anthropic-beta")
 
@@ -163,10 +163,11 @@ def _read(body: bytes) -> ModelRequest:
     if "messages" not in fields:
         raise ApiError("messages is required", param="messages", code="missing_required_parameter")
     if fields.get("output_config", _OutputConfig()).format is not None:
-        raise unsupported("output_config.format", "the form of answers cannot be prescribed")
+        raise unsupported("output_config.format", "the form of answers cannot be prescribed. Fix: leave it out")
     for edit in fields.get("context_management", _ContextManagement()).edits:
         if not str(edit.get("type")).startswith("clear_thinking"):
-            raise unsupported("context_management", f"{edit.get('type')!r} is not served, edit the messages yourself")
+            why = f"{edit.get('type')!r} is not served. Fix: edit the messages yourself"
+            raise unsupported("context_management", why)
     tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.get("tools", []))]
     choice: _ToolChoice = fields.get("tool_choice", _ToolChoice(type="auto"))
     messages, prefill = read_messages(fields.get("system", ""), fields["messages"])
@@ -191,8 +192,8 @@ def _tool(raw: Json, where: str) -> Json:
     """A tool in the chat API's shape."""
     if raw.get("type") not in (None, "custom"):
         raise ApiError(
-            f"{where} is of type {raw['type']!r}: tools that the API's maker defines or runs are not served; describe"
-            " the tool yourself, with name, description and input_schema, and run it yourself",
+            f"{where} is of type {raw['type']!r}: tools that the API's maker defines or runs are not served. Fix: "
+            "describe the tool yourself, with name, description and input_schema, and run it yourself",
             param=where,
             code="unsupported_value",
         )
@@ -217,8 +218,8 @@ def _tool_choice(choice: _ToolChoice, tools: Sequence[Json]) -> Literal["auto", 
         return choice.type
     if not named or (choice.type == "tool" and choice.name not in named):
         raise ApiError(
-            'tool_choice demands a tool that is not there: {"type": "tool"} has the "name" of one of the tools; these'
-            f" are {', '.join(named) or 'none'}",
+            f"tool_choice cannot be followed: the tools are {', '.join(named) or 'none'}. Fix: give "
+            '{"type": "auto"}, or {"type": "tool", "name": ...} with the name of one',
             param="tool_choice",
             code="invalid_value",
         )
@@ -279,7 +280,7 @@ def read_messages(system: str | list[Json], raw: Sequence[_Message]) -> tuple[li
             elif isinstance(block, _ToolResult) and block.tool_use_id not in asked:
                 raise ApiError(
                     f"{where}[{j}] is the result of tool_use_id {block.tool_use_id!r}, which no assistant message"
-                    " before it asked for",
+                    " before it asked for. Fix: send that message too",
                     param=f"{where}[{j}].tool_use_id",
                 )
         if turns and turns[-1][0] == message.role:
@@ -288,7 +289,7 @@ def read_messages(system: str | list[Json], raw: Sequence[_Message]) -> tuple[li
             turns.append((message.role, [*blocks]))
     prefill = _prefill(turns.pop()[1]) if turns[-1][0] == "assistant" else ""
     if all(role == "system" for role, _ in turns):
-        raise ApiError("messages has nothing to answer: begin with a message of role 'user'", param="messages")
+        raise ApiError("messages has nothing to answer. Fix: begin with a message of role 'user'", param="messages")
     return [plain for role, blocks in turns for plain in _plain(role, blocks)], prefill
 
 
@@ -300,8 +301,8 @@ def _blocks(content: str | list[Json], kinds: Mapping[str, type[_B]], where: str
         kind = kinds.get(str(raw.get("type")))
         if kind is None:
             raise ApiError(
-                f"{where}[{i}] is of type {raw.get('type')!r}, which this model cannot be given: {whose} may hold"
-                f" {', '.join(kinds)}",
+                f"{where}[{i}] is of type {raw.get('type')!r}, which this model cannot be given. Fix: use what {whose} "
+                f"may hold: {', '.join(kinds)}",
                 param=f"{where}[{i}]",
                 code="unsupported_value",
             )
@@ -317,8 +318,8 @@ def _prefill(blocks: Sequence[_Block]) -> str:
     prefill = "".join(texts)
     if len(texts) < len(blocks) or prefill != prefill.rstrip():
         raise ApiError(
-            "messages ends with one of the assistant's, which begins the answer: it may hold only text, without white"
-            " space at its end",
+            "messages ends with one of the assistant's, which begins the answer, and is not only text or ends in "
+            "white space. Fix: send only text there, without white space at its end",
             param="messages",
             code="invalid_value",
         )

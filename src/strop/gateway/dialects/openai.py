@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from strop.gateway.dialects.base import ApiError, Dialect, Json
-from strop.gateway.dialects.fields import Schema, unsupported
+from strop.gateway.dialects.fields import NOT_SERVED, Schema, unsupported
 from strop.gateway.dialects.proxied import ProxiedAnswer, join_parts, read_finish
 
 DRAWN: Json = {
@@ -25,7 +25,7 @@ DRAWN: Json = {
 
 
 class OpenAIDialect(Dialect):
-    """An API with OpenAI's errors."""
+    """An API with OpenAI's errors, and its answers unless it reads them itself."""
 
     forwarded = (b"openai-beta",)
 
@@ -35,6 +35,20 @@ class OpenAIDialect(Dialect):
     def error_event(self, refused: ApiError) -> bytes:
         flat = {"type": "error", "code": refused.code, "message": refused.message, "param": refused.param}
         return b"event: error\n" + event(flat | error_body(refused))
+
+    def read_answer(self, data: Json, answer: ProxiedAnswer) -> None:
+        """Chat completions and completions, whole or in chunks."""
+        answer.usage = data.get("usage") or answer.usage
+        for item in data.get("choices") or ():
+            choice = answer.choice(item.get("index", 0))
+            part: Json = item.get("message") or item.get("delta") or {"content": item.get("text")}
+            choice.text += join_parts(part.get("content"))
+            choice.reasoning += part.get("reasoning_content") or part.get("reasoning") or ""
+            for place, call in enumerate(part.get("tool_calls") or ()):
+                about = call.get("function") or {}
+                choice.add_call(call.get("index", place), call.get("id"), about.get("name"), about.get("arguments"))
+            if item.get("finish_reason"):
+                choice.finish = read_finish(item["finish_reason"])
 
 
 def error_body(refused: ApiError) -> Json:
@@ -46,38 +60,25 @@ def event(body: Json) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
-def read_choices(data: Json, answer: ProxiedAnswer) -> None:
-    """A provider's answer to chat completions or completions, whole or in chunks."""
-    answer.usage = data.get("usage") or answer.usage
-    for item in data.get("choices") or ():
-        choice = answer.choice(item.get("index", 0))
-        part: Json = item.get("message") or item.get("delta") or {"content": item.get("text")}
-        choice.text += join_parts(part.get("content"))
-        choice.reasoning += part.get("reasoning_content") or part.get("reasoning") or ""
-        for place, call in enumerate(part.get("tool_calls") or ()):
-            function = call.get("function") or {}
-            choice.add_call(call.get("index", place), call.get("id"), function.get("name"), function.get("arguments"))
-        if item.get("finish_reason"):
-            choice.finish = read_finish(item["finish_reason"])
-
-
 def read_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if not all(stops):
-        raise ApiError("stop strings must not be empty", param="stop")
+        raise ApiError("stop strings must not be empty. Fix: leave out those that are", param="stop")
     return stops
 
 
 def read_stream_options(options: Json) -> bool:
     """Whether a stream ends with what it used."""
     if options.get("include_obfuscation"):
-        raise unsupported("stream_options.include_obfuscation", "only false is served")
+        raise unsupported("stream_options.include_obfuscation", "only false is served. Fix: leave it out")
     if unknown := set(options) - {"include_usage", "include_obfuscation"}:
-        raise unsupported(f"stream_options.{min(unknown)}", "it is not served")
+        raise unsupported(f"stream_options.{min(unknown)}", NOT_SERVED)
     usage = options.get("include_usage")
     if not isinstance(usage, bool | None):
         raise ApiError(
-            "stream_options.include_usage is true or false", param="stream_options.include_usage", code="invalid_value"
+            "stream_options.include_usage is neither true nor false. Fix: give one of them",
+            param="stream_options.include_usage",
+            code="invalid_value",
         )
     return bool(usage)
 
@@ -97,7 +98,7 @@ def check_tool(tool: Json, where: str) -> None:
         msgspec.convert(tool, FunctionTool)
     except msgspec.ValidationError as error:
         raise ApiError(
-            f'{where}: {error}; a tool is {{"type": "function", "function": {{"name": ...}}}}',
+            f'{where}: {error}. Fix: write a tool as {{"type": "function", "function": {{"name": ...}}}}',
             param=where,
             code="invalid_value",
         ) from None

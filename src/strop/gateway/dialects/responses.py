@@ -4,10 +4,6 @@ Parameters are treated as in `chat`. Everything is recorded, so `store` may say 
 system message before all others, for this response only: one that goes on from it (`previous_response_id`) brings its
 own. A tool's `strict` is for a server that constrains what its model writes; this one does not, and the model is not
 shown it.
-
-An answer comes in several items (reasoning, message, function calls), but was sampled as one: items that come back are
-put together again. Theirs are the ids of `responses_stream`, which name the turn that is gone on from; items without
-such an id belong together as long as they come in that order.
 """
 
 from __future__ import annotations
@@ -21,10 +17,11 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from strop.gateway.dialects.base import AnswerInfo, ApiError, ChoiceDone, Json, ModelRequest
-from strop.gateway.dialects.fields import check_schema, read_fields, read_object, unsupported
+from strop.gateway.dialects.fields import NOT_SERVED, check_schema, read_fields, read_object, unsupported
 from strop.gateway.dialects.openai import OpenAIDialect
 from strop.gateway.dialects.proxied import ProxiedAnswer, ProxiedChoice, join_parts, read_finish
-from strop.gateway.dialects.responses_stream import ResponseEvents, turn_of, write
+from strop.gateway.dialects.responses_items import check_results, read_input
+from strop.gateway.dialects.responses_stream import ResponseEvents, write
 from strop.types import Turn
 
 FIELDS: Json = {
@@ -100,8 +97,8 @@ class Responses(OpenAIDialect):
     count_path = "responses/input_tokens"
     not_offered = MappingProxyType(
         {
-            "responses/": "responses are recorded but not given out again, cancelled or deleted by id: keep what you "
-            "were answered, or go on from it with previous_response_id"
+            "responses/": "Responses are recorded but not given out again, cancelled or deleted by id. Fix: keep what "
+            "you were answered, or go on from it with previous_response_id"
         }
     )
 
@@ -113,7 +110,7 @@ class Responses(OpenAIDialect):
         old, new = "instructions" in turn.requested, "instructions" in request.requested
         said = turn.answer | {"turn": turn.id}
         joined = [*request.messages[:new], *turn.messages[old:], said, *request.messages[new:]]
-        _check_results(joined)
+        check_results(joined)
         return replace(request, messages=joined)
 
     def write(self, answer: AnswerInfo, choices: Sequence[ChoiceDone], request: ModelRequest) -> bytes:
@@ -138,18 +135,20 @@ class Responses(OpenAIDialect):
 def _read(body: bytes) -> ModelRequest:
     fields = read_fields(read_object(body), FIELDS, HARMLESS)
     if not fields.get("input"):
-        raise ApiError("input is required: text, or a list of items", param="input", code="missing_required_parameter")
+        raise ApiError(
+            "input is required. Fix: give text, or a list of items", param="input", code="missing_required_parameter"
+        )
     _check_reasoning(fields.get("reasoning", {}))
     _check_text(fields.get("text", {}))
     for name in fields.get("include", []):
         if name not in INCLUDE:
-            raise unsupported("include", f"{name!r} is not served; known are {', '.join(INCLUDE)}")
+            raise unsupported("include", f"{name!r} is not served. Fix: use one of {', '.join(INCLUDE)}")
     tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.get("tools", []))]
     choice, tool = _tool_choice(fields.get("tool_choice", "auto"), tools)
     previous = fields.get("previous_response_id")
     messages = read_input(fields["input"])
     if previous is None:
-        _check_results(messages)
+        check_results(messages)
     requested = {name: fields[name] for name in RECORDED if name in fields}
     if "instructions" in fields:
         messages = [{"role": "system", "content": fields["instructions"]}, *messages]
@@ -174,16 +173,16 @@ def _read(body: bytes) -> ModelRequest:
 def _check_reasoning(reasoning: dict[str, str | None]) -> None:
     for name, value in reasoning.items():
         if value is not None and name not in REASONING:
-            raise unsupported(f"reasoning.{name}", "it is not served")
+            raise unsupported(f"reasoning.{name}", NOT_SERVED)
 
 
 def _check_text(text: Json) -> None:
     if text.get("format") not in (None, {"type": "text"}):
-        raise unsupported("text.format", 'only {"type": "text"} is served')
+        raise unsupported("text.format", 'only {"type": "text"} is served. Fix: leave it out')
     if unknown := set(text) - {"format", "verbosity"}:
-        raise unsupported(f"text.{min(unknown)}", "it is not served")
+        raise unsupported(f"text.{min(unknown)}", NOT_SERVED)
     if not isinstance(text.get("verbosity"), str | None):
-        raise ApiError("text.verbosity is a word", param="text.verbosity", code="invalid_value")
+        raise ApiError("text.verbosity is not a word. Fix: give one", param="text.verbosity", code="invalid_value")
 
 
 class _Tool(Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -197,12 +196,13 @@ class _Tool(Struct, forbid_unknown_fields=True, omit_defaults=True):
 def _tool(raw: Json, where: str) -> Json:
     """A tool in the chat API's shape."""
     if raw.get("type") != "function":
-        raise unsupported(f"{where}.type", f"{raw.get('type')!r} is not served, only 'function' is")
+        raise unsupported(f"{where}.type", f"{raw.get('type')!r} is not served. Fix: use 'function'")
     try:
         tool = msgspec.convert({name: value for name, value in raw.items() if value is not None}, _Tool)
     except msgspec.ValidationError as error:
         raise ApiError(
-            f'{where}: {error}; a tool is {{"type": "function", "name": ..., "description": ..., "parameters": ...}}',
+            f'{where}: {error}. Fix: write a tool as {{"type": "function", "name": ..., "description": ..., '
+            '"parameters": ...}',
             param=where,
             code="invalid_value",
         ) from None
@@ -222,175 +222,11 @@ def _tool_choice(choice: Any, tools: Sequence[Json]) -> tuple[Literal["auto", "n
         if choice.get("type") == "function" and choice.get("name") in named:
             return "required", choice["name"]
     raise ApiError(
-        'tool_choice is "auto", "none", "required", or {"type": "function", "name": ...} with the name of one of the'
-        f" tools; these are {', '.join(named) or 'none'}",
+        f"tool_choice cannot be followed: the tools are {', '.join(named) or 'none'}. Fix: give "
+        '"auto", "none", "required", or {"type": "function", "name": ...} with the name of one',
         param="tool_choice",
         code="invalid_value",
     )
-
-
-# -- items -------------------------------------------------------------------------------------------------------------
-
-
-class _Part(Struct):
-    type: str
-    text: str | None = None
-
-
-class _Message(Struct):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[_Part]
-    id: str | None = None
-
-
-class _Reasoning(Struct):
-    id: str | None = None
-    content: list[_Part] | None = None
-
-
-class _Call(Struct):
-    call_id: str
-    name: str
-    arguments: str
-    id: str | None = None
-
-
-class _Result(Struct):
-    call_id: str
-    output: str | list[_Part]
-
-
-_Item = _Message | _Reasoning | _Call | _Result
-ITEMS: dict[str, type[_Item]] = {
-    "message": _Message,
-    "reasoning": _Reasoning,
-    "function_call": _Call,
-    "function_call_output": _Result,
-}
-
-
-def read_input(input: str | Sequence[Json]) -> list[Json]:
-    """Messages in their plain form (see `ModelRequest`).
-
-    >>> read_input([{"role": "user", "content": "Hi"}, {"type": "reasoning", "summary": []},
-    ...     {"role": "assistant", "content": "Hello"}])
-    [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]
-    """
-    if isinstance(input, str):
-        return [{"role": "user", "content": input}]
-    messages: list[Json] = []
-    said: _Said | None = None
-    for i, raw in enumerate(input):
-        where = f"input[{i}]"
-        item = _item(raw, where)
-        if isinstance(item, _Result):
-            content = _text(item.output, f"{where}.output")
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
-            if said:
-                said.answered = True
-        elif isinstance(item, _Message) and item.role != "assistant":
-            role = "system" if item.role == "developer" else item.role
-            messages.append({"role": role, "content": _text(item.content, f"{where}.content")})
-            said = None
-        else:
-            if said is None or not said.goes_on(item):
-                said = _Said()
-                messages.append(said.message)
-            said.add(item, where)
-    return messages
-
-
-_ORDER = [_Reasoning, _Message, _Call]
-
-
-class _Said:
-    """An assistant's message that is put together from the items of one answer."""
-
-    def __init__(self) -> None:
-        self.message: Json = {"role": "assistant", "content": ""}
-        self.answered = False
-        self._turn: str | None = None
-        self._last = 0
-
-    def goes_on(self, item: _Message | _Reasoning | _Call) -> bool:
-        """Whether an item belongs to this answer too. Where ids say so, results of calls may stand in between."""
-        turn = turn_of(item.id)
-        if turn is not None and self._turn is not None:
-            return turn == self._turn
-        now = _ORDER.index(type(item))
-        return not self.answered and (now > self._last or (isinstance(item, _Call) and now == self._last))
-
-    def add(self, item: _Message | _Reasoning | _Call, where: str) -> None:
-        if self._turn is None and (turn := turn_of(item.id)) is not None:
-            self._turn = self.message["turn"] = turn
-        self._last = _ORDER.index(type(item))
-        if isinstance(item, _Message):
-            self.message["content"] += _text(item.content, f"{where}.content")
-        elif isinstance(item, _Call):
-            self.message.setdefault("tool_calls", []).append(_call(item, where))
-        elif text := "".join(part.text or "" for part in item.content or ()):
-            self.message["reasoning_content"] = self.message.get("reasoning_content", "") + text
-
-
-def _item(raw: Json, where: str) -> _Item:
-    kind = raw.get("type", "message")
-    if kind == "item_reference":
-        raise ApiError(
-            f"{where} is an item_reference, which is not served: send the item itself, or use previous_response_id",
-            param=where,
-            code="unsupported_value",
-        )
-    if not isinstance(kind, str) or kind not in ITEMS:
-        raise ApiError(
-            f"{where} is of type {kind!r}, which is not served; known are {', '.join(ITEMS)}",
-            param=f"{where}.type",
-            code="unsupported_value",
-        )
-    try:
-        return msgspec.convert(raw, ITEMS[kind])
-    except msgspec.ValidationError as error:
-        raise ApiError(f"{where}: {error}", param=where, code="invalid_value") from None
-
-
-def _text(content: str | Sequence[_Part], where: str) -> str:
-    if isinstance(content, str):
-        return content
-    texts: list[str] = []
-    for i, part in enumerate(content):
-        if part.type not in ("input_text", "output_text", "text"):
-            raise ApiError(
-                f"{where}[{i}] is of type {part.type!r}: this model reads text only",
-                param=f"{where}[{i}]",
-                code="unsupported_value",
-            )
-        if part.text is None:
-            place = f"{where}[{i}].text"
-            raise ApiError(f"{place} is required", param=place, code="missing_required_parameter")
-        texts.append(part.text)
-    return "".join(texts)
-
-
-def _call(item: _Call, where: str) -> Json:
-    try:
-        arguments = msgspec.json.decode(item.arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        raise ApiError(
-            f"{where}.arguments must be a JSON object, written as a string", param=f"{where}.arguments"
-        ) from None
-    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
-
-
-def _check_results(messages: Sequence[Json]) -> None:
-    """Refuse the result of a call that nobody made."""
-    made: set[str] = set()
-    for message in messages:
-        made.update(call["id"] for call in message.get("tool_calls") or ())
-        if message["role"] == "tool" and message.get("tool_call_id") not in made:
-            raise ApiError(
-                f"a function_call_output answers call_id {message.get('tool_call_id')!r}, which no function_call before"
-                " it has: send the call too, or the previous_response_id of the response that made it",
-                param="input",
-            )
 
 
 # -- a provider's answer -----------------------------------------------------------------------------------------------

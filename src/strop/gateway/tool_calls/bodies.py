@@ -12,14 +12,22 @@ from msgspec import Struct
 
 from strop.gateway.tool_calls.base import ParsedCall, Tools
 from strop.gateway.tool_calls.syntax import Body, keyed
-from strop.gateway.tool_calls.values import Schema, Unreadable, decode, in_string, kinds, properties, typed
+from strop.gateway.tool_calls.values import (
+    Schema,
+    Unreadable,
+    decode,
+    find_properties,
+    in_string,
+    list_kinds,
+    parse_typed,
+)
 
 _call = keyed("name", "arguments")
 
 
-def json_call(body: str, tools: Tools) -> ParsedCall | Literal["open"] | None:
+def parse_json_call(body: str, tools: Tools) -> ParsedCall | Literal["open"] | None:
     """
-    >>> json_call('{"name": "now", "arguments": {}}', [])
+    >>> parse_json_call('{"name": "now", "arguments": {}}', [])
     ParsedCall(name='now', arguments={})
     """
     try:
@@ -65,7 +73,7 @@ class Parameters(Struct, frozen=True):
         head = self.head.match(body)
         if head is None:
             return None
-        schemas = properties(tools, head["name"])
+        schemas = find_properties(tools, head["name"])
         arguments: dict[str, Any] = {}
         at = head.end()
         while found := self.parameter.match(body, at):
@@ -80,7 +88,7 @@ class Parameters(Struct, frozen=True):
         kind = found.get("kind")
         if kind in ("string", "true"):
             return text
-        return typed(text, schema if kind is None else None)
+        return parse_typed(text, schema if kind is None else None)
 
 
 def parameters(head: str, parameter: str, edge: str = "") -> Parameters:
@@ -98,7 +106,7 @@ class Nested(Struct, frozen=True):
         head = self.head.match(body)
         if head is None:
             return None
-        schema = {"type": "object", "properties": properties(tools, head["name"])}
+        schema = {"type": "object", "properties": find_properties(tools, head["name"])}
         try:
             arguments, end = self._value(body, head.end(), schema)
         except (Unreadable, RecursionError):
@@ -111,7 +119,7 @@ class Nested(Struct, frozen=True):
         """The value that begins at `at` and ends before the tag that closes it, or with the text."""
         known = cast(Schema, schema) if isinstance(schema, dict) else {}
         pairs: list[tuple[str, Any]] = []
-        listed = "array" in kinds(known)
+        listed = "array" in list_kinds(known)
         while tag := re.compile(re.escape(self.space) + r"<([^/<>][^<>]*)>").match(text, at):
             inner = known.get("items") if listed else cast(Schema, known.get("properties") or {}).get(tag[1])
             value, at = self._value(text, tag.end(), inner)
@@ -121,14 +129,14 @@ class Nested(Struct, frozen=True):
             at += len(close)
             pairs.append((tag[1], value))
         if pairs:
-            if listed or ("object" not in kinds(known) and all(key == "item" for key, _ in pairs)):
+            if listed or ("object" not in list_kinds(known) and all(key == "item" for key, _ in pairs)):
                 return [value for _, value in pairs], at
             return dict(pairs), at
         end = text.find(self.space, at)
         end = len(text) if end < 0 else end
-        if end == at and kinds(known) & {"object", "array"}:
-            return ({} if "object" in kinds(known) else []), end
-        return typed(text[at:end], schema), end
+        if end == at and list_kinds(known) & {"object", "array"}:
+            return ({} if "object" in list_kinds(known) else []), end
+        return parse_typed(text[at:end], schema), end
 
 
 class Gemma(Struct, frozen=True):
@@ -145,7 +153,7 @@ class Gemma(Struct, frozen=True):
         if found is None:
             return None
         try:
-            value, end = self._table(found[2], 0, properties(tools, found[1]) if self.texts else {})
+            value, end = self._table(found[2], 0, find_properties(tools, found[1]) if self.texts else {})
         except (Unreadable, RecursionError):
             return None
         return ParsedCall(found[1], value) if end == len(found[2]) else None
@@ -153,7 +161,7 @@ class Gemma(Struct, frozen=True):
     def _value(self, text: str, at: int, schema: Any) -> tuple[Any, int]:
         if text.startswith(self.quote, at):
             written, end = self._quoted(text, at)
-            return (typed(written, schema) if self.texts and schema else written), end
+            return (parse_typed(written, schema) if self.texts and schema else written), end
         if text.startswith("{", at):
             return self._table(text, at, {})
         if text.startswith("[", at):

@@ -12,8 +12,7 @@ import re
 
 from msgspec.structs import replace
 
-from strop.gateway.tool_calls.base import Format
-from strop.gateway.tool_calls.bodies import Gemma, Nested, headed, json_call, parameters
+from strop.gateway.tool_calls.bodies import Gemma, Nested, headed, parameters, parse_json_call
 from strop.gateway.tool_calls.reader import Grammar
 from strop.gateway.tool_calls.syntax import JsonCalls, PythonCalls, TaggedCalls, keyed, single
 
@@ -32,7 +31,7 @@ REASONING = (
 """Marks around reasoning that any family may have: it does if its template knows the closing one."""
 
 
-def find(template: str) -> Format:
+def find(template: str) -> Grammar:
     """The format in which a chat template's model writes.
 
     >>> find("... <tool_call> ...").name, find("... {{ message.content }} ...").name
@@ -43,7 +42,7 @@ def find(template: str) -> Format:
     return found if found.thoughts else replace(found, thoughts=tuple(p for p in REASONING if p[1] in template))
 
 
-def hermes_like(format: Format) -> Format:
+def hermes_like(format: Grammar) -> Grammar:
     """Calls as Hermes has them, thoughts as another format does."""
     return replace(HERMES, thoughts=format.thoughts)
 
@@ -117,7 +116,7 @@ PLAIN = Grammar(name="plain")
 HERMES = Grammar(
     name="hermes",
     known_by=("<tool_call>",),
-    syntax=TaggedCalls("<tool_call>", "</tool_call>", json_call),
+    syntax=TaggedCalls("<tool_call>", "</tool_call>", parse_json_call),
     head=('<tool_call>\n{"name": "', '", "arguments": '),
 )
 

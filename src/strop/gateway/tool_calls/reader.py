@@ -61,7 +61,7 @@ class Syntax(Protocol):
 
 
 class Grammar(Struct, frozen=True, kw_only=True):
-    """One family's way of writing, as a `Format`.
+    """One family's way of writing.
 
     `known_by` are texts that a template of this family has, all of them. `thoughts` are pairs of marks around
     reasoning, `frames` marks that tell an agent nothing (`{tool}` in one stands for the name of each tool). `head` is
@@ -84,23 +84,30 @@ class Grammar(Struct, frozen=True, kw_only=True):
 
     @property
     def marks(self) -> frozenset[str]:
+        """The special tokens with a meaning in an answer: the parser sees them."""
         calls = self.syntax.marks if self.syntax else ()
         written = {*calls, *self.frames, *self.inner, *(mark for pair in self.thoughts for mark in pair)}
         return frozenset(written | {token for mark in written for token in _TOKEN.findall(mark)})
 
     def parser(self, tools: Tools, *, calls: bool, lead: str) -> Reader:
+        """`calls`: whether calls are taken out. `lead` is what the assistant's turn begins with before the model says
+        anything: a generation prompt may open its reasoning, an agent may demand a call or begin the answer itself.
+        The parser reads it first; none of it is given out, except that a call begun in it is a call."""
         return Reader(self, tools, calls=calls, lead=lead)
 
     def begin_call(self, tool: str | None) -> str | None:
+        """The beginning of an answer that calls a tool, this one if it is named: given to the model where an agent
+        demands a call. None if the family has no such beginning."""
         if self.head is None:
             return None
-        before, behind = self.head
+        before, after = self.head
         # Models write a space, or the quote before a name, as one token with what follows: that is theirs to begin.
         if tool is not None:
-            return (before + tool + behind).rstrip(" ")
+            return (before + tool + after).rstrip(" ")
         return before[: before.rfind("{")] if before.rfind("{") > 0 else before or None
 
     def written(self, name: str, arguments: dict[str, Any]) -> str | None:
+        """A call as the family writes it, for templates that leave calls out; None if that is not known."""
         if self.head is None:
             return None
         table = json.dumps(arguments, ensure_ascii=False)
@@ -114,6 +121,7 @@ class Grammar(Struct, frozen=True, kw_only=True):
         return None
 
     def find_open_thought(self, lead: str) -> str:
+        """The mark that ends the thought which a lead leaves open; empty if it leaves none."""
         return next((close for open, close in self.thoughts if lead.rfind(open) > lead.rfind(close)), "")
 
 
@@ -121,7 +129,7 @@ _TOKEN = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 
 
 class Reader:
-    """One answer on its way from text to pieces.
+    """One answer on its way from text to pieces. `calls` and `malformed` count what was found so far.
 
     White space around marks belongs to the format and is dropped: before a mark, and after it as long as nothing was
     said. A call that is not well-formed is given out as it was written, white space and all.
@@ -149,7 +157,7 @@ class Reader:
         self._fresh_thought = False  # a thought has begun and nothing was thought so far
         self._said = False
         self._leading = False  # after a mark with no words so far: white space leads nowhere
-        self._marked = self._behind = False  # some mark was there; nothing was said since the last one
+        self._marked = self._after_mark = False  # some mark was there; nothing was said since the last one
         if lead:
             self.feed(lead)
             self.calls = self.malformed = 0
@@ -159,12 +167,13 @@ class Reader:
         return self._read(final=False)
 
     def close(self, *, cut: bool = False) -> list[Piece]:
-        """The answer is over: what was held back is text after all, except white space after calls or a mark."""
+        """The answer is over: what was held back is text after all, except white space after calls or a mark. `cut`: it
+        reached its limit of tokens."""
         self._cut = cut
         pieces = self._read(final=True)
         if self._place == "thought":
             self._think(len(self._held), pieces)
-        elif not ((self.calls or self._behind) and self._held.isspace()):
+        elif not ((self.calls or self._after_mark) and self._held.isspace()):
             self._say(len(self._held), pieces)
         return pieces
 
@@ -201,7 +210,7 @@ class Reader:
             self._place, self._fresh_thought = "thought", True
             calls = [open for open in self._opens if len(open) > 1] if self._in_lead(-1) else []
             self._close = _marks(self._thoughts[mark], *calls)
-        self._behind_mark()
+        self._note_mark()
         return True
 
     def _read_thought(self, final: bool, pieces: list[Piece]) -> bool:
@@ -220,7 +229,7 @@ class Reader:
             return True
         self._drop(at - thought + (0 if mark in self._opens else len(mark)))
         self._place = "words"
-        self._behind_mark()
+        self._note_mark()
         return True
 
     def _read_calls(self, final: bool, pieces: list[Piece]) -> bool:
@@ -240,7 +249,7 @@ class Reader:
                 pieces.append(call)
                 self._section = section
                 self._space, self._scan = 0, Scan()
-                self._behind_mark()
+                self._note_mark()
                 if not section:
                     self._place = "words"
             case SectionEnd(end):
@@ -259,8 +268,8 @@ class Reader:
     def _in_lead(self, at: int) -> bool:
         return self._at + at < self._unsaid
 
-    def _behind_mark(self) -> None:
-        self._leading, self._marked, self._behind = not self._said, True, True
+    def _note_mark(self) -> None:
+        self._leading, self._marked, self._after_mark = not self._said, True, True
 
     def _drop(self, length: int) -> str:
         """Cut from the front of what is held; what of it is not the lead's."""
@@ -270,7 +279,7 @@ class Reader:
         return new
 
     def _say(self, length: int, pieces: list[Piece]) -> None:
-        self._leading = self._behind = False
+        self._leading = self._after_mark = False
         if words := self._drop(length):
             self._said = True
             pieces.append(words)

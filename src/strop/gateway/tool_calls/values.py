@@ -38,10 +38,10 @@ def decode(text: str) -> Any:
         raise Unreadable from error
 
 
-def literal(text: str) -> Any:
+def parse_literal(text: str) -> Any:
     """A Python literal of what JSON can hold; JSON's own names for true, false and null count too.
 
-    >>> literal("{'a': [True, null, -1.5]}")
+    >>> parse_literal("{'a': [True, null, -1.5]}")
     {'a': [True, None, -1.5]}
     """
     return evaluate(parse_python(text))
@@ -131,7 +131,7 @@ def in_string(text: str) -> bool:
     return opened is not None and not _CONTROL.search(text, opened.end())
 
 
-def properties(tools: Tools, name: str) -> Schema:
+def find_properties(tools: Tools, name: str) -> Schema:
     """The schemas of a tool's parameters by name; nothing for a tool that is not there."""
     for tool in tools:
         function = cast(Schema, tool.get("function") or {})
@@ -141,12 +141,12 @@ def properties(tools: Tools, name: str) -> Schema:
     return {}
 
 
-def kinds(schema: Any) -> frozenset[str]:
+def list_kinds(schema: Any) -> frozenset[str]:
     """The JSON types a schema allows; none if it does not say.
 
-    >>> sorted(kinds({"anyOf": [{"type": "integer"}, {"type": ["string", "null"]}]}))
+    >>> sorted(list_kinds({"anyOf": [{"type": "integer"}, {"type": ["string", "null"]}]}))
     ['integer', 'null', 'string']
-    >>> kinds({"anyOf": 5}), kinds({"type": [[]]})
+    >>> list_kinds({"anyOf": 5}), list_kinds({"type": [[]]})
     (frozenset(), frozenset())
     """
     if not isinstance(schema, dict):
@@ -158,7 +158,7 @@ def kinds(schema: Any) -> frozenset[str]:
     if isinstance(named, list):
         return frozenset(kind for kind in cast(list[Any], named) if isinstance(kind, str))
     options = schema.get("anyOf") or schema.get("oneOf")
-    found = [kinds(option) for option in cast(list[Any], options)] if isinstance(options, list) else []
+    found = [list_kinds(option) for option in cast(list[Any], options)] if isinstance(options, list) else []
     if not all(found):
         return frozenset()
     if not found and isinstance(schema.get("enum"), list):
@@ -166,17 +166,17 @@ def kinds(schema: Any) -> frozenset[str]:
     return frozenset[str]().union(*found)
 
 
-def typed(text: str, schema: Any) -> Any:
+def parse_typed(text: str, schema: Any) -> Any:
     """A value that was written as plain text: strings stay strings, the rest is read as the schema says. What does not
     fit its type stays the text it is; where no type is given, what reads as JSON is JSON.
 
-    >>> typed("12", {"type": "string"}), typed("12", {"type": "integer"}), typed("True", {"type": "boolean"})
-    ('12', 12, True)
+    >>> [parse_typed("12", {"type": kind}) for kind in ("string", "integer")], parse_typed("True", {"type": "boolean"})
+    (['12', 12], True)
     """
-    allowed = kinds(schema)
+    allowed = list_kinds(schema)
     if allowed == frozenset({"string"}):
         return text
-    for read in (decode, literal) if allowed else (decode,):
+    for read in (decode, parse_literal) if allowed else (decode,):
         try:
             value = read(text)
         except Unreadable:

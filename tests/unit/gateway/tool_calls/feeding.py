@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from strop.gateway.tool_calls.base import Format, ParsedCall, Piece, Thought
+from strop.gateway.tool_calls.base import ParsedCall, Piece, Thought
+from strop.gateway.tool_calls.reader import Grammar
 
 
 class Heard(NamedTuple):
@@ -16,7 +17,7 @@ class Heard(NamedTuple):
 
 
 def hear(
-    format: Format, text: str, *, sizes: Sequence[int] = (), tools: Sequence[dict[str, Any]] = (), calls: bool = True,
+    format: Grammar, text: str, *, sizes: Sequence[int] = (), tools: Sequence[dict[str, Any]] = (), calls: bool = True,
     lead: str = "", cut: bool = False,
 ) -> Heard:  # fmt: skip
     """Feed `text` in pieces of these sizes, over and over; in one piece if there are none. Calls are without ids.
@@ -40,7 +41,7 @@ def hear(
     )
 
 
-def ids(format: Format, text: str, *, tools: Sequence[dict[str, Any]], lead: str) -> list[str | None]:
+def ids(format: Grammar, text: str, *, tools: Sequence[dict[str, Any]], lead: str) -> list[str | None]:
     """The ids that the model gave its calls."""
     parser = format.parser(tools, calls=True, lead=lead)
     return [piece.id for piece in parser.feed(text) + parser.close() if isinstance(piece, ParsedCall)]

@@ -14,7 +14,8 @@ import pytest
 from jinja2.sandbox import SandboxedEnvironment
 
 from strop.gateway.tool_calls import find
-from strop.gateway.tool_calls.base import Format, ParsedCall
+from strop.gateway.tool_calls.base import ParsedCall
+from strop.gateway.tool_calls.reader import Grammar
 
 DATA = Path(__file__).parents[5] / "shared" / "data" / "chat_templates"
 TEMPLATES = sorted(str(path.relative_to(DATA)) for path in DATA.glob("*/*.jinja"))
@@ -85,7 +86,7 @@ class Template:
     def __init__(self, name: str) -> None:
         text = (DATA / name).read_text("utf-8")
         self.name = name
-        self.format: Format = find(text)
+        self.format: Grammar = find(text)
         self._template = environment().from_string(_GENERATION.sub(_as_if, text))
 
     def _render(self, messages: list[dict[str, Any]], tools: bool, generate: bool) -> str:

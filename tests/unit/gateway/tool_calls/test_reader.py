@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.gateway.tool_calls import PLAIN, find
-from strop.gateway.tool_calls.base import Format, ParsedCall
+from strop.gateway.tool_calls.base import ParsedCall
 from strop.gateway.tool_calls.families import FAMILIES, HERMES
+from strop.gateway.tool_calls.reader import Grammar
 from tests.unit.gateway.tool_calls.feeding import Heard, hear
 from tests.unit.gateway.tool_calls.templates import TOOLS
 
@@ -20,7 +21,7 @@ QWEN3 = find("<tool_call> <think> </think>")
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=30)
 
 
-def family(name: str) -> Format:
+def family(name: str) -> Grammar:
     return next(grammar for grammar in FAMILIES if grammar.name == name)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from strop.gateway.tool_calls.values import Scan, Unreadable, decode, end_of_json, literal, typed
+from strop.gateway.tool_calls.values import Scan, Unreadable, decode, end_of_json, parse_literal, parse_typed
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ from strop.gateway.tool_calls.values import Scan, Unreadable, decode, end_of_jso
     ],
 )
 def test_typed(text: str, schema: Any, value: Any) -> None:
-    found = typed(text, schema)
+    found = parse_typed(text, schema)
     assert found == value
     assert type(found) is type(value)
 
@@ -49,7 +49,7 @@ def test_typed(text: str, schema: Any, value: Any) -> None:
 )
 def test_what_is_no_literal(text: str) -> None:
     with pytest.raises(Unreadable):
-        literal(text)
+        parse_literal(text)
 
 
 @pytest.mark.parametrize("text", ['{"a": "\\"}"}', '[[1, {"b": ["]"]}], "\\\\"]', "{}"])

@@ -1,0 +1,178 @@
+"""Items of OpenAI's responses as messages in their plain form (see `ModelRequest`).
+
+An answer comes in several items (reasoning, message, function calls), but was sampled as one: items that come back are
+put together again. Theirs are the ids of `responses_stream`, which name the turn that is gone on from; items without
+such an id belong together as long as they come in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from strop.gateway.dialects.base import ApiError, Json
+from strop.gateway.dialects.responses_stream import turn_of
+
+
+class _Part(Struct):
+    type: str
+    text: str | None = None
+
+
+class _Message(Struct):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[_Part]
+    id: str | None = None
+
+
+class _Reasoning(Struct):
+    id: str | None = None
+    content: list[_Part] | None = None
+
+
+class _Call(Struct):
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+
+
+class _Result(Struct):
+    call_id: str
+    output: str | list[_Part]
+
+
+_Item = _Message | _Reasoning | _Call | _Result
+ITEMS: dict[str, type[_Item]] = {
+    "message": _Message,
+    "reasoning": _Reasoning,
+    "function_call": _Call,
+    "function_call_output": _Result,
+}
+
+
+def read_input(input: str | Sequence[Json]) -> list[Json]:
+    """Messages in their plain form (see `ModelRequest`).
+
+    >>> read_input([{"role": "user", "content": "Hi"}, {"type": "reasoning", "summary": []},
+    ...     {"role": "assistant", "content": "Hello"}])
+    [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]
+    """
+    if isinstance(input, str):
+        return [{"role": "user", "content": input}]
+    messages: list[Json] = []
+    said: _Said | None = None
+    for i, raw in enumerate(input):
+        where = f"input[{i}]"
+        item = _item(raw, where)
+        if isinstance(item, _Result):
+            content = _text(item.output, f"{where}.output")
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+            if said:
+                said.answered = True
+        elif isinstance(item, _Message) and item.role != "assistant":
+            role = "system" if item.role == "developer" else item.role
+            messages.append({"role": role, "content": _text(item.content, f"{where}.content")})
+            said = None
+        else:
+            if said is None or not said.goes_on(item):
+                said = _Said()
+                messages.append(said.message)
+            said.add(item, where)
+    return messages
+
+
+_ORDER = [_Reasoning, _Message, _Call]
+
+
+class _Said:
+    """An assistant's message that is put together from the items of one answer."""
+
+    def __init__(self) -> None:
+        self.message: Json = {"role": "assistant", "content": ""}
+        self.answered = False
+        self._turn: str | None = None
+        self._last = 0
+
+    def goes_on(self, item: _Message | _Reasoning | _Call) -> bool:
+        """Whether an item belongs to this answer too. Where ids say so, results of calls may stand in between."""
+        turn = turn_of(item.id)
+        if turn is not None and self._turn is not None:
+            return turn == self._turn
+        now = _ORDER.index(type(item))
+        return not self.answered and (now > self._last or (isinstance(item, _Call) and now == self._last))
+
+    def add(self, item: _Message | _Reasoning | _Call, where: str) -> None:
+        if self._turn is None and (turn := turn_of(item.id)) is not None:
+            self._turn = self.message["turn"] = turn
+        self._last = _ORDER.index(type(item))
+        if isinstance(item, _Message):
+            self.message["content"] += _text(item.content, f"{where}.content")
+        elif isinstance(item, _Call):
+            self.message.setdefault("tool_calls", []).append(_call(item, where))
+        elif text := "".join(part.text or "" for part in item.content or ()):
+            self.message["reasoning_content"] = self.message.get("reasoning_content", "") + text
+
+
+def _item(raw: Json, where: str) -> _Item:
+    kind = raw.get("type", "message")
+    if kind == "item_reference":
+        raise ApiError(
+            f"{where} is an item_reference, which is not served. Fix: send the item, or use previous_response_id",
+            param=where,
+            code="unsupported_value",
+        )
+    if not isinstance(kind, str) or kind not in ITEMS:
+        raise ApiError(
+            f"{where} is of type {kind!r}, which is not served. Fix: use one of {', '.join(ITEMS)}",
+            param=f"{where}.type",
+            code="unsupported_value",
+        )
+    try:
+        return msgspec.convert(raw, ITEMS[kind])
+    except msgspec.ValidationError as error:
+        raise ApiError(f"{where}: {error}", param=where, code="invalid_value") from None
+
+
+def _text(content: str | Sequence[_Part], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for i, part in enumerate(content):
+        if part.type not in ("input_text", "output_text", "text"):
+            raise ApiError(
+                f"{where}[{i}] is of type {part.type!r}, and this model reads text only. Fix: send text",
+                param=f"{where}[{i}]",
+                code="unsupported_value",
+            )
+        if part.text is None:
+            place = f"{where}[{i}].text"
+            raise ApiError(f"{place} is required", param=place, code="missing_required_parameter")
+        texts.append(part.text)
+    return "".join(texts)
+
+
+def _call(item: _Call, where: str) -> Json:
+    try:
+        arguments = msgspec.json.decode(item.arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        raise ApiError(
+            f"{where}.arguments must be a JSON object, written as a string", param=f"{where}.arguments"
+        ) from None
+    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
+
+
+def check_results(messages: Sequence[Json]) -> None:
+    """Refuse the result of a call that nobody made."""
+    made: set[str] = set()
+    for message in messages:
+        made.update(call["id"] for call in message.get("tool_calls") or ())
+        if message["role"] == "tool" and message.get("tool_call_id") not in made:
+            raise ApiError(
+                f"a function_call_output answers call_id {message.get('tool_call_id')!r}, which no function_call before"
+                " it has. Fix: send the call too, or the previous_response_id of the response that made it",
+                param="input",
+            )
