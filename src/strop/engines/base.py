@@ -34,24 +34,12 @@ class Chunk(Struct, frozen=True, kw_only=True):
     finish: Literal["stop", "length"] | None = None
 
 
-class Abilities(Struct, frozen=True, kw_only=True):
-    """What an engine can do beside drawing tokens. What it cannot is done by the gateway, or refused there.
-
-    `logprobs`: of the distribution really drawn from. `stop_strings`: it ends an answer at `Sampling.stop` by itself;
-    otherwise the gateway does, by closing the stream. `guided`: it can hold an answer to a grammar.
-    """
-
-    logprobs: bool = True
-    penalties: bool = True
-    stop_strings: bool = False
-    guided: bool = False
-
-
 class EngineSetup(Struct, frozen=True, kw_only=True):
     """What an engine that was chosen by name is made with.
 
     `model` is the model's folder, and `folder` a place for logs. `renewed`: new versions will come. `link` leads to the
-    process that holds the weights, where there is one.
+    process that holds the weights, where there is one. `adapters` are the ranks of the policies that are adapters on
+    the model, by name, with 0 for one that is the model as it is; none where the one policy is all of its weights.
     """
 
     model: Path
@@ -60,6 +48,7 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
     context: int | None = None
     renewed: bool = False
     link: Link | None = None
+    adapters: dict[str, int] = {}
 
     def settings(self, type: type[SettingsT]) -> SettingsT:
         """engine.settings as a struct of the engine's own. Unknown names and wrong values are refused."""
@@ -88,14 +77,19 @@ class Engine(ABC):
         """The way by which new weights reach it (weights/base.py)."""
         return "files"
 
+    @classmethod
+    def serves_adapters(cls, config: EngineConfig) -> bool:
+        """Whether it takes LoRA adapters as they are, those of several policies side by side."""
+        return False
+
+    def of_policy(self, policy: str) -> Engine:
+        """This engine for one of the policies that it was made with."""
+        return self
+
     @property
     @abstractmethod
     def context(self) -> int:
         """The most tokens (prompt and answer together) a sequence may have."""
-
-    @property
-    def can(self) -> Abilities:
-        return Abilities()
 
     async def start(self) -> None:  # noqa: B027 - many have nothing to start
         """Returns once requests can be answered. Raises `EngineError` with the reason if they never will be."""
@@ -106,7 +100,7 @@ class Engine(ABC):
     ) -> AsyncIterator[Chunk]:
         """Sample until one of `stop_ids` was drawn (it is part of the answer), `max_tokens` or the context is reached.
 
-        Closing the iterator early cancels the work. Raises `ContextOverflow` if the prompt leaves no room for a single
+        Closing the iterator early cancels the work. Raises `ContextOverflow` if the prompt leaves no space for a single
         token, `EngineError` if the engine cannot go on.
         """
 
@@ -122,9 +116,6 @@ class Engine(ABC):
         """Serve `version` from now on. An engine that has weights of its own has `weights` deliver them, now and when
         it lost them; one that shares the learner's needs none. Tokens drawn before this returns belong to the version
         before, those of a sequence in flight too. Returns once it is known that the version is served."""
-
-    async def health(self) -> None:  # noqa: B027 - many are well as long as their process is
-        """Raises `EngineError` with the reason if a request could not be answered now."""
 
     @abstractmethod
     async def close(self) -> None:

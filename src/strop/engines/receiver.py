@@ -106,6 +106,11 @@ class WeightReceiver(ABC):
         self.name, self.model, self.tensors = name, model, tensors
         self.limit, self.hint = limit, hint
 
+    @property
+    def asleep(self) -> bool:
+        """Whether its memory is somebody else's at the moment, until it is held."""
+        return False
+
     @abstractmethod
     def hold(self) -> AbstractAsyncContextManager[None]:
         """Inside it the server draws no tokens; after it nothing is used that other weights computed. Weights that were
@@ -149,7 +154,7 @@ class WeightReceiver(ABC):
 
 
 class WeightSource(Protocol):
-    """Whoever gives engines their weights: `weights.Publisher`."""
+    """Gives engines their weights: `weights.Publisher`."""
 
     async def deliver(self, version: str, receiver: WeightReceiver) -> str:
         """Send a version, and make sure that the server has it; returns what the server calls it. What can be refused

@@ -33,6 +33,6 @@ def engine_name(config: EngineConfig) -> str:
         raise ConfigError(f"engine.name is {config.name!r}, which is not an engine. Fix: auto, {', '.join(ENGINES)}")
     if config.deterministic and config.name != "embedded":
         raise ConfigError(
-            f"engine.deterministic is the embedded engine's, and engine.name is {config.name}: leave one out"
+            f"engine.deterministic is the embedded engine's, and engine.name is {config.name}. Fix: leave one out"
         )
     return config.name

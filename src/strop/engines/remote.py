@@ -8,6 +8,9 @@ A new version is loaded while nothing is in flight, so every answer is of one ve
 it is refused before the server hears of it. If the server does not end up with what was sent, it is started again with
 the version before. Weights are given by a `WeightSource`, which is asked again after every start.
 
+Several policies may be adapters on the model that the server has (`adapters`). A version of one is then a model of its
+own there: it is loaded while others answer, and the one before goes once its last answer has ended.
+
 What only vLLM or only sglang knows is in vllm/ and sglang/: the methods that are abstract here.
 """
 
@@ -17,19 +20,21 @@ import asyncio
 import contextlib
 import json
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
-from strop.config import SglangConfig, VllmConfig
+from strop.config import MAIN, SglangConfig, VllmConfig
 from strop.engines.base import Chunk, Engine
 from strop.engines.receiver import ModelTensors, WeightReceiver, WeightSource, WeightsRefused
 from strop.engines.server_events import BrokenOff, SampledTokens
-from strop.engines.server_process import EngineServer, ExternalServer, ServerProcess
-from strop.engines.weight_files import tensors_of
+from strop.engines.server_process import ExternalServer, ServerProcess
+from strop.engines.weight_files import read_tensors
 from strop.errors import ContextOverflow, EngineError, ModelError
 from strop.net.client import Client
 from strop.types import Sampling
@@ -47,8 +52,6 @@ class ServerApi(Protocol):
 
     @property
     def context(self) -> int | None: ...
-
-    async def health(self) -> None: ...
 
 
 A = TypeVar("A", bound=ServerApi)
@@ -80,13 +83,26 @@ class ServedModel(Struct, frozen=True):
         return ServedModel(folder, min(context or longest, longest), vocabulary, dtype)
 
 
+@dataclass
+class ServedVersion:
+    """What a policy is served with: by which name the server knows it, or None for the model it was started with, who
+    gives it again, and how many answers are under way by name."""
+
+    version: str
+    source: WeightSource | None = None
+    name: str | None = None
+    at_work: Counter[str | None] = field(default_factory=Counter[str | None])
+
+
 class RemoteEngine(Engine, Generic[A, S]):
-    """One server and the policy it serves.
+    """One server and the policy it serves, or several that are adapters on one model.
 
     `renewed`: new versions will come. `version` is what the weights in the model's folder are called.
     """
 
     name: ClassVar[str]
+    adapters: bool = False
+    """Whether new versions are adapters, beside the weights that the server was started with."""
 
     def __init__(
         self,
@@ -97,15 +113,15 @@ class RemoteEngine(Engine, Generic[A, S]):
         env: Mapping[str, str],
         renewed: bool,
         version: str,
+        policies: Sequence[str] = (MAIN,),
     ) -> None:
         self._model, self._context, self._settings = model, model.context, settings
-        self._tensors = tensors_of(model.folder) if renewed else None
+        self._tensors = read_tensors(model.folder) if renewed else None
         self._server = self._make_server(log, env)
         self._client: Client | None = None
         self._api: A | None = None
-        self._version = version
-        self._source: WeightSource | None = None  # of the current weights; None: the server was started with them
-        self._served_name: str | None = None  # what the server calls them, where they are not those
+        self._served = {policy: ServedVersion(version) for policy in policies}
+        self._first = policies[0]
         self._receiver: WeightReceiver | None = None  # of the present server
         self._paused = False
         self._in_flight = 0
@@ -118,10 +134,11 @@ class RemoteEngine(Engine, Generic[A, S]):
         self._loading = asyncio.Lock()
         self._reason = f"{self.name} was not started"
         self._keeper: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[None] | None = None
         self._idle.set()
         self._open.set()
 
-    def _make_server(self, log: Path, env: Mapping[str, str]) -> EngineServer:
+    def _make_server(self, log: Path, env: Mapping[str, str]) -> ExternalServer | ServerProcess:
         given, where = self._settings, f"engine.{self.name.lower()}"
         if given.url:
             return ExternalServer(self.name, given.url, timeout=given.start_timeout, setting=f"{where}.url")
@@ -139,9 +156,16 @@ class RemoteEngine(Engine, Generic[A, S]):
 
     @abstractmethod
     def _stream(
-        self, api: A, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], max_tokens: int
+        self,
+        api: A,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        stop_ids: Sequence[int],
+        max_tokens: int,
+        model: str | None,
     ) -> AsyncGenerator[SampledTokens]:
-        """Sampled tokens as they come. Raises `BrokenOff` or an error of `net.client` if the answer is cut off."""
+        """Sampled tokens as they come, of what the server calls `model`. Raises `BrokenOff` or an error of `net.client`
+        if the answer is cut off."""
 
     @abstractmethod
     def _make_receiver(self, api: A, tensors: ModelTensors) -> WeightReceiver:
@@ -155,8 +179,17 @@ class RemoteEngine(Engine, Generic[A, S]):
 
     # ------------------------------------------------------------------------------------------------------------------
 
+    def of_policy(self, policy: str) -> Engine:
+        """This engine for one of its policies."""
+        return self if len(self._served) == 1 else PolicyEngine(self, policy)
+
     async def start(self) -> None:
         """Returns once requests are answered. A server that does not come up the first time is not tried again."""
+        if self._starting is None:  # several policies have it start
+            self._starting = asyncio.create_task(self._start())
+        await asyncio.shield(self._starting)
+
+    async def _start(self) -> None:
         try:
             await self._bring_up()
         except BaseException:
@@ -170,7 +203,7 @@ class RemoteEngine(Engine, Generic[A, S]):
 
     @property
     def version(self) -> str:
-        return self._version
+        return self._served[self._first].version
 
     @property
     def url(self) -> str:
@@ -180,17 +213,19 @@ class RemoteEngine(Engine, Generic[A, S]):
     # -- tokens --------------------------------------------------------------------------------------------------------
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int], policy: str | None = None
     ) -> AsyncGenerator[Chunk]:
         self._refuse(prompt_ids)
+        served = self._served[policy or self._first]
         most = min(sampling.max_tokens, self._context - len(prompt_ids))
         for left in reversed(range(TRIES)):
             api = await self._ready()
-            version, given = self._version, False
+            version, model, given = served.version, served.name, False
             self._in_flight += 1
+            served.at_work[model] += 1
             self._idle.clear()
             try:
-                async with aclosing(self._stream(api, prompt_ids, sampling, stop_ids, most)) as pieces:
+                async with aclosing(self._stream(api, prompt_ids, sampling, stop_ids, most, model)) as pieces:
                     async for piece in pieces:
                         given = True
                         yield Chunk(ids=piece.ids, logprobs=piece.logprobs, version=version, finish=piece.finish)
@@ -201,17 +236,19 @@ class RemoteEngine(Engine, Generic[A, S]):
                     raise EngineError(f"{self.name} broke down in the middle of an answer: {why}") from None
             finally:
                 self._in_flight -= 1
+                served.at_work[model] -= 1
                 if not self._in_flight:
                     self._idle.set()
+                await self._retire(served)
             await self._fell()
 
     def _refuse(self, prompt_ids: Sequence[int]) -> None:
         if not prompt_ids:
-            raise EngineError("the prompt is empty: send at least one token")
+            raise EngineError("the prompt is empty. Fix: send at least one token")
         if len(prompt_ids) >= self._context:
             raise ContextOverflow(
-                f"the prompt has {len(prompt_ids)} tokens and the context holds {self._context}: shorten the history "
-                "or raise policy.context"
+                f"the prompt has {len(prompt_ids)} tokens and the context holds {self._context}. Fix: shorten the "
+                "history or raise policy.context"
             )
         # One id too large ends vLLM with all that is in flight.
         if min(prompt_ids) < 0 or max(prompt_ids) >= self._model.vocabulary:
@@ -238,12 +275,6 @@ class RemoteEngine(Engine, Generic[A, S]):
             await asyncio.wait_for(self._failing.wait(), NOTICE)
         return self._failing.is_set()
 
-    async def health(self) -> None:
-        if not self._serving.is_set():
-            raise EngineError(self._reason)
-        assert self._api is not None
-        await self._api.health()
-
     # -- pauses and versions -------------------------------------------------------------------------------------------
 
     async def pause(self) -> None:
@@ -265,44 +296,71 @@ class RemoteEngine(Engine, Generic[A, S]):
             self._paused = False
             self._open.set()
 
-    async def load(self, version: str, weights: WeightSource | None = None) -> None:
-        """Have the server take `version` while nothing is in flight. Whoever gave it is asked for it again when the
-        server was started anew."""
+    async def load(self, version: str, weights: WeightSource | None = None, *, policy: str | None = None) -> None:
+        """Have the server take `version` while nothing is in flight, or beside what is where it is an adapter. The
+        source is asked for it again when the server was started anew."""
         if self._tensors is None or weights is None:
             raise EngineError(
                 f"{self.name} cannot load version {version}: it was started without a way to get new weights"
             )
+        served = self._served[policy or self._first]
+        if self.adapters:
+            return await self._load_adapter(served, version, weights)
         self._open.clear()
         try:
             await self._idle.wait()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._up.wait(), self._settings.restart_timeout)
-            if self._api is None:
-                raise EngineError(self._reason)
+            await self._until_up()
             async with self._loading:
-                await self._load(version, weights)
+                await self._load(served, version, weights)
         finally:
             if not self._paused:
                 self._open.set()
 
-    async def _load(self, version: str, source: WeightSource) -> None:
+    async def _until_up(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._up.wait(), self._settings.restart_timeout)
+        if self._api is None:
+            raise EngineError(self._reason)
+
+    async def _load(self, served: ServedVersion, version: str, source: WeightSource) -> None:
         receiver = self._receiver
         if self._api is None or receiver is None:
             raise EngineError(self._reason)
         try:
-            self._served_name = await source.deliver(version, receiver)
+            served.name = await source.deliver(version, receiver)
         except WeightsRefused:
             raise
         except BaseException as error:  # nobody knows what the server holds by now
             self._fails(f"version {version} could not be loaded: {str(error) or 'it was given up'}")
             if isinstance(self._server, ServerProcess):
                 await self._server.end()
-            elif self._source is not None:
-                self._served_name = await self._source.deliver(self._version, receiver)
+            elif served.source is not None:
+                served.name = await served.source.deliver(served.version, receiver)
                 self._serves()
             raise
-        self._version, self._source = version, source
+        served.version, served.source = version, source
         self._serves()
+
+    async def _load_adapter(self, served: ServedVersion, version: str, source: WeightSource) -> None:
+        """What goes wrong with an adapter leaves the one before as it is."""
+        await self._until_up()
+        async with self._loading:
+            if self._receiver is None:
+                raise EngineError(self._reason)
+            name = await source.deliver(version, self._receiver)
+            served.at_work.setdefault(served.name, 0)
+            served.version, served.source, served.name = version, source, name
+        await self._retire(served)
+
+    async def _retire(self, served: ServedVersion) -> None:
+        """Adapters that are no longer served go once their last answer has ended."""
+        if not self.adapters or self._receiver is None:
+            return
+        for name in [name for name, count in served.at_work.items() if not count and name != served.name]:
+            del served.at_work[name]
+            if name is not None:
+                with contextlib.suppress(EngineError):  # a server that is gone has none
+                    await self._receiver.unload_adapter(name)
 
     # -- the server ----------------------------------------------------------------------------------------------------
 
@@ -316,8 +374,9 @@ class RemoteEngine(Engine, Generic[A, S]):
         self._context = min(self._context, api.context or self._context)
         self._receiver = self._make_receiver(api, self._tensors) if self._tensors is not None else None
         self._up.set()
-        if self._source is not None and self._receiver is not None:
-            self._served_name = await self._source.deliver(self._version, self._receiver)
+        for served in self._served.values():
+            if served.source is not None and self._receiver is not None:
+                served.name = await served.source.deliver(served.version, self._receiver)
         if self._paused:
             await self._rest(api)
         self._serves()
@@ -365,6 +424,10 @@ class RemoteEngine(Engine, Generic[A, S]):
         self._give_up()
 
     async def close(self) -> None:
+        """Also when it is closed again, by another of its policies, and while it starts."""
+        if self._starting not in (None, asyncio.current_task()):
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
         if self._keeper is not None:
             self._keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -373,4 +436,35 @@ class RemoteEngine(Engine, Generic[A, S]):
         self._give_up()
         if self._client is not None:
             await self._client.close()
+        await self._server.close()
+
+
+class PolicyEngine(Engine):
+    """One of several policies that a server serves."""
+
+    def __init__(self, server: RemoteEngine[Any, Any], policy: str) -> None:
+        self._server, self._policy = server, policy
+
+    @property
+    def context(self) -> int:
+        return self._server.context
+
+    async def start(self) -> None:
+        await self._server.start()
+
+    def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
+    ) -> AsyncGenerator[Chunk]:
+        return self._server.generate(prompt_ids, sampling, stop_ids=stop_ids, policy=self._policy)
+
+    async def pause(self) -> None:
+        await self._server.pause()
+
+    async def resume(self) -> None:
+        await self._server.resume()
+
+    async def load(self, version: str, weights: WeightSource | None = None) -> None:
+        await self._server.load(version, weights, policy=self._policy)
+
+    async def close(self) -> None:
         await self._server.close()

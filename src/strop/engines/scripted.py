@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from strop.engines.base import Chunk, Engine
 from strop.engines.receiver import WeightSource
-from strop.errors import ContextOverflow, EngineError
+from strop.errors import ConfigError, ContextOverflow, EngineError
 from strop.types import Sampling, stable_hash
 
 
@@ -106,6 +106,8 @@ class Scripted(Engine):
         logprob: float = -0.5,
         version: str = "1.0",
     ) -> None:
+        if isinstance(script, (str, bytes)):  # a text is a sequence too: its letters would be the answers
+            raise ConfigError(f"the answers are one text, {script!r}. Fix: give a list of answers, [{script!r}]")
         self._context = context
         self.version = version
         self.calls: list[Played] = []
@@ -159,7 +161,7 @@ class Scripted(Engine):
             error = self._failures.error if fails else answer.error if isinstance(answer, Breaks) else None
             if error is not None:
                 raise error.with_traceback(None)  # it may be raised many times
-            await asyncio.Event().wait()  # until whoever asked gives up
+            await asyncio.Event().wait()  # until the caller gives up
         finally:
             self._in_flight -= 1
             if not self._in_flight:
@@ -180,7 +182,7 @@ class Scripted(Engine):
         elif number < len(self._script):
             answer = self._script[number]
         else:
-            raise EngineError(f"the script has {len(self._script)} answers and was asked for one more: add it")
+            raise EngineError(f"the script has {len(self._script)} answers and was asked for one more. Fix: add it")
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -212,13 +214,14 @@ def _latest(table: Mapping[str, Answer], prompt: str) -> Answer:
     found = [(prompt.rfind(text) + len(text), len(text), text) for text in table if text and text in prompt]
     if not found and "" not in table:
         raise EngineError(
-            f"no text of the script is in the prompt: add one, or '' for all others; it ends with {prompt[-200:]!r}"
+            "no text of the script is in the prompt. Fix: add one, or '' for all others; it ends with "
+            f"{prompt[-200:]!r}"
         )
     return table[max(found)[2] if found else ""]
 
 
 def _cut(ids: list[int], stop_ids: Sequence[int], most: int) -> tuple[list[int], Literal["stop", "length"]]:
-    """As an engine would end it: at the first stop token, or where there is no room for more."""
+    """As an engine would end it: at the first stop token, or where the context is full."""
     for i, token in enumerate(ids[:most]):
         if token in stop_ids:
             return ids[: i + 1], "stop"

@@ -20,7 +20,6 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from strop.errors import EngineError
 from strop.files import private
@@ -31,18 +30,6 @@ POLL = 0.25
 """Seconds between two looks at a server that is starting."""
 WATCH, MISSED = 1.0, 3
 """Seconds between two looks at somebody else's server, and how many in a row must fail until it counts as gone."""
-
-
-class EngineServer(Protocol):
-    url: str
-
-    async def start(self) -> None: ...
-
-    async def wait_until_gone(self) -> str: ...
-
-    async def end(self) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 class ExternalServer:
@@ -57,7 +44,7 @@ class ExternalServer:
         while not await is_answering(self.url):
             if asyncio.get_running_loop().time() > deadline:
                 where = f"no {self._name} answers at {self.url} within {self._timeout:g} s"
-                raise EngineError(f"{where}: start it, or correct {self._setting}")
+                raise EngineError(f"{where}. Fix: start it, or correct {self._setting}")
             await asyncio.sleep(min(WATCH, self._timeout))
 
     async def wait_until_gone(self) -> str:
@@ -153,8 +140,8 @@ class ServerProcess:
             except OSError as error:
                 python = f"{self._settings}.python"
                 raise EngineError(
-                    f"{self._name} cannot be started: {arguments[0]}: {error.strerror}; set {python} to a Python that "
-                    "has it"
+                    f"{self._name} cannot be started: {arguments[0]}: {error.strerror}. Fix: set {python} to a "
+                    "Python that has it"
                 ) from None
         self._trees.add(self._process.pid, cookie)
         self._ended = _end_of(self._process.pid)

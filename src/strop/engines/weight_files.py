@@ -22,36 +22,36 @@ EXPONENT = {"F64": ("<u8", 0x7FF << 52), "F32": ("<u4", 0x7F800000), "F16": ("<u
 CHUNK = 1 << 22
 
 
-def tensors_of(folder: Path) -> ModelTensors:
+def read_tensors(folder: Path) -> ModelTensors:
     """What a model's folder must have."""
     tied = json.loads((folder / "config.json").read_text()).get("tie_word_embeddings", False)
-    return ModelTensors(specs_of(folder), bool(tied))
+    return ModelTensors(read_specs(folder), bool(tied))
 
 
-def specs_of(folder: Path) -> dict[str, TensorSpec]:
+def read_specs(folder: Path) -> dict[str, TensorSpec]:
     """The tensors that are in a folder, read from the heads of its safetensors files."""
-    return {name: spec for file in files_of(folder) for name, (spec, _) in _head(file).items()}
+    return {name: spec for file in list_files(folder) for name, (spec, _) in _head(file).items()}
 
 
 def refuse_bad(folder: Path, model: ModelTensors) -> None:
     """Refuse a folder whose tensors are not those of the model, or not all finite numbers."""
     what = f"the weights in {folder}"
-    model.refuse_misfits(specs_of(folder), what)
-    for file in files_of(folder):
-        if name := next(not_finite(file), None):
+    model.refuse_misfits(read_specs(folder), what)
+    for file in list_files(folder):
+        if name := next(find_broken(file), None):
             raise WeightsRefused(
-                f"{what} are broken: {name} has values that are no finite numbers; nothing was changed"
+                f"{what} are broken: {name} has values that are not finite numbers; nothing was changed"
             )
 
 
-def probe_of(folder: Path) -> LogprobProbe | None:
+def read_probe(folder: Path) -> LogprobProbe | None:
     try:
         return msgspec.json.decode((folder / "probe.json").read_bytes(), type=LogprobProbe)
     except FileNotFoundError:
         return None
 
 
-def files_of(folder: Path) -> list[Path]:
+def list_files(folder: Path) -> list[Path]:
     """Those that hold the weights: some folders have the same ones again in another format."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -86,8 +86,8 @@ def _head(file: Path) -> dict[str, tuple[TensorSpec, tuple[str, int, int]]]:
     return found
 
 
-def not_finite(file: Path) -> Iterator[str]:
-    """Names of tensors with values that are no finite numbers."""
+def find_broken(file: Path) -> Iterator[str]:
+    """Names of tensors with values that are not finite numbers."""
     heads = _head(file)
     with file.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
         for name, (spec, (kind, start, _)) in heads.items():

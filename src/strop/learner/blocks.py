@@ -35,25 +35,25 @@ PLAIN = Way()
 
 
 @contextmanager
-def running(model: nn.Module, way: Way) -> Iterator[None]:
+def apply_way(model: nn.Module, way: Way) -> Iterator[None]:
     """Blocks of the model run this way until the end of the context."""
     recompute = way.recompute and torch.is_grad_enabled()
     wanted = recompute or way.compile
     blocks = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)] if wanted else []
     if recompute and not blocks:
         raise ModelError(
-            f"{type(model).__name__} does not know how to compute its blocks again: set "
+            f"{type(model).__name__} does not know how to compute its blocks again. Fix: set "
             "learner.gradient_checkpointing to false"
         )
     for block in blocks:
         block.__dict__["_gradient_checkpointing_func"] = partial(_run, block, way.compile, recompute)
-        block.gradient_checkpointing = block.training = True  # what the hook is behind
+        block.gradient_checkpointing = block.training = True  # what the hook looks at
     try:
         yield
     except TorchDynamoException as error:
         what = str(error).strip().splitlines()[0]
         raise LearnerError(
-            f"{type(model).__name__} cannot be compiled: set learner.compile to false ({what})"
+            f"{type(model).__name__} cannot be compiled. Fix: set learner.compile to false ({what})"
         ) from error
     finally:
         for block in blocks:

@@ -18,7 +18,6 @@ SHA256SUMS                      what the files were when they were written, to t
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -33,8 +32,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from strop.errors import DamagedCheckpoint, LearnerError, ModelError
-from strop.learner.lora import file_name
-from strop.models.checksums import SUMS, TRAINING, WEIGHTS, damaged, verify, write_sums
+from strop.files import sync_folder
+from strop.learner.lora import name_in_file
+from strop.models.checksums import SUMS, TRAINING, WEIGHTS, describe_damage, verify, write_sums
 
 MODEL, ADAPTER = WEIGHTS
 _WRITING = re.compile("inline_container|PytorchStreamWriter|os error", re.IGNORECASE)
@@ -54,15 +54,15 @@ def save(
 ) -> None:
     """A crash at any moment leaves the whole folder or none. `adapter` describes one, if the weights are one's."""
     try:
-        with whole(Path(folder)) as fresh:
+        with write_whole(Path(folder)) as fresh:
             write(fresh, weights, adapter, source)
             torch.save(state, fresh / "optimizer.pt")
             (fresh / "strop.json").write_text(json.dumps(meta, indent=2))
             write_sums(fresh)
     except (OSError, SafetensorError, RuntimeError) as error:
         raise LearnerError(
-            f"the checkpoint {folder} cannot be written: {why_not_written(error)}; make room there, then resume: "
-            "nothing else is lost"
+            f"the checkpoint {folder} cannot be written: {explain_unwritten(error)}. Fix: free some space there, then "
+            "resume: nothing else is lost"
         ) from error
 
 
@@ -75,27 +75,27 @@ def restore(
     if not any((folder / name).exists() for name in (SUMS, *TRAINING)):
         raise DamagedCheckpoint(f"{folder} is not a checkpoint: {', '.join(TRAINING)} are missing")
     verify(folder)
-    with telling(folder / "strop.json") as file:
+    with report_damage(folder / "strop.json") as file:
         meta = json.loads(file.read_text())
-    with telling(folder / "optimizer.pt") as file:
+    with report_damage(folder / "optimizer.pt") as file:
         state = torch.load(file, map_location="cpu", weights_only=True)
     read(folder, weights, adapter=adapter)
     return state, meta
 
 
 @contextmanager
-def telling(file: Path) -> Iterator[Path]:
+def report_damage(file: Path) -> Iterator[Path]:
     """What cannot be read is damaged, whatever the library that reads it has to say about that; unless its checksum
     was found to be right."""
     try:
         yield file
     except FileNotFoundError:
-        raise damaged(file, "it is missing") from None
+        raise describe_damage(file, "it is missing") from None
     except (OSError, EOFError, ValueError, RuntimeError, KeyError, UnpicklingError, SafetensorError) as error:
         if (file.parent / SUMS).exists():
             raise
         why = "it is empty" if file.is_file() and not file.stat().st_size else "it cannot be read"
-        raise damaged(file, why) from error
+        raise describe_damage(file, why) from error
 
 
 def write(folder: Path, weights: Mapping[str, Tensor], adapter: dict[str, Any] | None, source: Path) -> None:
@@ -113,7 +113,7 @@ def write(folder: Path, weights: Mapping[str, Tensor], adapter: dict[str, Any] |
     else:
         (folder / "config.json").unlink()  # it is not the whole model's folder, and must not be taken for it
         (folder / "adapter_config.json").write_text(json.dumps(adapter, indent=2) + "\n")
-        _save({file_name(name): tensor for name, tensor in tensors.items()}, folder / ADAPTER)
+        _save({name_in_file(name): tensor for name, tensor in tensors.items()}, folder / ADAPTER)
 
 
 @torch.no_grad()
@@ -121,9 +121,9 @@ def read(folder: Path, weights: Mapping[str, Tensor], *, adapter: bool) -> None:
     """Copy the weights in `folder` into the tensors given."""
     if not (folder / (ADAPTER if adapter else MODEL)).exists() and (folder / (MODEL if adapter else ADAPTER)).exists():
         found, wanted = ("the whole model", "an adapter") if adapter else ("an adapter", "the whole model")
-        raise ModelError(f"{folder} is a checkpoint of {found}, and {wanted} is trained: check learner.lora.rank")
-    names = {name: file_name(name) if adapter else name for name in weights}
-    with telling(folder / (ADAPTER if adapter else MODEL)) as path, safe_open(path, "pt") as file:
+        raise ModelError(f"{folder} is a checkpoint of {found}, and {wanted} is trained. Fix: check learner.lora.rank")
+    names = {name: name_in_file(name) if adapter else name for name in weights}
+    with report_damage(folder / (ADAPTER if adapter else MODEL)) as path, safe_open(path, "pt") as file:
         there = set(file.keys())
         for name, saved in names.items():
             if saved not in there or file.get_slice(saved).get_shape() != list(weights[name].shape):
@@ -134,24 +134,22 @@ def read(folder: Path, weights: Mapping[str, Tensor], *, adapter: bool) -> None:
 
 
 @contextmanager
-def whole(folder: Path) -> Iterator[Path]:
+def write_whole(folder: Path) -> Iterator[Path]:
     """A sibling to write into: once the block ends it is fsynced and takes the name `folder`."""
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     try:
         yield fresh
-    except BaseException:  # the next one needs the room
+    except BaseException:  # the next one needs the space
         shutil.rmtree(fresh, ignore_errors=True)
         raise
-    for file in sorted(fresh.iterdir()):
-        _fsync(file)
-    _fsync(fresh)
+    sync_folder(fresh, whole=True)
     fresh.rename(folder)
-    _fsync(folder.parent)
+    sync_folder(folder.parent)
 
 
-def why_not_written(error: Exception) -> str:
+def explain_unwritten(error: Exception) -> str:
     """What a place had against being written to. Raises an error that is about something else."""
     if not isinstance(error, OSError) and not _WRITING.search(str(error)):
         raise error
@@ -161,11 +159,3 @@ def why_not_written(error: Exception) -> str:
 def _save(tensors: dict[str, Tensor], file: Path) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
     file.chmod(0o644)
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,4 +1,4 @@
-"""Inside the process that holds the weights: the learner, and beside it the embedded engine on the same parameters.
+"""Inside the process that holds the weights: learners, and beside them the embedded engine on the same parameters.
 
     one thread, one loop: while busy, an engine step, then whatever messages have arrived
 
@@ -21,17 +21,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strop.config import EngineConfig
 from strop.engines.embedded.outbox import Outbox
-from strop.engines.receiver import LogprobProbe, TensorSpec
 from strop.errors import LearnerError, StropError
 from strop.imports import one_line
-from strop.learner.verbs import IpcHandles, LearnerSettings, LearnerVerbs
+from strop.learner.verbs import LearnerSettings, LearnerVerbs, ProcessVerbs, WeightVerbs
 from strop.trajectory import Batch, Entries
 
 if TYPE_CHECKING:  # heavy: they are imported once there is a model to load
     from strop.engines.embedded.core import Core
     from strop.learner.learner import Learner
-    from strop.learner.model_copy import ModelCopy
+    from strop.learner.model_copy import ServedCopy
     from strop.learner.model_weights import ModelWeights
 
 LEARNING = frozenset(
@@ -41,18 +41,16 @@ LEARNING = frozenset(
 """The verbs that take the learner's time, and need nothing of the engine."""
 
 
-class LearnerChild(LearnerVerbs):
-    """The model, its learner and its engine, and the connection to whom they work for."""
+class LearnerChild(ProcessVerbs):
+    """A model, the learners of its policies and its engine, and the connection to whom they work for."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.core: Core | None = None  # none where another engine serves
         self.outbox = Outbox()
-        self.copy: ModelCopy | None = None
+        self.copy: ServedCopy | None = None  # none where the engine serves the very model that is trained
         self.aside: ThreadPoolExecutor | None = None
-        self._learner: Learner | None = None  # none where nothing is trained
-        self._weights: ModelWeights | None = None  # none before `start`
-        self.started = False
+        self.policies: dict[str, HeldPolicy] = {}  # none before `start`
         self._sending = threading.Lock()
 
     @property
@@ -61,7 +59,7 @@ class LearnerChild(LearnerVerbs):
 
     def run(self) -> None:
         self.handle(self.connection.recv())
-        while self.started:
+        while self.policies:
             # Waiting costs nothing when idle; when busy, only what has already arrived is looked at.
             while self.connection.poll(0 if self.busy else None):
                 self.handle(self.connection.recv())
@@ -77,28 +75,27 @@ class LearnerChild(LearnerVerbs):
 
     def handle(self, message: tuple[Any, ...]) -> None:
         match message:
-            case ("generate", id, prompt_ids, sampling, stop_ids):
+            case ("generate", id, policy, prompt_ids, sampling, stop_ids):
                 assert self.core is not None
                 try:
-                    self.core.add(id, prompt_ids, sampling, stop_ids)
+                    self.core.add(id, prompt_ids, sampling, stop_ids, policy)
                 except StropError as error:
                     self.send("chunks", [(id, error)])
             case ("cancel", id):
                 assert self.core is not None
                 self.core.cancel(id)
                 self.outbox.forget(id)
-            case ("call", id, verb, args):
+            case ("call", id, policy, verb, args):
                 if self.aside is not None and verb in LEARNING:
-                    self.aside.submit(self.call, id, verb, args)
+                    self.aside.submit(self.call, id, policy, verb, args)
                 else:
-                    self.call(id, verb, args)
+                    self.call(id, policy, verb, args)
             case _:
                 raise AssertionError(f"unknown message: {message[0]}")
 
-    def call(self, id: int, verb: str, args: tuple[Any, ...]) -> None:
+    def call(self, id: int, policy: str | None, verb: str, args: tuple[Any, ...]) -> None:
         try:
-            assert hasattr(LearnerVerbs, verb), verb
-            self.send("result", id, getattr(self, verb)(*args))
+            self.send("result", id, getattr(self._find_owner(policy, verb), verb)(*args))
         except StropError as error:
             self.send("error", id, error)
         except Exception as error:
@@ -106,55 +103,96 @@ class LearnerChild(LearnerVerbs):
                 traceback.print_exc()
             self.send("error", id, LearnerError(f"the learner could not {verb}: {one_line(error)}"))
 
-    # -- the verbs -----------------------------------------------------------------------------------------------------
+    def _find_owner(self, policy: str | None, verb: str) -> ProcessVerbs | LearnerVerbs | WeightVerbs:
+        """Who does a verb."""
+        if policy is None:
+            assert hasattr(ProcessVerbs, verb), verb
+            return self
+        held = self.policies[policy]
+        assert hasattr(LearnerVerbs, verb) or hasattr(WeightVerbs, verb), verb
+        return held.weights if hasattr(WeightVerbs, verb) else held
+
+    def start(self, settings: list[LearnerSettings]) -> int:
+        import torch
+
+        first = settings[0]
+        engine, train = first.engine, any(one.train for one in settings)
+        torch.set_num_threads(engine.threads or os.cpu_count() or 1)
+        torch.use_deterministic_algorithms(engine.deterministic)
+        several = len(settings) > 1 or (train and first.learner.lora.rank)
+        model = self._load_adapters(settings) if several else self._load_model(first)
+        longest = int(model.config.max_position_embeddings)
+        context = min(*(one.policy.context or longest for one in settings), longest)
+        if first.overlap and train and first.serve:
+            self.aside = ThreadPoolExecutor(1, "learner")
+        if first.serve:
+            context = self._serve(model, first.engine, context)
+        return context
+
+    def _load_model(self, settings: LearnerSettings) -> Any:
+        """The model of one policy, all of which is trained, or nothing."""
+        from strop.learner.model import load_frozen
+        from strop.learner.model_copy import ModelCopy
+
+        learner = _make_learner(settings) if settings.train else None
+        model = learner.model if learner is not None else load_frozen(settings.folder, settings.learner)
+        if settings.overlap and settings.train and settings.serve:
+            self.copy = ModelCopy(model)
+        self._hold(settings, learner, learner.plain if learner is not None else model)
+        return model
+
+    def _load_adapters(self, settings: list[LearnerSettings]) -> Any:
+        """One model, and the adapters of its policies."""
+        from strop.learner.model import load_frozen
+        from strop.learner.model_copy import AdapterCopy
+
+        base = load_frozen(settings[0].folder, settings[0].learner)
+        for one in settings:
+            learner = _make_learner(one, base) if one.train else None
+            self._hold(one, learner, learner.plain if learner is not None else base)
+        if settings[0].serve:
+            trained = {name: held.model for name, held in self.policies.items()}
+            self.copy = AdapterCopy(base, trained, rows=settings[0].engine.max_sequences + 1)
+        return base
+
+    def _hold(self, settings: LearnerSettings, learner: Learner | None, plain: Any) -> None:
+        from strop.learner.model_weights import ModelWeights
+
+        self.policies[settings.name] = HeldPolicy(self, settings.name, learner, ModelWeights(plain, settings.folder))
+
+    def _serve(self, model: Any, engine: EngineConfig, context: int) -> int:
+        """Put the embedded engine before the model; returns the longest context that it takes."""
+        from strop.engines.embedded.core import Core
+        from strop.learner.model_copy import AdapterCopy
+
+        adapters = self.copy.adapters if isinstance(self.copy, AdapterCopy) else None
+        served = self.copy.model if self.copy is not None else model
+        self.core = Core(served, engine, context=context, adapters=adapters)
+        return self.core.context
+
+
+class HeldPolicy(LearnerVerbs):
+    """One policy of the process: what trains it, if anything does, and its weights for engines elsewhere."""
+
+    def __init__(self, child: LearnerChild, name: str, learner: Learner | None, weights: ModelWeights) -> None:
+        self._child, self._name, self._learner, self.weights = child, name, learner, weights
 
     @property
     def learner(self) -> Learner:
         if self._learner is None:
-            raise LearnerError("the model is only served here, not trained: start a run with `strop train`")
+            raise LearnerError("the model is only served here, not trained. Fix: start a run with `strop train`")
         return self._learner
 
     @property
-    def weights(self) -> ModelWeights:
-        assert self._weights is not None, "there is no model before `start`"
-        return self._weights
-
-    def start(self, settings: LearnerSettings) -> int:
-        import torch
-
-        from strop.algorithms import make
-        from strop.engines.embedded.core import Core
-        from strop.learner.learner import Learner
-        from strop.learner.model import frozen
-        from strop.learner.model_copy import ModelCopy
-        from strop.learner.model_weights import ModelWeights
-
-        folder, engine = settings.folder, settings.engine
-        torch.set_num_threads(engine.threads or os.cpu_count() or 1)
-        torch.use_deterministic_algorithms(engine.deterministic)
-        if settings.train:
-            algorithm = make(settings.algorithm, settings.learner, settings.policy)
-            steps = max(settings.steps, 1)
-            self._learner = Learner(folder, settings.learner, algorithm, seed=settings.seed, steps=steps)
-            model, plain = self._learner.model, self._learner.plain
-        else:
-            model = plain = frozen(folder, settings.learner)
-        longest = int(model.config.max_position_embeddings)
-        context = min(settings.policy.context or longest, longest)
-        self._weights = ModelWeights(plain, folder)
-        if settings.serve:
-            if settings.overlap and settings.train:
-                self.copy, self.aside = ModelCopy(model), ThreadPoolExecutor(1, "learner")
-            self.core = Core(self.copy.model if self.copy else model, engine, context=context)
-            context = self.core.context
-        self.started = True
-        return context
+    def model(self) -> Any:
+        """What is trained; None where nothing is."""
+        return self._learner.model if self._learner is not None else None
 
     def load(self, version: str) -> None:
-        assert self.core is not None
-        if self.copy is not None:
-            self.copy.refresh()
-        self.core.load(version)
+        assert self._child.core is not None
+        if self._child.copy is not None:
+            self._child.copy.refresh(self._name)
+        self._child.core.load(version, self._name)
 
     def score(self, batch: Batch) -> tuple[Entries, dict[str, float]]:
         seconds = self.learner.score(batch)
@@ -172,32 +210,14 @@ class LearnerChild(LearnerVerbs):
     def digest(self) -> str:
         return self.learner.digest()
 
-    def specs(self) -> dict[str, TensorSpec]:
-        return self.weights.specs()
 
-    def probe(self) -> LogprobProbe:
-        return self.weights.probe()
+def _make_learner(settings: LearnerSettings, base: Any = None) -> Learner:
+    from strop.algorithms import make
+    from strop.learner.learner import Learner
 
-    def write(self, folder: Path) -> None:
-        self.weights.write(folder)
-
-    def refuse_broken(self) -> None:
-        self.weights.refuse_broken()
-
-    def export_handles(self) -> IpcHandles:
-        return self.weights.export_handles()
-
-    def release_handles(self) -> None:
-        self.weights.release_handles()
-
-    def listen(self) -> tuple[str, int]:
-        return self.weights.listen()
-
-    def meet(self, port: int, num_workers: int) -> None:
-        self.weights.meet(port, num_workers)
-
-    def broadcast(self, port: int) -> None:
-        self.weights.broadcast(port)
+    algorithm = make(settings.algorithm, settings.learner, settings.policy)
+    steps = max(settings.steps, 1)
+    return Learner(settings.folder, settings.learner, algorithm, seed=settings.seed, steps=steps, base=base)
 
 
 def die_with_parent() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from strop.engines.receiver import LogprobProbe, TensorSpec
-from strop.learner.verbs import IpcHandles, LearnerSettings, LearnerVerbs, WeightVerbs
+from strop.learner.verbs import IpcHandles, LearnerVerbs, WeightVerbs
 from strop.trajectory import Batch, Entries
 
 P = ParamSpec("P")
@@ -35,6 +35,9 @@ class WeightClient(ABC):
     async def write(self, folder: Path) -> None:
         await self._call(WeightVerbs.write, folder)
 
+    async def write_adapter(self, folder: Path) -> None:
+        await self._call(WeightVerbs.write_adapter, folder)
+
     async def refuse_broken(self) -> None:
         await self._call(WeightVerbs.refuse_broken)
 
@@ -55,13 +58,7 @@ class WeightClient(ABC):
 
 
 class LearnerClient(WeightClient):
-    """`LearnerVerbs` from elsewhere. `context`, the most tokens a sequence may have, is known once it has started."""
-
-    context = 0
-
-    async def start(self, settings: LearnerSettings) -> None:
-        """Returns once the model is loaded."""
-        self.context = await self._call(LearnerVerbs.start, settings)
+    """`LearnerVerbs` from elsewhere."""
 
     async def load(self, version: str) -> None:
         await self._call(LearnerVerbs.load, version)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from strop.learner.blocks import PLAIN, Way
-from strop.learner.logprobs import entry_states, head_of
+from strop.learner.logprobs import compute_entry_states, find_head
 from strop.trajectory import MicroBatch
 
 
@@ -40,9 +40,9 @@ class Critic(nn.Module):
         self.trunk = copy.deepcopy(policy)
         self.way = way
         if not self.trunk.config.tie_word_embeddings:
-            head_of(self.trunk).requires_grad_(False)  # its logits are never asked for
+            find_head(self.trunk).requires_grad_(False)  # its logits are never asked for
         self.head = ValueHead(policy)
 
     def forward(self, piece: MicroBatch) -> Tensor:
         """A value for every entry of the piece, [entries]."""
-        return self.head(entry_states(self.trunk, piece, self.way))
+        return self.head(compute_entry_states(self.trunk, piece, self.way))

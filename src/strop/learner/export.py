@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from strop.errors import ConfigError, ModelError, PlaceError
 from strop.learner import lora
-from strop.learner.checkpoint import ADAPTER, MODEL, read, telling, whole, why_not_written, write
+from strop.learner.checkpoint import ADAPTER, MODEL, explain_unwritten, read, report_damage, write, write_whole
 from strop.learner.model import load
 from strop.models.checksums import SUMS, TRAINING, verify
 
@@ -35,30 +35,30 @@ def export(
     """
     checkpoint, to = Path(checkpoint), Path(to)
     if os.path.exists(to):
-        raise PlaceError(f"{to} is there already: choose another place")
+        raise PlaceError(f"{to} is there already. Fix: choose another place")
     if not merge and dtype:
-        raise ConfigError("an adapter by itself is written as it was trained: leave out --dtype, or --adapter")
+        raise ConfigError("an adapter by itself is written as it was trained. Fix: leave out --dtype, or --adapter")
     verify(checkpoint, without=TRAINING)
     wanted = getattr(torch, dtype) if dtype else None
     if (checkpoint / ADAPTER).exists():
         if not merge:
             _copy(checkpoint, to)
             return
-        base, config = lora.described(checkpoint)
+        base, config = lora.read_adapter(checkpoint)
         if not base.is_dir():
             raise ModelError(
-                f"the adapter in {checkpoint} belongs to the model in {base}, which is not there: name its place in "
-                "adapter_config.json, as base_model_name_or_path"
+                f"the adapter in {checkpoint} belongs to the model in {base}, which is not there. Fix: name its "
+                "place in adapter_config.json, as base_model_name_or_path"
             )
         model = load(base, torch.float32)
         lora.attach(model, config)
         adapter = {name: p for name, p in model.named_parameters() if p.requires_grad}
         read(checkpoint, adapter, adapter=True)
-        weights, source, wanted = dict(lora.merged(model)), base, wanted or _dtype_of(base)
+        weights, source, wanted = dict(lora.iterate_merged(model)), base, wanted or _dtype_of(base)
     elif (checkpoint / MODEL).exists():
         if not merge:
-            raise ModelError(f"{checkpoint} is a whole model, without an adapter: leave out --adapter")
-        with telling(checkpoint / MODEL) as file:
+            raise ModelError(f"{checkpoint} is a whole model, without an adapter. Fix: leave out --adapter")
+        with report_damage(checkpoint / MODEL) as file:
             weights, source = load_file(file), checkpoint
     else:
         raise ModelError(f"{checkpoint} is not a checkpoint: it holds neither {MODEL} nor {ADAPTER}")
@@ -68,12 +68,12 @@ def export(
 
 @contextmanager
 def _made(to: Path) -> Iterator[Path]:
-    """The folder to write into, as `whole` has it."""
+    """The folder to write into, as `write_whole` has it."""
     try:
-        with whole(to) as fresh:
+        with write_whole(to) as fresh:
             yield fresh
     except (OSError, SafetensorError, RuntimeError) as error:
-        raise PlaceError(f"{to} cannot be written: {why_not_written(error)}; choose another place") from error
+        raise PlaceError(f"{to} cannot be written: {explain_unwritten(error)}. Fix: choose another place") from error
 
 
 def _copy(checkpoint: Path, to: Path) -> None:

@@ -84,11 +84,13 @@ def kernel_size(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
-def flex_plan(end: np.ndarray, device: torch.device | str, *, size: int | None = None, block: int = BLOCK) -> FlexTree:
+def build_flex_plan(
+    end: np.ndarray, device: torch.device | str, *, size: int | None = None, block: int = BLOCK
+) -> FlexTree:
     """From a piece's `end`, and from nothing else. `size`: the kernel's, a multiple of `block`."""
     tokens, size = padded_size(len(end)), size or kernel_size(len(end))
     end = np.append(end, np.arange(len(end), size) + 1)
-    some, whole = blocks_seen(end, block)
+    some, whole = find_blocks_seen(end, block)
     ends = torch.from_numpy(end.astype(np.int32)).to(device)
 
     def rule(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -102,7 +104,7 @@ def flex_plan(end: np.ndarray, device: torch.device | str, *, size: int | None =
     return FlexTree(mask, min(tokens, size))
 
 
-def blocks_seen(end: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
+def find_blocks_seen(end: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
     """[query blocks, key blocks]: of which pairs of blocks some token sees some other, and of which all see all."""
     starts = np.arange(0, len(end), block)
     most, least = np.maximum.reduceat(end, starts), np.minimum.reduceat(end, starts)

@@ -28,10 +28,11 @@ def export_handles(model: Any) -> IpcHandles:
     device = next(iter(parameters.values())).device
     if device.type != "cuda":
         raise WeightsRefused(
-            f"weights on {device.type} have no handles that another process can open: set engine.vllm.weights to files"
+            f"weights on {device.type} have no handles that another process can open. Fix: set engine.vllm.weights "
+            "to files"
         )
     if name := next((name for name, tensor in parameters.items() if not tensor.is_contiguous()), None):
-        raise WeightsRefused(f"{name} does not lie in one piece in memory: set engine.vllm.weights to files")
+        raise WeightsRefused(f"{name} does not lie in one piece in memory. Fix: set engine.vllm.weights to files")
     torch.cuda.synchronize(device)
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     handles = [{uuid: reduce_tensor(tensor)[1]} for tensor in parameters.values()]
@@ -92,6 +93,6 @@ class Broadcaster:
         while not done.query():
             if time.monotonic() > deadline:
                 raise EngineError(
-                    f"the engine's workers did not take the weights within {TRANSFER_TIMEOUT:g} s: see its log"
+                    f"the engine's workers did not take the weights within {TRANSFER_TIMEOUT:g} s. Fix: see its log"
                 )
             time.sleep(0.001)

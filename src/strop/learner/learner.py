@@ -27,15 +27,16 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from strop.algorithms import Algorithm, EntryTensors
 from strop.config import LearnerConfig
 from strop.errors import LearnerError
 from strop.learner import checkpoint, lora, memory, rng
 from strop.learner.critic import Critic, ValueHead
-from strop.learner.logprobs import entry_states, logprobs, read
+from strop.learner.logprobs import compute_entry_states, compute_logprobs, read
 from strop.learner.masters import lower
-from strop.learner.model import load, place, way_of
+from strop.learner.model import choose_way, load, place
 from strop.learner.optim import Optim
 from strop.trajectory import Batch, MicroBatch, check, pack
 from strop.trajectory.batch import Floats, Ints
@@ -50,7 +51,8 @@ class Learner:
     It computes where and in what the configuration says, or in the `dtype` given. `steps` is how many a whole run has.
     An algorithm that asks for `value` gets a critic (`critic.py`, or the module given: called as critic(piece), it
     gives a value per entry). The same loss trains it, with an optimizer of its own. One that asks for `ref` gets a copy
-    of the model as it begins or, where an adapter is trained, the model without it.
+    of the model as it begins or, where an adapter is trained, the model without it. Several learners may train adapters
+    on one `base`, whose weights they share.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Learner:
         steps: int = 0,
         dtype: torch.dtype | None = None,
         critic: nn.Module | None = None,
+        base: PreTrainedModel | None = None,
     ) -> None:
         torch.manual_seed(seed)
         self.folder = Path(folder)
@@ -71,9 +74,13 @@ class Learner:
         self.algorithm = algorithm
         device, configured = place(config)
         dtype = dtype or configured
-        self.way = way_of(config, device)
+        self.way = choose_way(config, device)
         # Read in float32 at least, which is what is trained; computed in another dtype it is rounded below.
-        self.model = load(folder, torch.promote_types(dtype, torch.float32))
+        if base is None:
+            self.model = load(folder, torch.promote_types(dtype, torch.float32))
+        else:
+            assert config.lora.rank, "weights that are somebody else's too are not trained"
+            self.model = lora.share_weights(base)
         if device.type == "cuda":
             self._foresee(torch.cuda.mem_get_info(device)[0])
         if config.lora.rank:
@@ -96,7 +103,7 @@ class Learner:
         reference, critic = "ref" in self.algorithm.needs, "value" in self.algorithm.needs
         foreseen = memory.plan(self.model.config, self.config, available, reference=reference, critic=critic)
         if foreseen.advice:
-            log.warning("this may end for want of memory: %s", foreseen.advice)
+            log.warning("this may run out of memory: %s", foreseen.advice)
 
     # -- score ---------------------------------------------------------------------------------------------------
 
@@ -114,7 +121,7 @@ class Learner:
         for piece in pieces:
             began = time.perf_counter()
             if "proximal" in needs or isinstance(self.critic, ValueHead):
-                states = entry_states(self.model, piece, self.way)
+                states = compute_entry_states(self.model, piece, self.way)
                 if "proximal" in needs:
                     entries.proximal[piece.entry] = _array(
                         read(self.model, states, piece, entries, compile=self.way.compile)[0]
@@ -123,8 +130,8 @@ class Learner:
                     entries.value[piece.entry] = _array(self.critic(states))
                 began = _lap(took, "timing_s/old_log_prob", began)
             if "ref" in needs:
-                with lora.without(self.model) if self.ref is None else nullcontext(self.ref) as ref:
-                    entries.ref[piece.entry] = _array(logprobs(ref, piece, entries, way=self.way)[0])
+                with lora.without_adapter(self.model) if self.ref is None else nullcontext(self.ref) as ref:
+                    entries.ref[piece.entry] = _array(compute_logprobs(ref, piece, entries, way=self.way)[0])
                 began = _lap(took, "timing_s/ref", began)
             if "value" in needs and self.critic is not None and not isinstance(self.critic, ValueHead):
                 entries.value[piece.entry] = _array(self.critic(piece))
@@ -164,7 +171,7 @@ class Learner:
     def _read(self, batch: Batch, turns: Ints, now: Floats, meter: _Meter) -> None:
         pieces = self._pack(batch, turns)
         for piece in pieces:
-            now[piece.entry] = _array(logprobs(self.model, piece, batch.entries, way=self.way)[0])
+            now[piece.entry] = _array(compute_logprobs(self.model, piece, batch.entries, way=self.way)[0])
         meter.laid_out(batch, turns, pieces)
 
     def _optimizer_step(self, batch: Batch, turns: Ints, shares: int, now: Floats, meter: _Meter) -> None:
@@ -180,7 +187,9 @@ class Learner:
             norm = optim.clip()
             if not math.isfinite(norm):
                 setting = "learner.optim.lr" if whose == "actor" else "learner.critic.lr"
-                raise LearnerError(f"the norm of the {whose}'s gradient is {norm}: it was not applied; lower {setting}")
+                raise LearnerError(
+                    f"the norm of the {whose}'s gradient is {norm}: it was not applied. Fix: lower {setting}"
+                )
             meter.last(f"{whose}/lr", optim.lr)
             meter.most(f"{whose}/grad_norm", norm)
         for optim in optims.values():
@@ -196,13 +205,18 @@ class Learner:
         the gradient's norm, and so its clipping, the same whatever the number of shares."""
         passed: list[_Passed] = []
         for piece in self._pack(batch, turns):
-            states = entry_states(self.model, piece, self.way)
+            states = compute_entry_states(self.model, piece, self.way)
             logp, entropy = read(self.model, states, piece, batch.entries, compile=self.way.compile)
             value = None
             if self.critic is not None:
                 value = self.critic(states if isinstance(self.critic, ValueHead) else piece)
             view = _view(batch, piece, logp)
             per_entry, measured = self.algorithm.compute_loss(logp, entropy, value, view)
+            if per_entry.shape != logp.shape:
+                raise LearnerError(
+                    f"{type(self.algorithm).__name__}.compute_loss gave a loss of shape {tuple(per_entry.shape)} for "
+                    f"{len(logp)} entries. Fix: return one loss for each of them"
+                )
             loss = (view.weight * per_entry).sum()
             (shares * loss).backward()
             measured = {"actor/entropy": entropy.detach(), **measured}
@@ -222,8 +236,8 @@ class Learner:
             if self.budget <= longest:
                 raise LearnerError(
                     f"the GPU's memory does not hold an update of {longest} tokens, the longest turn with all before "
-                    "it: resume on a larger GPU, or begin a run with learner.gradient_checkpointing, learner.offload "
-                    "or learner.lora.rank set"
+                    "it. Fix: resume on a larger GPU, or begin a run with learner.gradient_checkpointing, "
+                    "learner.offload or learner.lora.rank set"
                 )
             self.budget = max(self.budget // 2, longest)
             log.warning("out of memory: going on with micro-batches of %d tokens", self.budget)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from strop.errors import ModelError
-from strop.learner.blocks import PLAIN, Way, running
-from strop.learner.flex_attention import flex_plan
+from strop.learner.blocks import PLAIN, Way, apply_way
+from strop.learner.flex_attention import build_flex_plan
 from strop.learner.tree_attention import Tree, plan
 from strop.trajectory import Entries, MicroBatch
 
@@ -26,14 +26,14 @@ CHUNK = {"cpu": 2**24, "cuda": 2**28}
 """Most logits in memory at once, by kind of device. A head's gradient is read and written once a chunk."""
 
 
-def hidden_states(
+def compute_hidden_states(
     model: PreTrainedModel, ids: np.ndarray, pos: np.ndarray, end: np.ndarray, way: Way = PLAIN
 ) -> Tensor:
     """The last hidden state of every token, [tokens, width]."""
     device = model.device
-    tree: Tree = flex_plan(end, device) if way.attention == "flex" else plan(end, model.dtype, device)
+    tree: Tree = build_flex_plan(end, device) if way.attention == "flex" else plan(end, model.dtype, device)
     padding = (0, tree.size - len(ids))
-    with running(model, way):
+    with apply_way(model, way):
         output = model.base_model(
             input_ids=torch.from_numpy(np.pad(ids, padding))[None].to(device),
             position_ids=torch.from_numpy(np.pad(pos, padding))[None].to(device),
@@ -45,25 +45,25 @@ def hidden_states(
     return output.last_hidden_state[0, : len(ids)]
 
 
-def entry_states(model: PreTrainedModel, piece: MicroBatch, way: Way = PLAIN) -> Tensor:
+def compute_entry_states(model: PreTrainedModel, piece: MicroBatch, way: Way = PLAIN) -> Tensor:
     """The hidden state that each entry's logits, or its value, are made of. [entries, width]"""
-    hidden = hidden_states(model, piece.ids, piece.pos, piece.end, way)
+    hidden = compute_hidden_states(model, piece.ids, piece.pos, piece.end, way)
     return hidden.index_select(0, torch.from_numpy(piece.at).to(hidden.device))
 
 
-def head_of(model: PreTrainedModel) -> nn.Linear:
+def find_head(model: PreTrainedModel) -> nn.Linear:
     """The module that makes logits of hidden states."""
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
-        raise ModelError(f"{type(model).__name__} makes its logits in a way that is not known: use another model")
+        raise ModelError(f"{type(model).__name__} makes its logits in a way that is not known. Fix: use another model")
     return head
 
 
-def logprobs(
+def compute_logprobs(
     model: PreTrainedModel, piece: MicroBatch, entries: Entries, *, chunk: int | None = None, way: Way = PLAIN
 ) -> tuple[Tensor, Tensor]:
     """log_softmax(logits / T) of each entry's target, and the entropy of that distribution; [entries] each."""
-    return read(model, entry_states(model, piece, way), piece, entries, chunk=chunk, compile=way.compile)
+    return read(model, compute_entry_states(model, piece, way), piece, entries, chunk=chunk, compile=way.compile)
 
 
 def read(
@@ -75,12 +75,12 @@ def read(
     chunk: int | None = None,
     compile: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """`logprobs`, from what `entry_states` gave."""
+    """`compute_logprobs`, from what `compute_entry_states` gave."""
     target = torch.from_numpy(entries.target[piece.entry]).to(states.device)
     warmth = entries.temperature[piece.entry]
     # Greedy turns never train and are never compared; reading them at 1 only keeps them finite.
     temperature = torch.from_numpy(np.where(warmth > 0, warmth, 1.0)).to(states.device, _wide(states.dtype))
-    head = head_of(model)
+    head = find_head(model)
     rows = max(1, (chunk or CHUNK[states.device.type]) // head.out_features)
     if len(states) <= rows and not states.is_cuda:
         return _pick(nn.functional.linear(states, head.weight, head.bias), target, temperature)[:2]

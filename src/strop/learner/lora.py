@@ -6,6 +6,7 @@ The reference policy is the model without them. On disk an adapter is a folder i
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from strop.config import LoraConfig
+from strop.engines.embedded.adapters import AdapterMatrices
 from strop.errors import LearnerError, ModelError
 from strop.imports import to_install
 
@@ -36,8 +38,21 @@ def attach(model: PreTrainedModel, config: LoraConfig) -> None:
     peft.inject_adapter_in_model(settings, model, adapter_name=ADAPTER)
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.data = parameter.data.to(model.dtype)
+            parameter.data = parameter.data.to(torch.promote_types(model.dtype, torch.float32))
     model.eval()
+
+
+def share_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """Another model of the very same tensors: what is put into the one is not in the other."""
+    return copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
+
+
+def read_matrices(model: PreTrainedModel) -> AdapterMatrices:
+    """The adapter in a model, as it stands."""
+    layers = dict(_layers(model))
+    first = next(iter(layers.values()))
+    found = {name: (one.lora_A[ADAPTER].weight, one.lora_B[ADAPTER].weight) for name, one in layers.items()}
+    return AdapterMatrices(found, first.r[ADAPTER], first.scaling[ADAPTER])
 
 
 def _targets(model: PreTrainedModel, config: LoraConfig) -> list[str]:
@@ -45,17 +60,17 @@ def _targets(model: PreTrainedModel, config: LoraConfig) -> list[str]:
     blocks = model.base_model.named_modules()
     found = sorted({name.rpartition(".")[2] for name, module in blocks if type(module) is nn.Linear})
     if not found:
-        raise ModelError(f"{type(model).__name__} has no linear layers in its blocks: set learner.lora.rank to 0")
+        raise ModelError(f"{type(model).__name__} has no linear layers in its blocks. Fix: set learner.lora.rank to 0")
     if unknown := [name for name in config.targets if name not in found]:
         raise LearnerError(
-            f"learner.lora.targets names {unknown[0]!r}, and this model's blocks have no such linear layer: choose "
-            f"from {', '.join(found)}"
+            f"learner.lora.targets names {unknown[0]!r}, and this model's blocks have no such linear layer. Fix: "
+            f"choose from {', '.join(found)}"
         )
     return list(config.targets) or found
 
 
 @contextmanager
-def without(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+def without_adapter(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     """The model as it was before it got its adapter."""
     layers = [layer for _, layer in _layers(model)]
     for layer in layers:
@@ -78,7 +93,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 @torch.no_grad()
-def merged(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def iterate_merged(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter by the name it has without an adapter, the adapter added in: summed in float32, in its dtype."""
     layers = dict(_layers(model))
     for name, parameter in model.named_parameters():
@@ -102,22 +117,22 @@ class Merged:
     whenever they are asked for: handles of them stay good."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+        self.adapter = model
         self._tensors: dict[str, Tensor] = {}
 
     @property
     def config(self) -> Any:
-        return self._model.config
+        return self.adapter.config
 
     @property
     def device(self) -> torch.device:
-        return self._model.device
+        return self.adapter.device
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._model(*args, **kwargs)
+        return self.adapter(*args, **kwargs)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in merged(self._model):
+        for name, tensor in iterate_merged(self.adapter):
             kept = self._tensors.setdefault(name, tensor)
             if kept is not tensor and kept.data_ptr() != tensor.data_ptr():
                 kept.copy_(tensor)
@@ -130,7 +145,7 @@ class Merged:
 # -- on disk -------------------------------------------------------------------------------------------------------
 
 
-def file_name(name: str) -> str:
+def name_in_file(name: str) -> str:
     """A parameter's name in an adapter's file."""
     return PREFIX + name.replace(f".{ADAPTER}.", ".")
 
@@ -153,7 +168,7 @@ def describe(model: PreTrainedModel, base: Path) -> dict[str, Any]:
     }
 
 
-def described(folder: Path) -> tuple[Path, LoraConfig]:
+def read_adapter(folder: Path) -> tuple[Path, LoraConfig]:
     """The folder of the model that an adapter belongs to, and how the adapter is put into it."""
     said = json.loads((folder / "adapter_config.json").read_text())
     config = LoraConfig(rank=said["r"], alpha=int(said["lora_alpha"]), targets=tuple(said["target_modules"]))

@@ -1,4 +1,4 @@
-"""Weights behind weights: what is computed in bfloat16 is trained in float32.
+"""Master weights: what is computed in bfloat16 is trained in float32.
 
 A step of the optimizer is often smaller than the gap between two bfloat16 numbers, and so is a micro-batch's part of a
 gradient. Both are therefore summed up in float32: the optimizer changes a master of every trained parameter, and what

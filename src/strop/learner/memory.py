@@ -24,7 +24,7 @@ from strop.learner import lora
 from strop.learner.blocks import Way
 from strop.learner.flex_attention import padded_size
 from strop.learner.logprobs import CHUNK
-from strop.learner.model import place, way_of
+from strop.learner.model import choose_way, place
 from strop.learner.tree_attention import BLOCK, NAME, Tree, TreePlan
 
 SMALLEST_BUDGET = 512
@@ -54,11 +54,6 @@ class Memory:
         held = self.weights + self.gradients + self.reference + self.critic
         passes = self.activations + max(self.logits, self.block) + (0 if self.offloaded else self.optimizer)
         return held + max(passes, self.optimizer)
-
-    @property
-    def per_token(self) -> float:
-        """Bytes that a token more in `learner.token_budget` takes, about."""
-        return self.activations / self.tokens
 
     @property
     def fits(self) -> bool:
@@ -157,7 +152,7 @@ def _count(
     critic: bool,
     device: torch.device,
 ) -> Memory:
-    way = way_of(learner, device)
+    way = choose_way(learner, device)
     auto = torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype = auto if learner.dtype == "auto" else getattr(torch, learner.dtype)
     size, blocks = dtype.itemsize, int(config.num_hidden_layers)

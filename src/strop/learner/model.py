@@ -18,7 +18,7 @@ from transformers.utils import logging
 from strop.config import LearnerConfig
 from strop.errors import LearnerError, ModelError
 from strop.learner.blocks import Way
-from strop.learner.logprobs import head_of, hidden_states
+from strop.learner.logprobs import compute_hidden_states, find_head
 from strop.learner.masters import lower
 from strop.learner.tree_attention import NAME
 
@@ -27,17 +27,17 @@ def place(config: LearnerConfig) -> tuple[torch.device, torch.dtype]:
     """Where a learner computes, and in what."""
     there = torch.cuda.is_available()
     if config.device == "cuda" and not there:
-        raise LearnerError("learner.device is cuda and torch finds no GPU here: set it to auto or cpu")
+        raise LearnerError("learner.device is cuda and torch finds no GPU here. Fix: set it to auto or cpu")
     device = torch.device("cuda" if there and config.device != "cpu" else "cpu")
     if config.dtype == "auto":
         return device, torch.bfloat16 if device.type == "cuda" else torch.float32
     return device, torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
 
 
-def way_of(config: LearnerConfig, device: torch.device) -> Way:
+def choose_way(config: LearnerConfig, device: torch.device) -> Way:
     """How a learner runs its models on this device."""
     if config.attention == "flex" and device.type != "cuda":
-        raise LearnerError("learner.attention is flex, which trains on GPUs only: set it to auto or blocks")
+        raise LearnerError("learner.attention is flex, which trains on GPUs only. Fix: set it to auto or blocks")
     flex = device.type == "cuda" and config.attention != "blocks"
     return Way("flex" if flex else "blocks", recompute=config.gradient_checkpointing, compile=flex and config.compile)
 
@@ -49,7 +49,7 @@ def load(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedMo
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} holds no model: give a folder in Hugging Face format, with config.json in it")
+        raise ModelError(f"{folder} holds no model. Fix: give a folder in Hugging Face format, with config.json in it")
     logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -74,7 +74,7 @@ def load(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedMo
     return model
 
 
-def frozen(folder: str | Path, config: LearnerConfig) -> PreTrainedModel:
+def load_frozen(folder: str | Path, config: LearnerConfig) -> PreTrainedModel:
     """The model in `folder` as a learner would compute with it, to be served only: nothing of it can be trained."""
     device, dtype = place(config)
     model = load(folder, torch.promote_types(dtype, torch.float32)).requires_grad_(False)
@@ -86,17 +86,21 @@ def frozen(folder: str | Path, config: LearnerConfig) -> PreTrainedModel:
 def _refuse(config: Any, folder: Path) -> None:
     experts = max((getattr(config, n, None) or 0) for n in ("num_experts", "num_local_experts", "n_routed_experts"))
     if experts > 1:
-        raise ModelError(f"the model in {folder} is a mixture of experts, which cannot be trained yet: use a dense one")
+        raise ModelError(
+            f"the model in {folder} is a mixture of experts, which cannot be trained yet. Fix: use a dense one"
+        )
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     if rope.get("rope_type") == "longrope":
         raise ModelError(
             f"the model in {folder} turns positions by the longest path of a pass (longrope), so that a turn would "
-            "depend on its neighbours: use another model"
+            "depend on its neighbours. Fix: use another model"
         )
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     if kinds != {"full_attention"} or (sliding and getattr(config, "layer_types", None) is None):
-        raise ModelError(f"the model in {folder} has layers that are not full attention: use one where all of them are")
+        raise ModelError(
+            f"the model in {folder} has layers that are not full attention. Fix: use one where all of them are"
+        )
 
 
 @torch.no_grad()
@@ -109,10 +113,12 @@ def _probe(model: PreTrainedModel, folder: Path) -> None:
     finally:
         model.set_attn_implementation(NAME)
     ids, pos, end = np.append(rows[0], rows[1, 2:]), np.array([0, 1, 2, 3, 2, 3]), np.array([6, 6, 4, 4, 6, 6])
-    tree = head_of(model)(hidden_states(model, ids, pos, end))
+    tree = find_head(model)(compute_hidden_states(model, ids, pos, end))
     ours = torch.stack([tree[[0, 1, 2, 3]], tree[[0, 1, 4, 5]]])
     if not torch.isfinite(stock).all():
-        raise ModelError(f"the weights in {folder} are not all finite numbers: they are broken; use another checkpoint")
+        raise ModelError(
+            f"the weights in {folder} are not all finite numbers: they are broken. Fix: use another checkpoint"
+        )
     limit = 1e-4 if torch.finfo(model.dtype).bits >= 32 else 5e-2
     if not (ours - stock).abs().max() <= limit * stock.abs().max():
         kind = type(model).__name__

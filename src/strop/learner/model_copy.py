@@ -1,34 +1,79 @@
-"""A model of the same process that follows another's weights, version by version, instead of sharing them."""
+"""What the embedded engine serves where it is not the very model that the learner trains.
+
+    ModelCopy     another model that follows the trained weights, version by version: rollouts go on meanwhile
+    AdapterCopy   the trained adapters copied beside weights that nobody changes, which learners and engine share
+
+Both have `model`, and `refresh` for a new version.
+"""
 
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
+
+from strop.engines.embedded.adapters import Adapters
+from strop.learner import lora
 
 
-class ModelCopy:
-    """`model` is a copy of the one given, as it was when it was last refreshed. On a GPU it is run in a stream of its
-    own, so that it does not wait behind whatever the other has been asked to compute."""
+class ServedCopy(ABC):
+    """On a GPU it is run in a stream of its own, so that it does not wait behind whatever a learner computes."""
 
-    def __init__(self, of: nn.Module) -> None:
-        self._of = of
-        self.model: Any = copy.deepcopy(of).requires_grad_(False)
-        device = next(of.parameters()).device
+    model: Any
+
+    def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def stream(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
 
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """Take the other's weights as they are now. Neither may be at work meanwhile."""
+    def refresh(self, policy: str) -> None:
+        """Take a policy's weights as they are now. Nobody may be at work with them meanwhile."""
         if self._stream is not None:
             torch.cuda.synchronize()
+        self._take(policy)
+        if self._stream is not None:
+            torch.cuda.synchronize()
+
+    @abstractmethod
+    def _take(self, policy: str) -> None: ...
+
+
+class ModelCopy(ServedCopy):
+    """A copy of the model given, as it was when it was last refreshed."""
+
+    def __init__(self, of: nn.Module) -> None:
+        super().__init__(next(of.parameters()).device)
+        self._of = of
+        self.model = copy.deepcopy(of).requires_grad_(False)
+
+    @torch.no_grad()
+    def _take(self, policy: str) -> None:
         for ours, theirs in zip(self.model.parameters(), self._of.parameters(), strict=True):
             ours.copy_(theirs)
-        if self._stream is not None:
-            torch.cuda.synchronize()
+
+
+class AdapterCopy(ServedCopy):
+    """The model given, with its own weights, and a copy of each policy's adapter. `trained` are the models that the
+    adapters are trained in; of a policy that is None the plain model is served. There may be `rows` sequences."""
+
+    def __init__(self, base: PreTrainedModel, trained: Mapping[str, PreTrainedModel | None], *, rows: int) -> None:
+        super().__init__(base.device)
+        self.model = lora.share_weights(base)
+        self._trained = {policy: model for policy, model in trained.items() if model is not None}
+        matrices = {policy: lora.read_matrices(model) for policy, model in self._trained.items()}
+        ranks = {policy: matrices[policy].rank if policy in matrices else 0 for policy in trained}
+        layers = {name for each in matrices.values() for name in each.layers}
+        self.adapters = Adapters(self.model, ranks, layers, rows=rows)
+        for policy in self._trained:
+            self._take(policy)
+
+    def _take(self, policy: str) -> None:
+        if policy in self._trained:
+            self.adapters.load(policy, lora.read_matrices(self._trained[policy]))

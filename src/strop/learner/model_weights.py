@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import nn
 
 from strop.engines.receiver import LogprobProbe, TensorSpec, WeightsRefused, probe_ids
 from strop.errors import EngineError
+from strop.files import sync_folder
+from strop.learner import checkpoint, lora
 from strop.learner.gpu_transfer import Broadcaster, export_handles
 from strop.learner.verbs import IpcHandles, WeightVerbs
-
-_COPIED = (".json", ".jinja", ".txt", ".model")
-_NOT_COPIED = ("strop.json", "probe.json", ".index.json")
 
 
 class ModelWeights(WeightVerbs):
@@ -42,36 +40,40 @@ class ModelWeights(WeightVerbs):
         return LogprobProbe(ids[0].tolist(), logprobs.tolist())
 
     def write(self, folder: Path) -> None:
+        self._write(folder, self._fill)
+
+    def write_adapter(self, folder: Path) -> None:
+        self._write(folder, self._fill_adapter)
+
+    def _write(self, folder: Path, fill: Callable[[Path], None]) -> None:
         fresh = folder.with_name(f".{folder.name}.new")
         try:
             shutil.rmtree(fresh, ignore_errors=True)
             fresh.mkdir(parents=True)
-            self._fill(fresh)
+            fill(fresh)
             shutil.rmtree(folder, ignore_errors=True)
             fresh.rename(folder)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(fresh, ignore_errors=True)
             why = error.strerror if isinstance(error, OSError) and error.strerror else _system_error(str(error))
             raise EngineError(
-                f"the weights cannot be written to {folder}: {why}; the version before is still served: make room "
-                "there and resume the run"
+                f"the weights cannot be written to {folder}: {why}; the version before is still served. Fix: free some "
+                "space there and resume the run"
             ) from None
 
     def _fill(self, folder: Path) -> None:
-        for file in sorted(self.source.iterdir()):
-            if file.suffix in _COPIED and not file.name.endswith(_NOT_COPIED):
-                shutil.copyfile(file, folder / file.name)
-        config = msgspec.json.decode((folder / "config.json").read_bytes())
-        config.pop("torch_dtype", None)
-        config["dtype"] = _name(next(self.model.parameters()).dtype)
-        (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config), indent=2))
         # named_parameters names tied weights once, which is how Hugging Face stores them.
-        weights = {name: p.detach().cpu().contiguous() for name, p in self.model.named_parameters()}
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        checkpoint.write(folder, dict(self.model.named_parameters()), None, self.source)
         (folder / "probe.json").write_bytes(msgspec.json.encode(self.probe()))
-        for file in folder.iterdir():
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
+        sync_folder(folder, whole=True)
+
+    def _fill_adapter(self, folder: Path) -> None:
+        """Not synced to the disk: it is for an engine that runs now, and made again for one that runs later."""
+        assert isinstance(self.model, lora.Merged), "there is an adapter"
+        trained = self.model.adapter
+        weights = {name: tensor for name, tensor in trained.named_parameters() if ".lora_" in name}
+        checkpoint.write(folder, weights, lora.describe(trained, self.source), self.source)
+        (folder / "probe.json").write_bytes(msgspec.json.encode(self.probe()))
 
     # -- without files -------------------------------------------------------------------------------------------------
 
@@ -97,7 +99,7 @@ class ModelWeights(WeightVerbs):
     def refuse_broken(self) -> None:
         for name, parameter in self.model.named_parameters():
             if not torch.isfinite(parameter).all():
-                raise WeightsRefused(f"the weights are broken: {name} has values that are no finite numbers")
+                raise WeightsRefused(f"the weights are broken: {name} has values that are not finite numbers")
 
 
 def _system_error(text: str) -> str:

@@ -2,10 +2,10 @@
 parameters.
 
     LearnerProcess (in the run)  ──generate, cancel, verbs──▶  LearnerChild (child.py)
-                                 ◀──chunks, results, errors──
+      .of("main")                ◀──chunks, results, errors──
 
-The child is a fresh Python that imports nothing of the user's script and dies with its parent. A run may have several,
-one for each policy.
+The child is a fresh Python that imports nothing of the user's script and dies with its parent. It holds one policy, or
+several that are LoRA adapters on one model: `of` gives the handle of each. A run may have several children.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from strop.config import MAIN
 from strop.engines.embedded.engine import Arrival
 from strop.errors import LearnerError, StropError
 from strop.files import private
 from strop.learner.client import LearnerClient
+from strop.learner.verbs import LearnerSettings, ProcessVerbs
 from strop.net.secrets import child_environment
 from strop.types import Sampling
 
@@ -43,8 +45,10 @@ operations: waking sleepers for each took half as long again as the step, and th
 from everybody else."""
 
 
-class LearnerProcess(LearnerClient):
-    """A handle on the child. Its coroutines are the learner's verbs; it is also the embedded engine's link."""
+class LearnerProcess:
+    """A handle on the child. `context`, the most tokens a sequence may have, is known once it has started."""
+
+    context = 0
 
     def __init__(self, log: Path) -> None:
         """Start the child; it begins to import at once. What it prints goes to `log`."""
@@ -53,30 +57,41 @@ class LearnerProcess(LearnerClient):
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._streams: dict[int, asyncio.Queue[Arrival]] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._streams: dict[int, tuple[PolicyClient, asyncio.Queue[Arrival]]] = {}
+        self._clients: dict[str, PolicyClient] = {}
         self._died: asyncio.Future[None] = self._loop.create_future()
         self._closing = False
         threading.Thread(target=self._read, name="learner-reader", daemon=True).start()
 
-    async def _send_call(self, verb: str, args: tuple[Any, ...]) -> Any:
+    async def start(self, *settings: LearnerSettings) -> None:
+        """Returns once the model of these policies is loaded."""
+        self.context = await self.call(None, ProcessVerbs.start.__name__, (list(settings),))
+
+    def of(self, policy: str = MAIN) -> PolicyClient:
+        """The handle of one of the policies that it was, or will be, started with."""
+        return self._clients.setdefault(policy, PolicyClient(self, policy))
+
+    async def call(self, policy: str | None, verb: str, args: tuple[Any, ...]) -> Any:
+        """Have a verb done for a policy, or by the process as a whole, and return its result or raise its error."""
         id = next(self._ids)
         future = self._calls[id] = self._loop.create_future()
-        self._send(("call", id, verb, args))
+        self._send(("call", id, policy, verb, args))
         return await future
 
     def generate(
         self,
-        id: int,
+        client: PolicyClient,
         prompt_ids: Sequence[int],
         sampling: Sampling,
         stop_ids: Sequence[int],
         to: asyncio.Queue[Arrival],
-    ) -> None:
-        self._streams[id] = to
-        self._idle.clear()
-        self._send(("generate", id, list(prompt_ids), sampling, list(stop_ids)))
+    ) -> int:
+        """Begin a request of a policy; its chunks, or the error that ended it, are put on `to`. Returns its number."""
+        id = next(self._ids)
+        self._streams[id] = client, to
+        client.begin(id)
+        self._send(("generate", id, client.policy, list(prompt_ids), sampling, list(stop_ids)))
+        return id
 
     def cancel(self, id: int) -> None:
         if id in self._streams and not self._closing:
@@ -85,12 +100,8 @@ class LearnerProcess(LearnerClient):
                 self._send(("cancel", id))
 
     def _forget(self, id: int) -> None:
-        del self._streams[id]
-        if not self._streams:
-            self._idle.set()
-
-    async def wait_until_idle(self) -> None:
-        await self._idle.wait()
+        client, _ = self._streams.pop(id)
+        client.end(id)
 
     async def watch(self) -> None:
         """Wait until the child dies, and raise that. Its death ends the run: requests in flight are left waiting rather
@@ -118,7 +129,7 @@ class LearnerProcess(LearnerClient):
         code = self._process.poll()
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
         return LearnerError(
-            f"the process that holds the weights {how}; its log is {self._log}; resume the run to go on"
+            f"the process that holds the weights {how}; its log is {self._log}. Fix: resume the run to go on"
         )
 
     def _read(self) -> None:
@@ -135,8 +146,8 @@ class LearnerProcess(LearnerClient):
         match message:
             case ("chunks", chunks):
                 for id, chunk in chunks:
-                    if queue := self._streams.get(id):
-                        queue.put_nowait(chunk)
+                    if stream := self._streams.get(id):
+                        stream[1].put_nowait(chunk)
                         if isinstance(chunk, StropError) or chunk.finish:
                             self._forget(id)
             case ("result", id, value):
@@ -157,6 +168,47 @@ class LearnerProcess(LearnerClient):
                 future.set_exception(self._dead())
         self._died.exception()  # nobody need be watching
         self._calls.clear()
+
+
+class PolicyClient(LearnerClient):
+    """One policy of a process: its coroutines are the learner's verbs, and it is the embedded engine's link."""
+
+    def __init__(self, process: LearnerProcess, policy: str) -> None:
+        self.process, self.policy = process, policy
+        self._at_work: set[int] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def context(self) -> int:
+        return self.process.context
+
+    async def _send_call(self, verb: str, args: tuple[Any, ...]) -> Any:
+        return await self.process.call(self.policy, verb, args)
+
+    def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], to: asyncio.Queue[Arrival]
+    ) -> int:
+        return self.process.generate(self, prompt_ids, sampling, stop_ids, to)
+
+    def cancel(self, id: int) -> None:
+        self.process.cancel(id)
+
+    def begin(self, id: int) -> None:
+        self._at_work.add(id)
+        self._idle.clear()
+
+    def end(self, id: int) -> None:
+        self._at_work.discard(id)
+        if not self._at_work:
+            self._idle.set()
+
+    async def wait_until_idle(self) -> None:
+        await self._idle.wait()
+
+    async def watch(self) -> None:
+        """See `LearnerProcess.watch`."""
+        await self.process.watch()
 
 
 def _spawn(log: Path) -> tuple[subprocess.Popen[bytes], Connection]:

@@ -94,7 +94,7 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Hugging Face's attention seam: [batch, heads, tokens, width] in, [batch, tokens, heads, width] out.
 
-    Without `tree` it is plain attention under the mask given, for whoever else runs the model.
+    Without `tree` it is plain attention under the mask given, for other callers of the model.
     """
     assert dropout == 0.0
     if tree is not None:

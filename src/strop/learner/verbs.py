@@ -1,7 +1,10 @@
 """The learner's verbs: what the process that holds the weights can be asked to do, with types.
 
-    LearnerVerbs    implemented where the weights are (child.py)
-    LearnerClient   the same verbs as coroutines, for everybody else (client.py)
+    ProcessVerbs                of the whole process (child.py)
+    LearnerVerbs, WeightVerbs   of one policy in it, where the weights are (child.py, model_weights.py)
+    LearnerClient               the same verbs as coroutines, for everybody else (client.py)
+
+A process holds one model. That is one policy's, or several policies' that are LoRA adapters on it.
 
 Nothing here imports torch.
 """
@@ -14,19 +17,20 @@ from typing import Any
 
 from msgspec import Struct
 
-from strop.config import AlgorithmConfig, Config, EngineConfig, LearnerConfig, PolicyConfig
+from strop.config import MAIN, AlgorithmConfig, Config, EngineConfig, LearnerConfig, PolicyConfig
 from strop.engines.receiver import LogprobProbe, TensorSpec
 from strop.trajectory import Batch, Entries
 
 
 class LearnerSettings(Struct, frozen=True, kw_only=True):
-    """What the process of one policy is started with.
+    """What a process is started with for one policy.
 
     `folder` holds the model. `serve`: the embedded engine serves it there. `train`: it is trained; a model that is only
     served has no learner, and its weights stay as they are. `overlap`: rollouts go on while the learner works, so that
     the engine needs a copy of the weights. `steps` is how many a whole run has.
     """
 
+    name: str = MAIN
     folder: Path
     policy: PolicyConfig
     learner: LearnerConfig
@@ -39,9 +43,12 @@ class LearnerSettings(Struct, frozen=True, kw_only=True):
     train: bool
 
     @staticmethod
-    def of(config: Config, folder: Path, *, serve: bool = True, train: bool = True) -> LearnerSettings:
-        """Those of a run with one policy."""
+    def of(
+        config: Config, folder: Path, *, name: str = MAIN, serve: bool = True, train: bool = True
+    ) -> LearnerSettings:
+        """Those of a policy, from the configuration that it would have as the only one."""
         return LearnerSettings(
+            name=name,
             folder=folder,
             policy=config.policy,
             learner=config.learner,
@@ -78,6 +85,10 @@ class WeightVerbs(ABC):
         """Write the weights as a model's folder in Hugging Face format, which is there whole or not at all."""
 
     @abstractmethod
+    def write_adapter(self, folder: Path) -> None:
+        """Write the adapter that is trained as a folder in PEFT's format, which is there whole or not at all."""
+
+    @abstractmethod
     def refuse_broken(self) -> None:
         """Raises `WeightsRefused` if a value is not a finite number."""
 
@@ -101,12 +112,16 @@ class WeightVerbs(ABC):
         """Send every parameter, in the order of `specs`, to those who were met at `port`."""
 
 
-class LearnerVerbs(WeightVerbs):
-    """All that the process does beside drawing tokens."""
+class ProcessVerbs(ABC):
+    """What is asked of the process as a whole."""
 
     @abstractmethod
-    def start(self, settings: LearnerSettings) -> int:
-        """Load the model; returns the longest context."""
+    def start(self, settings: list[LearnerSettings]) -> int:
+        """Load the model of these policies; returns the longest context."""
+
+
+class LearnerVerbs(ABC):
+    """What the process does for one policy beside drawing tokens and giving weights away."""
 
     @abstractmethod
     def load(self, version: str) -> None:

@@ -15,6 +15,7 @@ that the tensors are where they belong.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from msgspec import Struct
 
@@ -29,15 +30,18 @@ class Sent(Struct, frozen=True):
 
 
 class Transfer(ABC):
-    """One way for weights to get from the learner to a server's receiver."""
+    """One way for weights to get from the learner to a server's receiver. `beside`: next to the weights that are
+    served, so that requests may be answered meanwhile."""
+
+    beside: ClassVar[bool] = False
 
     async def stage(self, version: str) -> None:  # noqa: B027 - where the learner's memory is read nothing is put aside
         """Have the learner put its present weights, which are `version`, where they can be sent from."""
 
     @abstractmethod
     async def send(self, version: str, receiver: WeightReceiver) -> Sent:
-        """Send a version while the server draws no tokens. What can be refused is, as `WeightsRefused`, before the
-        receiver is told anything."""
+        """Send a version; the server draws no tokens meanwhile unless it goes `beside`. What can be refused is, as
+        `WeightsRefused`, before the receiver is told anything."""
 
     async def discard_others(self, version: str) -> None:  # noqa: B027 - the same
         """`version` is served: what was put aside for others may go."""

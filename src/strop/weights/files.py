@@ -14,8 +14,9 @@ import asyncio
 import shutil
 from pathlib import Path
 
+from strop.config import MAIN
 from strop.engines.receiver import LogprobProbe, ModelTensors, WeightReceiver, WeightsRefused
-from strop.engines.weight_files import files_of, not_finite, probe_of, refuse_bad
+from strop.engines.weight_files import find_broken, list_files, read_probe, refuse_bad
 from strop.learner.client import WeightClient
 from strop.weights.base import Sent, Transfer
 
@@ -39,39 +40,47 @@ class FolderTransfer(Transfer):
         return Sent(receiver.model, probe)
 
     async def discard_others(self, version: str) -> None:
-        await asyncio.to_thread(self._drop_others, self._root / version)
+        await asyncio.to_thread(_drop_others, self._root / version)
 
-    def _drop_others(self, folder: Path) -> None:
-        for other in self._root.iterdir():
-            if other != folder:
-                shutil.rmtree(other, ignore_errors=True)
+
+def _drop_others(folder: Path) -> None:
+    for other in folder.parent.iterdir():
+        if other != folder:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def _check_folder(folder: Path, tensors: ModelTensors) -> LogprobProbe | None:
     """Refuse a folder that is not whole and sound; what an engine must find in it."""
     try:
         refuse_bad(folder, tensors)
-        return probe_of(folder)
+        return read_probe(folder)
     except OSError as error:
         raise WeightsRefused(f"{folder} cannot be read: {error.strerror}; nothing was changed") from None
 
 
 class AdapterTransfer(Transfer):
-    """Sends a version as a LoRA adapter, from its folder in `root` (PEFT format), beside the weights as they are."""
+    """Sends each version of a policy as a LoRA adapter, from a folder of `root` (PEFT format); without a learner those
+    are somebody else's to write. Servers know a version by a name of its own: the keys that they have cached for one
+    are never taken for another's."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._loaded: tuple[WeightReceiver, str] | None = None
+    beside = True
+
+    def __init__(self, root: Path, policy: str = MAIN, learner: WeightClient | None = None) -> None:
+        self._root, self._policy, self._learner = root, policy, learner
+
+    async def stage(self, version: str) -> None:
+        if self._learner is not None:
+            await self._learner.write_adapter(self._root / version)
 
     async def send(self, version: str, receiver: WeightReceiver) -> Sent:
-        folder, name = self._root / version, f"{receiver.model}-{version}"
+        folder, name = self._root / version, f"{self._policy}-{version}"
         if bad := await asyncio.to_thread(
-            lambda: next((n for file in files_of(folder) for n in not_finite(file)), None)
+            lambda: next((n for file in list_files(folder) for n in find_broken(file)), None)
         ):
-            raise WeightsRefused(f"the adapter in {folder} is broken: {bad} has values that are no finite numbers")
-        before, self._loaded = self._loaded, (receiver, name)
-        if before != (receiver, name):
-            await receiver.load_adapter(name, folder)
-        if before is not None and before[0] is receiver and before[1] != name:
-            await receiver.unload_adapter(before[1])
-        return Sent(name, probe_of(folder))
+            raise WeightsRefused(f"the adapter in {folder} is broken: {bad} has values that are not finite numbers")
+        await receiver.load_adapter(name, folder)
+        return Sent(name, read_probe(folder))
+
+    async def discard_others(self, version: str) -> None:
+        if self._learner is not None:
+            await asyncio.to_thread(_drop_others, self._root / version)

@@ -23,7 +23,7 @@ class IpcTransfer(Transfer):
         self._sent: tuple[str, LogprobProbe] | None = None
 
     async def send(self, version: str, receiver: WeightReceiver) -> Sent:
-        probe = await self._learner.probe()
+        probe, again = await self._learner.probe(), self._sent is not None and self._sent[0] == version
         refuse_moved_on(self._sent, version, probe)
         exported = await self._learner.export_handles()
         receiver.tensors.refuse_misfits(exported.specs, "the learner's weights")
@@ -32,6 +32,8 @@ class IpcTransfer(Transfer):
         await receiver.update(exported.specs, exported.handles)
         await receiver.finish_update()
         await self._learner.release_handles()
+        if again:  # the learner may have trained on between the two
+            refuse_moved_on(self._sent, version, await self._learner.probe())
         self._sent = version, probe
         return Sent(receiver.model, probe)
 

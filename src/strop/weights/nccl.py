@@ -27,7 +27,7 @@ class NcclTransfer(Transfer):
         self._met: tuple[WeightReceiver, int] | None = None  # and the port at which they met
 
     async def send(self, version: str, receiver: WeightReceiver) -> Sent:
-        probe = await self._learner.probe()
+        probe, again = await self._learner.probe(), self._sent is not None and self._sent[0] == version
         refuse_moved_on(self._sent, version, probe)
         specs = await self._learner.specs()
         receiver.tensors.refuse_misfits(specs, "the learner's weights")
@@ -37,6 +37,8 @@ class NcclTransfer(Transfer):
         await receiver.start_update()
         await _both(receiver.update(specs), self._learner.broadcast(self._met[1]))
         await receiver.finish_update()
+        if again:  # the learner may have trained on between the two
+            refuse_moved_on(self._sent, version, await self._learner.probe())
         self._sent = version, probe
         return Sent(receiver.model, probe)
 

@@ -9,6 +9,8 @@ The engine calls `deliver` inside `load`, and again whenever its server was star
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from strop.engines.base import Engine
 from strop.engines.receiver import WeightReceiver
 from strop.errors import EngineError
@@ -30,7 +32,7 @@ class Publisher:
 
     async def deliver(self, version: str, receiver: WeightReceiver) -> str:
         """Send a version and make sure that the server has it; returns what the server calls it."""
-        async with receiver.hold():
+        async with nullcontext() if self._transfer.beside and not receiver.asleep else receiver.hold():
             sent = await self._transfer.send(version, receiver)
         await verify(version, sent, receiver)
         return sent.model
@@ -44,6 +46,5 @@ async def verify(version: str, sent: Sent, receiver: WeightReceiver) -> None:
     if not far <= receiver.limit:
         raise EngineError(
             f"the engine does not serve what was sent as version {version}: the logprobs of a probe differ by "
-            f"{far:.2g} in the mean, more than {receiver.limit:g}; it is started again with the version before"
-            f"{receiver.hint}"
+            f"{far:.2g} in the mean, more than {receiver.limit:g}; the version before is served again{receiver.hint}"
         )

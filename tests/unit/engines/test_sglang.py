@@ -134,7 +134,6 @@ async def test_tokens_logprobs_and_ends(tmp_path: Path, arguments: list[str]) ->
         assert (asked["temperature"], asked["top_k"], asked["sampling_seed"]) == (0.0, -1, 7)
         assert (asked["max_new_tokens"], asked["stop_token_ids"], asked["frequency_penalty"]) == (3, [400], 0.5)
         assert "stop" not in asked, "stop strings are the gateway's"
-        await engine.health()
         answers = await asyncio.gather(*(play(engine, [1, n], max_tokens=5) for n in range(50)))
         assert [ids(answer)[0] for answer in answers] == [n + 1 for n in range(50)]
 
@@ -203,7 +202,7 @@ async def test_a_new_version_and_what_is_none(tmp_path: Path, python_path: str) 
             (await seen(url))["calls"]
         )
         folder(tmp_path / "weights/1.2", scale=float("nan"))
-        with pytest.raises(EngineError, match="no finite numbers; nothing was changed"):
+        with pytest.raises(EngineError, match="not finite numbers; nothing was changed"):
             await give(engine, tmp_path, "1.2")
         with pytest.raises(EngineError, match=r"weights/1\.3"):
             await give(engine, tmp_path, "1.3")
@@ -245,8 +244,7 @@ async def test_killed_in_mid_answer_it_is_started_again(tmp_path: Path, python_p
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(EngineError, match=r"in the middle of an answer: sglang was killed by SIGKILL; its log is"):
             await hanging
-        with pytest.raises(EngineError, match="SIGKILL"):
-            await engine.health()
+        assert "SIGKILL" in engine._reason
     with pytest.raises(EngineError, match="closed"):
         await play(engine, [1])
 

@@ -30,10 +30,10 @@ class Critical(Algorithm):
         return policy + 0.5 * error, {"critic/vf_loss": error.detach()}
 
 
-def learner(folder, algorithm=None, *, lr=1e-2, budget=1000, dtype=None, optim=None, **config):
+def learner(folder, algorithm=None, *, lr=1e-2, budget=1000, dtype=None, optim=None, base=None, **config):
     optim = optim or OptimConfig(lr=lr, grad_clip=1e9)
     config = LearnerConfig(token_budget=budget, optim=optim, critic=OptimConfig(lr=1e-2), device="cpu", **config)
-    return Learner(folder, config, algorithm or make(AlgorithmConfig(), config), dtype=dtype)
+    return Learner(folder, config, algorithm or make(AlgorithmConfig(), config), dtype=dtype, base=base)
 
 
 def credited(learner, samples, budget=1000):

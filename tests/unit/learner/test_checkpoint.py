@@ -73,7 +73,7 @@ def test_what_cannot_be_exported_is_said(folder, tmp_path):
         export(tmp_path, tmp_path / "out")
     with pytest.raises(PlaceError, match="there already"):
         export(tmp_path / "c", folder)
-    with pytest.raises(ModelError, match="without an adapter: leave out --adapter"):
+    with pytest.raises(ModelError, match=r"without an adapter\. Fix: leave out --adapter"):
         export(tmp_path / "c", tmp_path / "out", merge=False)
     assert not (tmp_path / "out").exists()
 
@@ -83,7 +83,7 @@ def test_a_place_that_cannot_be_made_is_named(folder, tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main(["export", str(tmp_path / "c"), str(tmp_path / "file" / "out")]) == 2
     said = capsys.readouterr().err
-    assert said == f"strop: {tmp_path}/file/out cannot be written: Not a directory; choose another place\n"
+    assert said == f"strop: {tmp_path}/file/out cannot be written: Not a directory. Fix: choose another place\n"
 
 
 def test_a_checkpoint_of_another_model_is_refused(folder, tmp_path):

@@ -11,7 +11,7 @@ from strop.config import LoraConfig, PolicyConfig
 from strop.errors import DamagedCheckpoint, ModelError
 from strop.learner.export import export
 from strop.models.checksums import SUMS
-from strop.models.names import folder_of
+from strop.models.names import prepare_folder
 from tests.damage import DAMAGES, bit_flipped, cut_off, emptied, garbage, missing
 from tests.unit.learner.practice import learner
 
@@ -81,7 +81,7 @@ def test_anyone_can_check_the_files(saved):
 def test_a_damaged_model_is_not_exported_nor_served(saved, tmp_path, capsys, damage):
     damage(saved / "model.safetensors")
     with pytest.raises(DamagedCheckpoint):
-        folder_of(PolicyConfig(model=str(saved)))
+        prepare_folder(PolicyConfig(model=str(saved)))
     assert main(["export", str(saved), str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"strop: {saved}/model.safetensors is damaged")
@@ -101,7 +101,7 @@ def test_what_only_training_needs_may_be_damaged_elsewhere(saved, tmp_path):
         bit_flipped(saved / name)
     export(saved, tmp_path / "out")
     assert SUMS not in {file.name for file in (tmp_path / "out").iterdir()}  # it would speak of other files
-    folder_of(PolicyConfig(model=str(saved)))
+    prepare_folder(PolicyConfig(model=str(saved)))
 
 
 def test_an_adapters_description_may_be_changed(folder, tmp_path):

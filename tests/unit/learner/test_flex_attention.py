@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.learner.blocks import Way
-from strop.learner.flex_attention import blocks_seen, flex_plan, kernel_size, padded_size
-from strop.learner.logprobs import hidden_states
+from strop.learner.flex_attention import build_flex_plan, find_blocks_seen, kernel_size, padded_size
+from strop.learner.logprobs import compute_hidden_states
 from strop.learner.model import load
 from strop.learner.tree_attention import plan, visible
 
@@ -33,7 +33,7 @@ TREES = st.lists(st.sampled_from([0, 0, 0, 0, 0, 0, 1, 2, 5, 9]), min_size=1, ma
 @settings(max_examples=300, deadline=None)
 @given(TREES, st.integers(2, 12))
 def test_blocks_are_told_apart_as_by_looking_at_every_pair(end, block):
-    some, whole = blocks_seen(end, block)
+    some, whole = find_blocks_seen(end, block)
     every = np.arange(len(end))
     seen = visible(every, every, end)
     for b in range(len(some)):
@@ -48,7 +48,7 @@ def test_blocks_are_told_apart_as_by_looking_at_every_pair(end, block):
 def test_the_mask_holds_exactly_the_pairs_of_the_rule(end, block, more):
     """Full blocks whole, partial ones by the rule, the others not at all; padding sees itself."""
     size = (-(-len(end) // block) + more) * block
-    mask = flex_plan(end, "cpu", size=size, block=block).mask
+    mask = build_flex_plan(end, "cpu", size=size, block=block).mask
     every = torch.arange(size)
     rule = mask.mask_mod(None, None, every[:, None], every[None, :])
     got = torch.zeros(size, size, dtype=torch.bool)
@@ -82,7 +82,7 @@ def test_same_attention_as_in_plain_operations():
     n, size = len(end), 192
     q = torch.randn(1, 4, size, 16)
     k, v = torch.randn(2, 1, 2, size, 16)
-    ours = flex_plan(end, "cpu", size=size, block=32).attend(q, k, v, 0.2)
+    ours = build_flex_plan(end, "cpu", size=size, block=32).attend(q, k, v, 0.2)
     plain = plan(end, torch.float32, "cpu").attend(q[:, :, :n], k[:, :, :n], v[:, :, :n], 0.2)
     assert ours.shape == q.shape
     assert torch.allclose(ours[:, :, :n], plain, atol=1e-5)
@@ -97,8 +97,8 @@ def test_a_model_has_the_same_hidden_states_either_way(folder):
     seen = visible(np.arange(n), np.arange(n), end)
     pos = seen.sum(1) - 1
     with torch.no_grad():
-        flex = hidden_states(model, ids, pos, end, Way("flex"))
-        assert torch.allclose(flex, hidden_states(model, ids, pos, end), atol=1e-5)
+        flex = compute_hidden_states(model, ids, pos, end, Way("flex"))
+        assert torch.allclose(flex, compute_hidden_states(model, ids, pos, end), atol=1e-5)
 
 
 @pytest.mark.gpu
@@ -109,7 +109,7 @@ def test_the_kernel_gives_outputs_and_gradients_of_plain_operations(heads):
     torch.manual_seed(0)
     for n in (700, 1500, 1501, 3000):  # the second and third share a kernel and differ in their trees
         end = forest([0] * (n // 2) + [n // 3] + [0] * (n // 4) + [n // 2] + [0] * (n - n // 2 - n // 4 - 2))
-        tree = flex_plan(end, "cuda")
+        tree = build_flex_plan(end, "cuda")
         q = torch.randn(1, heads[0], tree.size, 64, device="cuda", requires_grad=True)
         k, v = (torch.randn(1, heads[1], tree.size, 64, device="cuda", requires_grad=True) for _ in range(2))
         push = torch.randn(1, heads[0], n, 64, device="cuda")

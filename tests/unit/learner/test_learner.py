@@ -12,7 +12,7 @@ from strop.algorithms import make
 from strop.config import AlgorithmConfig, LearnerConfig, OptimConfig
 from strop.errors import LearnerError, ModelError
 from strop.learner.learner import Learner
-from strop.learner.logprobs import entry_states, logprobs
+from strop.learner.logprobs import compute_entry_states, compute_logprobs
 from strop.trajectory import pack
 from tests.unit.learner.practice import Critical, credited, gradients
 
@@ -62,7 +62,7 @@ def test_it_learns(learn, episodes):
         rows = (batch.entries.rollout == 0) == right
         (piece,) = pack(batch, 1000)
         with torch.no_grad():
-            logp = logprobs(learner.model, piece, batch.entries)[0].numpy()
+            logp = compute_logprobs(learner.model, piece, batch.entries)[0].numpy()
         return logp[rows[piece.entry]].mean()
 
     before = mean(True), mean(False)
@@ -109,7 +109,7 @@ def test_every_logprob_is_compared_under_the_weights_that_sampled(learn, episode
     batch = credited(learner, samples)
     with torch.no_grad():
         for piece in pack(batch, 1000):
-            batch.entries.behaviour[piece.entry] = logprobs(learner.model, piece, batch.entries)[0].numpy()
+            batch.entries.behaviour[piece.entry] = compute_logprobs(learner.model, piece, batch.entries)[0].numpy()
     odd = int(np.flatnonzero(batch.entries.group == 0)[0])
     batch.entries.behaviour[odd] -= 0.25
     batch.entries.exact[-1] = False
@@ -120,6 +120,21 @@ def test_every_logprob_is_compared_under_the_weights_that_sampled(learn, episode
     assert metrics["training/rollout_logprobs_diff_mean"] == pytest.approx(0.25 / (len(batch.entries) - 1), abs=1e-6)
     assert 0 < metrics["training/rollout_probs_diff_max"] < 0.25
     assert metrics["training/rollout_logprobs_off"] == 1
+
+
+@pytest.mark.parametrize("wrong", [lambda loss: loss[:1], lambda loss: loss.sum()])
+def test_a_loss_that_is_not_one_per_entry_is_refused(learn, episodes, monkeypatch, wrong):
+    """It would be broadcast, and train on something else without a word."""
+    learner = learn()
+    compute_loss = learner.algorithm.compute_loss
+
+    def broken(*arguments):
+        loss, metrics = compute_loss(*arguments)
+        return wrong(loss), metrics
+
+    monkeypatch.setattr(learner.algorithm, "compute_loss", broken)
+    with pytest.raises(LearnerError, match="Fix: return one loss for each"):
+        learner.update(credited(learner, episodes()))
 
 
 @pytest.mark.parametrize("updates", [1, 2])
@@ -134,9 +149,9 @@ def test_out_of_memory_goes_on_with_smaller_pieces_and_the_same_result(learn, ep
     def states(model, piece, way=None):
         if len(piece.ids) > held:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return entry_states(model, piece)
+        return compute_entry_states(model, piece)
 
-    monkeypatch.setattr("strop.learner.learner.entry_states", states)
+    monkeypatch.setattr("strop.learner.learner.compute_entry_states", states)
     found = short.update(credited(short, samples))
     assert found["perf/token_budget"] < expected["perf/token_budget"] == 1000
     assert found["perf/token_budget"] <= held
@@ -217,7 +232,7 @@ def test_chunks_of_logits_change_nothing(learn, episodes):
     (piece,) = pack(batch, 1000)
 
     def run(chunk):
-        logp, entropy = logprobs(learner.model, piece, batch.entries, chunk=chunk)
+        logp, entropy = compute_logprobs(learner.model, piece, batch.entries, chunk=chunk)
         (logp.sum() + entropy.sum()).backward()
         result = logp.detach(), entropy.detach(), learner.model.lm_head.weight.grad.clone()
         learner.optim.clear()

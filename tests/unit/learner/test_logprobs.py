@@ -6,7 +6,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from strop.learner.blocks import Way
-from strop.learner.logprobs import _Chunks, _pick, entry_states, logprobs
+from strop.learner.logprobs import _Chunks, _pick, compute_entry_states, compute_logprobs
 from strop.learner.model import load
 from strop.trajectory import pack
 from tests.unit.learner.practice import Live, credited, gradients, learner
@@ -78,9 +78,9 @@ def test_the_peak_is_a_chunk_and_not_the_batch(wide, episodes, dtype):
         model.zero_grad()
         return live
 
-    trunk = run(lambda: [entry_states(model, piece)])
-    chunked = run(lambda: logprobs(model, piece, batch.entries, chunk=rows * vocabulary))
-    kept = run(lambda: logprobs(model, piece, batch.entries, chunk=10**9))
+    trunk = run(lambda: [compute_entry_states(model, piece)])
+    chunked = run(lambda: compute_logprobs(model, piece, batch.entries, chunk=rows * vocabulary))
+    kept = run(lambda: compute_logprobs(model, piece, batch.entries, chunk=10**9))
     chunk, of_head = rows * vocabulary * 4, 3 * vocabulary * 16 * 4  # the head's gradient, in the making and made
     assert kept.largest >= entries * vocabulary * 4
     assert chunked.peak < trunk.peak + 6 * chunk + of_head
@@ -97,7 +97,7 @@ def test_computing_blocks_again_changes_no_bit_and_keeps_less(folder, episodes):
     left = []
     for way in (Way(), Way(recompute=True)):
         with Live() as live:
-            out = logprobs(plain.model, piece, credited(plain, samples).entries, way=way)
+            out = compute_logprobs(plain.model, piece, credited(plain, samples).entries, way=way)
         left.append(live.now)
         del out
     assert left[1] < left[0] / 2
@@ -132,7 +132,7 @@ def test_greedy_turns_are_read_at_temperature_one(folder, episodes):
     taught = learner(folder)
     batch = credited(taught, episodes())
     (piece,) = pack(batch, 1000)
-    plain = logprobs(taught.model, piece, batch.entries)[0].detach()
+    plain = compute_logprobs(taught.model, piece, batch.entries)[0].detach()
     batch.entries.temperature[:] = 0.0
-    assert torch.equal(logprobs(taught.model, piece, batch.entries)[0], plain)
+    assert torch.equal(compute_logprobs(taught.model, piece, batch.entries)[0], plain)
     assert np.isfinite(plain.numpy()).all()

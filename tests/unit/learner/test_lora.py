@@ -13,7 +13,7 @@ from strop.engines.embedded.core import Core
 from strop.errors import ConfigError, LearnerError, ModelError
 from strop.learner import lora
 from strop.learner.export import export
-from strop.learner.logprobs import logprobs
+from strop.learner.logprobs import compute_logprobs
 from strop.learner.model import load
 from strop.run.evaluate import find_weights
 from strop.run.start_from import find_checkpoint
@@ -59,7 +59,7 @@ def test_an_adapter_learns_what_its_merged_model_then_knows(folder, episodes):
         (piece,) = pack(batch, 1000)
         right = (batch.entries.rollout == 0)[piece.entry]
         with torch.no_grad():
-            return logprobs(model, piece, batch.entries)[0].numpy()[right].mean()
+            return compute_logprobs(model, piece, batch.entries)[0].numpy()[right].mean()
 
     before = mean(taught.model)
     for _ in range(10):
@@ -75,8 +75,8 @@ def test_the_reference_is_the_model_without_its_adapter(folder, episodes):
     batch = credited(taught, episodes())
     (piece,) = pack(batch, 1000)
     with torch.no_grad():
-        base = logprobs(load(folder), piece, batch.entries)[0].double().numpy()
-        now = logprobs(taught.model, piece, batch.entries)[0].double().numpy()
+        base = compute_logprobs(load(folder), piece, batch.entries)[0].double().numpy()
+        now = compute_logprobs(taught.model, piece, batch.entries)[0].double().numpy()
     assert np.array_equal(batch.entries.ref[piece.entry], base)
     assert np.array_equal(batch.entries.proximal[piece.entry], now)
     assert not np.allclose(base, now)
@@ -226,6 +226,6 @@ def test_the_embedded_engine_serves_the_adapter_as_it_changes(broad):
             logits = taught.model(input_ids=torch.tensor([prompt + ids])).logits[0]
         wanted = logits.log_softmax(-1)[len(prompt) - 1 : -1].gather(1, torch.tensor(ids)[:, None])[:, 0]
         assert torch.allclose(torch.tensor(logps), wanted, atol=1e-4)
-    with lora.without(taught.model):
+    with lora.without_adapter(taught.model):
         core.load("1.2")
         assert [ids for ids, _ in said(core, prompts)] == [ids for ids, _ in before]

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from strop.config import LearnerConfig, LoraConfig
 from strop.learner import lora
 from strop.learner.blocks import Way
-from strop.learner.logprobs import hidden_states, logprobs
+from strop.learner.logprobs import compute_hidden_states, compute_logprobs
 from strop.learner.masters import Masters, lower
 from strop.learner.memory import plan
 from strop.learner.model import load
@@ -63,7 +63,7 @@ def test_a_backward_pass_takes_what_was_foreseen(made, name):
     way = Way(recompute=config.gradient_checkpointing)
     with Live() as live:
         for _ in range(2):  # the second finds the gradients of the first
-            logp, entropy = logprobs(model, *one_path(), way=way)
+            logp, entropy = compute_logprobs(model, *one_path(), way=way)
             (logp + entropy).sum().backward()
             del logp, entropy
     found = plan(shape, config, 2**40, device=CPU)
@@ -89,7 +89,7 @@ def test_activations_are_those_that_autograd_keeps(made):
     weights = {p.data_ptr() for p in model.parameters()}
     piece, _ = one_path()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        out = hidden_states(model, piece.ids, piece.pos, piece.end)
+        out = compute_hidden_states(model, piece.ids, piece.pos, piece.end)
     measured = sum(size for place, size in kept.items() if place not in weights) + out.nbytes
     assert plan(shape, CASES["plain"], 2**40, device=CPU).activations == pytest.approx(measured, rel=0.02)
 

@@ -7,7 +7,7 @@ from torch import nn
 from strop.algorithms import make
 from strop.config import LearnerConfig, OptimConfig, load
 from strop.errors import LearnerError
-from strop.learner.model import place, way_of
+from strop.learner.model import choose_way, place
 from strop.learner.optim import Optim
 from strop.learner.process import LearnerProcess
 from strop.learner.verbs import LearnerSettings
@@ -84,11 +84,11 @@ def test_where_and_in_what_it_computes():
     assert (device.type, dtype) == (("cuda", torch.bfloat16) if there else ("cpu", torch.float32))
     assert place(LearnerConfig(device="cpu")) == (torch.device("cpu"), torch.float32)
     assert place(LearnerConfig(device="cpu", dtype="bfloat16"))[1] == torch.bfloat16
-    assert way_of(LearnerConfig(), torch.device("cuda")).attention == "flex"
-    assert way_of(LearnerConfig(), torch.device("cpu")).attention == "blocks"
-    assert way_of(LearnerConfig(attention="blocks"), torch.device("cuda")).attention == "blocks"
+    assert choose_way(LearnerConfig(), torch.device("cuda")).attention == "flex"
+    assert choose_way(LearnerConfig(), torch.device("cpu")).attention == "blocks"
+    assert choose_way(LearnerConfig(attention="blocks"), torch.device("cuda")).attention == "blocks"
     with pytest.raises(LearnerError, match="GPUs only"):
-        way_of(LearnerConfig(attention="flex"), torch.device("cpu"))
+        choose_way(LearnerConfig(attention="flex"), torch.device("cpu"))
     if not there:
         with pytest.raises(LearnerError, match="finds no GPU"):
             place(LearnerConfig(device="cuda"))
@@ -106,9 +106,9 @@ async def test_the_learner_of_a_run_knows_how_many_steps_it_has(folder, episodes
     process = LearnerProcess(tmp_path / "learner.log")
     try:
         await process.start(LearnerSettings.of(config, folder, serve=False))
-        batch.entries, _ = await process.score(batch.bare())
+        batch.entries, _ = await process.of().score(batch.bare())
         make(config.algorithm, config.learner).assign_credit(batch)
-        rates = [(await process.update(batch.bare()))["actor/lr"] for _ in range(4)]
+        rates = [(await process.of().update(batch.bare()))["actor/lr"] for _ in range(4)]
     finally:
         await process.close()
     last_of_each = [1e-3 * (0.5 + 0.5 * math.cos(math.pi * k / 6)) for k in (1, 3, 5)]

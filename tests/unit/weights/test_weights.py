@@ -14,10 +14,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from strop.engines.receiver import LogprobProbe, ModelTensors, TensorSpec, WeightReceiver, WeightsRefused, probe_ids
-from strop.engines.weight_files import probe_of, refuse_bad, specs_of, tensors_of
+from strop.engines.weight_files import read_probe, read_specs, read_tensors, refuse_bad
 from strop.errors import EngineError
 from strop.learner.client import WeightClient
 from strop.learner.model_weights import ModelWeights
+from strop.learner.verbs import IpcHandles
 from strop.weights.base import Transfer
 from strop.weights.files import FolderTransfer
 from strop.weights.ipc import IpcTransfer
@@ -112,13 +113,13 @@ def test_a_written_folder_is_the_model(tmp_path: Path, source: Path) -> None:
     held = ModelWeights(model, source)
     held.write(tmp_path / "w" / "1.1")
     folder = tmp_path / "w" / "1.1"
-    refuse_bad(folder, tensors_of(source))
-    assert specs_of(folder) == held.specs()
+    refuse_bad(folder, read_tensors(source))
+    assert read_specs(folder) == held.specs()
     again = AutoModelForCausalLM.from_pretrained(folder)
     for name, parameter in model.named_parameters():
         assert torch.equal(again.get_parameter(name), parameter)
     assert (folder / "tokenizer_config.json").is_file()
-    probe = probe_of(folder)
+    probe = read_probe(folder)
     assert probe == held.probe()
     assert probe is not None
     with torch.no_grad():
@@ -133,7 +134,7 @@ def test_writing_again_replaces_the_folder(tmp_path: Path, source: Path) -> None
     for seed in (1, 2):
         ModelWeights(make_model(seed), source).write(tmp_path / "1.1")
     assert torch.equal(load_file(tmp_path / "1.1" / "model.safetensors")["model.norm.weight"], torch.ones(32))
-    assert probe_of(tmp_path / "1.1") == ModelWeights(make_model(2), source).probe()
+    assert read_probe(tmp_path / "1.1") == ModelWeights(make_model(2), source).probe()
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -145,7 +146,7 @@ def test_a_tied_output_layer_may_be_left_out(tmp_path: Path, tied: bool) -> None
     save_file(whole, folder_of(tmp_path, "whole"))
     del whole["lm_head.weight"]
     save_file(whole, folder_of(tmp_path, "without"))
-    own = tensors_of(tmp_path / "model")
+    own = read_tensors(tmp_path / "model")
     refuse_bad(tmp_path / "whole", own)
     if tied:
         refuse_bad(tmp_path / "without", own)
@@ -170,7 +171,7 @@ def test_one_value_that_is_no_number_is_found_wherever_it_is(tmp_path: Path, dty
         bad = {"a": fine["a"].clone(), "b": fine["b"]}
         bad["a"][place] = value
         save_file(bad, tmp_path / "w" / "model.safetensors")
-        with pytest.raises(WeightsRefused, match="a has values that are no finite numbers"):
+        with pytest.raises(WeightsRefused, match="a has values that are not finite numbers"):
             refuse_bad(tmp_path / "w", model)
 
 
@@ -220,7 +221,7 @@ async def test_a_full_disk_is_told_and_nothing_is_left_of_it(tmp_path: Path, sou
 async def test_a_version_is_sent_while_the_server_is_held_and_then_verified(tmp_path: Path, source: Path) -> None:
     learner = ModelWeights(make_model(1), source)
     learner.write(tmp_path / "w" / "1.1")
-    told = Told(tensors_of(source), learner.probe().logprobs)
+    told = Told(read_tensors(source), learner.probe().logprobs)
     publisher = Publisher(Loads(), FolderTransfer(tmp_path / "w"))  # pyright: ignore
     assert await publisher.deliver("1.1", told) == "strop"
     assert told.said == ["hold", (tmp_path / "w" / "1.1", "1.1"), "go on", "strop"]
@@ -234,14 +235,14 @@ async def test_a_folder_is_looked_at_before_the_server_hears_of_it(tmp_path: Pat
     model = make_model(1)
     model.model.norm.weight.data[3] = float("nan")
     ModelWeights(model, source).write(tmp_path / "w" / "1.2")
-    told = Told(tensors_of(source))
-    with pytest.raises(WeightsRefused, match=r"model.norm.weight has values that are no finite numbers"):
+    told = Told(read_tensors(source))
+    with pytest.raises(WeightsRefused, match=r"model.norm.weight has values that are not finite numbers"):
         await Publisher(Loads(), FolderTransfer(tmp_path / "w")).deliver("1.2", told)  # pyright: ignore
     assert told.said == ["hold", "go on"]
 
 
 async def test_a_server_with_weights_of_its_own_cannot_share_the_learners(source: Path) -> None:
-    told = Told(tensors_of(source))
+    told = Told(read_tensors(source))
     with pytest.raises(WeightsRefused, match="Fix: have weights sent as files"):
         await SharedMemory().send("1.1", told)
     with pytest.raises(WeightsRefused, match="does not take LoRA adapters"):
@@ -254,7 +255,7 @@ async def test_a_server_with_weights_of_its_own_cannot_share_the_learners(source
 
 @pytest.mark.parametrize("way", [IpcTransfer, NcclTransfer])
 async def test_broken_weights_do_not_leave_the_learner(source: Path, way: Callable[[WeightClient], Transfer]) -> None:
-    told, model = Told(tensors_of(source)), make_model(1)
+    told, model = Told(read_tensors(source)), make_model(1)
     model.model.norm.weight.data[3] = float("inf")
     with pytest.raises(WeightsRefused, match=r"the weights are broken: model.norm.weight"):
         await way(Here(ModelWeights(model, source))).send("1.1", told)
@@ -262,14 +263,14 @@ async def test_broken_weights_do_not_leave_the_learner(source: Path, way: Callab
 
 
 async def test_weights_in_the_hosts_memory_have_no_handles(source: Path) -> None:
-    told = Told(tensors_of(source))
+    told = Told(read_tensors(source))
     with pytest.raises(WeightsRefused, match=r"weights on cpu have no handles.*set engine.vllm.weights to files"):
         await IpcTransfer(Here(ModelWeights(make_model(), source))).send("1.1", told)
     assert told.said == []
 
 
 async def test_nccl_without_vllm_beside_the_learner_is_told(source: Path) -> None:
-    told = Told(tensors_of(source))
+    told = Told(read_tensors(source))
     with pytest.raises(EngineError, match=r"cannot send weights by NCCL without vLLM beside it.*pip install"):
         await NcclTransfer(Here(ModelWeights(make_model(), source))).send("1.1", told)
     assert told.said == []
@@ -288,7 +289,30 @@ async def test_a_learner_that_trained_on_does_not_send_the_new_weights_as_the_ol
     way._sent = "1.1", held.probe()
     held.model.load_state_dict(make_model(2).state_dict())
     with pytest.raises(WeightsRefused, match=r"version 1.1 is not at hand any more, since the learner has trained on"):
-        await way.send("1.1", Told(tensors_of(source)))
+        await way.send("1.1", Told(read_tensors(source)))
+
+
+@pytest.mark.parametrize("way", [IpcTransfer, NcclTransfer])
+async def test_a_learner_that_trains_on_while_it_sends_is_noticed(source: Path, way: type[Any]) -> None:
+    """The engine was started again, and the learner's next update comes between the probe and the weights."""
+    held = ModelWeights(make_model(1), source)
+
+    class TrainsOn(Here):
+        async def _send_call(self, verb: str, args: tuple[Any, ...]) -> Any:
+            if verb in ("export_handles", "broadcast"):
+                held.model.load_state_dict(make_model(2).state_dict())
+                return IpcHandles(held.specs(), b"") if verb == "export_handles" else None
+            return None if verb == "release_handles" else await super()._send_call(verb, args)
+
+    class Updated(Told):
+        async def update(self, specs: object, handles: bytes | None = None) -> None: ...
+
+        async def finish_update(self) -> None: ...
+
+    transfer, told = way(TrainsOn(held)), Updated(read_tensors(source))
+    transfer._sent, transfer._met = ("1.1", held.probe()), (told, 1)
+    with pytest.raises(WeightsRefused, match=r"version 1.1 is not at hand any more"):
+        await transfer.send("1.1", told)
 
 
 def test_a_probe_of_anything_but_numbers_is_infinitely_far() -> None:

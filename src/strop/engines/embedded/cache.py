@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from strop.engines.embedded.adapters import Adapters
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -43,7 +45,7 @@ class CacheView:
 
 class Cache:
     """Per layer [rows and spare ones, width, heads, head_dim]. It begins `width` wide and grows on demand, to `limit`
-    at most."""
+    at most. Where sequences have `adapters` of their own, those are told which tokens are whose."""
 
     def __init__(self, layout: Layout, *, rows: int, width: int, limit: int) -> None:
         self.layout = layout
@@ -52,6 +54,7 @@ class Cache:
         self.width = min(width, limit)
         self.keys = [self._room(heads, key) for heads, key, _ in layout.layers]
         self.values = [self._room(heads, value) for heads, _, value in layout.layers]
+        self.adapters: Adapters | None = None
         self._lines: Tensor
         self._view = CacheView(slice(None), self.width)
 
@@ -60,7 +63,7 @@ class Cache:
         return sum(t.nbytes for t in (*self.keys, *self.values))
 
     def reach(self, width: int) -> None:
-        """Make room for `width` columns, one layer at a time, so that no two caches ever exist beside each other."""
+        """Grow to `width` columns, one layer at a time, so that no two caches ever exist beside each other."""
         assert width <= self.limit
         if width <= self.width:
             return
@@ -74,6 +77,8 @@ class Cache:
         """The next pass's tokens, batch by batch, are written at `rows`, `columns` [tokens]; attention sees `view`."""
         self._lines = rows * self.width + columns
         self._view = view
+        if self.adapters is not None:
+            self.adapters.aim(rows)
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Hugging Face's seam: new keys and values [batch, heads, tokens, head_dim] in, all that are seen out."""

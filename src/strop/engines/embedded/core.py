@@ -7,6 +7,8 @@
 A sequence is its tokens and how many of them have keys in the cache; what has none is run. So a prompt, a prompt that
 continues an earlier one, a sequence in mid-answer under new weights and one being decoded are all the same thing.
 
+Sequences of several policies run side by side where those are adapters on one model (adapters.py).
+
 Deterministic mode makes a sequence's bits depend on nothing but its prompt, its sampling and the weights (fixed.py);
 otherwise passes are packed (packed.py; on a GPU ragged.py) and keys are used again (slots.py).
 
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -25,12 +28,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from strop.config import EngineConfig
+from strop.config import MAIN, EngineConfig
 from strop.engines.base import Chunk
+from strop.engines.embedded.adapters import Adapters
 from strop.engines.embedded.cache import Cache
 from strop.engines.embedded.fixed import FixedPasses
 from strop.engines.embedded.packed import PackedPasses
-from strop.engines.embedded.passes import PROBE, Passes, PassSlice, check, stock
+from strop.engines.embedded.passes import PROBE, Passes, PassSlice, check, measure_model
 from strop.engines.embedded.ragged import RaggedPasses, fits
 from strop.engines.embedded.sampler import sample
 from strop.engines.embedded.slots import WORTHWHILE, Slots
@@ -46,6 +50,7 @@ class DecodeRequest:
     """One sequence. The first `filled` of `ids` have their keys in the cache, at row `slot`."""
 
     id: int
+    policy: str
     ids: list[int]
     num_prompt: int
     sampling: Sampling
@@ -69,17 +74,19 @@ class DecodeRequest:
 
 @dataclass
 class Core:
-    """Requests in, tokens out. Not thread-safe: one thread calls it."""
+    """Requests in, tokens out. Not thread-safe: one thread calls it. `versions` are those of its policies: of the one
+    that the model is, or of the several whose `adapters` it has."""
 
     model: Any
     config: EngineConfig
     context: int
-    version: str = "1.0"
+    adapters: Adapters | None = None
+    versions: defaultdict[str, str] = field(default_factory=lambda: defaultdict(lambda: "1.0"))
     waiting: dict[int, DecodeRequest] = field(default_factory=dict)
     running: dict[int, DecodeRequest] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        layout, wanted = stock(self.model)
+        layout, wanted = measure_model(self.model)
         self.device = layout.device
         self.vocabulary = int(self.model.config.vocab_size)
         deterministic = self.config.deterministic
@@ -94,10 +101,11 @@ class Core:
         if self.context < 2:
             raise EngineError(
                 f"engine.kv_cache_gib = {self.config.kv_cache_gib} does not hold one sequence: a token of this model "
-                f"takes {layout.bytes_per_token:,} bytes; raise it"
+                f"takes {layout.bytes_per_token:,} bytes. Fix: raise it"
             )
         width = self._width()
         self.cache = Cache(layout, rows=rows, width=width if deterministic else BEGIN, limit=width)
+        self.cache.adapters = self.adapters
         self.slots = Slots(rows, width, reuse=not deterministic)
         self.passes = self._passes()
         if width >= len(PROBE[0]):
@@ -116,13 +124,16 @@ class Core:
     def busy(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def add(self, id: int, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int]) -> None:
+    def add(
+        self, id: int, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], policy: str = MAIN
+    ) -> None:
         if not prompt_ids:
-            raise EngineError("the prompt is empty: send at least one token")
+            raise EngineError("the prompt is empty. Fix: send at least one token")
         if len(prompt_ids) >= self.context:
             raise ContextOverflow(
-                f"the prompt has {len(prompt_ids)} tokens and the context holds {self.context}: shorten the history "
-                f"or raise policy.context{'' if self.config.kv_cache_gib is None else ' and engine.kv_cache_gib'}"
+                f"the prompt has {len(prompt_ids)} tokens and the context holds {self.context}. Fix: shorten the "
+                "history or raise "
+                f"policy.context{'' if self.config.kv_cache_gib is None else ' and engine.kv_cache_gib'}"
             )
         if not all(0 <= i < self.vocabulary for i in prompt_ids):
             raise EngineError(f"a prompt id is outside the vocabulary of {self.vocabulary}: is it the right tokenizer?")
@@ -130,7 +141,7 @@ class Core:
         stream = np.random.Generator(np.random.Philox(key=seed))
         ids = list(prompt_ids)
         prompt = np.array(ids, np.int32)
-        self.waiting[id] = DecodeRequest(id, ids, len(ids), sampling, frozenset(stop_ids), stream, prompt)
+        self.waiting[id] = DecodeRequest(id, policy, ids, len(ids), sampling, frozenset(stop_ids), stream, prompt)
 
     @torch.inference_mode()  # as in a step: what was made there may only be changed there
     def cancel(self, id: int) -> None:
@@ -138,14 +149,19 @@ class Core:
         if request := self.running.get(id):
             self._end(request, broken=not request.decoding)  # nobody has seen yet whether its keys are numbers
 
-    def load(self, version: str) -> None:
-        """Serve other weights, which are in place. Nothing computed with the old ones is used again: sequences in
-        flight are run once more from their beginning, and go on."""
-        self.version = version
-        self.passes.refresh()
-        self.slots.forget()
+    def load(self, version: str, policy: str = MAIN) -> None:
+        """Serve other weights of a policy, which are in place. Nothing computed with the old ones is used again:
+        sequences in flight are run once more from their beginning, and go on."""
+        self.versions[policy] = version
+        if self.adapters is None:
+            self.passes.refresh()
+        self.slots.forget_owner(self._owner(policy))
         for request in self.running.values():
-            request.filled = 0
+            if request.policy == policy:
+                request.filled = 0
+
+    def _owner(self, policy: str) -> int:
+        return self.adapters.number(policy) if self.adapters is not None else 0
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Chunk | EngineError]]:
@@ -170,11 +186,14 @@ class Core:
         for request in list(islice(self.waiting.values(), 2 * self.cache.rows)):
             if self.slots.full:
                 return
-            shared = self.slots.shared(request.prompt)
+            owner = self._owner(request.policy)
+            shared = self.slots.shared(request.prompt, owner)
             if shared.coming >= WORTHWHILE and shared.coming > shared.there.max():
                 continue
             place = self.slots.choose(shared)
-            self.slots.take(place, request.prompt)
+            self.slots.take(place, request.prompt, owner)
+            if self.adapters is not None:
+                self.adapters.assign(place.row, request.policy)
             if place.source is not None:
                 self.cache.copy(place.source, place.row, place.reused)
             del self.waiting[request.id]
@@ -201,13 +220,13 @@ class Core:
             self._end(request, broken=True)
             return EngineError(
                 f"request {request.id} got logits that are not numbers after {len(request.ids)} tokens: version "
-                f"{self.version} of the weights may be broken; go back to an earlier checkpoint"
+                f"{self.versions[request.policy]} of the weights may be broken. Fix: go back to an earlier checkpoint"
             )
         request.ids.append(id)
         finish = request.finish or ("length" if len(request.ids) >= self.context else None)
         if finish:
             self._end(request)
-        return Chunk(ids=[id], logprobs=[logprob], version=self.version, finish=finish)
+        return Chunk(ids=[id], logprobs=[logprob], version=self.versions[request.policy], finish=finish)
 
     def _end(self, request: DecodeRequest, *, broken: bool = False) -> None:
         del self.running[request.id]

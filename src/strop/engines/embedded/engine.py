@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator, Sequence
 from typing import Literal, Protocol
 
@@ -17,17 +16,13 @@ Arrival = Chunk | StropError
 
 
 class Link(Protocol):
-    """What this engine needs of the process that holds the weights."""
+    """What this engine needs of the process that holds a policy's weights."""
 
     def generate(
-        self,
-        id: int,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        stop_ids: Sequence[int],
-        to: asyncio.Queue[Arrival],
-    ) -> None:
-        """Begin a request; its chunks, or the error that ended it, are put on `to`."""
+        self, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], to: asyncio.Queue[Arrival]
+    ) -> int:
+        """Begin a request; its chunks, or the error that ended it, are put on `to`. Returns its number."""
+        ...
 
     def cancel(self, id: int) -> None: ...
 
@@ -49,7 +44,6 @@ class Embedded(Engine):
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._ids = itertools.count()
         self._open = asyncio.Event()
         self._open.set()
 
@@ -71,10 +65,9 @@ class Embedded(Engine):
     ) -> AsyncIterator[Chunk]:
         while not self._open.is_set():  # it may have been closed again before this request's turn came
             await self._open.wait()
-        id, arrivals = next(self._ids), asyncio.Queue[Arrival]()
-        done = False
+        arrivals, done = asyncio.Queue[Arrival](), False
+        id = self._link.generate(prompt_ids, sampling, stop_ids, arrivals)
         try:
-            self._link.generate(id, prompt_ids, sampling, stop_ids, arrivals)
             while not done:
                 arrival = await arrivals.get()
                 done = isinstance(arrival, StropError) or arrival.finish is not None

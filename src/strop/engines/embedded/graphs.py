@@ -47,7 +47,7 @@ class Graphs:
             self._weights = weights
 
     def run(self, size: Hashable, given: Sequence[Tensor], *, beside: Sequence[Tensor]) -> Tensor:
-        """The logits of a pass, which the next one writes over. `beside`: what it reads that is no weight."""
+        """The logits of a pass, which the next one writes over. `beside`: what it reads that is not a weight."""
         with torch.cuda.device(self._model.device):
             return self._run(size, given, beside)
 

@@ -96,17 +96,17 @@ PROBE = ((3, 5, 7, 9, 11, 13), (3, 5, 13, 11, 9, 7))
 
 
 @torch.inference_mode()
-def stock(model: Any) -> tuple[Layout, Tensor]:
+def measure_model(model: Any) -> tuple[Layout, Tensor]:
     """The shapes of this model's keys and values, and its own logits of `PROBE`, from one pass as it comes."""
     rope = getattr(model.config, "rope_parameters", None) or getattr(model.config, "rope_scaling", None) or {}
     if rope.get("rope_type") == "longrope":
         raise ModelError(
             f"{type(model).__name__} turns positions by the longest sequence of a pass (longrope), so that a sequence "
-            "would depend on its neighbours: use another model, or vllm"
+            "would depend on its neighbours. Fix: use another model, or vllm"
         )
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         raise ModelError(
-            f"{type(model).__name__} cannot be asked for the logits of some tokens only: use another model"
+            f"{type(model).__name__} cannot be asked for the logits of some tokens only. Fix: use another model"
         )
     cache = DynamicCache()
     ids = torch.tensor(_probes(model), device=model.device)
@@ -117,7 +117,9 @@ def stock(model: Any) -> tuple[Layout, Tensor]:
     for layer in cache.layers:
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is None or values is None or keys.shape[-2] != ids.shape[1]:
-            raise ModelError(f"{type(model).__name__} has layers that are not full attention: use one where all are")
+            raise ModelError(
+                f"{type(model).__name__} has layers that are not full attention. Fix: use one where all are"
+            )
         found.append((keys.shape[1], keys.shape[3], values.shape[3]))
         dtype = keys.dtype
     return Layout(tuple(found), dtype, logits.device), logits
@@ -143,7 +145,9 @@ def check(model: Any, passes: Passes, wanted: Tensor, *, rows: int, chunk: int) 
     else:  # single logits are off by a unit or more, by either way
         alike = far.mean() <= 0.1 * wanted.float().std()
     if not alike:
-        raise ModelError(f"{type(model).__name__} gives other logits in the embedded engine than by itself: use vllm")
+        raise ModelError(
+            f"{type(model).__name__} gives other logits in the embedded engine than by itself. Fix: use vllm"
+        )
 
 
 def _probes(model: Any) -> list[list[int]]:

@@ -1,7 +1,8 @@
 """Which tokens' keys lie in which slot: who may take one, and what of it need not be computed again.
 
-A slot that was let go keeps its keys until somebody needs the room, the one unused longest first. A new prompt gets the
-slot whose tokens it continues, or a copy of what another slot shares with it.
+A slot's keys were computed with one policy's weights, its owner's, and are of use to no other policy. A slot that was
+let go keeps its keys until the slot is needed, the one unused longest first. A new prompt gets the slot whose tokens it
+continues, or a copy of what another slot shares with it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Slots:
 
     def __init__(self, rows: int, width: int, *, reuse: bool) -> None:
         self.filled = np.zeros(rows, np.int64)
+        self._owner = np.zeros(rows, np.int64)
         self._known = np.zeros(rows, np.int64)  # tokens in `_ids`, at least those that are filled
         self._free = np.ones(rows, bool)
         self._reuse = reuse
@@ -53,12 +55,13 @@ class Slots:
     def full(self) -> bool:
         return not self._free.any()
 
-    def shared(self, prompt: np.ndarray) -> SharedPrefix:
+    def shared(self, prompt: np.ndarray, owner: int = 0) -> SharedPrefix:
         width = min(len(prompt) - 1, int(self._known.max()))
         if not self._reuse or width <= 0:
             return SharedPrefix(np.zeros_like(self.filled))
         other = self._ids[:, :width] != prompt[:width]
         common = np.minimum(np.where(other.any(1), other.argmax(1), width), self._known)
+        common[self._owner != owner] = 0
         return SharedPrefix(np.minimum(common, self.filled), int(common[self._known > self.filled].max(initial=0)))
 
     def choose(self, shared: SharedPrefix) -> SlotPlacement:
@@ -74,8 +77,9 @@ class Slots:
             return SlotPlacement(oldest, reused, best)
         return SlotPlacement(oldest, int(shared.there[oldest]))
 
-    def take(self, place: SlotPlacement, prompt: np.ndarray) -> None:
+    def take(self, place: SlotPlacement, prompt: np.ndarray, owner: int = 0) -> None:
         self._free[place.row] = False
+        self._owner[place.row] = owner
         self._ids[place.row, : len(prompt)] = prompt
         self._known[place.row] = len(prompt)
         self.filled[place.row] = place.reused
@@ -94,8 +98,12 @@ class Slots:
         self._known[row] = self.filled[row]
         self._free[row] = True
 
-    def forget(self, row: int | slice = slice(None)) -> None:
+    def forget(self, row: int | slice | np.ndarray = slice(None)) -> None:
         """The keys that lie there mean nothing any more."""
         self.filled[row] = 0
         self._used[row] = 0
         self._known[self._free] = self.filled[self._free]
+
+    def forget_owner(self, owner: int) -> None:
+        """The keys that a policy's weights computed mean nothing any more."""
+        self.forget(self._owner == owner)

@@ -73,13 +73,19 @@ class Sglang(RemoteEngine[SglangApi, SglangConfig]):
         return cls(setup.model, settings, log=log, renewed=setup.renewed, context=setup.context)
 
     def _command(self, port: int) -> list[str]:
-        return command(self._model.folder, self._settings, self._context, self._version, port)
+        return command(self._model.folder, self._settings, self._context, self.version, port)
 
     async def _meet(self, client: Client) -> SglangApi:
         return await SglangApi.of(client)
 
     async def _stream(
-        self, api: SglangApi, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], max_tokens: int
+        self,
+        api: SglangApi,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        stop_ids: Sequence[int],
+        max_tokens: int,
+        model: str | None,
     ) -> AsyncGenerator[SampledTokens]:
         rid, weights, ended = secrets.token_hex(16), api.weights, False
         try:
@@ -87,8 +93,8 @@ class Sglang(RemoteEngine[SglangApi, SglangConfig]):
                 async for piece in pieces:
                     if piece.weights != weights:
                         raise EngineError(
-                            f"somebody else has changed sglang's weights, from {weights} to {piece.weights}: give it "
-                            "to one run only"
+                            f"somebody else has changed sglang's weights, from {weights} to {piece.weights}. Fix: "
+                            "give it to one run only"
                         )
                     ended = piece.finish is not None
                     yield piece

@@ -52,10 +52,6 @@ class SglangApi:
         length = server.get("context_length")
         return SglangApi(connection, version, length if isinstance(length, int) else None, model.get("weight_version"))
 
-    async def health(self) -> None:
-        """Have it draw a token, unless it is drawing some anyway."""
-        await self._connection.ask("GET", "/health_generate")
-
     # -- tokens --------------------------------------------------------------------------------------------------------
 
     async def generate(
@@ -122,7 +118,9 @@ def refuse_unknown(version: str) -> None:
     """
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers is None or not OLDEST <= (int(numbers[1]), int(numbers[2])) <= NEWEST:
-        raise EngineError(f"sglang {version} is not known here, only 0.5: install one of those, such as sglang==0.5.23")
+        raise EngineError(
+            f"sglang {version} is not known here, only 0.5. Fix: install one of those, such as sglang==0.5.23"
+        )
 
 
 def sampling_params(sampling: Sampling, stop_ids: Sequence[int], max_tokens: int) -> dict[str, Any]:

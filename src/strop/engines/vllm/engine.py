@@ -4,13 +4,14 @@ control endpoints know no key: who can reach the port can change the weights."""
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
-from strop.config import EngineConfig, VllmConfig
+from strop.config import MAIN, EngineConfig, VllmConfig
 from strop.engines.base import EngineSetup
 from strop.engines.receiver import ModelTensors
 from strop.engines.remote import RemoteEngine, ServedModel
@@ -28,13 +29,18 @@ SEVERAL = "vllm.entrypoints.cli.main"
 """The command itself, which alone can have several processes take requests."""
 
 
+RANKS = (8, 16, 32, 64, 128, 256, 512)
+"""The largest ranks that a server can be started for."""
+
+
 class Vllm(RemoteEngine[VllmApi, VllmConfig]):
-    """One server and the policy it serves.
+    """One server and the policy it serves, or several that are adapters on its model.
 
         engine = Vllm(folder, config.engine.vllm, log=run / "vllm.log", renewed=True)
         await engine.start()
 
-    `version` is what the weights in the model's folder are called. `renewed`: others will come.
+    `version` is what the weights in the model's folder are called. `renewed`: others will come. `ranks` are those of
+    the policies that are adapters, by name, with 0 for one that is the model as it is.
     """
 
     name = "vLLM"
@@ -48,16 +54,21 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
         renewed: bool = False,
         context: int | None = None,
         version: str = "1.0",
+        ranks: Mapping[str, int] | None = None,
     ) -> None:
+        self.adapters = bool(ranks)
+        if ranks:
+            settings = replace(settings, lora_rank=choose_rank(ranks, settings.lora_rank))
+        self._num_adapters = sum(rank > 0 for rank in (ranks or {}).values())
         if settings.weights == "ipc" and settings.tensor_parallel > 1:
             raise ConfigError(
                 "engine.vllm.weights=ipc reaches one GPU, and engine.vllm.tensor_parallel asks for "
-                f"{settings.tensor_parallel}: set it to nccl or files"
+                f"{settings.tensor_parallel}. Fix: set it to nccl or files"
             )
         if settings.servers > 1 and settings.lora_rank:
             raise ConfigError(
                 "engine.vllm.lora_rank is set, and every process of engine.vllm.servers would have to be told of each "
-                "adapter: set one of them back"
+                "adapter. Fix: set one of them back"
             )
         about = ServedModel.of(model, context)
         self._dtype = about.dtype if settings.dtype == "auto" else settings.dtype
@@ -68,28 +79,41 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
             env=environment(settings),
             renewed=renewed,
             version=version,
+            policies=tuple(ranks or (MAIN,)),
         )
 
     @classmethod
     def make(cls, setup: EngineSetup) -> Vllm:
         log, settings = setup.folder / "vllm.log", setup.config.vllm
-        return cls(setup.model, settings, log=log, renewed=setup.renewed, context=setup.context)
+        return cls(
+            setup.model, settings, log=log, renewed=setup.renewed, context=setup.context, ranks=setup.adapters or None
+        )
+
+    @classmethod
+    def serves_adapters(cls, config: EngineConfig) -> bool:
+        return config.vllm.servers == 1
 
     @classmethod
     def choose_transfer(cls, config: EngineConfig) -> Literal["files", "ipc", "nccl"]:
         return config.vllm.weights
 
     def _command(self, port: int) -> list[str]:
-        return [*command(self._model.folder, self._settings, self._context, self._dtype), "--port", str(port)]
+        given = command(self._model.folder, self._settings, self._context, self._dtype, self._num_adapters)
+        return [*given, "--port", str(port)]
 
     async def _meet(self, client: Client) -> VllmApi:
         return await VllmApi.of(client)
 
     def _stream(
-        self, api: VllmApi, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], max_tokens: int
+        self,
+        api: VllmApi,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        stop_ids: Sequence[int],
+        max_tokens: int,
+        model: str | None,
     ) -> AsyncGenerator[SampledTokens]:
-        model = self._served_name or api.base
-        return api.generate(prompt_ids, sampling, stop_ids, model=model, max_tokens=max_tokens)
+        return api.generate(prompt_ids, sampling, stop_ids, model=model or api.base, max_tokens=max_tokens)
 
     def _make_receiver(self, api: VllmApi, tensors: ModelTensors) -> VllmReceiver:
         return VllmReceiver(api, tensors, self._dtype)
@@ -104,8 +128,29 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
             await api.wake()
 
 
-def command(model: Path, settings: VllmConfig, context: int, dtype: str) -> list[str]:
-    """How the server is started, but for its port."""
+def choose_rank(ranks: Mapping[str, int], given: int) -> int:
+    """The largest rank that a server is started for: the one that was set, or the smallest that holds all adapters.
+
+    >>> choose_rank({"a": 4, "b": 24}, 0), choose_rank({"a": 4}, 16)
+    (32, 16)
+    """
+    largest = max(ranks.values())
+    name = next(name for name, rank in ranks.items() if rank == largest)
+    if given and largest > given:
+        raise ConfigError(
+            f"the adapter of {name} has rank {largest}, and engine.vllm.lora_rank allows {given}. Fix: raise "
+            "engine.vllm.lora_rank, or leave it out"
+        )
+    if largest > RANKS[-1]:
+        raise ConfigError(
+            f"the adapter of {name} has rank {largest}, and vLLM takes {RANKS[-1]} at most. Fix: lower "
+            "learner.lora.rank"
+        )
+    return given or next(rank for rank in RANKS if rank >= largest)
+
+
+def command(model: Path, settings: VllmConfig, context: int, dtype: str, num_adapters: int = 1) -> list[str]:
+    """How the server is started, but for its port. Of every adapter there may be two versions at a time."""
     python = [settings.python or sys.executable, "-m"]
     given = [*python, ENTRY, "--model", str(model)]
     if settings.servers > 1:
@@ -122,7 +167,8 @@ def command(model: Path, settings: VllmConfig, context: int, dtype: str) -> list
     if settings.sleep:
         given += ["--enable-sleep-mode"]
     if settings.lora_rank:
-        given += ["--enable-lora", "--max-lora-rank", str(settings.lora_rank), "--max-loras", "2"]
+        given += ["--enable-lora", "--max-lora-rank", str(settings.lora_rank)]
+        given += ["--max-loras", str(2 * max(num_adapters, 1))]
     return [*given, *settings.args]
 
 

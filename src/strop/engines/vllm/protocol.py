@@ -57,14 +57,11 @@ class VllmApi:
         paths = frozenset(cast("dict[str, Any]", (await _about(connection, "/openapi.json")).get("paths") or {}))
         if missing := [path for path in NEEDED if path not in paths]:
             raise EngineError(
-                f"vLLM {version} at {client.url} has no {', '.join(missing)}: start it with VLLM_SERVER_DEV_MODE=1 in "
-                "its environment and --tokens-only"
+                f"vLLM {version} at {client.url} has no {', '.join(missing)}. Fix: start it with "
+                "VLLM_SERVER_DEV_MODE=1 in its environment and --tokens-only"
             )
         models: list[dict[str, Any]] = (await _about(connection, "/v1/models")).get("data") or [{}]
         return VllmApi(connection, version, paths, str(models[0].get("id")), int(models[0].get("max_model_len") or 0))
-
-    async def health(self) -> None:
-        await self._ask("GET", "/health")
 
     # -- tokens --------------------------------------------------------------------------------------------------------
 
@@ -154,8 +151,10 @@ class VllmApi:
     async def _ask(
         self, method: str, path: str, body: Said | None = None, *, query: Said | None = None, timeout: float = ASKED
     ) -> Response:
-        if path != "/health" and path not in self._paths:
-            raise EngineError(f"vLLM {self.version} as it was started has no {path}: see engine.vllm in `strop config`")
+        if path not in self._paths:
+            raise EngineError(
+                f"vLLM {self.version} as it was started has no {path}. Fix: see engine.vllm in `strop config`"
+            )
         return await self._connection.ask(method, path, body, query=query, timeout=timeout)
 
 
@@ -168,8 +167,8 @@ def refuse_untested(version: str) -> None:
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers is None or not TESTED[0] <= (int(numbers[1]), int(numbers[2])) <= TESTED[1]:
         raise EngineError(
-            f"vLLM {version} is not one of the versions that were tested, {oldest} to {newest}: install one of those, "
-            f"such as vllm=={oldest}.0"
+            f"vLLM {version} is not one of the versions that were tested, {oldest} to {newest}. Fix: install one of "
+            f"those, such as vllm=={oldest}.0"
         )
 
 

@@ -23,6 +23,10 @@ class VllmReceiver(WeightReceiver):
         super().__init__("vLLM", api.base, tensors, limit=LIMITS.get(dtype, LIMITS["bfloat16"]), hint=HINT)
         self._api = api
 
+    @property
+    def asleep(self) -> bool:
+        return self._api.asleep
+
     @asynccontextmanager
     async def hold(self) -> AsyncGenerator[None]:
         if self._api.asleep:
