@@ -54,7 +54,7 @@ def test_rows_of_gsm8k(tmp_path: Path) -> None:
         "answer": "1200",
     }
     (tmp_path / "test.jsonl").write_text('{"question": "How many?", "answer": "no idea"}\n')
-    with pytest.raises(TaskError, match="behind ####"):
+    with pytest.raises(TaskError, match="after ####"):
         data.tasks(str(tmp_path))
     with pytest.raises(TaskError, match="--data PATH"):
         data.tasks(str(tmp_path / "elsewhere.jsonl"))

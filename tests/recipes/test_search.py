@@ -126,7 +126,7 @@ def test_what_cannot_be_had_is_a_sentence_with_the_next_step(tmp_path: Path) -> 
     program = f"from strop.imports import resolve; resolve({str(RECIPE / 'data.py:tasks')!r}, 'tasks')('musique')"
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
-    assert "dgslibisey/MuSiQue cannot be had from the Hugging Face hub" in done.stderr
+    assert "dgslibisey/MuSiQue cannot be fetched from the Hugging Face hub" in done.stderr
     assert "give --data PATH, a file of it" in done.stderr
 
 

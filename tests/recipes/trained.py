@@ -22,7 +22,7 @@ from recipes.prepare import ready
 from strop import algorithms
 from strop.config import Config
 from strop.gateway.template import Renderer
-from strop.models.names import folder_of
+from strop.models.names import prepare_folder
 from strop.run.folder import RunFolder
 from strop.run.learn import assemble_batch
 from strop.trajectory.batch import Batch, Sample
@@ -64,7 +64,7 @@ class Trained:
 
     @cached_property
     def renderer(self) -> Renderer:
-        return Renderer.from_folder(folder_of(self.config.policy))
+        return Renderer.from_folder(prepare_folder(self.config.policy))
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -147,7 +147,7 @@ class Trained:
         name = self.story.steps[-1].checkpoint
         assert name is not None
         with (
-            safe_open(folder_of(self.config.policy) / "model.safetensors", "pt") as before,
+            safe_open(prepare_folder(self.config.policy) / "model.safetensors", "pt") as before,
             safe_open(self.folder / "checkpoints" / name / "model.safetensors", "pt") as after,
         ):
             return any(
