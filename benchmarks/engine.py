@@ -32,6 +32,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+from machine import hardware
 from peers import vllm_cpu
 from peers.processes import PEERS, ROOT, LapProcess, say
 from rich.console import Console
@@ -201,20 +202,6 @@ def show(out: Console, name: str, part: dict[str, Any]) -> None:
             *((f"{ratio['clock']:.2f}x", f"{ratio['cpu']:.2f}x") if ratio else ("", "")),
         )
     out.print(table)
-
-
-def hardware(device: str) -> dict[str, Any]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        model = platform.processor()
-    found: dict[str, Any] = {"cpu": model, "cores": os.cpu_count(), "system": platform.system()}
-    if device == "cuda":
-        import torch
-
-        found["gpu"] = torch.cuda.get_device_name()
-    return found | {"load_before": os.getloadavg()}
 
 
 def main() -> None:

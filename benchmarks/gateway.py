@@ -41,6 +41,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from machine import hardware
 from peers import gateway_conversation as conversation
 from peers.gateway_lap import TURNS, Lap, Load, check, mock
 from peers.gateway_sides import PEER_SIDES, Gateway, Side, Strop
@@ -320,15 +321,6 @@ def draw(found: dict[str, Any], path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)
-
-
-def hardware() -> dict[str, Any]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        model = platform.processor()
-    return {"cpu": model, "cores": os.cpu_count(), "system": platform.system(), "load_before": os.getloadavg()}
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import asyncio
 import importlib
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -24,6 +25,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from machine import hardware
 
 ROOT = Path(__file__).resolve().parents[1]
 NANO = ROOT / "src" / "strop" / "models" / "nano"
@@ -172,6 +175,7 @@ def main() -> None:
     if arguments.child:
         work = measure(arguments.child, Path(arguments.model), arguments.conversations, arguments.messages // 2)
         return print(json.dumps(asyncio.run(work)))
+    before = hardware()
     sides = {"this": ROOT} | ({"other": arguments.against.resolve()} if arguments.against else {})
     runs: dict[str, list[dict[str, list[float]]]] = {name: [] for name in sides}
     for _ in range(arguments.runs):
@@ -187,7 +191,9 @@ def main() -> None:
             print(f"{part}: {speed:.2f}x the speed of {arguments.against}, over whole conversations")
             found["this"].setdefault("speed", {})[part] = speed
     if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+        about = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "hardware": before}
+        about |= {"python": platform.python_version(), "messages": arguments.messages, "runs": arguments.runs}
+        arguments.json.write_text(json.dumps(about | found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

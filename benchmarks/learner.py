@@ -41,6 +41,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from machine import hardware
 from peers.processes import PEERS, ROOT, LapProcess, say
 from rich.console import Console
 from rich.table import Table
@@ -305,20 +306,6 @@ def _gib(size: int | None) -> str:
 
 
 # -- running -----------------------------------------------------------------------------------------------------------
-
-
-def hardware(device: str) -> Found:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        model = platform.processor()
-    found: Found = {"cpu": model, "cores": os.cpu_count(), "system": platform.system()}
-    if device == "cuda":
-        import torch
-
-        found["gpu"] = torch.cuda.get_device_name()
-    return found | {"load_before": os.getloadavg()}
 
 
 def measure(folder: Path, parts: Sequence[str], arguments: argparse.Namespace, results: Path | None) -> bool:

@@ -34,9 +34,9 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from machine import hardware
 from rich.console import Console
 from rich.table import Table
-from store import hardware
 
 import strop
 from strop.net.client import Client

@@ -31,7 +31,7 @@ from strop.config import LearnerConfig, OptimConfig, PolicyConfig
 from strop.learner import memory
 from strop.learner.flex_attention import padded_size
 from strop.learner.learner import Learner
-from strop.learner.logprobs import CHUNK, head_of
+from strop.learner.logprobs import CHUNK, find_head
 from strop.trajectory import Batch, MicroBatch, check, pack
 from strop.trajectory.batch import Floats
 
@@ -100,7 +100,7 @@ class LearnerSide:
         self.watched.prepare(self.config, PolicyConfig())
         self.learner = Laid(folder, self.config, self.watched)
         self.model: Any = self.learner.model
-        self.head = head_of(self.model).weight
+        self.head = find_head(self.model).weight
         self.parameters = sum(p.numel() for p in self.model.parameters())
         embedded = {id(p) for p in (self.head, self.model.get_input_embeddings().weight)}
         self.blocks = sum(p.numel() for p in self.model.parameters() if p.ndim > 1 and id(p) not in embedded)

@@ -1,0 +1,22 @@
+"""What a result was measured on: results/*.json have it beside their figures."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+
+def hardware(device: str = "cpu") -> dict[str, Any]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        model = platform.processor()
+    found: dict[str, Any] = {"cpu": model, "cores": os.cpu_count(), "system": platform.system()}
+    if device == "cuda":
+        import torch
+
+        found["gpu"] = torch.cuda.get_device_name()
+    return found | {"load_before": os.getloadavg()}
