@@ -21,12 +21,14 @@ dev: $(VENV)/.dev
 
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
-# torch first and pinned: other builds bring gigabytes of CUDA to machines without a GPU.
+# torch first and pinned. On Linux PyPI's build brings gigabytes of CUDA: TORCH_INDEX names an index with CPU builds.
+TORCH_INDEX ?=
+TORCH := "torch==2.13.0" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import sys; sys.exit("strop needs Python 3.11 or newer: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
 	@echo "Setting up $(VENV), 1 of 2: torch (the largest part, a few minutes)"
-	@$(PIP) "torch==2.13.0"
+	@$(PIP) $(TORCH)
 	@echo "Setting up $(VENV), 2 of 2: strop and what it trains with"
 	@$(PIP) -c constraints.txt -e ".[train]"
 	@touch $@
@@ -39,7 +41,7 @@ $(VENV)/.dev: $(VENV)/.installed
 # The same as `install`, from files with known hashes: for Linux on x86_64 and Python 3.11 to 3.13.
 locked:
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) "torch==2.13.0"
+	@$(PIP) $(TORCH)
 	@$(PIP) --no-deps --require-hashes -r requirements.lock
 	@$(PIP) --no-deps -e .
 	@touch $(VENV)/.installed
@@ -82,7 +84,7 @@ postgres:
 	|| (apt-get update -qq && apt-get install -qq -y --no-install-recommends postgresql) \
 	|| echo "PostgreSQL is not installed: its tests will be skipped (Debian: apt-get install postgresql)"
 
-# bubblewrap, the walls around Python that a model wrote. Without it the tests that need them are skipped.
+# bubblewrap, which isolates Python that a model wrote. Without it the tests that need them are skipped.
 sandbox:
 	@command -v bwrap >/dev/null \
 	|| (apt-get update -qq && apt-get install -qq -y --no-install-recommends bubblewrap) \

@@ -9,7 +9,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+
+# A busy machine is no failure: pytest's own limits end what hangs.
+hypothesis.settings.register_profile("strop", deadline=None)
+hypothesis.settings.load_profile("strop")
 
 MARKERS = ("gpu", "postgres", "browser", "frameworks", "fault", "slow")
 left_out: Counter[str] = Counter()

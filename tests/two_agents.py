@@ -14,3 +14,9 @@ def agent(task: Task, llm: Any) -> dict[str, float]:
 def alone(task: Task, llm: Any) -> dict[str, float]:
     """Only one of the two says anything."""
     return {"reward": demo.agent(task, llm.as_agent("writer"))["right_call"]}
+
+
+def with_partner(task: Task, llm: Any) -> dict[str, float]:
+    """The two, and a third that counts for nothing."""
+    demo.agent(task, llm.as_agent("partner"))
+    return agent(task, llm)

@@ -6,13 +6,13 @@
     tasks("made")                       the demo's questions in Calc-X's shape; nothing is downloaded
 
     Calc-X (MU-NLPC/Calc-X, Calc-mawps, Calc-svamp, ...)   question, chain, result
-    GSM8K                                                  question, answer (the number behind ####)
+    GSM8K                                                  question, answer (the number after ####)
     SVAMP                                                  Body, Question, Answer
     ASDiv                                                  body, question, answer (with its unit in brackets)
     MAWPS                                                  input, target
 
 A set's own splits are kept if it has both train and test. Otherwise questions are divided by the numbers in them: what
-is asked twice in other words is not trained on and tested. Left out are answers that are no numbers (AQuA-RAT's
+is asked twice in other words is not trained on and tested. Left out are answers that are not numbers (AQuA-RAT's
 letters) and questions that were there already.
 """
 

@@ -13,7 +13,7 @@ from typing import Any
 from strop.rewards import last_number
 
 CLOSE = 1e-3
-"""How far off, beside its size, an answer may be that is no whole number: 2/3 may be said as 0.667."""
+"""How far off, beside its size, an answer may be that is not a whole number: 2/3 may be said as 0.667."""
 
 
 def score(task: Any, answer: dict[str, Any]) -> dict[str, float]:

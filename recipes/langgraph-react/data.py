@@ -56,5 +56,8 @@ def read(task: Task, before: list[dict[str, Any]]) -> dict[str, Any]:
         case {"question": question, "answer": str(solution)} if answer := after_hashes(solution):
             more = {"answer": answer.replace(",", "")}
         case _:
-            raise TaskError(f"{task.id}: give rows like GSM8K's, with question and answer (the number behind ####)")
+            raise TaskError(
+                f"{task.id} is not a word problem. Fix: give rows like GSM8K's, with question and answer (the number "
+                "after ####)"
+            )
     return {"messages": [*before, {"role": "user", "content": question}], **more}

@@ -1,4 +1,4 @@
-"""A mathematician with a Python interpreter: thinks, runs code behind walls, reads what it printed, answers in a box.
+"""A mathematician with a Python interpreter: thinks, runs code in a sandbox, reads what it printed, answers in a box.
 
     task      {"messages": [..., {"role": "user", "content": "What is the tens digit of $5^{2005}$?"}], "answer": "2"}
     model     python(code="print(str(5**2005)[-2])")

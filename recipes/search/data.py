@@ -106,7 +106,7 @@ def _file(path: Path) -> Iterator[tuple[str, Row]]:
     elif path.suffix == ".jsonl":
         rows = (json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip())
     else:
-        raise TaskError(f"{path} is no file of questions: give a .jsonl, .json or .parquet file")
+        raise TaskError(f"{path} is not a file of questions. Fix: give a .jsonl, .json or .parquet file")
     for row in rows:
         yield str(row.get("split", "train")), row
 
@@ -121,7 +121,8 @@ def _hub(name: str) -> Iterator[tuple[str, Row]]:
     except Exception as error:  # without network, without the library, with another version of either
         why = " ".join(str(error).split())[:200]
         raise TaskError(
-            f"{NAMES[name]['path']} cannot be had from the Hugging Face hub ({why}): give --data PATH, a file of it"
+            f"{NAMES[name]['path']} cannot be fetched from the Hugging Face hub ({why}). Fix: give --data PATH, a "
+            "file of it"
         ) from None
     for split, rows in splits.items():
         for row in rows:

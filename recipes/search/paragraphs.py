@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 import strop
-from strop.tools.search.bm25 import K1, B, query_words, words
-from strop.tools.search.documents import plain
+from strop.tools.search.bm25 import K1, B, query_words, split_words
+from strop.tools.search.documents import normalise_name
 
 
 class Paragraphs:
@@ -22,7 +22,7 @@ class Paragraphs:
 
     def __init__(self, paragraphs: Sequence[dict[str, str]], *, topk: int = 3, longest: int = 10_000) -> None:
         self._paragraphs, self._topk, self._longest = list(paragraphs), topk, longest
-        self._counts = [Counter(words(f"{one['title']} {one['text']}")) for one in paragraphs]
+        self._counts = [Counter(split_words(f"{one['title']} {one['text']}")) for one in paragraphs]
         self._mean = sum(count.total() for count in self._counts) / max(1, len(self._counts))
 
     @strop.tool
@@ -47,7 +47,7 @@ class Paragraphs:
         Args:
             title_or_id: the page's title
         """
-        page = [one for one in self._paragraphs if plain(one["title"]) == plain(title_or_id)]
+        page = [one for one in self._paragraphs if normalise_name(one["title"]) == normalise_name(title_or_id)]
         if not page:
             return f"There is no page {title_or_id!r}: search first, and take a title from what is found."
         return f"(Title: {page[0]['title']}) " + self._cut("\n".join(one["text"] for one in page))

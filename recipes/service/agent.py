@@ -159,7 +159,7 @@ async def solve(
     trace_id: Annotated[str, Header(convert_underscores=False)],
     agent: Literal["solver", "nano"] = "solver",
 ) -> Solved:
-    """Solve a task. What the model cannot finish has no answer, and is no error of the service."""
+    """Solve a task. What the model cannot finish has no answer, and is not an error of the service."""
     question = {"role": "user", "content": posted.task.data.question}
     settings = ModelSettings(extra_headers={"trace_id": trace_id})
     done: list[Calculation] = []

@@ -131,7 +131,7 @@ def hub(split: str) -> Iterable[dict[str, Any]]:
         return datasets.load_dataset(HUB, split={"train": "train", "test": "validation"}[split])
     except Exception as error:
         raise TaskError(
-            f"Spider's questions cannot be had as {HUB} ({type(error).__name__}: {str(error)[:200]}): put "
+            f"Spider's questions cannot be fetched as {HUB} ({type(error).__name__}: {str(error)[:200]}): put "
             "train_spider.json and dev.json beside the databases and give --data FOLDER"
         ) from None
 

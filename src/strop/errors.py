@@ -56,7 +56,7 @@ class PlaceError(StropError):
 
 
 class BadReward(StropError):
-    """A reward that is no finite number, or too large a one."""
+    """A reward that is not a finite number, or too large."""
 
 
 class StoreError(StropError):

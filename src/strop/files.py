@@ -7,6 +7,7 @@ them can speak for an agent and give it rewards.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import stat
@@ -14,6 +15,17 @@ from pathlib import Path
 
 LOG = logging.getLogger("strop.files")
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def find_near(path: Path, *, folders: bool = False) -> Path | None:
+    """What is there and spelt most like a path that is not, in every part of it; `folders` only, or anything."""
+    try:
+        parent = path.parent if path == path.parent or path.parent.is_dir() else find_near(path.parent, folders=True)
+        names = [entry.name for entry in os.scandir(parent) if entry.is_dir() or not folders] if parent else []
+    except (OSError, ValueError):  # not ours to read, or not the name of any file
+        return None
+    found = [path.name] if path.name in names else difflib.get_close_matches(path.name, names, 1)
+    return parent / found[0] if parent and found else None
 
 
 def private_folder(folder: Path) -> None:
@@ -46,13 +58,14 @@ def close_to_others(path: Path) -> None:
         )
 
 
-def sync_folder(folder: Path) -> None:
-    """Returns once the disk has the names of what lies in the folder."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def sync_folder(folder: Path, *, whole: bool = False) -> None:
+    """Returns once the disk has the names of what lies in the folder; if `whole`, with all that is in it."""
+    for path in (*(sorted(folder.rglob("*")) if whole else ()), folder):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def write_whole(path: Path, data: bytes, *, shared: bool = False) -> None:

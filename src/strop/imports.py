@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from strop.errors import AgentError, ConfigError, StropError, TaskError
+from strop.files import find_near
 
 
 def resolve(spec: str, what: str) -> object:
@@ -25,19 +26,27 @@ def resolve(spec: str, what: str) -> object:
     place, colon, name = spec.rpartition(":")
     if not colon or not place or not name:
         kind = "class" if what == "algorithm" else "function"
-        raise _error(what, f"{spec!r} names no {kind}: write FILE.py:{kind} or package.module:{kind}")
+        raise _error(what, f"{spec!r} names no {kind}. Fix: write FILE.py:{kind} or package.module:{kind}")
     module = _file(place, what) if place.endswith(".py") else _module(place, what)
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, [n for n in vars(module) if not n.startswith("_")], 1)
-        hint = f"did you mean {place}:{near[0]}?" if near else "check the name after the colon"
-        raise _error(what, f"{place} has no {name!r}; {hint}")
+        fix = f"write {place}:{near[0]}" if near else "check the name after the colon"
+        raise _error(what, f"{place} has no {name!r}. Fix: {fix}")
     return getattr(module, name)
 
 
-def _file(place: str, what: str) -> ModuleType:
+def require_file(place: str, what: str) -> Path:
+    """The whole path of a file that stands before a colon. Raises the error of `what` where it is not there."""
     path = Path(place).absolute()
     if not path.is_file():
-        raise _error(what, f"there is no file {path}: check the path before the colon")
+        near = find_near(path)
+        fix = f"write {near}" if near and near.suffix == ".py" else "check the path before the colon"
+        raise _error(what, f"there is no file {path}. Fix: {fix}")
+    return path
+
+
+def _file(place: str, what: str) -> ModuleType:
+    path = require_file(place, what)
     _add_path(str(path.parent))
     # The name its neighbours import it by, so that it is not loaded twice and pickle finds its functions; unless
     # another module of that name is loaded already, which the file must not stand in for.
@@ -109,7 +118,7 @@ def _module(place: str, what: str) -> ModuleType:
         # Only if the module itself is missing: a missing import inside it is another matter.
         if error.name is not None and (place == error.name or place.startswith(error.name + ".")):
             raise _error(
-                what, f"there is no module {error.name!r}: install it, or give FILE.py:function for a file"
+                what, f"there is no module {error.name!r}. Fix: install it, or give FILE.py:function for a file"
             ) from error
         raise _broken(what, place, error) from error
     except (Exception, SystemExit) as error:

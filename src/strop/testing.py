@@ -32,8 +32,7 @@ from strop.engines.scripted import Answer as ScriptedAnswer
 from strop.engines.scripted import Scripted, ScriptedRequest
 from strop.errors import AgentError, ConfigError
 from strop.net.server import serve
-from strop.run.runtime import ServedPolicy, make_gateway, prepare_policies
-from strop.runners.pool import Pool
+from strop.run.runtime import ServedPolicy, make_gateway, open_pool, prepare_policies
 from strop.store import open_store
 from strop.types import TERMINAL, Event, Reward, Rollout, Task, Turn
 
@@ -117,25 +116,17 @@ def run(
 
 
 async def _run(agent: str, reward: str, task: Task, answers: Script, timeout: float) -> tuple[Trial, Scripted]:
-    config = Config(policy=PolicyConfig(model=MODEL))
+    threads = agent.startswith(FUNCTIONS)
+    runner = RunnerConfig(workers=1, timeout=timeout, agents_in="threads" if threads else "processes")
+    config = Config(agent=agent, reward=reward, policy=PolicyConfig(model=MODEL), runner=runner)
     (prepared,) = await prepare_policies(config)
     engine = Scripted(answers, prepared.renderer, context=CONTEXT)
-    ours = agent.startswith(FUNCTIONS)
-    runner = RunnerConfig(workers=1, timeout=timeout, agents_in="threads" if ours else "processes")
     with tempfile.TemporaryDirectory(prefix="strop-testing-") as folder:
         store = await open_store(folder)
         policy = ServedPolicy(prepared=prepared, engine=engine, learner=None, place=Path(folder))
         gateway = make_gateway(config, store, [policy])
         server = await serve(gateway)
-        pool = Pool(
-            store,
-            {None: agent},
-            runner,
-            gateway_url=server.url,
-            model=MODEL,
-            reward=reward,
-            wait_for_calls=gateway.wait_until_idle,
-        )
+        pool = open_pool(config, runner, store, gateway, server.url, Path(folder) / "runners.log")
         try:
             await pool.start()
             await store.enqueue([Rollout(id="g0.0", group="g0", member=0, task=task, created=0.0, retries={})])

@@ -1,4 +1,4 @@
-"""The records every room speaks. Each has a worked example; read them in order and you have read the data flow.
+"""The records that all packages share. Each has a worked example; read them in order and you have read the data flow.
 
     Task ──enqueue──▶ Rollout ──lease──▶ Attempt ──model calls──▶ Turn ─┐
                                             └──reports──────────▶ Event ├─▶ Step (one commit) ─▶ Policy version
@@ -116,7 +116,7 @@ class Reward(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.turn is not None and self.agent is not None:
-            raise ValueError(f"reward {self.name!r} names a turn and an agent: give one of them")
+            raise ValueError(f"reward {self.name!r} names a turn and an agent. Fix: give one of them")
 
     @property
     def target(self) -> tuple[str, str | None, str | None]:
@@ -354,9 +354,9 @@ def version(lineage: int, step: int) -> str:
     return f"{lineage}.{step}"
 
 
-def lineage_of(version: str) -> int:
+def parse_lineage(version: str) -> int:
     """
-    >>> lineage_of("2.7")
+    >>> parse_lineage("2.7")
     2
     """
     return int(version.partition(".")[0])

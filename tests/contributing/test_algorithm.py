@@ -173,8 +173,8 @@ def test_settings_of_a_file_of_ones_own_are_printed(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("grop", "did you mean 'grpo'"),
-        ("{}:Medain", "did you mean"),
+        ("grop", "is not an algorithm. Fix: write grpo"),
+        ("{}:Medain", ":Median"),
         ("{}:np", "is not an algorithm. Fix: make it a subclass"),
         ("{}:PolicyGradient", "is not whole. Fix: give it compute_advantages"),
         ("gone.py:Median", "there is no file"),
@@ -192,9 +192,9 @@ def test_settings_of_a_class_are_checked(tmp_path: Path) -> None:
     (tmp_path / "median.py").write_text(MEDIAN)
     place = f"{tmp_path / 'median.py'}:Median"
     for settings, said in (
-        ({"steepnes": 1.0}, r"did you mean 'algorithm\.settings\.steepness'"),
+        ({"steepnes": 1.0}, r"Fix: write algorithm\.settings\.steepness"),
         ({"steepness": -1.0}, r"algorithm\.settings\.steepness does not fit"),
-        ({"rewards": {}}, r"did you mean 'algorithm\.rewards'"),
+        ({"rewards": {}}, r"Fix: write algorithm\.rewards"),
     ):
         with pytest.raises(ConfigError, match=said):
             strop.algorithms.make(AlgorithmConfig(name=place, settings=settings), LearnerConfig())

@@ -55,6 +55,7 @@ def test_a_function_and_a_list_of_tasks_are_enough(tmp_path: Path) -> None:
     assert all(len(turn.response_ids) <= length for turns in told.turns.values() for turn in turns)
 
 
+@pytest.mark.slow
 def test_two_models_on_the_same_tasks(tmp_path: Path) -> None:
     report = strop.evaluate(
         asked, QUESTIONS, model=["strop/nano", "strop/nano"], folder=tmp_path / "eval", quiet=True,

@@ -126,6 +126,14 @@ def test_agent_that_raises(place: Path) -> None:
     assert all(told.turns[rollout.id] for rollout in told.rollouts)  # what it sampled before is kept
 
 
+def test_agent_that_is_not_there_leaves_nothing(place: Path) -> None:
+    (place / "agents.py").rename(place / "agent.py")
+    assert f"Fix: write {place}/agent.py" in sentence(train(place), 2)
+    (place / "agent.py").rename(place / "agents.py")
+    assert f"Fix: write {place}/agents.py:fine" in sentence(train(place, "fin"), 2)
+    assert not (place / "run").exists()
+
+
 def test_agent_that_returns_nan(place: Path) -> None:
     said = sentence(train(place, "nan"), 2)
     assert "bad_reward" in said
@@ -151,6 +159,7 @@ def test_agents_that_take_longer_than_a_group_may(place: Path) -> None:
     assert {rollout.cause for rollout in runs.story(place / "run").rollouts} == {"late"}
 
 
+@pytest.mark.slow
 def test_an_evaluation_may_take_longer_than_a_group(place: Path) -> None:
     """As long as its rollouts end, one after another."""
     (place / "tasks.jsonl").write_text(TASKS + '{"id": "u", "split": "test"}\n{"id": "v", "split": "test"}\n')
@@ -161,6 +170,7 @@ def test_an_evaluation_may_take_longer_than_a_group(place: Path) -> None:
     assert {rollout.status for rollout in told.rollouts} == {"succeeded"}
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_last_evaluation_leaves_a_run_to_be_resumed(place: Path) -> None:
     """All steps are made, and what they came to is not known yet."""
     metrics = place / "run" / "metrics.jsonl"
@@ -178,6 +188,7 @@ def test_ctrl_c_in_the_last_evaluation_leaves_a_run_to_be_resumed(place: Path) -
     assert read(place / "run").record.state == "done"
 
 
+@pytest.mark.slow
 def test_a_group_that_stands_in_for_another_may_fail(place: Path) -> None:
     """The first group taught nothing, the second one's task makes the agent fail: that is a bad task, no bad agent."""
     more = ("--set=loop.max_groups=2", "--set=loop.eval_splits=[]")
@@ -225,7 +236,7 @@ def test_agent_that_forks(place: Path) -> None:
 
 
 def test_agent_that_is_not_there(place: Path) -> None:
-    assert "did you mean" in sentence(train(place, "fin"), 2)
+    assert ". Fix: write " in sentence(train(place, "fin"), 2)
     assert train(place, "fine").returncode == 0  # nothing stands in the way of the right one
 
 
@@ -293,7 +304,7 @@ def test_no_tasks_to_train_on(place: Path) -> None:
 
 
 def test_unknown_setting(place: Path) -> None:
-    assert "'loop.steps'" in sentence(train(place, "fine", "--set=loop.step=3"), 2)
+    assert "Fix: write loop.steps" in sentence(train(place, "fine", "--set=loop.step=3"), 2)
 
 
 def test_resume_of_nothing(place: Path) -> None:

@@ -73,8 +73,8 @@ def test_what_users_get_wrong_is_one_sentence(tmp_path: Path, run: Path) -> None
     for arguments, says in {
         ("strop/none",): "there is no model 'strop/none'",
         ("begun",): "begun has no checkpoint yet",
-        ("strop/nano", "--agent"): "--agent is the agent of a run, and strop/nano is none",
-        ("strop/nano", "--best"): "--best chooses among the checkpoints of a run",
+        ("strop/nano", "--agent"): "--agent needs a run, and strop/nano is not one",
+        ("strop/nano", "--best"): "--best needs a run's checkpoints",
         ("strop/nano", "--tools", "nowhere.py:f"): "tools: there is no file",
         ("strop/nano", "--folder", "begun"): "begun holds a run or a model",
         ("strop/nano", "--temperature", "-1"): "policy.eval.temperature does not fit",
@@ -251,6 +251,7 @@ def test_a_model_at_a_terminal(tmp_path: Path) -> None:
 # -- strop serve --model EXPORT ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_export_is_served_with_exact_sessions(tmp_path: Path, run: Path) -> None:
     runs.finish(runs.strop("export", run, tmp_path / "export"))
     weights = (tmp_path / "export" / "model.safetensors").read_bytes()
@@ -296,7 +297,8 @@ async def test_a_model_that_is_only_served_cannot_be_trained(tmp_path: Path) -> 
     process = LearnerProcess(tmp_path / "log")
     try:
         await process.start(LearnerSettings.of(Config(), resolve("strop/nano"), train=False))
-        for trained in (process.digest(), process.restore(tmp_path), process.save(tmp_path / "c", {})):
+        held = process.of()
+        for trained in (held.digest(), held.restore(tmp_path), held.save(tmp_path / "c", {})):
             with pytest.raises(LearnerError, match="only served here, not trained"):
                 await trained
     finally:

@@ -35,6 +35,7 @@ def said(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(runs.strop(*arguments), capture_output=True, text=True, timeout=200, check=False)
 
 
+@pytest.mark.slow
 def test_a_second_run_is_numbered_anew_and_then_overwritten(first: Path) -> None:
     before, second = fingerprint(first), first.with_name("demo-2")
     done = runs.finish(runs.demo(first, *SMALL, "loop.steps=0"))

@@ -12,7 +12,7 @@ from strop.algorithms import make
 from strop.config import AlgorithmConfig, Config, LearnerConfig, LoopConfig, MonitorConfig
 from strop.errors import ConfigError
 from strop.monitor.console import Silent
-from strop.run.preflight import PreflightResult, judge_batch, probe, settings
+from strop.run.preflight import PreflightResult, configure_probe, judge_batch, probe
 from strop.run.runtime import refuse_contradictions
 from strop.trajectory import Sample, assemble
 from tests import runs
@@ -114,12 +114,12 @@ def test_groups_that_only_carry_kl_or_entropy_teach_nothing(more):
 
 def test_nobody_is_told_of_a_probe(tmp_path: Path):
     config = Config(monitor=MonitorConfig(writers=("wandb", "mlflow")))
-    assert settings(config, 4, tmp_path).monitor.writers == ()
+    assert configure_probe(config, 4, tmp_path).monitor.writers == ()
 
 
 def test_a_probe_may_have_more_groups_than_a_step(tmp_path: Path):
     config = Config(loop=LoopConfig(groups=2, max_groups=3))
-    probing = settings(config, 4, tmp_path)
+    probing = configure_probe(config, 4, tmp_path)
     refuse_contradictions(probing, make(probing.algorithm, probing.learner))
     wrong = Config(loop=LoopConfig(groups=2, max_groups=1))
     with pytest.raises(ConfigError, match="max_groups is 1, less than"):
@@ -142,6 +142,7 @@ def test_the_demo_has_something_to_learn(tmp_path: Path):
     assert "GiB" in told["environment"]["memory"]
 
 
+@pytest.mark.slow
 def test_a_reward_that_never_differs_is_told_before_a_run_begins(tmp_path: Path):
     (tmp_path / "agents.py").write_text(AGENTS)
     (tmp_path / "tasks.jsonl").write_text(TASKS)

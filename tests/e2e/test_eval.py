@@ -44,6 +44,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_model_with_itself(tmp_path: Path) -> None:
     """Nothing differs but the samples of a task among each other."""
     done = strop_eval(tmp_path, *DEMO, "--model", "strop/nano", "--compare", "strop/nano", "-k", "2", "--json")
@@ -91,6 +92,7 @@ def test_a_run_with_what_it_began_with(trained: Path, tmp_path: Path) -> None:
     assert list(again["evaluations"][0]["rewards"]) == ["test-greedy"]
 
 
+@pytest.mark.slow
 def test_deployed_behind_a_template_that_rewrites_history(tmp_path: Path) -> None:
     """The agent's second call shows the model its first answer; this template shows it otherwise."""
     shutil.copytree(NANO, tmp_path / "model")
@@ -111,7 +113,7 @@ def test_deployed_behind_a_template_that_rewrites_history(tmp_path: Path) -> Non
 def test_nobody_is_told_of_an_evaluation() -> None:
     """It would be one more run in W&B or MLflow, without a single metric."""
     config = Config(monitor=MonitorConfig(writers=("wandb", "mlflow")))
-    assert evaluate.settings(config, ("test",)).monitor.writers == ()
+    assert evaluate.configure_evaluation(config, ("test",)).monitor.writers == ()
 
 
 def test_the_guide_as_written() -> None:
@@ -168,7 +170,7 @@ def test_what_only_runs_have(tmp_path: Path) -> None:
     assert "leave it out" in sentence(strop_eval(tmp_path, *DEMO, "--best", code=2), 2)
     assert "which agent?" in sentence(strop_eval(tmp_path, code=2), 2)
     assert "holds no run" in sentence(strop_eval(tmp_path, ".", code=2), 2)
-    assert "no run's folder" in sentence(strop_eval(tmp_path, "runs/nothing", code=2), 2)
+    assert "not a run's folder" in sentence(strop_eval(tmp_path, "runs/nothing", code=2), 2)
 
 
 def test_tasks_that_change(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def test_a_reward_that_no_group_gives_is_told_before_anything_is_trained(tmp_pat
     assert not runs.story(tmp_path / "run").steps
 
 
+@pytest.mark.slow
 def test_a_function_that_never_returns_is_not_waited_for(tmp_path: Path) -> None:
     command = train(tmp_path, "hangs", "loop.steps=1", "loop.group_deadline=25")
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
@@ -113,6 +114,7 @@ def said(told: runs.Story, member) -> str | None:
     return told.turns[member.id][-1].answer.get("content", "") if member.status == "succeeded" else None
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_numbers(tmp_path: Path) -> None:
     """The function breaks on the last group of the second step. Resumed, the first step is made again, and the numbers
     that were given before are used, although the function would say others now."""

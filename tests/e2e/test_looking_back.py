@@ -16,6 +16,8 @@ from strop.cli import main
 from tests import runs
 from tests.runs import SMALL
 
+pytestmark = pytest.mark.slow  # the run that all of them look at is killed, resumed and replayed
+
 WRITERS = [name for name in ("tensorboard", "wandb", "mlflow") if find_spec(name)]
 REWARDS = """
 def same(task, answer):

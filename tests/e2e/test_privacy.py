@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from strop.run.folder import RunFolder
-from strop.run.serve import held
+from strop.run.serve import hold_folder
 from strop.store.sqlite import SqliteStore
 from tests import runs
 
@@ -105,7 +105,7 @@ def test_a_folder_that_was_open_to_all_is_closed_when_it_is_opened(shared: Path,
     if opened == "run":
         RunFolder.create(folder).close()
     else:
-        with held(folder, alone=True):
+        with hold_folder(folder, alone=True):
             pass
     assert_private(folder)
 

@@ -42,6 +42,7 @@ def test_a_run_leaves_what_it_promises(whole: Path, told: Story) -> None:
     assert (whole / "checkpoints" / "best" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_an_evaluation_may_take_several_samples_of_every_task(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     runs.finish(runs.demo(folder, *SMALL, "loop.steps=0", "loop.eval_samples=3"))

@@ -187,9 +187,26 @@ def test_the_request_to_begin_with_calls_the_calculator(place: Place):
     (line,) = [block for block in guide.split("```")[1::2] if block.strip().startswith("curl ")]
     body = json.loads(line.partition("-d '")[2].rpartition("'")[0])
     assert body == _example("strop/nano")
-    status, answer = asked(place, "/v1/chat/completions", body)
-    (call,) = answer["choices"][0]["message"]["tool_calls"]
-    assert (status, json.loads(call["function"]["arguments"])) == (200, {"expression": "12 + 30"})
+    for _ in range(4):  # drawn at temperature 1, a third of the answers are another
+        status, answer = asked(place, "/v1/chat/completions", body)
+        (call,) = answer["choices"][0]["message"]["tool_calls"]
+        assert (status, json.loads(call["function"]["arguments"])) == (200, {"expression": "12 + 30"})
+
+
+def test_a_request_with_the_servers_key_says_how_it_is_sampled(place: Place):
+    """An agent in a rollout does not: the policy's settings hold for it."""
+    drawn = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "presence_penalty": 0.25}
+    _, answer = asked(place, "/v1/chat/completions", HELLO | drawn)
+    (turn,) = place.turns(answer["id"].partition("/")[0])
+    assert {name: turn["sampling"][name] for name in drawn} == drawn
+    (place.folder / "one.jsonl").write_text('{"id": "one"}\n')
+    place.run("enqueue", "--tasks", "one.jsonl", "--name", "drawn", "--mode", "eval")
+    (lease,) = asked(place, "/v1/lease", {"runner": "me", "seconds": 60, "count": 1})[1]
+    rollout, key = lease["rollout"]["id"], lease["attempt"]["key"]
+    asked(place, f"/r/{rollout}/1/agents/main/v1/chat/completions", HELLO | drawn, key=key)
+    (turn,) = place.turns(rollout)
+    assert (turn["sampling"].get("temperature", 1.0), turn["requested"]["temperature"]) == (1.0, 0.5)
+    asked(place, f"/v1/rollouts/{rollout}/attempts/1/finish", {})
 
 
 def test_a_wrong_key_is_told_which_would_do(place: Place):
@@ -237,7 +254,7 @@ def test_an_address_that_leads_nowhere_tells_whom_it_may(place: Place):
         ("/r/nobody/1", None, store_key, 404, "nobody"),
         ("/r/nobody/1" + model, HELLO, store_key, 404, "nobody"),
         ("/r/nobody/1/nothing", None, store_key, 404, "nobody"),
-        ("/r/z-000000.0/7", None, store_key, 404, "has had 1 attempt: there is no attempt 7"),
+        ("/r/z-000000.0/7", None, store_key, 404, "has had 1 attempt, so there is no attempt 7"),
         ("/r/z-000000.0/7" + model, HELLO, store_key, 404, "there is no attempt 7"),
         (url + model, HELLO, store_key, 403, "the attempt's own"),
         (url + "/agents/main", None, mine, 404, "/agents/NAME/v1 with the model APIs"),
@@ -294,7 +311,7 @@ async def test_a_store_with_another_policy_is_left_alone(tmp_path: Path):
     [
         (["--model", "no/such"], "there is no model 'no/such'"),
         (["--set", "engine.max_sequences=4"], "say which with --model"),
-        (["--model", "strop/nano", "--set", "engine.max_sequence=4"], "did you mean 'engine.max_sequences'?"),
+        (["--model", "strop/nano", "--set", "engine.max_sequence=4"], "Fix: write engine.max_sequences"),
         (["--model", "strop/nano", "--config", "outside.toml"], "gateway.outside.judge: the environment has no NO_KEY"),
     ],
 )

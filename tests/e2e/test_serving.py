@@ -147,6 +147,7 @@ def test_a_runner_that_is_told_to_stop_gives_its_work_back(place: Place):
     assert [a["cause"] for a in json.loads(shown)["attempts"]] == ["interrupted"]
 
 
+@pytest.mark.slow
 def test_a_runner_waits_for_its_server(place: Place):
     place.run("enqueue", "--tasks", "tasks.jsonl", "--name", "a")
     place.server.terminate()
@@ -180,9 +181,13 @@ def test_following_shows_what_changes(place: Place):
         (["runner", "--agent", "no-such-program --x"], 2, "no-such-program"),
         (["runner"], 2, "which agent?"),
         (["runner", "--agent", "agents.py:agent", "--workers", 0], 2, "runner.workers"),
-        (["runner", "--agent", "agents.py:agent", "--url", "127.0.0.1:8640"], 2, "did you mean http://127.0.0.1:8640?"),
+        (["runner", "--agent", "agents.py:agent", "--url", "127.0.0.1:8640"], 2, "Fix: write http://127.0.0.1:8640"),
         (["runner", "--agent", "agents.py:agent", "--url", "served"], 2, "http://"),
-        (["serve", "--store", "mysql://me:secret@x/y"], 2, "'mysql://me@x/y' is no postgresql://"),
+        (
+            ["serve", "--store", "mysql://me:secret@x/y"],
+            2,
+            "'mysql://me@x/y' is not a database. Fix: write postgresql://",
+        ),
         (["enqueue", "--tasks", "nothing.jsonl"], 2, "nothing.jsonl"),
         (["enqueue", "--tasks", "tasks.jsonl", "--members", 0], 2, "at least 1"),
         (["enqueue", "--tasks", "tasks.jsonl", "--split", "test"], 2, "no task of split 'test'"),

@@ -76,7 +76,7 @@ async def test_a_full_disk_is_a_sentence_and_work_goes_on_when_there_is_room(sma
             await store.add_events([event(n)])
             recorded.append(str(n))
 
-    with pytest.raises(StoreError, match=r"disk.* is full: free some space"):
+    with pytest.raises(StoreError, match=r"disk.* is full\. Fix: free some space"):
         await fill()
     assert recorded
     assert (await store.get("r.0")).status == "running"  # looking still works

@@ -40,7 +40,15 @@ def test_killed_at_ten_random_moments(whole: Path, tmp_path: Path) -> None:
     assert ours["max_logprob_diff"] < 1e-4
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_any_number_of_agents(whole: Path, tmp_path: Path, workers: int) -> None:
-    runs.finish(runs.demo(tmp_path / "demo", f"runner.workers={workers}"), timeout=1400)
+def test_four_agents_at_once(whole: Path, tmp_path: Path) -> None:
+    runs.finish(runs.demo(tmp_path / "demo", "runner.workers=4"), timeout=1400)
     runs.same(whole, tmp_path / "demo")
+
+
+def test_one_agent_at_a_time(whole: Path, tmp_path: Path) -> None:
+    """Nothing is sampled beside it, so it takes many times as long: its first steps."""
+    runs.finish(runs.demo(tmp_path / "demo", "runner.workers=1", "loop.steps=4", "loop.eval_splits=[]"), timeout=1400)
+    one, all = runs.story(tmp_path / "demo"), runs.story(whole)
+    assert one.tokens().items() <= all.tokens().items()
+    assert len(one.tokens()) > 4 * 64
+    assert [step.digest for step in one.steps] == [step.digest for step in all.steps[:4]]

@@ -11,7 +11,7 @@ import pytest
 from strop import config as configs
 from strop import demo
 from strop.config import Config
-from strop.learner.process import LearnerProcess
+from strop.learner.process import PolicyClient
 from strop.monitor.console import Silent
 from strop.run.folder import RunFolder
 from strop.run.loop import train
@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def seen(folder: Path) -> Seen:
     """The run up to its stop."""
     seen, patch = Seen(), pytest.MonkeyPatch()
-    commit_step, publish, save = SqliteStore.commit_step, Publisher.publish, LearnerProcess.save
+    commit_step, publish, save = SqliteStore.commit_step, Publisher.publish, PolicyClient.save
 
     async def seen_commit(self, step):
         seen.calls.append(("commit", step.version))
@@ -78,7 +78,7 @@ async def seen(folder: Path) -> Seen:
 
     patch.setattr(SqliteStore, "commit_step", seen_commit)
     patch.setattr(Publisher, "publish", seen_publish)
-    patch.setattr(LearnerProcess, "save", seen_save)
+    patch.setattr(PolicyClient, "save", seen_save)
     with pytest.raises(Stopped):
         await train(config(folder), Silent())
     patch.undo()

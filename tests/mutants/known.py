@@ -87,7 +87,7 @@ MUTANTS = (
     ),
     _one("adaptive KL coefficient not restored by replay", "run/replay.py", "algorithm.resume(", "dict(", LOOP),
     _one("any version is trained on at staleness 0", "run/collect.py", "sampled_by <= set(run.versions)", "True", RUN),
-    _one("checkpoint not fsynced", "learner/checkpoint.py", "os.fsync(handle)", "pass", CHECKPOINT),
+    _one("checkpoint not fsynced", "files.py", "os.fsync(handle)", "pass", CHECKPOINT),
     # -- token law
     Mutant(
         "last sampled token dropped",
@@ -207,8 +207,20 @@ MUTANTS = (
         CHAT,
     ),
     # -- weights
-    _one("a new version under the old name", "engines/embedded/core.py", "self.version = version\n", "pass\n", ENGINE),
-    _one("old keys used with new weights", "engines/embedded/core.py", "        self.slots.forget()\n", "", ENGINE),
+    _one(
+        "a new version under the old name",
+        "engines/embedded/core.py",
+        "self.versions[policy] = version\n",
+        "pass\n",
+        ENGINE,
+    ),
+    _one(
+        "old keys used with new weights",
+        "engines/embedded/core.py",
+        "        self.slots.forget_owner(self._owner(policy))\n",
+        "",
+        ENGINE,
+    ),
     _one("sequences in flight keep old keys", "engines/embedded/core.py", "request.filled = 0", "pass", ENGINE),
     # -- token tree
     _one(

@@ -202,8 +202,6 @@ async def every_setting(engine: Engine, model: Any, limits: Limits) -> None:
         Sampling(repetition_penalty=1.2, presence_penalty=-0.4, frequency_penalty=0.3, top_p=0.9, temperature=1.2),
         Sampling(temperature=0.0, repetition_penalty=1.5, top_k=3),
     ]
-    if not engine.can.penalties:
-        settings = [s for s in settings if not s.penalised]
     given = prompts(model, 3, 30, seed=8)
     asked = [(given[i % 3], replace(s, max_tokens=12, seed=i)) for i, s in enumerate(settings * 2)]
     assert_agreement(model, await ask_all(engine, asked), limits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -81,6 +82,7 @@ class Beside:
 
     def __init__(self, core: Core) -> None:
         self.core = core
+        self._ids = itertools.count()
         self._streams: dict[int, asyncio.Queue[Arrival]] = {}
 
     @property
@@ -88,18 +90,15 @@ class Beside:
         return self.core.context
 
     def generate(
-        self,
-        id: int,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        stop_ids: Sequence[int],
-        to: asyncio.Queue[Arrival],
-    ) -> None:
+        self, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], to: asyncio.Queue[Arrival]
+    ) -> int:
+        id = next(self._ids)
         try:
             self.core.add(id, prompt_ids, sampling, stop_ids)
             self._streams[id] = to
         except StropError as error:
             to.put_nowait(error)
+        return id
 
     def cancel(self, id: int) -> None:
         self._streams.pop(id, None)

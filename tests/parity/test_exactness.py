@@ -439,6 +439,6 @@ def _edited(stage: Stage) -> bool:
 
 def test_histories_compared_by_length_are_noticed(chatml: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _edited(chatml)
-    monkeypatch.setattr(conversation, "canonical", lambda message: message["role"].encode())
+    monkeypatch.setattr(conversation, "canonicalize", lambda message: message["role"].encode())
     monkeypatch.setattr(conversation, "_known", {})
     assert not _edited(chatml)

@@ -25,11 +25,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from strop.agent.episode import Action, EpisodeLimits, Transition, first_messages, play
+from strop.agent.episode import Action, EpisodeLimits, Transition, build_first_messages, play
 from strop.agent.functions import function_caller
 from strop.agent.llm import LLM
 from strop.agent.tool import Tool
-from strop.agent.toolbox import Tools, is_tool, tools_of
+from strop.agent.toolbox import Tools, find_tools, is_tool
 from strop.imports import one_line
 from strop.types import Task
 
@@ -78,7 +78,7 @@ class EnvironmentAgent:
         environment = self.make()
         with function_caller(llm) as call:
             try:
-                messages = first_messages(task, self.system, await call(environment.reset, task))
+                messages = build_first_messages(task, self.system, await call(environment.reset, task))
 
                 async def react(action: Action) -> Transition:
                     return await call(environment.step, action)
@@ -95,7 +95,7 @@ class EnvironmentAgent:
 
 def _tools(environment: Environment) -> list[Tool]:
     has = any(is_tool(value) for kind in type(environment).__mro__ for value in vars(kind).values())
-    return tools_of(environment) if has else []
+    return find_tools(environment) if has else []
 
 
 class Gym(Environment):

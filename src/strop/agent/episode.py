@@ -99,7 +99,7 @@ class EpisodeLimits(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name, value in msgspec.structs.asdict(self).items():
             if value is not None and value <= 0:
-                raise ConfigError(f"{name} is {value}: give a number above 0, or None for no limit")
+                raise ConfigError(f"{name} is {value}. Fix: give a number above 0, or None for no limit")
 
 
 async def play(
@@ -152,7 +152,7 @@ async def _turns(
             episode.messages += [_result(call) for call in answer.calls]
         after = await react(Action(text=answer.text, calls=answer.calls, turn=answer.turn))
         if not isinstance(after, Transition):  # pyright: ignore[reportUnnecessaryIsInstance] (a user's function)
-            raise AgentError(f"agent: step returned {type(after).__name__}: return strop.Transition(...)")
+            raise AgentError(f"agent: step returned {type(after).__name__}. Fix: return strop.Transition(...)")
         if after.reward is not None:
             episode.rewards[answer.turn] = float(after.reward)
             model.llm.reward(reward, after.reward, turn=answer.turn)
@@ -225,10 +225,10 @@ class _Model:
 # -- the beginning -----------------------------------------------------------------------------------------------------
 
 
-def first_messages(task: Task, system: str, first: Any = None) -> list[Message]:
+def build_first_messages(task: Task, system: str, first: Any = None) -> list[Message]:
     """The messages an episode begins with: `first` as text or as messages, or else what the task asks.
 
-    >>> first_messages(Task(id="t", data={"question": "3 * 4?", "answer": 12}), "Be brief.")
+    >>> build_first_messages(Task(id="t", data={"question": "3 * 4?", "answer": 12}), "Be brief.")
     [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': '3 * 4?'}]
     """
     asked = _question_of(task) if first is None else first
@@ -247,7 +247,7 @@ def _question_of(task: Task) -> Any:
     fields = text_fields(data)
     if not fields:
         raise TaskError(
-            f"task {task.id} has no text that is clearly its question (question, prompt, messages, ...): "
+            f"task {task.id} has no text that is clearly its question (question, prompt, messages, ...). Fix: "
             "say what it is with prompt=lambda task: ..."
         )
     return data[fields[0]]

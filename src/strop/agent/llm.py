@@ -116,7 +116,7 @@ class LLM(Struct, frozen=True, kw_only=True):
         try:
             given = Reward(name=name, value=float(value), turn=turn, agent=agent)
         except OverflowError:
-            raise BadReward(f"reward {name!r} is a number that no float holds: give a smaller one") from None
+            raise BadReward(f"reward {name!r} is too large for a float. Fix: give a smaller one") from None
         if given.wrong:
             raise BadReward(given.wrong)
         self.event("reward", msgspec.to_builtins(given))
@@ -136,7 +136,7 @@ class LLM(Struct, frozen=True, kw_only=True):
                 raise StropError(f"the gateway refused a {kind} event {why}")
             if time.monotonic() + pause > deadline:
                 raise StropError(
-                    f"the gateway took no {kind} event for {EVENT_SECONDS:g} s {why}: see whether it is up"
+                    f"the gateway took no {kind} event for {EVENT_SECONDS:g} s {why}. Fix: see whether it is up"
                 )
             time.sleep(pause)
             pause = min(2 * pause, 2.0)

@@ -64,7 +64,7 @@ class Server:
     ) -> None:
         self.command = shlex.split(command) if isinstance(command, str) else list(command)
         if bool(self.command) == bool(url):
-            raise ConfigError("an MCP server has a command that starts it, or a url where it is: give one of them")
+            raise ConfigError("an MCP server has a command that starts it, or a url where it is. Fix: give one of them")
         self.url, self.env, self.cwd, self.headers, self.only = url, env, cwd, headers, only
         self.timeout, self.limit = timeout, limit
         self._link: _Link | None = None
@@ -113,7 +113,7 @@ class Server:
 
     def _begin(self) -> _Link:
         if self._link is not None:
-            raise ToolError(f"{self.name} is open already: make another Server for another rollout")
+            raise ToolError(f"{self.name} is open already. Fix: make another Server for another rollout")
         _client()  # a missing package is said here, not in the thread
         self._link = _Link(self)
         return self._link

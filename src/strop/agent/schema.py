@@ -35,21 +35,25 @@ ARGUMENT = re.compile(r"^( +)(\w+)(?: *\([^)]*\))?:[ \t]*(.*(?:\n\1 +.+)*)", re.
 """A line about an argument, and those under it that are further in."""
 
 
-def arguments_of(function: Callable[..., Any], name: str, hints: Mapping[str, Any]) -> type[msgspec.Struct]:
+def build_arguments(function: Callable[..., Any], name: str, hints: Mapping[str, Any]) -> type[msgspec.Struct]:
     """A function's arguments as a record: its fields are what JSON is described by and checked against."""
     if not NAME.fullmatch(name):
         raise ConfigError(
             f"tools: {name} is not a name that models can call. Fix: @strop.tool(name=...) of letters, digits, _ and -"
         )
-    about = docstring(function)[1]
+    about = parse_docstring(function)[1]
     fields: list[tuple[str, Any, Any]] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise ConfigError(f"tools: {name} takes {parameter}, which has no name of its own: give it named arguments")
+            raise ConfigError(
+                f"tools: {name} takes {parameter}, which has no name of its own. Fix: give it named arguments"
+            )
         if parameter.name not in hints:
-            raise ConfigError(f"tools: {name} does not say what {parameter.name} is: write {parameter.name}: str, say")
+            raise ConfigError(
+                f"tools: {name} does not say what {parameter.name} is. Fix: write {parameter.name}: str, say"
+            )
         if parameter.name.startswith("__"):
-            raise ConfigError(f"tools: {name} takes {parameter.name}: give it a name that does not begin with __")
+            raise ConfigError(f"tools: {name} takes {parameter.name}. Fix: give it a name that does not begin with __")
         hint = hints[parameter.name]
         if parameter.name in about:
             hint = Annotated[hint, Meta(description=about[parameter.name])]
@@ -62,11 +66,11 @@ def arguments_of(function: Callable[..., Any], name: str, hints: Mapping[str, An
     try:
         json.dumps(described, allow_nan=False)
     except ValueError:
-        raise ConfigError(f"tools: {name} has a default that JSON cannot hold (inf or nan): take None") from None
+        raise ConfigError(f"tools: {name} has a default that JSON cannot hold (inf or nan). Fix: take None") from None
     return made
 
 
-def parameters_of(arguments: type[msgspec.Struct]) -> dict[str, Any]:
+def describe_parameters(arguments: type[msgspec.Struct]) -> dict[str, Any]:
     """The record as JSON schema, as OpenAI's API has it."""
     whole = msgspec.json.schema(arguments)
     defined: dict[str, Any] = whole["$defs"]
@@ -75,7 +79,7 @@ def parameters_of(arguments: type[msgspec.Struct]) -> dict[str, Any]:
     return shown | ({"$defs": defined} if defined else {})
 
 
-def docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+def parse_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """Its first paragraph, and what its section `Args:` says of each argument."""
     text = inspect.getdoc(function) or ""
     sections = list(SECTION.finditer(text))
@@ -89,10 +93,11 @@ def docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     return " ".join(whole.partition("\n\n")[0].split()), about
 
 
-def expected(parameters: Mapping[str, Any]) -> str:
+def summarize_parameters(parameters: Mapping[str, Any]) -> str:
     """The arguments in short, for a model that got them wrong.
 
-    >>> expected({"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]})
+    >>> properties = {"city": {"type": "string"}, "days": {"type": "integer"}}
+    >>> summarize_parameters({"properties": properties, "required": ["city"]})
     '{"city": string, "days": integer (may be left out)}'
     """
     required = parameters.get("required", ())

@@ -33,7 +33,7 @@ import msgspec
 from msgspec import Struct
 
 from strop.agent.functions import run_until_done
-from strop.agent.schema import arguments_of, docstring, expected, parameters_of
+from strop.agent.schema import build_arguments, describe_parameters, parse_docstring, summarize_parameters
 from strop.errors import ConfigError
 from strop.imports import one_line
 
@@ -85,7 +85,7 @@ class Tool:
             raise ConfigError(f"tools: {function!r} is not a function. Fix: give one, with types and docstring")
         self.function, self.timeout, self.limit = function, timeout, limit
         self.name = name or getattr(function, "__name__", type(function).__name__)
-        self.description = docstring(function)[0] if description is None else description
+        self.description = parse_docstring(function)[0] if description is None else description
         self._given = parameters
         if hints is not None:
             self._hints = hints
@@ -100,7 +100,9 @@ class Tool:
         try:
             first = next(iter(inspect.signature(self.function).parameters), "")
         except ValueError:  # some built-in functions do not tell
-            raise ConfigError(f"tools: {self.name} does not say what it takes: write a function around it") from None
+            raise ConfigError(
+                f"tools: {self.name} does not say what it takes. Fix: write a function around it"
+            ) from None
         return self._given is None and first == "self"
 
     @cached_property
@@ -112,11 +114,11 @@ class Tool:
 
     @cached_property
     def _arguments(self) -> type[Struct] | None:
-        return arguments_of(self.function, self.name, self._hints) if self._given is None else None
+        return build_arguments(self.function, self.name, self._hints) if self._given is None else None
 
     @cached_property
     def parameters(self) -> dict[str, Any]:
-        return self._given or (parameters_of(self._arguments) if self._arguments else {})
+        return self._given or (describe_parameters(self._arguments) if self._arguments else {})
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -153,7 +155,9 @@ class Tool:
             given = self._read(arguments)
         except (Exception, SystemExit) as error:  # types of users may raise anything while they are made
             why = str(error) if isinstance(error, msgspec.MsgspecError | UnicodeError) else one_line(error)
-            said = f"error: the arguments of {self.name} do not fit: {why}; give {expected(self.parameters)}"
+            said = (
+                f"error: the arguments of {self.name} do not fit: {why}; give {summarize_parameters(self.parameters)}"
+            )
             return Observation(truncate(said, self.limit), "arguments")
         work = asyncio.ensure_future(call_function(self.function, given, self.name))
         work.add_done_callback(lambda done: done.cancelled() or done.exception())  # heard, even if it comes too late

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from strop.agent.episode import Action, EpisodeLimits, ExecutedCall, Transition, first_messages, play
+from strop.agent.episode import Action, EpisodeLimits, ExecutedCall, Transition, build_first_messages, play
 from strop.agent.functions import Caller, function_caller
 from strop.agent.llm import LLM
 from strop.agent.tool import Observation
@@ -69,7 +69,9 @@ class ToolAgent:
                 return Transition(reward=await self._worth(task, action, call))
 
             async with open_tools(self.tools, task, call) as tools:
-                episode = await play(llm, first_messages(task, self.system, first), tools, self.limits, react, CALL)
+                episode = await play(
+                    llm, build_first_messages(task, self.system, first), tools, self.limits, react, CALL
+                )
                 if self.on_call is not None and not episode.rewards:
                     llm.reward(CALL, 0.0)  # a reward that counts and was never given would have the rollout left out
                 return episode if self.reward is None else await call(self.reward, task, episode)

@@ -30,7 +30,7 @@ class Tools:
         self._tools = {tool.name: tool for tool in tools}
         if len(self._tools) < len(tools):
             twice = next(tool.name for tool in tools if sum(other.name == tool.name for other in tools) > 1)
-            raise ConfigError(f"tools: two are called {twice}: give one another name, @strop.tool(name=...)")
+            raise ConfigError(f"tools: two are called {twice}. Fix: give one another name, @strop.tool(name=...)")
         self.schemas = [tool.schema for tool in tools]
 
     async def run(self, name: str, arguments: str) -> Observation:
@@ -54,7 +54,7 @@ def check_tools(given: ToolSource) -> ToolSource:
     for item in items:
         if not isinstance(item, Tool) and not inspect.isroutine(item):
             raise ConfigError(
-                f"tools: {type(item).__name__} has to be made for each rollout: write tools=lambda task: [...]"
+                f"tools: {type(item).__name__} has to be made for each rollout. Fix: write tools=lambda task: [...]"
             )
     made = [item if isinstance(item, Tool) else Tool(item) for item in items]
     Tools(made)
@@ -87,23 +87,25 @@ async def _open(made: Any, stack: AsyncExitStack, call: Caller) -> list[Tool]:
         stack.push_async_exit(partial(call, manager.__exit__))
     elif callable(close := getattr(made, "aclose", None) or getattr(made, "close", None)):
         stack.push_async_callback(call, close)
-    return tools_of(made) if inside is made else await _open(inside, stack, call)
+    return find_tools(made) if inside is made else await _open(inside, stack, call)
 
 
-def tools_of(thing: Any) -> list[Tool]:
+def find_tools(thing: Any) -> list[Tool]:
     """The tools among an object's methods, in the order they are written.
 
     >>> class Counter:
     ...     @Tool
     ...     def add(self, n: int) -> int:
     ...         return n
-    >>> tools_of(Counter())
+    >>> find_tools(Counter())
     [Tool(add)]
     """
     names = [name for kind in reversed(type(thing).__mro__) for name, value in vars(kind).items() if is_tool(value)]
     found = [getattr(thing, name) for name in dict.fromkeys(names)]
     if not found:
-        raise ConfigError(f"tools: {type(thing).__name__} has no methods that are tools: write @strop.tool above them")
+        raise ConfigError(
+            f"tools: {type(thing).__name__} has no methods that are tools. Fix: write @strop.tool above them"
+        )
     return found
 
 

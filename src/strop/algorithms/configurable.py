@@ -4,8 +4,8 @@ class Nearest(Algorithm):
     margin: Annotated[float, Meta(ge=0, description="how far apart two answers count as equal")] = 0.1
 
 Nearest(margin=0.2)     its signature has every setting
-Nearest(marging=0.2)    there is no setting 'algorithm.settings.marging'; did you mean 'algorithm.settings.margin'?
-Nearest(margin=-1)      algorithm.settings.margin does not fit: Expected `float` >= 0.0
+Nearest(marging=0.2)    there is no setting 'algorithm.settings.marging'. Fix: write algorithm.settings.margin
+Nearest(margin=-1)      algorithm.settings.margin does not fit: it is -1 (expected `float` >= 0.0). Fix: ...
 """
 
 from __future__ import annotations

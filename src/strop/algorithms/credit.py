@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from strop.algorithms.rewards import Rewards, cap_failed, find_failed, last_rewards
+from strop.algorithms.rewards import Rewards, cap_failed, find_failed, select_last_rewards
 from strop.algorithms.timeline import build_timelines
 from strop.trajectory import Batch
 from strop.trajectory.batch import Floats, Ints
@@ -78,7 +78,7 @@ def collect_scores(
     index: dict[Hashable, int] = {}
 
     def add(name: Hashable, value: float, s: int, agent: str, share: float = 1.0) -> None:
-        like = {"group": "", "agent": agent, "role": role_of(agent)}[baseline]
+        like = {"group": "", "agent": agent, "role": parse_role(agent)}[baseline]
         index[name] = len(rows)
         rows.append((value, s, (int(batch.group[s]), like), share))
 
@@ -165,7 +165,7 @@ def compare_targeted(batch: Batch, weights: Mapping[str, float], *, agents: bool
     for s in map(int, np.flatnonzero(batch.counted)):
         members[int(batch.group[s])].append(s)
         speaker = {turn.id: turn.agent for turn in batch.samples[s].turns}
-        for reward in last_rewards(batch.samples[s].rollout) if batch.stand_in[s] is None else ():
+        for reward in select_last_rewards(batch.samples[s].rollout) if batch.stand_in[s] is None else ():
             agent = (reward.agent if agents else None) if reward.turn is None else speaker.get(reward.turn)
             if agent is not None and reward.name in weights:
                 found[int(batch.group[s]), reward.name, agent, reward.turn is None][s].append(reward)
@@ -204,10 +204,10 @@ def whiten(values: Floats, weight: Floats) -> Floats:
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
-def role_of(agent: str) -> str:
+def parse_role(agent: str) -> str:
     """What agents with the same part in a game share: the name without `-` or `_` and a number at its end.
 
-    >>> role_of("wolf-1"), role_of("wolf_12"), role_of("wolf"), role_of("gpt-4-judge")
+    >>> parse_role("wolf-1"), parse_role("wolf_12"), parse_role("wolf"), parse_role("gpt-4-judge")
     ('wolf', 'wolf', 'wolf', 'gpt-4-judge')
     """
     return re.sub(r"[-_][0-9]+$", "", agent)

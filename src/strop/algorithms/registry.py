@@ -49,9 +49,8 @@ def find(name: str) -> type[Algorithm]:
     if name in _files() and (found := _registered(name)) is not None:
         return found
     near = difflib.get_close_matches(name, names(), 1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    known = ", ".join(names())
-    raise ConfigError(f"{name!r} is not an algorithm. Fix: {hint}algorithm.name is FILE.py:Class or one of {known}")
+    fix = f"write {near[0]}" if near else f"name one of {', '.join(names())}, or FILE.py:Class"
+    raise ConfigError(f"{name!r} is not an algorithm. Fix: {fix}")
 
 
 def names() -> list[str]:
@@ -129,8 +128,18 @@ DECLARED.append(registered_settings)
 def _configured(config: AlgorithmConfig) -> Algorithm:
     algorithm = find(config.name)
     settings = rename_old(config.settings, PATH, quiet=True)  # loading has said so
-    refuse_unknown(settings, _setting_types(algorithm), PATH)
-    return algorithm(rewards=config.rewards, **settings)
+    try:
+        refuse_unknown(settings, _setting_types(algorithm), PATH)
+        return algorithm(rewards=config.rewards, **settings)
+    except ConfigError:
+        raise
+    except Exception as error:
+        if ":" not in config.name:
+            raise
+        raise ConfigError(
+            f"{config.name} cannot be made ({type(error).__name__}: {error}). Fix: let it take `rewards`, and give "
+            "every other field a type and a default"
+        ) from error
 
 
 def _setting_types(algorithm: type[Algorithm]) -> dict[str, Any]:

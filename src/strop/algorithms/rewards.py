@@ -14,7 +14,7 @@ import numpy as np
 
 from strop.algorithms.timeline import build_timelines
 from strop.trajectory import Batch
-from strop.trajectory.assemble import cause_of
+from strop.trajectory.assemble import find_cause
 from strop.trajectory.batch import Bools, Floats, Ints
 from strop.types import Reward, Rollout
 
@@ -48,7 +48,7 @@ class Rewards:
         by_agent: dict[tuple[int, int], list[float]] = defaultdict(list)
         for s, sample in enumerate(batch.samples):
             turns = {turn.id for turn in sample.turns}
-            for reward in last_rewards(sample.rollout) if batch.stand_in[s] is None else ():
+            for reward in select_last_rewards(sample.rollout) if batch.stand_in[s] is None else ():
                 value = weights.get(reward.name, 0.0) * reward.value
                 if reward.turn in turns:
                     by_turn[str(reward.turn)].append(value)
@@ -101,7 +101,11 @@ def total_reward(rollout: Rollout, weights: Mapping[str, float]) -> float | None
     """
     if not any(reward.name in weights for reward in rollout.rewards):
         return None
-    own = [reward for reward in last_rewards(rollout) if reward.name in weights and not (reward.turn or reward.agent)]
+    own = [
+        reward
+        for reward in select_last_rewards(rollout)
+        if reward.name in weights and not (reward.turn or reward.agent)
+    ]
     return math.fsum(weights[reward.name] * reward.value for reward in own)
 
 
@@ -129,7 +133,7 @@ def total_rewards(batch: Batch, weights: Mapping[str, float]) -> Floats:
         elif len(others):
             result[s] = others.min()
         else:
-            leave_out(s, f"failed:{cause_of(batch.samples[s].rollout)}")
+            leave_out(s, f"failed:{find_cause(batch.samples[s].rollout)}")
     return result
 
 
@@ -161,7 +165,7 @@ def count_unused(batch: Batch, weights: Mapping[str, float]) -> dict[str, float]
     spoke = {(timeline.sample, batch.agents[timeline.agent]) for timeline in build_timelines(batch)}
     for s, sample in enumerate(batch.samples):
         turns, agents = {turn.id for turn in sample.turns}, {turn.agent for turn in sample.turns}
-        for reward in last_rewards(sample.rollout):
+        for reward in select_last_rewards(sample.rollout):
             if reward.name not in weights:
                 counts[f"filter_rewards/{reward.name}"] += 1.0
             elif reward.turn is not None and reward.turn not in turns:
@@ -175,6 +179,6 @@ def count_unused(batch: Batch, weights: Mapping[str, float]) -> dict[str, float]
     return dict(sorted(counts.items()))
 
 
-def last_rewards(rollout: Rollout) -> list[Reward]:
+def select_last_rewards(rollout: Rollout) -> list[Reward]:
     """The rewards that count: the last one of each name and target."""
     return list({reward.target: reward for reward in rollout.rewards}.values())

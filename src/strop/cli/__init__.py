@@ -50,7 +50,7 @@ COMMANDS = (
     completion,
 )
 """A module each, in the order that `strop --help` shows."""
-BEGIN = "To begin: `strop demo`. Of a command more is said by `strop COMMAND --help`, of settings by `strop config`."
+BEGIN = "Start with `strop demo`. `strop COMMAND --help` describes a command, `strop config` lists the settings."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StropError as error:
         print(f"strop: {error}", file=sys.stderr)
         return error.code
-    except KeyboardInterrupt:
-        print("strop: stopped; what was collected is kept", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        print(f"strop: stopped; {str(stopped) or 'what was collected is kept'}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `strop rollouts | head`
         sys.stderr.close()
@@ -109,7 +109,7 @@ class CommandParser(argparse.ArgumentParser):
 
 def _near(word: str, words: Iterable[str]) -> str:
     found = difflib.get_close_matches(word, words, 1)
-    return f". Fix: did you mean {found[0]}?" if found else ""
+    return f". Fix: write {found[0]}" if found else ""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -8,21 +8,33 @@ import shutil
 import sys
 import time
 from pathlib import Path
+from typing import Any, cast
 
 from msgspec.structs import replace
 
 from strop import config as configs
 from strop import demo
 from strop.cli.commands import Commands
-from strop.config import Config, EngineConfig, GatewayConfig, LearnerConfig, PolicyConfig, SamplingConfig
+from strop.config import (
+    Config,
+    EngineConfig,
+    GatewayConfig,
+    LearnerConfig,
+    PolicyConfig,
+    SamplingConfig,
+    replace_models,
+    resolve_policies,
+    trained_policies,
+)
 from strop.errors import ConfigError
-from strop.run.folder import BEST, RunFolder
+from strop.run.folder import BEST, RunFolder, find_parts
 
 
 def add(commands: Commands) -> None:
     chat = commands.add_parser("chat", help="talk to a model, to a run's newest checkpoint, or to its agent")
     chat.add_argument("target", metavar="MODEL|RUN", help="strop/nano, a model's folder or name, or RUN[:STEP]")
     chat.add_argument("--best", action="store_true", help="of a run: the checkpoint with the best score instead")
+    chat.add_argument("--policy", default="", metavar="NAME", help="of a run with several policies: talk to this one")
     chat.add_argument("--agent", action="store_true", help="of a run: its agent, with what you type as the task")
     chat.add_argument(
         "--tools",
@@ -47,17 +59,20 @@ def _chat(arguments: argparse.Namespace) -> int:
     if arguments.rounds < 1:
         raise ConfigError("--rounds is how often the model may be asked for one answer: at least 1")
     if arguments.agent and run is None:
-        raise ConfigError(f"--agent is the agent of a run, and {arguments.target} is none: give a run's folder")
+        raise ConfigError(f"--agent needs a run, and {arguments.target} is not one. Fix: give a run's folder")
+    if arguments.policy and (run is None or arguments.agent):
+        why = "its agent is answered by all of them" if arguments.agent else f"{arguments.target} is not a run"
+        raise ConfigError(f"--policy chooses one policy of a run, and {why}. Fix: leave it out")
     if arguments.agent and (arguments.tools or arguments.system):
-        raise ConfigError("an agent has its own tools and prompts: leave out --tools and --system, or --agent")
-    config = config_of(arguments)
+        raise ConfigError("an agent has its own tools and prompts. Fix: leave out --tools and --system, or --agent")
+    config = read_config(arguments)
     arguments.tools = _tools(arguments, config)
     from strop.cli.chat_loop import talk
     from strop.cli.chat_view import ChatJson, ChatLines, ChatTerminal
 
     people = sys.stdin.isatty() and sys.stdout.isatty() and not arguments.json
     view = ChatTerminal() if people else ChatJson() if arguments.json else ChatLines()
-    folder = Path(arguments.folder) if arguments.folder else fresh()
+    folder = Path(arguments.folder) if arguments.folder else choose_folder()
     talk(config, folder, view, arguments, run=run)
     if not view.asked and not arguments.folder:
         shutil.rmtree(folder, ignore_errors=True)  # nothing was said
@@ -74,51 +89,76 @@ def _tools(arguments: argparse.Namespace, config: Config) -> list[str]:
 
 def run_of(target: str) -> Path | None:
     """The folder of RUN or RUN:STEP, if it is one; otherwise it is a model's name."""
-    if found := RunFolder.named(target):
+    if found := RunFolder.parse_name(target):
         return found[0]
     path = Path(target).expanduser()
     return path if (path / "store.sqlite").is_file() else None
 
 
-def config_of(arguments: argparse.Namespace) -> Config:
+def read_config(arguments: argparse.Namespace) -> Config:
     """The configuration that the model is served with: a run's own, where it is one's."""
     from strop.run.settings import settle
 
     run = run_of(arguments.target)
     if run is not None:
-        _, step = RunFolder.named(arguments.target) or (run, "")
-        base = _as_in(run, BEST if arguments.best else step, agent=arguments.agent)
+        _, step = RunFolder.parse_name(arguments.target) or (run, "")
+        base = _as_in(run, BEST if arguments.best else step, policy=arguments.policy, agent=arguments.agent)
     elif arguments.best:
-        raise ConfigError(
-            f"--best chooses among the checkpoints of a run, and {arguments.target} is none: leave it out"
-        )
+        raise ConfigError(f"--best needs a run's checkpoints, and {arguments.target} is not a run. Fix: leave it out")
     else:
         policy = PolicyConfig(model=arguments.target, eval=SamplingConfig(max_tokens=1024))
         base = Config(policy=policy, engine=EngineConfig(max_sequences=4))
     drawn = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens}
     given = {name: value for name, value in drawn.items() if value is not None}
     seed = secrets.randbits(32) if arguments.seed is None else arguments.seed
-    return settle(configs.load(base=base, sets=arguments.set, policy={"eval": given}, seed=seed))
+    policies = {name: {"eval": given} for name in base.policies}
+    return settle(configs.load(base=base, sets=arguments.set, seed=seed, policy={"eval": given}, policies=policies))
 
 
-def _as_in(run: Path, step: str, *, agent: bool) -> Config:
-    """A run's settings, as far as they say how its model is shown, asked and computed."""
+def _as_in(run: Path, step: str, *, policy: str, agent: bool) -> Config:
+    """A run's settings, as far as they say how its model is shown, asked and computed: of one policy where that is
+    talked to, of all of them where the agent is."""
     ran = RunFolder.config(run)
-    checkpoint = RunFolder.refuse_parts(RunFolder.chosen_checkpoint(run, step))
-    engine = replace(ran.engine, vllm=replace(ran.engine.vllm, url=""), sglang=replace(ran.engine.sglang, url=""))
+    checkpoint, policies = RunFolder.chosen_checkpoint(run, step), resolve_policies(ran)
+    if agent:
+        models = {name: str(part) for name, part in find_parts(checkpoint, trained_policies(ran)).items()}
+        served = replace_models(ran, models)
+    else:
+        part = str(RunFolder.choose_part(checkpoint, policy))
+        own = policies[policy] if policy else next(iter(trained_policies(ran).values()))
+        served = replace(own, policies={}, policy=replace(own.policy, model=part))
     return Config(
         agent=ran.agent,
         agents=ran.agents,
         reward=ran.reward,
-        policy=replace(ran.policy, model=str(checkpoint)),
-        learner=LearnerConfig(device=ran.learner.device, dtype=ran.learner.dtype),
-        engine=engine,
+        policy=served.policy,
+        policies={name: _leave_out_training(table) for name, table in served.policies.items()},
+        learner=LearnerConfig(device=served.learner.device, dtype=served.learner.dtype),
+        engine=_without_servers(served.engine),
         runner=ran.runner,
         gateway=GatewayConfig(outside=ran.gateway.outside if agent else {}),
     )
 
 
-def fresh() -> Path:
+def _without_servers(engine: EngineConfig) -> EngineConfig:
+    """Servers that somebody else started keep the weights they have."""
+    return replace(engine, vllm=replace(engine.vllm, url=""), sglang=replace(engine.sglang, url=""))
+
+
+def _leave_out_training(table: dict[str, Any]) -> dict[str, Any]:
+    """The same of one of several policies."""
+    learner = {name: value for name, value in table.get("learner", {}).items() if name in ("device", "dtype")}
+    engine: dict[str, Any] = {
+        name: {key: one for key, one in cast("dict[str, Any]", value).items() if key != "url"}
+        if isinstance(value, dict)
+        else value
+        for name, value in table.get("engine", {}).items()
+    }
+    kept = {name: value for name, value in table.items() if name != "algorithm"}
+    return kept | {"learner": learner, "engine": engine}
+
+
+def choose_folder() -> Path:
     """A folder of its own for every chat."""
     began = Path("runs/chat") / time.strftime("%Y%m%d-%H%M%S")
     later = (began.with_name(f"{began.name}-{n}") for n in range(2, 1000))

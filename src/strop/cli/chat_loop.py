@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 import uvloop
 
 from strop.cli.chat_view import ChatJson, ChatLines, ChatTerminal
-from strop.cli.output import me
+from strop.cli.output import get_program
 from strop.cli.rollouts import open_run
 from strop.cli.tool_functions import load
-from strop.config import Config
+from strop.config import Config, describe_models
 from strop.errors import StropError
 from strop.run.chat import AgentChat, Chat, ChatAnswer, ChatSession, open_chat
 from strop.types import Task
@@ -40,7 +40,7 @@ def talk(config: Config, folder: Path, view: ChatLines, arguments: argparse.Name
     """Load what is talked to, and talk. `run` is whose agent `--agent` means."""
     tools = load(arguments.tools)
     if not isinstance(view, ChatJson):
-        print(f"loading {config.policy.model}", file=sys.stderr)
+        print(f"loading {describe_models(config)}", file=sys.stderr)
     stack = AsyncExitStack()
     with Background() as background:
         try:
@@ -55,7 +55,7 @@ def talk(config: Config, folder: Path, view: ChatLines, arguments: argparse.Name
         finally:
             background.run(stack.aclose())
     if view.asked:
-        view.note(f"what was said is kept: {me()} rollouts {folder}")
+        view.note(f"what was said is kept: {get_program()} rollouts {folder}")
 
 
 def converse(speaker: Chat | AgentChat, session: ChatSession, background: Background, view: ChatLines) -> None:
@@ -71,7 +71,7 @@ def converse(speaker: Chat | AgentChat, session: ChatSession, background: Backgr
 
 
 def _introduction(speaker: Chat | AgentChat, session: ChatSession) -> str:
-    model = session.config.policy.model
+    model = describe_models(session.config)
     if isinstance(speaker, AgentChat):
         where = f"its task's {speaker.field!r}" if speaker.field else "its task"
         return f"{session.config.agent} on {model}: what you type is {where}; /help lists commands, Ctrl-D leaves\n"

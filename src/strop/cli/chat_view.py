@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from strop.cli.output import console, json_line
+from strop.cli.output import make_console, print_json
 from strop.cli.rollouts import show_event, show_message
 from strop.errors import StropError
 from strop.monitor.screen import Screen
@@ -36,9 +36,9 @@ class ChatLines:
                 self._write(f"{name}({arguments}) → {result}\n")
             case TurnRecorded(turn, messages):
                 for message in [*messages, turn.answer]:
-                    show_message(console(), message)
+                    show_message(make_console(), message)
             case Event():
-                show_event(console(), what)
+                show_event(make_console(), what)
 
     def show_answer(self, answer: ChatAnswer, context: int) -> None:
         self._end_line()
@@ -78,17 +78,17 @@ class ChatJson(ChatLines):
         said: dict[str, Any] = {"answer": answer.text, "finish": last.finish, "calls": answer.calls}
         if thought := last.answer.get("reasoning_content"):
             said["reasoning"] = thought
-        json_line(said | {"rollout": answer.rollout, "turns": [_facts(turn) for turn in answer.turns]})
+        print_json(said | {"rollout": answer.rollout, "turns": [_facts(turn) for turn in answer.turns]})
 
     def show_end(self, rollout: Rollout, answer: ChatAnswer) -> None:
         said = {"answer": answer.text, "status": rollout.status, "cause": rollout.cause, "detail": rollout.detail}
         turns = [_facts(turn) | {"messages": turn.messages, "answer": turn.answer} for turn in answer.turns]
-        json_line(said | {"rollout": rollout.id, "turns": turns})
+        print_json(said | {"rollout": rollout.id, "turns": turns})
         self.failed = self.failed or rollout.cause is not None
 
     def error(self, error: StropError) -> None:
         self.failed = True
-        json_line({"error": str(error)})
+        print_json({"error": str(error)})
 
 
 class ChatTerminal(ChatLines):
@@ -118,13 +118,13 @@ class ChatTerminal(ChatLines):
             case TurnRecorded(turn, messages):
                 for message in [*messages, turn.answer]:
                     show_message(self.out, message)
-                self.note(summary([turn]))
+                self.note(format_summary([turn]))
             case Event():
                 show_event(self.out, what)
 
     def show_answer(self, answer: ChatAnswer, context: int) -> None:
         self._end_line()
-        self.note(summary(answer.turns))
+        self.note(format_summary(answer.turns))
         if answer.open:
             self.note("it went on calling tools and was not asked again; --rounds allows for more")
         if len(answer.turns[-1].ids) >= context:
@@ -155,16 +155,16 @@ class ChatTerminal(ChatLines):
         self._begun = self._thinking = False
 
 
-def summary(turns: list[Turn]) -> str:
+def format_summary(turns: list[Turn]) -> str:
     """How an answer came about, in a line."""
     tokens = sum(len(turn.response_ids) for turn in turns)
     seconds = sum(turn.ended - turn.started for turn in turns)
     several = f" in {len(turns)} turns" if len(turns) > 1 else ""
     parts = [f"{tokens} tokens{several}", f"{tokens / max(seconds, 1e-9):.0f} tokens/s", turns[-1].finish]
-    return " · ".join([*parts, exactness(turns)])
+    return " · ".join([*parts, format_exactness(turns)])
 
 
-def exactness(turns: list[Turn]) -> str:
+def format_exactness(turns: list[Turn]) -> str:
     """How the prompts stood to what was said before, token for token."""
     for turn in turns:
         if turn.branch:

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from strop import algorithms
 from strop.cli.commands import Commands
-from strop.cli.output import console
-from strop.config import AlgorithmConfig, Config, Setting, toml
+from strop.cli.output import make_console
+from strop.config import RENAMED, AlgorithmConfig, Config, Setting, find_new_names, toml
 from strop.errors import ConfigError
 from strop.run.folder import RunFolder
 
@@ -78,21 +78,45 @@ def _chosen(config: Config, words: Sequence[str]) -> list[Setting]:
 
 
 def _about(word: str, every: Sequence[Setting], config: Config) -> list[Setting]:
-    """Those of an algorithm; or those with the word in their name; or in their line."""
+    """Those of an algorithm; or those with the word in their name, or in the name they had before; or in their line."""
     if ":" in word or word in algorithms.names():
         chosen = config.algorithm if config.algorithm.name == word else AlgorithmConfig(name=word)
         own = list(algorithms.own_settings(chosen))
         return [Setting("algorithm.name", word, next(s.doc for s in every if s.key == "algorithm.name")), *own]
     low = word.lower()
-    found = [s for s in every if low in s.key] or [s for s in every if low in s.doc.lower()]
-    if found:
+    if "." in low and (found := _renamed(low, every)):  # by its whole old name: some new ones begin like it
+        return found
+    if found := [s for s in every if low in s.key]:
+        return found
+    others = [s for s in algorithms.registered_settings() if low in s.key]
+    if found := others or _renamed(low, every) or [s for s in every if low in s.doc.lower()]:
         return found
     if "/" in word:
         RunFolder.config(Path(word))  # a sentence, since there is no run
-    names = {part for setting in every for part in (setting.key, *setting.key.split("."))} | set(algorithms.names())
-    near = difflib.get_close_matches(low, sorted(names), 1)
-    hint = f"did you mean `strop config {near[0]}`?" if near else "`strop config` lists all"
-    raise ConfigError(f"no setting has {word!r} in its name, and no run is there: {hint}")
+    near = _nearest(low, every)
+    fix = f"write `strop config {near}`" if near else "choose from what `strop config` lists"
+    raise ConfigError(f"no setting has {word!r} in its name, and no run is there. Fix: {fix}")
+
+
+def _renamed(word: str, every: Sequence[Setting]) -> list[Setting]:
+    """The settings that were called so once, with a note that names them."""
+    new = find_new_names(word)
+    if new:
+        print(f"strop: {word} is called {' or '.join(new)} now", file=sys.stderr)
+    known = {setting.key: setting for setting in (*algorithms.registered_settings(), *every)}
+    # What stands in a table of the user's own (gateway.outside.NAME) is described with the table.
+    return [setting for key, setting in known.items() if any(f"{name}.".startswith(f"{key}.") for name in new)]
+
+
+def _nearest(word: str, every: Sequence[Setting]) -> str:
+    """What is spelt most like a word: an algorithm, a setting or a part of its name, or a setting's old name, for which
+    the new one is given."""
+    if near := difflib.get_close_matches(word, algorithms.names(), 1, 0.75):
+        return near[0]
+    names = {part: part for setting in every for part in (setting.key, *setting.key.split("."))}
+    old = [spelt for name in RENAMED if "*" not in name for spelt in (name, name.rpartition(".")[2])]
+    names = {spelt: find_new_names(spelt)[0] for spelt in old} | names
+    return next((names[near] for near in difflib.get_close_matches(word, sorted(names), 1)), "")
 
 
 def _nested(found: Sequence[Setting]) -> dict[str, Any]:
@@ -111,8 +135,8 @@ def _value(setting: Setting) -> str:
 
 
 def _show(found: Sequence[Setting]) -> None:
-    """A table where there is room, otherwise each with its line below it."""
-    out = console()
+    """A table where it fits, otherwise each with its line below it."""
+    out = make_console()
     if out.width < WIDE:
         for setting in found:
             out.print(Text.assemble((setting.key, "bold"), " = ", (_value(setting), "cyan")))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,14 @@ from rich.table import Table
 
 from strop.cli import doctor_preflight
 from strop.cli.commands import Commands
-from strop.cli.output import console, json_line
-from strop.config import Config, PolicyConfig
+from strop.cli.output import make_console, print_json
+from strop.config import MAIN, Config, PolicyConfig, resolve_policies
 from strop.errors import ConfigError
 from strop.gateway.template import Renderer
-from strop.gateway.template_check import Finding, TemplateReport, look_at, needs, samples
+from strop.gateway.template_check import Finding, TemplateReport, choose_samples, look_at, needs
 from strop.gateway.transcripts import Transcript, read_transcripts
 from strop.imports import to_install
-from strop.models.names import folder_of
+from strop.models.names import prepare_folder
 from strop.monitor.screen import Screen
 
 
@@ -41,26 +42,49 @@ def add(commands: Commands) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    config = doctor_preflight.config_of(arguments)
-    folder = Path(arguments.tokenizer) if arguments.tokenizer else folder_of(config.policy)
+    config = doctor_preflight.read_config(arguments)
     if arguments.template and not arguments.tokenizer:
-        raise ConfigError("a template needs its tokenizer: add --tokenizer DIR, the folder with its tokenizer.json")
+        raise ConfigError(
+            "a template needs its tokenizer. Fix: add --tokenizer DIR, the folder with its tokenizer.json"
+        )
+    alone = bool(arguments.template or arguments.transcripts or arguments.tokenizer)
+    own = {MAIN: config} if arguments.tokenizer else resolve_policies(config)
+    examined = {name: _examine_policy(one, arguments) for name, one in own.items()}
+    environment = {} if alone else _environment({name: (own[name], one.folder) for name, one in examined.items()})
+    probe = None if alone else doctor_preflight.run_probe(config, arguments)
+    if arguments.json:
+        each = {name: _as_json(one, arguments.template) for name, one in examined.items()}
+        about = {"policies": each} if len(each) > 1 else each.popitem()[1]
+        print_json(about | {"environment": environment, "probe": probe})
+    else:
+        for name, one in examined.items():
+            if len(examined) > 1:
+                make_console().print(f"policy {name}: {own[name].policy.model}", style="bold", markup=False)
+            _print(one)
+        for what, how in environment.items():
+            make_console().print(f"{what}: {how}", markup=False)
+        for line in doctor_preflight.describe_probe(probe) if probe else ():
+            make_console().print(line, markup=False)
+    return max((_exit_code(one.found) for one in examined.values()), key=(0, 2, 1).index)
+
+
+@dataclass(frozen=True)
+class ExaminedTemplate:
+    """A policy's chat template, and what came of conversations that it rendered."""
+
+    folder: Path
+    renderer: Renderer
+    found: Sequence[Finding]
+
+
+def _examine_policy(config: Config, arguments: argparse.Namespace) -> ExaminedTemplate:
+    folder = Path(arguments.tokenizer) if arguments.tokenizer else prepare_folder(config.policy)
     renderer = _renderer(folder, arguments.template, config.policy)
-    conversations = read_transcripts(Path(arguments.transcripts)) if arguments.transcripts else samples(renderer)
+    conversations = read_transcripts(Path(arguments.transcripts)) if arguments.transcripts else choose_samples(renderer)
     found = _examine(renderer, conversations, quiet=arguments.json)
     if not any(one.sampled.turns or one.sampled.error for one in found):
         raise ConfigError("no conversation has an answer of the assistant's in it: there is nothing to replay")
-    alone = arguments.template or arguments.transcripts or arguments.tokenizer
-    environment = {} if alone else _environment(config, folder)
-    probe = None if alone else doctor_preflight.run_probe(config, arguments)
-    if arguments.json:
-        about = _as_json(folder, arguments.template, renderer, found)
-        json_line(about | {"environment": environment, "probe": probe})
-    else:
-        _print(folder, renderer, found, environment)
-        for line in doctor_preflight.describe_probe(probe) if probe else ():
-            console().print(line, markup=False)
-    return _exit_code(found)
+    return ExaminedTemplate(folder, renderer, found)
 
 
 def _renderer(folder: Path, template: str | None, policy: PolicyConfig) -> Renderer:
@@ -107,10 +131,11 @@ def _summary(report: TemplateReport) -> dict[str, Any]:
     }
 
 
-def _as_json(folder: Path, template: str | None, renderer: Renderer, found: Sequence[Finding]) -> dict[str, Any]:
+def _as_json(examined: ExaminedTemplate, template: str | None) -> dict[str, Any]:
+    renderer, found = examined.renderer, examined.found
     return {
         "template": template,
-        "tokenizer": str(folder),
+        "tokenizer": str(examined.folder),
         "format": renderer.format.name,
         "tools": renderer.tooling.note or renderer.tooling.lost,
         "stop_ids": renderer.stop_ids,
@@ -130,8 +155,8 @@ def _as_json(folder: Path, template: str | None, renderer: Renderer, found: Sequ
     }
 
 
-def _print(folder: Path, renderer: Renderer, found: Sequence[Finding], environment: dict[str, str]) -> None:
-    out = console()
+def _print(examined: ExaminedTemplate) -> None:
+    out, folder, renderer, found = make_console(), examined.folder, examined.renderer, examined.found
     worst = sorted(found, key=lambda one: (one.exact is not False, one.equal is not False))
     out.print(_table(worst[:20]))
     if len(worst) > 20:
@@ -153,8 +178,6 @@ def _print(folder: Path, renderer: Renderer, found: Sequence[Finding], environme
     if renderer.stop_texts:
         unknown = ", ".join(renderer.stop_texts)
         print(f"strop: the tokenizer in {folder} has no token {unknown}: is it this template's?", file=sys.stderr)
-    for what, how in environment.items():
-        out.print(f"{what}: {how}", markup=False)
 
 
 def _table(found: Sequence[Finding]) -> Table:
@@ -183,8 +206,8 @@ def _reasons(branches: Counter[str]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in branches.most_common())
 
 
-def _environment(config: Config, folder: Path) -> dict[str, str]:
-    """What a run would use here."""
+def _environment(policies: Mapping[str, tuple[Config, Path]]) -> dict[str, str]:
+    """What a run would use here. `policies` are their configurations and the folders of their models."""
     found = {"python": sys.version.split()[0]}
     for package in ("torch", "vllm", "ray", "psycopg"):
         found[package] = "installed" if find_spec(package) else f"not installed: {to_install(package)}"
@@ -192,6 +215,7 @@ def _environment(config: Config, folder: Path) -> dict[str, str]:
         import torch
 
         found["torch"] = f"{torch.__version__}, {'with' if torch.cuda.is_available() else 'without'} a GPU"
-    if memory := doctor_preflight.describe_memory(config, folder):
-        found["memory"] = memory
+    for name, (config, folder) in policies.items():
+        if memory := doctor_preflight.describe_memory(config, folder):
+            found["memory" if len(policies) == 1 else f"memory of {name}"] = memory
     return found

@@ -36,7 +36,7 @@ def add(doctor: argparse.ArgumentParser) -> None:
     )
 
 
-def config_of(arguments: argparse.Namespace) -> Config:
+def read_config(arguments: argparse.Namespace) -> Config:
     """A run's configuration, or the defaults, with what was given on top."""
     run = arguments.run if os.path.isdir(arguments.run or "") else None
     return configs.load(
@@ -58,7 +58,9 @@ def run_probe(config: Config, arguments: argparse.Namespace) -> PreflightResult 
     if not config.agent or groups < 1:
         return None
     if not config.tasks:
-        raise ConfigError(f"which tasks? --tasks tasks.jsonl, or FILE.py:function ({config.agent} is no run's folder)")
+        raise ConfigError(
+            f"which tasks? --tasks tasks.jsonl, or FILE.py:function ({config.agent} is not a run's folder)"
+        )
     with console.choose(json=arguments.json, out=sys.stdout) as view:
         try:
             return uvloop.run(run_until_signal(probe(config, view, groups=groups)))
@@ -72,7 +74,8 @@ def describe_probe(found: PreflightResult) -> list[str]:
     return [
         f"probe: {found.groups} groups of {found.members}, rewards {found.lowest:g} to {found.highest:g}, "
         f"{found.mean:.3g} in the mean; a rollout took {found.seconds:.2g} s",
-        f"probe: {found.verdict}",
+        *(f"probe of {name}: {one.verdict}" for name, one in found.policies.items()),
+        *([] if found.policies else [f"probe: {found.verdict}"]),
         *([f"probe: rollouts failed ({failed})"] if failed else []),
     ]
 

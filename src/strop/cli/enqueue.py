@@ -11,7 +11,7 @@ from rich.text import Text
 
 from strop import config as configs
 from strop.cli.commands import Commands
-from strop.cli.output import console, counts_line, json_line
+from strop.cli.output import format_counts, make_console, print_json
 from strop.cli.served_store import add_options, open_served
 from strop.errors import ConfigError
 from strop.monitor.screen import Screen
@@ -46,7 +46,7 @@ async def _enqueue_all(arguments: argparse.Namespace) -> int:
         raise ConfigError("--members is the number of rollouts per task: at least 1")
     tasks = [task for task in load(config.tasks, **config.tasks_args) if arguments.split in (None, task.split)]
     if not tasks:
-        raise ConfigError(f"{arguments.tasks} has no task of split {arguments.split!r}: leave --split out for all")
+        raise ConfigError(f"{arguments.tasks} has no task of split {arguments.split!r}. Fix: leave --split out for all")
     name = arguments.name or time.strftime("q%Y%m%d-%H%M%S")
     rollouts = queue(
         tasks,
@@ -62,15 +62,15 @@ async def _enqueue_all(arguments: argparse.Namespace) -> int:
         for first in range(0, len(rollouts), 1000):
             new += await store.enqueue(rollouts[first : first + 1000])
         if new < len(rollouts) and (await store.get(rollouts[0].id)).task != rollouts[0].task:
-            raise ConfigError(f"--name {name} was used for other tasks: choose another name")
+            raise ConfigError(f"--name {name} was used for other tasks. Fix: choose another name")
         if not arguments.json:
             there = f"; {len(rollouts) - new} were there already" if new < len(rollouts) else ""
-            console().print(f"queued {new} rollouts of {len(tasks)} tasks as {name}-*{there}")
+            make_console().print(f"queued {new} rollouts of {len(tasks)} tasks as {name}-*{there}")
         counts = await _wait_for(store, {rollout.id for rollout in rollouts}, arguments) if arguments.wait else {}
     finally:
         await store.close()
     if arguments.json:
-        json_line({"name": name, "tasks": len(tasks), "rollouts": len(rollouts), "queued": new, **counts})
+        print_json({"name": name, "tasks": len(tasks), "rollouts": len(rollouts), "queued": new, **counts})
     return 1 if counts.get("failed") else 0
 
 
@@ -84,7 +84,7 @@ async def _wait_for(store: Store, ids: set[str], arguments: argparse.Namespace) 
                 if rollout.id in ids and rollout.status in TERMINAL:
                     ids.discard(rollout.id)
                     counts[rollout.status] = counts.get(rollout.status, 0) + 1
-            live.update(Text(f"{len(ids)} to go  " + counts_line(counts)))
+            live.update(Text(f"{len(ids)} to go  " + format_counts(counts)))
     if not arguments.json:
-        console().print(counts_line(counts), highlight=False)
+        make_console().print(format_counts(counts), highlight=False)
     return counts

@@ -7,6 +7,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,13 +17,13 @@ from rich.text import Text
 
 from strop import config as configs
 from strop.cli.commands import Commands
-from strop.cli.output import console, json_line, me
+from strop.cli.output import get_program, make_console, print_json
 from strop.cli.training_run import run_until_signal
-from strop.config import Config
+from strop.config import Config, describe_models
 from strop.errors import ConfigError, PlaceError
 from strop.monitor import console as views
 from strop.monitor.statistics import Difference, Score
-from strop.run.folder import RunFolder, free
+from strop.run.folder import RunFolder, find_free
 
 if TYPE_CHECKING:
     from strop.monitor.evaluations import EvaluationReport, Way
@@ -72,7 +73,7 @@ def _eval(arguments: argparse.Namespace) -> int:
         wanted = evaluate(
             config,
             models,
-            folder=arguments.folder or free(Path(FOLDER)),
+            folder=arguments.folder or find_free(Path(FOLDER)),
             view=view,
             splits=arguments.split,
             samples=arguments.k,
@@ -85,13 +86,13 @@ def _eval(arguments: argparse.Namespace) -> int:
             report = uvloop.run(run_until_signal(wanted))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
-    json_line(report) if arguments.json else _print_report(report)
+    print_json(report) if arguments.json else _print_report(report)
     return 0
 
 
 def _read_arguments(arguments: argparse.Namespace) -> tuple[Config, list[str]]:
     """The configuration, a run's or the defaults with what was given on top, and the models."""
-    found = RunFolder.named(arguments.agent) if arguments.agent else None
+    found = RunFolder.parse_name(arguments.agent) if arguments.agent else None
     run = arguments.agent if found or os.path.isdir(arguments.agent or "") else None  # what holds none is refused
     base = RunFolder.config(found[0] if found else Path(run)) if run else Config()
     config = configs.load(
@@ -107,16 +108,20 @@ def _read_arguments(arguments: argparse.Namespace) -> tuple[Config, list[str]]:
     if not config.agent:
         raise ConfigError("which agent? strop eval FILE.py:function --tasks tasks.jsonl (or strop eval RUN)")
     if not config.tasks:
-        raise ConfigError(f"which tasks? --tasks tasks.jsonl, or FILE.py:function ({config.agent} is no run's folder)")
-    models = [arguments.model or run or config.policy.model]
+        raise ConfigError(
+            f"which tasks? --tasks tasks.jsonl, or FILE.py:function ({config.agent} is not a run's folder)"
+        )
+    models = [arguments.model or run or describe_models(config)]
     if arguments.compare == START:
         if not run:
-            raise ConfigError(f"--compare {START} is what a run began with: name the run, or the other model")
-        models.append(base.policy.model)
+            raise ConfigError(f"--compare {START} is what a run began with. Fix: name the run, or the other model")
+        models.append(describe_models(base))
     elif arguments.compare:
+        if run and not Path(arguments.compare).exists() and get_close_matches(arguments.compare, [START], 1):
+            raise ConfigError(f"--compare {arguments.compare} is not a model. Fix: write --compare {START}")
         models.append(arguments.compare)
     if arguments.best and not any(map(RunFolder.is_run, models)):
-        raise PlaceError(f"--best chooses among the checkpoints of a run, and {models[0]} is none: leave it out")
+        raise PlaceError(f"--best needs a run's checkpoints, and {models[0]} is not a run. Fix: leave it out")
     return config, models
 
 
@@ -124,11 +129,11 @@ def _read_arguments(arguments: argparse.Namespace) -> tuple[Config, list[str]]:
 
 
 def _print_report(report: EvaluationReport) -> None:
-    out, k = console(), report.samples
+    out, k = make_console(), report.samples
     rewards = report.evaluations[0].rewards
     sizes = ", ".join(f"{len(next(iter(named.values())))} tasks of {split}" for split, named in rewards.items())
     each = f", {k} samples each" if k > 1 else ""
-    table = _table(f"{sizes}{each}, in {views.minutes(report.seconds)}", "model", k)
+    table = _table(f"{sizes}{each}, in {views.format_minutes(report.seconds)}", "model", k)
     for one in report.evaluations:
         _rows(table, one.name, one.scores, report)
     out.print(table)
@@ -149,7 +154,10 @@ def _print_report(report: EvaluationReport) -> None:
         out.print(Text(f"! {warning}", style="yellow"))
     out.print(Text(report.verdict, style="bold"))
     where = report.evaluations[0].folder
-    out.print(f"{report.folder}/evaluation.json has every figure, `{me()} rollouts {where}` every rollout", style="dim")
+    out.print(
+        f"{report.folder}/evaluation.json has every figure, `{get_program()} rollouts {where}` every rollout",
+        style="dim",
+    )
 
 
 def _table(title: str, first: str, k: int) -> Table:

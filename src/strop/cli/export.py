@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from strop.cli.commands import Commands
-from strop.cli.output import json_line
+from strop.cli.output import print_json
 from strop.run.api import export
 
 
@@ -16,6 +16,7 @@ def add(commands: Commands) -> None:
     )
     command.add_argument("to", metavar="FOLDER", help="where the model is written; it must not be there yet")
     command.add_argument("--best", action="store_true", help="of a run: the checkpoint with the best score instead")
+    command.add_argument("--policy", default="", metavar="NAME", help="of a run's several policies: this one")
     command.add_argument("--adapter", action="store_true", help="a LoRA adapter by itself, in PEFT's format")
     command.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: as it was trained")
     command.add_argument("--json", action="store_true", help="print what was done as JSON")
@@ -24,10 +25,15 @@ def add(commands: Commands) -> None:
 
 def _export(arguments: argparse.Namespace) -> int:
     checkpoint = export(
-        arguments.source, arguments.to, best=arguments.best, adapter=arguments.adapter, dtype=arguments.dtype
+        arguments.source,
+        arguments.to,
+        best=arguments.best,
+        policy=arguments.policy,
+        adapter=arguments.adapter,
+        dtype=arguments.dtype,
     )
     if arguments.json:
-        json_line({"checkpoint": str(checkpoint), "folder": arguments.to})
+        print_json({"checkpoint": str(checkpoint), "folder": arguments.to})
     else:
         print(
             f"{arguments.to} holds the model of {checkpoint}: use it with Hugging Face, vLLM, or --model {arguments.to}"

@@ -35,16 +35,16 @@ class _Refused(argparse.Action):
         )
 
 
-def key_of(arguments: argparse.Namespace) -> str | None:
+def read_key(arguments: argparse.Namespace) -> str | None:
     name = arguments.key_file
     if name is None:
         return os.environ.get("STROP_KEY")
     try:
         found = sys.stdin.readline() if name == "-" else Path(name).expanduser().read_text(errors="replace")
     except OSError as error:
-        raise ConfigError(f"cannot read --key-file {name}: {error.strerror}; check the path") from None
+        raise ConfigError(f"cannot read --key-file {name}: {error.strerror}. Fix: check the path") from None
     if not found.strip():
-        raise ConfigError(f"--key-file {name} holds no key: write it into the first line")
+        raise ConfigError(f"--key-file {name} holds no key. Fix: write it into the first line")
     try:
         return check_key(found.strip())
     except ConfigError as error:

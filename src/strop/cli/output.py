@@ -20,42 +20,42 @@ MODELS = "strop/nano, smollm2-135m, a folder or ORG/MODEL of Hugging Face, or a 
 HOSTS = "another name that clients may call this server by, such as a proxy's; may be given again"
 
 
-def console() -> Screen:
+def make_console() -> Screen:
     """Tables fit the terminal; into a pipe they are as wide as they like, so that no id is cut."""
     return Screen(highlight=False) if sys.stdout.isatty() else Screen(width=1000, highlight=False)
 
 
-def json_line(value: Any) -> None:
+def print_json(value: Any) -> None:
     """One JSON object per line, said at once: somebody may be reading along."""
     sys.stdout.write(escape_json(msgspec.json.encode(value).decode()) + "\n")
     sys.stdout.flush()
 
 
-def me() -> str:
+def get_program() -> str:
     """How this command was called, for sentences that tell what to type next."""
     called = sys.argv[0]
     return "strop" if Path(called).name != "strop" or shutil.which("strop") == called else called
 
 
-def status(rollout: Rollout) -> Text:
+def format_status(rollout: Rollout) -> Text:
     style = {"succeeded": "green", "failed": "red", "cancelled": "yellow"}.get(rollout.status, "")
     return Text(rollout.status, style=style)
 
 
-def last_line(text: str | None) -> str:
+def find_last_line(text: str | None) -> str:
     """What an error says, without the traceback above it."""
     return (text or "").strip().rpartition("\n")[2]
 
 
-def without_password(url: str) -> str:
+def hide_password(url: str) -> str:
     """
-    >>> without_password("postgresql://me:secret@host/db")
+    >>> hide_password("postgresql://me:secret@host/db")
     'postgresql://me@host/db'
     """
     return re.sub(r"(://[^:/@]*):[^@]*@", r"\1@", url)
 
 
-def counts_line(counts: Mapping[str, int]) -> str:
+def format_counts(counts: Mapping[str, int]) -> str:
     """Leased and succeeded first, then what went wrong."""
     first = [name for name in ("leased", "succeeded") if name in counts]
     names = [*first, *sorted(counts.keys() - set(first))]

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strop.cli.commands import Commands
-from strop.cli.output import console, json_line, me
+from strop.cli.output import get_program, make_console, print_json
 from strop.cli.rollouts import open_run
 from strop.errors import ConfigError
 from strop.monitor import console as views
@@ -22,7 +22,7 @@ SHOWN = 10
 
 
 def add(commands: Commands) -> None:
-    replay = commands.add_parser("replay", help="score stored rollouts anew, or make a training step again")
+    replay = commands.add_parser("replay", help="score stored rollouts with another reward, or repeat a training step")
     replay.add_argument("run", metavar="RUN", help="a run's folder; nothing in it is changed")
     replay.add_argument("--reward", metavar="FILE.py:function", help="score with this: f(task, answer[, turns])")
     replay.add_argument("--step", type=int, metavar="N", help="train this step again and compare what comes of it")
@@ -37,7 +37,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 async def _rescore(arguments: argparse.Namespace) -> int:
-    from strop.run.collect import last_line
+    from strop.run.collect import take_last_line
     from strop.run.replay import rescore
 
     config = RunFolder.config(Path(arguments.run))
@@ -47,16 +47,16 @@ async def _rescore(arguments: argparse.Namespace) -> int:
     finally:
         await store.close()
     if arguments.json:
-        json_line(found)
+        print_json(found)
         return 0
-    out = console()
+    out = make_console()
     table = Table(box=None, pad_edge=False)
     for column in ("mode", "rollouts", "old mean", "new mean"):
         table.add_column(column, justify="left" if column == "mode" else "right")
     for mode, (count, old, new) in found.means.items():
-        table.add_row(mode, str(count), views.figure(old), views.figure(new))
+        table.add_row(mode, str(count), views.format_figure(old), views.format_figure(new))
     out.print(table)
-    ranks = "one of them is the same everywhere" if found.agreement is None else views.figure(found.agreement)
+    ranks = "one of them is the same everywhere" if found.agreement is None else views.format_figure(found.agreement)
     tied = found.pairs - found.alike - found.reversed
     out.print(f"\nrank agreement (Spearman): {ranks}")
     out.print(
@@ -69,12 +69,14 @@ async def _rescore(arguments: argparse.Namespace) -> int:
         for column in ("rollout", "old", "new"):
             table.add_column(column, justify="left" if column == "rollout" else "right")
         for one in most:
-            table.add_row(Text(one.rollout), views.figure(one.old), views.figure(one.new))
+            table.add_row(Text(one.rollout), views.format_figure(one.old), views.format_figure(one.new))
         out.print(table)
-        out.print(f"look at one: {me()} rollouts {arguments.run} {most[0].rollout}", markup=False)
+        out.print(f"look at one: {get_program()} rollouts {arguments.run} {most[0].rollout}", markup=False)
     if found.failed:
         id, why = next(iter(found.failed.items()))
-        out.print(f"failed on {len(found.failed)} rollouts, left out above; on {id}: {last_line(why)}", markup=False)
+        out.print(
+            f"failed on {len(found.failed)} rollouts, left out above; on {id}: {take_last_line(why)}", markup=False
+        )
     if found.without:
         out.print(f"{found.without} rollouts have no reward that algorithm.rewards counts, and are left out")
     return 0
@@ -92,9 +94,9 @@ async def _retrain(arguments: argparse.Namespace) -> int:
     differ = made.differ
     same = made.digest is None or made.digest[0] == made.digest[1]
     if arguments.json:
-        json_line({"differ": differ, "same_weights": None if made.digest is None else same, "replay": made})
+        print_json({"differ": differ, "same_weights": None if made.digest is None else same, "replay": made})
         return 0 if same else 1
-    out, began = console(), f"the checkpoint of step {made.base}" if made.base else "the model the run began with"
+    out, began = make_console(), f"the checkpoint of step {made.base}" if made.base else "the model the run began with"
     out.print(f"step {made.step} again: {made.rollouts} recorded rollouts, from {began}")
     out.print(f"{len(made.metrics) - len(differ)} of {len(made.metrics)} metrics are the same")
     if differ:

@@ -14,7 +14,8 @@ from msgspec import Struct
 from rich.table import Table
 from rich.text import Text
 
-from strop.cli.output import console, json_line, last_line, status, without_password
+from strop.cli.output import find_last_line, format_status, hide_password, make_console, print_json
+from strop.config import weigh_rewards
 from strop.errors import StropError
 from strop.monitor import console as views
 from strop.monitor.metrics import weigh
@@ -47,7 +48,9 @@ class Bound(Struct, frozen=True):
         try:
             return cls(name, _COMPARED[sign], float(value))
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no bound: write '>0.5', '<=0', '1' or 'NAME>0.5'") from None
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a bound. Fix: write '>0.5', '<=0', '1' or 'NAME>0.5'"
+            ) from None
 
     def fits(self, rollout: Rollout, weights: Mapping[str, float]) -> bool:
         given = {r.name: r.value for r in rollout.rewards if r.target == (r.name, None, None)}
@@ -66,7 +69,7 @@ def add(rollouts: argparse.ArgumentParser) -> None:
         "--reward", type=Bound.read, metavar="BOUND", help="only those within it: '>0.5', '<=0', 'NAME=1'"
     )
     rollouts.add_argument("--group", help="only those of this group")
-    rollouts.add_argument("--after", metavar="ID", help="go on behind this rollout, to older ones")
+    rollouts.add_argument("--after", metavar="ID", help="continue after this rollout, with older ones")
 
 
 async def show(store: Store, arguments: argparse.Namespace) -> None:
@@ -78,12 +81,12 @@ async def show(store: Store, arguments: argparse.Namespace) -> None:
     async for rollout in _fitting(store, arguments, mode):
         found.append(rollout)
         if arguments.json:
-            json_line(rollout)
+            print_json(rollout)
         if len(found) == arguments.limit:
             break
     if arguments.json:
         return
-    console().print(_table(found) if found else "no rollouts" + " like that" * _narrowed(arguments))
+    make_console().print(_table(found) if found else "no rollouts" + " like that" * _narrowed(arguments))
     if len(found) == arguments.limit:
         print(f"older ones: --after {found[-1].id} (or a higher --limit)", file=sys.stderr)
     if chosen and await store.list(mode="eval", limit=1):
@@ -93,7 +96,7 @@ async def show(store: Store, arguments: argparse.Namespace) -> None:
 async def _fitting(store: Store, arguments: argparse.Namespace, mode: Mode | None) -> AsyncGenerator[Rollout]:
     """Newest first."""
     folder, bound = Path(arguments.run), arguments.reward
-    weights = RunFolder.config(folder).algorithm.rewards if (folder / "config.json").exists() else {"reward": 1.0}
+    weights = weigh_rewards(RunFolder.config(folder)) if (folder / "config.json").exists() else {"reward": 1.0}
     of_step = await _of_step(store, arguments.step) if arguments.step is not None else None
     after, size = arguments.after, PAGE if bound or of_step else min(arguments.limit, PAGE)
     while page := await store.list(
@@ -139,13 +142,13 @@ def _table(found: Sequence[Rollout]) -> Table:
 
 
 def _cells(r: Rollout) -> dict[str, Text]:
-    rewards = "  ".join(f"{reward.name} {views.figure(reward.value)}" for reward in r.rewards)
-    why = f"{r.cause}: {last_line(r.detail)}" if r.cause else ""
+    rewards = "  ".join(f"{reward.name} {views.format_figure(reward.value)}" for reward in r.rewards)
+    why = f"{r.cause}: {find_last_line(r.detail)}" if r.cause else ""
     return {
         "rollout": Text(r.id),
         "task": Text(r.task.id),
         "mode": Text(r.mode),
-        "status": status(r),
+        "status": format_status(r),
         "attempts": Text(str(r.attempts)),
         "rewards": Text(rewards),
         "why": Text(why),
@@ -155,12 +158,12 @@ def _cells(r: Rollout) -> dict[str, Text]:
 async def follow(store: Store, arguments: argparse.Namespace) -> None:
     """A line per change of status, from now on."""
     if arguments.step is not None or arguments.reward is not None or arguments.after is not None:
-        raise StropError("--follow shows what happens from now on: leave out --step, --reward and --after")
+        raise StropError("--follow shows what happens from now on. Fix: leave out --step, --reward and --after")
     cursor, page = await store.wait(0, timeout=0)
     while page:
         cursor, page = await store.wait(cursor, timeout=0)
     if not arguments.json:
-        print(f"following {without_password(arguments.run)}; Ctrl-C ends it", file=sys.stderr)
+        print(f"following {hide_password(arguments.run)}; Ctrl-C ends it", file=sys.stderr)
     mode = None if arguments.mode == "all" else arguments.mode
     while True:
         cursor, changed = await store.wait(cursor, timeout=1.0)
@@ -169,6 +172,6 @@ async def follow(store: Store, arguments: argparse.Namespace) -> None:
             if any(value and getattr(rollout, name) != value for name, value in wanted.items()):
                 continue
             if arguments.json:
-                json_line(rollout)
+                print_json(rollout)
             else:
-                console().print(Text("  ").join(_cells(rollout).values()))
+                make_console().print(Text("  ").join(_cells(rollout).values()))

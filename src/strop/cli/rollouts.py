@@ -15,14 +15,22 @@ from rich.text import Text
 
 from strop.cli import keys, rollout_list
 from strop.cli.commands import Commands
-from strop.cli.output import console, json_line, last_line, status
+from strop.cli.output import find_last_line, format_status, make_console, print_json
 from strop.config import MAIN, PolicyConfig, resolve_policies
-from strop.errors import StropError
+from strop.errors import PlaceError, StropError
 from strop.monitor import console as views
-from strop.monitor.transcripts import Message, message_texts, new_messages, role_of, tool_line, tools_of
+from strop.monitor.transcripts import (
+    Message,
+    find_new_messages,
+    find_new_tools,
+    format_role,
+    format_tool,
+    list_message_texts,
+)
 from strop.run.folder import RunFolder
 from strop.store import open_store
 from strop.store.base import Store
+from strop.store.sqlite import is_outdated
 from strop.types import TERMINAL, Attempt, Event, Rollout, Turn
 
 Decode = Callable[[Turn, Sequence[int]], str]
@@ -63,8 +71,8 @@ def _rollouts(arguments: argparse.Namespace) -> int:
 
 async def _look(arguments: argparse.Namespace) -> int:
     if arguments.prompt and not arguments.id:
-        raise StropError("--prompt shows the prompts of one rollout: add its id behind the run")
-    store = await open_run(arguments.run, keys.key_of(arguments))
+        raise StropError("--prompt shows the prompts of one rollout. Fix: add its id after the run")
+    store = await open_run(arguments.run, keys.read_key(arguments))
     try:
         if arguments.id:
             show = _follow_one if arguments.follow else _show_one
@@ -86,6 +94,11 @@ async def open_run(where: str, key: str | None = None) -> Store:
         where = url
     if "://" not in where and not (folder / "store.sqlite").exists() and not where.endswith(".sqlite"):
         RunFolder.config(folder)  # a sentence, since there is no run
+    if "://" not in where and is_outdated(folder / "store.sqlite") and RunFolder.is_held(folder):
+        raise PlaceError(
+            f"an older strop is at work in {folder}, and reading its store with this one would change it. Fix: wait "
+            "until it has ended, or read it with that one"
+        )
     return await open_store(where, key=key, create=False)
 
 
@@ -100,7 +113,7 @@ async def _show_one(store: Store, arguments: argparse.Namespace) -> None:
     if arguments.json:
         keyless = [{name: value for name, value in asdict(one).items() if name != "key"} for one in attempts]
         about = {"rollout": rollout, "attempts": keyless, "turns": turns, "events": events}
-        json_line(about | ({"prompts": {turn.id: decode(turn, turn.prompt_ids) for turn in turns}} if decode else {}))
+        print_json(about | ({"prompts": {turn.id: decode(turn, turn.prompt_ids) for turn in turns}} if decode else {}))
     else:
         _transcript(rollout, turns, events, decode)
         _attempts(attempts)
@@ -111,7 +124,7 @@ async def _decoder(store: Store, arguments: argparse.Namespace) -> Decode | None
     if not arguments.prompt:
         return None
     from strop.gateway.template import Renderer
-    from strop.models.names import folder_of
+    from strop.models.names import prepare_folder
 
     folder = Path(arguments.run)
     if "://" not in arguments.run and (folder / "config.json").exists():
@@ -122,7 +135,7 @@ async def _decoder(store: Store, arguments: argparse.Namespace) -> Decode | None
         raise StropError(f"{arguments.run} does not say which model its rollouts are of: --prompt needs its tokenizer")
 
     def load(policy: PolicyConfig) -> Renderer:
-        return Renderer.from_folder(folder_of(policy))
+        return Renderer.from_folder(prepare_folder(policy))
 
     renderers = {name: await asyncio.to_thread(load, policy) for name, policy in policies.items()}
     any_other = next(iter(renderers.values()))
@@ -133,34 +146,34 @@ async def _follow_one(store: Store, arguments: argparse.Namespace) -> None:
     """Its turns and events as they come, until it has ended."""
     turns: set[str] = set()
     events: set[tuple[int, str]] = set()
-    out, decode = console(), await _decoder(store, arguments)
+    out, decode = make_console(), await _decoder(store, arguments)
     while True:
         rollout = await store.get(arguments.id)
         number = arguments.attempt or max(rollout.attempts, 1)
         for turn in await store.turns(rollout.id, attempt=number):
             if turn.id not in turns:
                 turns.add(turn.id)
-                json_line(turn) if arguments.json else _turn(out, turn, decode)
+                print_json(turn) if arguments.json else _turn(out, turn, decode)
         for event in await store.events(rollout.id, attempt=number):
             if (event.attempt, event.id) not in events:
                 events.add((event.attempt, event.id))
-                json_line(event) if arguments.json else show_event(out, event)
+                print_json(event) if arguments.json else show_event(out, event)
         if rollout.status in TERMINAL:
-            json_line(rollout) if arguments.json else _ending(out, rollout)
+            print_json(rollout) if arguments.json else _ending(out, rollout)
             return
         await asyncio.sleep(0.3)
 
 
 def _transcript(rollout: Rollout, turns: list[Turn], events: list[Event], decode: Decode | None) -> None:
-    out = console()
-    out.print(Text.assemble((rollout.id, "bold"), f"  task {rollout.task.id}  ", status(rollout)))
+    out = make_console()
+    out.print(Text.assemble((rollout.id, "bold"), f"  task {rollout.task.id}  ", format_status(rollout)))
     for reward in rollout.rewards:
         target = f" (turn {reward.turn})" if reward.turn else f" (agent {reward.agent})" if reward.agent else ""
-        out.print(f"  {reward.name} = {views.figure(reward.value)}{target}", markup=False)
-    offered = tools_of(turns)
-    for new, turn in new_messages(turns):
+        out.print(f"  {reward.name} = {views.format_figure(reward.value)}{target}", markup=False)
+    offered = find_new_tools(turns)
+    for new, turn in find_new_messages(turns):
         for number, tool in enumerate(offered.get(turn.id, ())):
-            out.print(Text.assemble((f"{'tools' if number == 0 else '':>9}  ", "cyan"), (tool_line(tool), "magenta")))
+            out.print(Text.assemble((f"{'tools' if number == 0 else '':>9}  ", "cyan"), (format_tool(tool), "magenta")))
         for message in new:
             show_message(out, message)
         _turn(out, turn, decode)
@@ -207,22 +220,22 @@ def show_event(out: Console, event: Event) -> None:
 
 
 def _ending(out: Console, rollout: Rollout) -> None:
-    rewards = ", ".join(f"{reward.name} {views.figure(reward.value)}" for reward in rollout.rewards)
-    out.print(Text.assemble(status(rollout), f"  {rewards}" if rewards else ""))
+    rewards = ", ".join(f"{reward.name} {views.format_figure(reward.value)}" for reward in rollout.rewards)
+    out.print(Text.assemble(format_status(rollout), f"  {rewards}" if rewards else ""))
     if rollout.detail:
         out.print(Text(rollout.detail, style="red"))
 
 
 def _attempts(attempts: list[Attempt]) -> None:
     """Who ran it, where there is more to say than that it went well the first time."""
-    out = console()
+    out = make_console()
     for attempt in attempts if len(attempts) > 1 else ():
         lasted = f"{attempt.ended - attempt.started:.1f} s" if attempt.ended else "running"
-        why = f" · {attempt.cause}: {last_line(attempt.detail)}" if attempt.cause else ""
+        why = f" · {attempt.cause}: {find_last_line(attempt.detail)}" if attempt.cause else ""
         out.print(Text(f"attempt {attempt.number} · {attempt.runner} · {lasted}{why}", style="dim"))
 
 
 def show_message(out: Console, message: Message) -> None:
-    for number, text in enumerate(message_texts(message) or [""]):
-        style = "magenta" if number or not message.get("content") else ""  # calls stand behind the text
-        out.print(Text.assemble((f"{role_of(message) if number == 0 else '':>9}  ", "cyan"), (text, style)))
+    for number, text in enumerate(list_message_texts(message) or [""]):
+        style = "magenta" if number or not message.get("content") else ""  # calls come after the text
+        out.print(Text.assemble((f"{format_role(message) if number == 0 else '':>9}  ", "cyan"), (text, style)))

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from strop import config as configs
 from strop.cli.commands import Commands
-from strop.cli.output import console, counts_line, json_line, me
+from strop.cli.output import format_counts, get_program, make_console, print_json
 from strop.cli.served_store import START_SECONDS, add_options, open_served
 from strop.config import Config
 from strop.errors import ConfigError
@@ -78,11 +78,13 @@ async def _run_agents(config: Config, arguments: argparse.Namespace) -> int:
     finally:
         await store.close()
     if arguments.json:
-        json_line(pool.counts)
+        print_json(pool.counts)
     else:
-        console().print(counts_line(pool.counts) or "nothing was queued")
+        make_console().print(format_counts(pool.counts) or "nothing was queued")
         if pool.counts.keys() - {"leased", "succeeded", "interrupted", "abandoned"}:
-            console().print(f"why they failed: {me()} rollouts {arguments.url} --status failed", soft_wrap=True)
+            make_console().print(
+                f"why they failed: {get_program()} rollouts {arguments.url} --status failed", soft_wrap=True
+            )
     return 130 if drained else 0
 
 
@@ -134,7 +136,7 @@ async def _show_progress(pool: Pool, stop: asyncio.Event, config: Config, argume
         ended = sum(count for name, count in pool.counts.items() if name != "leased")
         rate = ended / max(time.monotonic() - began, 1e-9)
         state = "stopping; Ctrl-C again ends it now" if stop.is_set() else f"{rate:.1f}/s"
-        return f"running {pool.counts['leased'] - ended} · ended {ended} · {state}  {counts_line(pool.counts)}"
+        return f"running {pool.counts['leased'] - ended} · ended {ended} · {state}  {format_counts(pool.counts)}"
 
     if not sys.stderr.isatty():
         while True:

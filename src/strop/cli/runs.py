@@ -13,12 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from strop.cli.commands import Commands
-from strop.cli.output import console, json_line, me
+from strop.cli.output import get_program, make_console, print_json
+from strop.config import Config, describe_models, replace_models, resolve_policies
 from strop.errors import ConfigError, PlaceError
 from strop.imports import to_install
 from strop.monitor import console as views
 from strop.monitor.plots import draw_curves
-from strop.run.history import PastRun, Record, differences, find, is_run, read
+from strop.run.history import PastRun, Record, find, find_differences, is_run, read
 
 PLACE = "runs"
 
@@ -34,10 +35,11 @@ def add(commands: Commands) -> None:
 def _runs(arguments: argparse.Namespace) -> int:
     places = list(map(Path, arguments.places))
     if arguments.plot and Path(arguments.plot).suffix != ".png":
-        raise ConfigError(f"--plot {arguments.plot} is no name of a picture: end it with .png")
+        raise ConfigError(f"--plot {arguments.plot} is not the name of a picture. Fix: end it with .png")
     if not places and not Path(PLACE).is_dir():
         raise PlaceError(
-            f"there is no folder {PLACE} here: name a run or a folder of runs, or start with `{me()} demo`"
+            f"there is no folder {PLACE} here. Fix: name a run or a folder of runs, or start with `{get_program()} "
+            "demo`"
         )
     side_by_side = len(places) > 1 and all(map(is_run, places))
     found = [read(place) for place in places] if side_by_side else _all(places or [Path(PLACE)])
@@ -56,7 +58,9 @@ def _all(places: Sequence[Path]) -> list[PastRun]:
     for place in places:
         folders = find(place)
         if not folders and place != Path(PLACE):
-            raise PlaceError(f"{place} holds no run, nor does a folder below it (evaluations are none): check the path")
+            raise PlaceError(
+                f"{place} holds no run, nor does a folder below it (evaluations do not count). Fix: check the path"
+            )
         for folder in folders:
             try:
                 found[folder] = read(folder)
@@ -75,7 +79,7 @@ def _draw(path: Path, found: Sequence[PastRun]) -> None:
     except ModuleNotFoundError:
         raise ConfigError(f"drawing needs matplotlib: {to_install('matplotlib')}, or leave out --plot") from None
     except OSError as error:
-        raise PlaceError(f"cannot write {path} ({error.strerror}): choose another file for --plot") from None
+        raise PlaceError(f"cannot write {path} ({error.strerror}). Fix: choose another file for --plot") from None
 
 
 def _short(names: Sequence[str]) -> list[str]:
@@ -94,33 +98,45 @@ def _short(names: Sequence[str]) -> list[str]:
 def _list(found: Sequence[PastRun], arguments: argparse.Namespace) -> None:
     if arguments.json:
         for run in found:
-            json_line(run.record)
+            print_json(run.record)
         return
     table = Table(box=None, pad_edge=False)
     for column in ("run", "model", "algorithm", "steps", "state", "reward", "on", "time", "began"):
         table.add_column(column, overflow="fold", no_wrap=column in ("run", "reward", "began"))
     for run in found:
-        table.add_row(*_cells(run.record))
-    console().print(table if found else f"no runs: start one with `{me()} demo` or `{me()} train`")
+        table.add_row(*_cells(run))
+    start = f"no runs: start one with `{get_program()} demo` or `{get_program()} train`"
+    make_console().print(table if found else start)
 
 
-def _cells(record: Record) -> list[Text]:
+def _cells(run: PastRun) -> list[Text]:
+    record = run.record
     style = {"running": "green", "stopped": "yellow", "collapsed": "red"}.get(record.state, "")
     return [
         Text(record.name, style="bold"),
-        Text(Path(record.model).name if Path(record.model).is_absolute() else record.model),
+        Text(_short_models(run.config)),
         Text(record.algorithm),
         Text(f"{record.steps}/{record.of}"),
         Text(record.state, style=style),
         Text(f"{_figure(record.start)} → {_figure(record.end)}"),
         Text(record.on),
-        Text(views.minutes(record.seconds)),
+        Text(views.format_minutes(record.seconds)),
         Text(time.strftime("%Y-%m-%d %H:%M", time.localtime(record.began))),
     ]
 
 
+def _short_models(config: Config) -> str:
+    """Models by name; of a folder its last name."""
+    models = {name: own.policy.model for name, own in resolve_policies(config).items()}
+    return describe_models(replace_models(config, {n: _last(model) for n, model in models.items()}))
+
+
+def _last(model: str) -> str:
+    return Path(model).name if Path(model).is_absolute() else model
+
+
 def _figure(value: float | None) -> str:
-    return "-" if value is None else views.figure(value)
+    return "-" if value is None else views.format_figure(value)
 
 
 # -- side by side ------------------------------------------------------------------------------------------------------
@@ -128,20 +144,20 @@ def _figure(value: float | None) -> str:
 
 def _compare(found: Sequence[PastRun], arguments: argparse.Namespace) -> None:
     records = [run.record for run in found]
-    settings = differences([run.config for run in found])
+    settings = find_differences([run.config for run in found])
     if arguments.json:
-        json_line({"runs": records, "settings": settings, "plot": arguments.plot})
+        print_json({"runs": records, "settings": settings, "plot": arguments.plot})
         return
     rows: dict[str, list[Any]] = {
         "state": [record.state for record in records],
         "steps": [f"{record.steps}/{record.of}" for record in records],
-        "time": [views.minutes(record.seconds) for record in records],
+        "time": [views.format_minutes(record.seconds) for record in records],
         "reward of": [record.on for record in records],
         "at the start": [_figure(record.start) for record in records],
         "at the end": [_figure(record.end) for record in records],
         "best": [_best(record) for record in records],
     }
-    out, names = console(), _short([record.name for record in records])
+    out, names = make_console(), _short([record.name for record in records])
     out.print(_table("", names, rows))
     if settings:
         out.print(_table("settings that differ", names, settings))
@@ -152,7 +168,7 @@ def _compare(found: Sequence[PastRun], arguments: argparse.Namespace) -> None:
 
 
 def _best(record: Record) -> str:
-    return "-" if record.best is None else f"{views.figure(record.best)} after step {record.best_step}"
+    return "-" if record.best is None else f"{views.format_figure(record.best)} after step {record.best_step}"
 
 
 def _table(title: str, names: Sequence[str], rows: dict[str, list[Any]]) -> Table:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.text import Text
 
 from strop.cli.commands import Commands
-from strop.cli.output import HOSTS, console, json_line, me
+from strop.cli.output import HOSTS, get_program, make_console, print_json
 from strop.errors import ConfigError
 from strop.monitor.screen import Screen
 
@@ -75,18 +75,20 @@ def _build(arguments: argparse.Namespace) -> int:
     seconds = time.monotonic() - began
     if arguments.json:
         said = {"index": arguments.index, "passages": about.passages, "by": "meaning" if by else "words"}
-        json_line(said | {"seconds": seconds})
+        print_json(said | {"seconds": seconds})
     else:
-        out = console()
+        out = make_console()
         out.print(f"{about.passages} passages in {arguments.index}, {seconds:.1f} s", markup=False)
-        out.print(f"serve it: {me()} search serve {arguments.index}", markup=False, soft_wrap=True)
+        out.print(f"serve it: {get_program()} search serve {arguments.index}", markup=False, soft_wrap=True)
     return 0
 
 
 def _dense(arguments: argparse.Namespace) -> Dense | None:
     if not arguments.dense:
         if arguments.model or arguments.pooling or arguments.query_prefix or arguments.passage_prefix:
-            raise ConfigError("--model, --pooling and the prefixes are for vectors: add --dense, or leave them out")
+            raise ConfigError(
+                "--model, --pooling and the prefixes are for vectors. Fix: add --dense, or leave them out"
+            )
         return None
     from strop.run.settings import make_absolute
     from strop.tools.search.dense import Dense
@@ -122,19 +124,19 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 async def _serve_index(arguments: argparse.Namespace) -> int:
-    from strop.run.serve import told_to_stop
+    from strop.run.serve import watch_stop_signals
     from strop.tools.search.app import serve_index
     from strop.tools.search.index import Index
 
-    with told_to_stop() as stop:
+    with watch_stop_signals() as stop:
         index = await asyncio.to_thread(Index.open, arguments.index)
         async with serve_index(
             index, host=arguments.host, port=arguments.port, hosts=arguments.hosts, topk=arguments.topk
         ) as server:
             if arguments.json:
-                json_line({"url": server.url, "pid": os.getpid(), "passages": index.about.passages})
+                print_json({"url": server.url, "pid": os.getpid(), "passages": index.about.passages})
             else:
-                out = console()
+                out = make_console()
                 where = f"serving {arguments.index} at {server.url}; Ctrl-C ends it"
                 out.print(where, markup=False, soft_wrap=True)
                 out.print(f'  for agents: strop.tools.search.Search("{server.url}")', markup=False, soft_wrap=True)
@@ -144,17 +146,17 @@ async def _serve_index(arguments: argparse.Namespace) -> int:
 
 def _ask(arguments: argparse.Namespace) -> int:
     from strop.tools.search.app import MAX_TOPK
-    from strop.tools.search.corpus import parts
+    from strop.tools.search.corpus import split_title
     from strop.tools.search.index import Index
 
     _check_topk(arguments.topk, MAX_TOPK)
     (found,) = Index.open(arguments.index).search([arguments.query], arguments.topk)
     if arguments.json:
-        json_line({"result": [found]})
+        print_json({"result": [found]})
         return 0
-    out = console()
+    out = make_console()
     for one in found:
-        title, text = parts(one.passage.contents)
+        title, text = split_title(one.passage.contents)
         out.print(Text.assemble((f"{one.score:.3f} ", "cyan"), (title or one.passage.id, "bold")), soft_wrap=True)
         out.print(text, markup=False, soft_wrap=True)
     if not found:

@@ -17,7 +17,7 @@ from strop import config as configs
 from strop import demo
 from strop.cli import keys
 from strop.cli.commands import Commands
-from strop.cli.output import HOSTS, MODELS, console, json_line, me, without_password
+from strop.cli.output import HOSTS, MODELS, get_program, hide_password, make_console, print_json
 from strop.cli.served_store import PORT, START_SECONDS, say_what_is_awaited
 from strop.config import Config
 from strop.errors import ConfigError
@@ -46,7 +46,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     from strop.run import serve
 
     if arguments.store and not arguments.store.startswith(("postgresql://", "postgres://")):
-        raise ConfigError(f"--store {without_password(arguments.store)!r} is no postgresql://USER@HOST/DATABASE")
+        raise ConfigError(
+            f"--store {hide_password(arguments.store)!r} is not a database. Fix: write postgresql://USER@HOST/DATABASE"
+        )
 
     model = _model(arguments)
     if model and not arguments.json:
@@ -55,16 +57,16 @@ def _serve(arguments: argparse.Namespace) -> int:
     def ready(url: str, key: str) -> None:
         if arguments.json:
             said = {"url": url, "key": key, "pid": os.getpid()}
-            return json_line(said | ({"model": model.policy.model} if model else {}))
-        where = without_password(arguments.store) or f"{arguments.folder}/store.sqlite"
+            return print_json(said | ({"model": model.policy.model} if model else {}))
+        where = hide_password(arguments.store) or f"{arguments.folder}/store.sqlite"
         where += f" and {model.policy.model}" if model else ""
-        out = console()
+        out = make_console()
         out.print(f"[bold]serving[/] {where} at [bold]{url}[/]; Ctrl-C ends it", soft_wrap=True)
         out.print(f"  export STROP_URL={url}\n  export STROP_KEY={key}", soft_wrap=True, markup=False)
         next_steps = {
-            f"{me()} enqueue --tasks tasks.jsonl": "queue tasks",
-            f"{me()} runner --agent agent.py:agent": "run an agent on them, on as many machines as you like",
-            f"{me()} rollouts": "look at what came of them",
+            f"{get_program()} enqueue --tasks tasks.jsonl": "queue tasks",
+            f"{get_program()} runner --agent agent.py:agent": "run an agent on them, on as many machines as you like",
+            f"{get_program()} rollouts": "look at what came of them",
         }
         if model:
             ask = f'curl {url}/v1/chat/completions -H "Authorization: Bearer $STROP_KEY" -d '
@@ -82,12 +84,12 @@ def _serve(arguments: argparse.Namespace) -> int:
             host=arguments.host,
             port=arguments.port,
             hosts=[*arguments.hosts, *(model.gateway.hosts if model else ())],
-            key=keys.key_of(arguments),
+            key=keys.read_key(arguments),
             synchronous=arguments.synchronous,
             grace=arguments.grace,
             on_ready=ready,
             patience=START_SECONDS,
-            on_wait=say_what_is_awaited(without_password(arguments.store), arguments.json),
+            on_wait=say_what_is_awaited(hide_password(arguments.store), arguments.json),
         )
     )
     return 0
@@ -105,7 +107,7 @@ def _model(arguments: argparse.Namespace) -> Config | None:
     """What is served beside the store, if anything is."""
     if not arguments.model and not arguments.config:
         if arguments.set:
-            raise ConfigError("--set says how a model is served: say which with --model")
+            raise ConfigError("--set says how a model is served. Fix: say which with --model")
         return None
     from strop.run.settings import settle
 

@@ -29,11 +29,13 @@ async def open_served(arguments: argparse.Namespace, patience: float = 0.0) -> S
     if not arguments.url:
         raise ConfigError(f"where is the store? --url http://127.0.0.1:{PORT}, as `strop serve` says (or $STROP_URL)")
     if re.fullmatch(r"[\w.-]+:\d+", arguments.url):
-        raise ConfigError(f"--url {arguments.url} has no http:// before it: did you mean http://{arguments.url}?")
+        raise ConfigError(f"--url {arguments.url} has no http:// before it. Fix: write http://{arguments.url}")
     if not arguments.url.startswith(("http://", "https://")):
-        raise ConfigError("--url is the address of `strop serve`, http://...: serve the folder or database there first")
+        raise ConfigError(
+            "--url is the address of `strop serve`, http://.... Fix: serve the folder or database there first"
+        )
     waiting = say_what_is_awaited(arguments.url, arguments.json)
-    return await open_store(arguments.url, key=keys.key_of(arguments), patience=patience, on_wait=waiting)
+    return await open_store(arguments.url, key=keys.read_key(arguments), patience=patience, on_wait=waiting)
 
 
 def say_what_is_awaited(what: str, json: bool) -> Callable[[StropError], None]:

@@ -23,5 +23,7 @@ def load(specs: Sequence[str]) -> Tools:
             elif inspect.isroutine(function):
                 found.append(Tool(function))
             else:
-                raise ConfigError(f"tools: {place}:{name.strip()} is no function: name one, with types and docstring")
+                raise ConfigError(
+                    f"tools: {place}:{name.strip()} is not a function. Fix: name one, with types and docstring"
+                )
     return Tools(found)

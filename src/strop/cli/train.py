@@ -8,7 +8,7 @@ from pathlib import Path
 
 from strop import config as configs
 from strop.cli.commands import Commands
-from strop.cli.output import MODELS, json_line
+from strop.cli.output import MODELS, print_json
 from strop.cli.training_run import add_options, choose_folder, print_summary, run_training
 from strop.errors import ConfigError
 from strop.run.folder import RunFolder
@@ -39,7 +39,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
     if arguments.resume:
         return _resume(arguments)
-    before, checkpoint = start_from.source(arguments.source) if arguments.source else (None, None)
+    before, checkpoint = start_from.find_source(arguments.source) if arguments.source else (None, None)
     config = configs.load(
         base=RunFolder.config(before) if before else None,
         toml=arguments.config,
@@ -53,7 +53,7 @@ def _train(arguments: argparse.Namespace) -> int:
         policy={"model": arguments.model} if arguments.model else None,
     )
     if before and arguments.model:
-        raise ConfigError(f"--from {arguments.source} brings its model: leave out --model")
+        raise ConfigError(f"--from {arguments.source} brings its model. Fix: leave out --model")
     if not config.agent:
         raise ConfigError("which agent? strop train FILE.py:function --tasks tasks.jsonl (or --resume RUN)")
     if not config.tasks:
@@ -73,14 +73,14 @@ def _resume(arguments: argparse.Namespace) -> int:
     if given := [name for name in names if getattr(arguments, name) not in (None, False)]:
         given = [{"agent": "AGENT", "source": "--from"}.get(name, f"--{name}") for name in given]
         raise ConfigError(
-            f"a resumed run keeps what it began with: leave out {', '.join(given)}; --set changes what may change, and "
-            f"`strop train --from {arguments.resume}` begins a new run from its weights"
+            f"a resumed run keeps what it began with. Fix: leave out {', '.join(given)}; --set changes what may "
+            f"change, and `strop train --from {arguments.resume}` begins a new run from its weights"
         )
     folder = Path(arguments.resume)
     config, changes = start_from.change_settings(folder, sets=arguments.set)
     if done := start_from.find_summary(folder, changes):
         more = f"Fix: --steps {done.steps + 10} for more"
-        json_line(done) if arguments.json else print(f"all {done.steps} steps of {folder} are done. {more}")
+        print_json(done) if arguments.json else print(f"all {done.steps} steps of {folder} are done. {more}")
         return 0
     if changes and (warning := start_from.warn_of_rate(config)):
         print(f"strop: {warning}", file=sys.stderr)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from rich.table import Table
 from rich.text import Text
 
-from strop.cli.output import json_line, me
+from strop.cli.output import get_program, print_json
 from strop.config import Config
 from strop.monitor import console as views
 from strop.monitor.screen import Screen
@@ -47,7 +47,7 @@ class _Short(argparse.Action):
 
 
 def add_options(command: argparse.ArgumentParser, *, folder: str | None) -> None:
-    where = f"where the run is kept (default: {folder or 'runs/run'}), with a number behind it if a run is there"
+    where = f"the run's folder (default: {folder or 'runs/run'}), with a number added if a run is there"
     command.add_argument("--folder", default=folder, help=where)
     command.add_argument("--overwrite", action="store_true", help="delete the run that is there instead")
     command.add_argument("--set", action="append", default=[], metavar="a.b=c", help="any setting; see `strop config`")
@@ -79,8 +79,11 @@ def run_training(
 
     stop = asyncio.Event()
 
+    def has_begun() -> bool:
+        return (Path(config.folder) / "config.json").exists()
+
     def interrupted(cancel: Callable[[], object]) -> None:
-        if stop.is_set():
+        if stop.is_set() or not has_begun():  # before that there is nothing to lose
             cancel()
             return
         stop.set()
@@ -97,8 +100,9 @@ def run_training(
                 return summary
             raise KeyboardInterrupt
         except (KeyboardInterrupt, asyncio.CancelledError):
-            if (Path(config.folder) / "config.json").exists():
-                view.note(f"stopped; go on with: {me()} train --resume {config.folder}")
+            if not has_begun():
+                raise KeyboardInterrupt("the run had not begun, and nothing of it is kept") from None
+            view.note(f"stopped; go on with: {get_program()} train --resume {config.folder}")
             raise KeyboardInterrupt from None
 
 
@@ -119,30 +123,34 @@ def print_summary(summary: Summary, folder: Path, arguments: argparse.Namespace)
     from strop import demo
 
     if arguments.json:
-        json_line(summary)
+        print_json(summary)
         return 0
     console = Screen(highlight=False)
     steps = f"{summary.steps} step{'s' * (summary.steps != 1)}"
-    table = Table(title=f"{steps} in {views.minutes(summary.seconds)}", title_justify="left")
+    table = Table(title=f"{steps} in {views.format_minutes(summary.seconds)}", title_justify="left")
     for column in ("evaluated on", "reward", "before", "after"):
         table.add_column(column, justify="left" if column in ("evaluated on", "reward") else "right")
     for split, rewards in summary.scores.items():
         ends = {name: (points[0][1], points[-1][1]) for name, points in rewards.items()}
-        for name, (before, after) in views.distinct(ends).items():
+        for name, (before, after) in views.drop_repeated(ends).items():
             style = "bold green" if after > before else "red" if after < before else ""
-            table.add_row(Text(split), Text(name), views.figure(before), Text(views.figure(after), style=style))
+            table.add_row(
+                Text(split), Text(name), views.format_figure(before), Text(views.format_figure(after), style=style)
+            )
     if summary.scores:
         console.print(table)
     places = {
         "the curve": f"{folder}/curve.png",
         "these figures": f"{folder}/summary.json",
         "some rollouts to read": f"{folder}/transcripts.md",
-        "every rollout": f"{me()} rollouts {folder}",
+        "every rollout": f"{get_program()} rollouts {folder}",
     }
     if summary.checkpoint:
         places["the trained model"] = f"{folder}/checkpoints/{summary.checkpoint}"
-        places["as a plain folder"] = f"{me()} export {folder} FOLDER"
-        places["to talk to it"] = f"{me()} chat {folder}" + " --agent" * (RunFolder.config(folder).agent != demo.AGENT)
+        config = RunFolder.config(folder)
+        one = f" --policy {next(iter(config.policies))}" if len(config.policies) > 1 else ""
+        places["as a plain folder"] = f"{get_program()} export {folder} FOLDER{one}"
+        places["to talk to it"] = f"{get_program()} chat {folder}{one if config.agent == demo.AGENT else ' --agent'}"
     width = max(map(len, places))
     for what, place in places.items():  # what is to be copied comes last, and is broken by no line end of ours
         console.print(Text.assemble("  ", what.ljust(width), "  ", (place, "bold")), soft_wrap=True)

@@ -12,15 +12,25 @@ from strop.config.engine import EngineConfig, SglangConfig, VllmConfig
 from strop.config.gateway import GatewayConfig, OutsideConfig
 from strop.config.learner import LearnerConfig, LoraConfig, OptimConfig
 from strop.config.loading import changed, from_builtins, from_json, load, to_json
-from strop.config.policies import MAIN, default_policy, describe_models, resolve_policies
+from strop.config.policies import (
+    MAIN,
+    default_policy,
+    describe_algorithms,
+    describe_models,
+    replace_models,
+    resolve_policies,
+    trained_policies,
+    weigh_rewards,
+)
 from strop.config.policy import PolicyConfig, SamplingConfig
-from strop.config.renamed import RenamedSetting, rename_old
+from strop.config.renamed import RENAMED, RenamedSetting, find_new_names, rename_old
 from strop.config.run import Config, LoopConfig, MonitorConfig, StoreConfig, settings
 from strop.config.runner import RetriesConfig, RunnerConfig
 
 __all__ = [
     "DECLARED",
     "MAIN",
+    "RENAMED",
     "AlgorithmConfig",
     "Config",
     "EngineConfig",
@@ -44,16 +54,21 @@ __all__ = [
     "changed",
     "convert",
     "default_policy",
+    "describe_algorithms",
     "describe_models",
     "doc",
     "field_types",
+    "find_new_names",
     "from_builtins",
     "from_json",
     "load",
     "refuse_unknown",
     "rename_old",
+    "replace_models",
     "resolve_policies",
     "settings",
     "to_json",
+    "trained_policies",
     "walk",
+    "weigh_rewards",
 ]

@@ -15,7 +15,12 @@ class OutsideConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     url: Annotated[str, doc("where its model APIs are, with /v1: https://api.openai.com/v1")]
     model: Annotated[str, doc("the model that is requested; default: the one that the agent requests")] = ""
     key_env: Annotated[str, doc("the environment variable that holds its key")] = ""
-    agents: Annotated[tuple[str, ...], doc("names of the agents it answers")] = ()
+    agents: Annotated[tuple[str, ...], doc("names or patterns (villager-*) of the agents it answers")] = ()
+    probability: Annotated[
+        float,
+        doc("how likely it answers for each of its agents in a rollout, as for the rest of its group; 1: always"),
+        Meta(gt=0, le=1),
+    ] = 1.0
     models: Annotated[tuple[str, ...], doc("it also answers requests for one of these models")] = ()
     dialects: Annotated[
         tuple[str, ...], doc("the model APIs it speaks, by their paths: chat/completions, messages, ...; default: all")

@@ -52,16 +52,17 @@ def _from_sets(sets: Sequence[str]) -> dict[str, Any]:
     for item in sets:
         key, eq, value = item.partition("=")
         if not eq:
-            raise ConfigError(f"--set {item!r} has no '=': write it as section.name=value")
+            raise ConfigError(f"--set {item!r} has no '='. Fix: write it as section.name=value")
         merge(together, _nest(key.strip().split("."), parse_value(value.strip())), replaced=())
     return together
 
 
 def from_builtins(raw: dict[str, Any]) -> Config:
     """Check and convert plain data; what is wrong is named with its path and the nearest valid name."""
-    from strop.config.policies import resolve_policies  # which lays tables over others as it is done here
+    from strop.config.policies import refuse_values, resolve_policies  # which lay tables over others as it is done here
 
     refuse_unknown(raw, field_types(Config), "")
+    refuse_values(raw.get("policies"))
     config = convert(raw, Config, "")
     resolve_policies(config)
     return config
@@ -86,7 +87,7 @@ def merge(into: dict[str, Any], new: dict[str, Any], replaced: Sequence[str] = R
         here = into.get(key)
         if isinstance(here, dict) and key not in replaced:
             if not isinstance(value, dict):
-                raise ConfigError(f"{key!r} is a section, not a value: set {key}.<name> instead")
+                raise ConfigError(f"{key!r} is a section, not a value. Fix: set {key}.<name> instead")
             merge(cast(dict[str, Any], here), cast(dict[str, Any], value), replaced)
         else:
             into[key] = value

@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from strop.config.checks import convert, refuse_unknown
+from strop.config.checks import POLICY_SECTIONS, convert, refuse_unknown
 from strop.config.describe import field_types
 from strop.config.loading import merge
 from strop.config.run import Config
@@ -35,7 +35,6 @@ MAIN = "main"
 """The name of the one policy of a run that names none."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _WILD = re.compile(r"[*?\[]")
-_OWN = ("algorithm", "learner", "engine")
 
 S = TypeVar("S", bound=Struct)
 
@@ -43,10 +42,26 @@ S = TypeVar("S", bound=Struct)
 def resolve_policies(config: Config) -> dict[str, Config]:
     """The configuration of every policy, by name, in the order they are given in. Raises `ConfigError`."""
     if not config.policies:
+        _refuse_all_frozen(config, {MAIN: config})
         return {MAIN: config}
     found = {name: _resolve(config, name, table) for name, table in config.policies.items()}
+    _refuse_all_frozen(config, found)
     _refuse_overlaps({name: one.policy.agents for name, one in found.items()})
     return found
+
+
+def trained_policies(config: Config) -> dict[str, Config]:
+    """The same without those that are frozen."""
+    return {name: own for name, own in resolve_policies(config).items() if not own.policy.frozen}
+
+
+def refuse_values(policies: Any) -> None:
+    """Raises `ConfigError` where a policy is given as something else than a table."""
+    for name, table in cast("dict[str, Any]", policies).items() if isinstance(policies, dict) else ():
+        if not isinstance(table, dict):
+            raise ConfigError(
+                f"policies.{name} is not a table of settings. Fix: set policies.{name}.model, for example"
+            )
 
 
 def default_policy(names: Mapping[str, Any]) -> str:
@@ -57,18 +72,43 @@ def default_policy(names: Mapping[str, Any]) -> str:
 def describe_models(config: Config) -> str:
     """A run's model in a few words, or the models by policy."""
     models = {name: one.policy.model for name, one in resolve_policies(config).items()}
-    return next(iter(models.values())) if len(models) == 1 else ", ".join(f"{n}: {m}" for n, m in models.items())
+    return next(iter(models.values())) if len(models) == 1 else _by_policy(models)
+
+
+def describe_algorithms(config: Config) -> str:
+    """The name of a run's algorithm, or the names by policy where they differ."""
+    names = {name: one.algorithm.name for name, one in trained_policies(config).items()} or {"": "nothing is trained"}
+    return next(iter(names.values())) if len(set(names.values())) == 1 else _by_policy(names)
+
+
+def replace_models(config: Config, models: Mapping[str, str]) -> Config:
+    """The configuration with another model for each of these policies, by name."""
+    if not config.policies:
+        return replace(config, policy=replace(config.policy, model=models[MAIN]))
+    given = {name: {"model": model} for name, model in models.items()}
+    return replace(config, policies={name: table | given.get(name, {}) for name, table in config.policies.items()})
+
+
+def weigh_rewards(config: Config) -> dict[str, float]:
+    """What a rollout's rewards count for in the total of the whole run: the mean of what they count for each policy."""
+    policies = [one.algorithm.rewards for one in (trained_policies(config) or resolve_policies(config)).values()]
+    names = dict.fromkeys(name for rewards in policies for name in rewards)
+    return {name: sum(rewards.get(name, 0.0) for rewards in policies) / len(policies) for name in names}
+
+
+def _by_policy(words: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}: {word}" for name, word in words.items())
 
 
 def _resolve(config: Config, name: str, table: dict[str, Any]) -> Config:
     path = f"policies.{name}."
     if not _NAME.fullmatch(name):
         raise ConfigError(f"a policy is called {name!r}. Fix: use letters, digits, '_' and '-', 64 at most")
-    own = {key: value for key, value in table.items() if key not in _OWN}
+    own = {key: value for key, value in table.items() if key not in POLICY_SECTIONS}
     sections: dict[str, Any] = {"policy": _lay_over(config.policy, own, path)}
     if "agents" not in own:
         sections["policy"] = replace(sections["policy"], agents=(name,))
-    for key in _OWN:
+    for key in POLICY_SECTIONS:
         sections[key] = _lay_over(getattr(config, key), table.get(key, {}), f"{path}{key}.")
     if sections["algorithm"].name != config.algorithm.name:  # whose settings are another algorithm's
         sections["algorithm"] = replace(sections["algorithm"], settings=table["algorithm"].get("settings", {}))
@@ -77,7 +117,7 @@ def _resolve(config: Config, name: str, table: dict[str, Any]) -> Config:
 
 def _lay_over(base: S, table: Any, path: str) -> S:
     if not isinstance(table, dict):
-        raise ConfigError(f"{path[:-1]!r} is a section, not a value: set {path}<name> instead")
+        raise ConfigError(f"{path[:-1]!r} is a section, not a value. Fix: set {path}<name> instead")
     given = cast(dict[str, Any], table)
     refuse_unknown(given, field_types(type(base)), path)
     raw: dict[str, Any] = msgspec.to_builtins(base)
@@ -85,15 +125,36 @@ def _lay_over(base: S, table: Any, path: str) -> S:
     return convert(raw, type(base), path[:-1])
 
 
+def _refuse_all_frozen(config: Config, policies: Mapping[str, Config]) -> None:
+    if config.loop.steps and all(own.policy.frozen for own in policies.values()):
+        which = "policy.frozen is" if not config.policies else "all policies are frozen: `frozen` is"
+        raise ConfigError(f"{which} true, so that nothing would be trained. Fix: leave it out, or set loop.steps=0")
+
+
 def _refuse_overlaps(agents: Mapping[str, tuple[str, ...]]) -> None:
-    """The first match wins; a name that would never reach its policy is refused."""
+    """The first match wins; a name that would never reach its policy is refused, and a policy without any."""
     before: list[tuple[str, str]] = []
     for policy, patterns in agents.items():
+        if not patterns:
+            raise ConfigError(
+                f"policies.{policy}.agents is empty, so it would answer nobody. Fix: name its agents, or leave the "
+                f"line out for the agent {policy!r}"
+            )
         for pattern in patterns:
             for other, earlier in before:
-                if pattern == earlier or (not _WILD.search(pattern) and fnmatchcase(pattern, earlier)):
+                if _covers(earlier, pattern):
                     raise ConfigError(
                         f"policies.{policy}.agents has {pattern!r}, which {earlier!r} of policies.{other} matches "
                         f"first. Fix: leave one of them out, or put policies.{policy} before policies.{other}"
                     )
         before += [(policy, pattern) for pattern in patterns]
+
+
+def _covers(earlier: str, pattern: str) -> bool:
+    """Whether every name that `pattern` matches is known to match `earlier`.
+
+    >>> _covers("crit*", "critic"), _covers("crit*", "critic-*"), _covers("critic-*", "crit*"), _covers("a?", "a*")
+    (True, True, False, False)
+    """
+    plain = not _WILD.search(pattern) or not re.search(r"[?\[]", earlier)  # what only a * may stand for is whole
+    return pattern == earlier or (plain and fnmatchcase(pattern, earlier))

@@ -55,6 +55,17 @@ def rename_old(raw: dict[str, Any], path: str = "", *, quiet: bool = False) -> d
     return found
 
 
+def find_new_names(old: str) -> list[str]:
+    """What a setting is called now, by its whole old name or by the last word of it; nothing where it has no new name.
+
+    >>> find_new_names("loop.groups_most"), find_new_names("pause_patience"), find_new_names("loop.steps")
+    (['loop.max_groups'], ['gateway.pause_timeout'], [])
+    """
+    whole = [f"{old.rpartition('.')[0]}.{new}" for pattern, new in RENAMED.items() if _is(old, pattern)]
+    sections = [pattern.rpartition(".") for pattern in RENAMED]
+    return whole or [f"{section}.{RENAMED[f'{section}.{last}']}" for section, _, last in sections if last == old]
+
+
 def _is(name: str, pattern: str) -> bool:
     name = re.sub(r"^policies\.[^.]+\.(?=[a-z_]+\.)", "", name)  # whose tables hold the same sections
     return name.count(".") == pattern.count(".") and fnmatchcase(name, pattern)

@@ -47,7 +47,7 @@ def format_value(value: Any, what: str = "a setting") -> str:
     if isinstance(value, Sequence):
         return "[" + ", ".join(format_value(item, what) for item in cast(Sequence[Any], value)) + "]"
     if value is None:
-        raise ConfigError(f"{what} holds null, which TOML cannot say: use --json")
+        raise ConfigError(f"{what} holds null, which TOML cannot say. Fix: use --json")
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
@@ -77,6 +77,6 @@ def read_file(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; check the path") from None
+        raise ConfigError(f"cannot read {path}: {error.strerror}. Fix: check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None

@@ -1,6 +1,6 @@
 """What is made once on this machine and kept: each in a folder that is there whole or not at all.
 
-    folder = kept("smollm2-135m", make)     make(part) fills an empty folder, the first time
+    folder = make_once("smollm2-135m", make)     make(part) fills an empty folder, the first time
 
 The cache is $STROP_CACHE, else $XDG_CACHE_HOME/strop, else ~/.cache/strop. Anything in it may be deleted at any time.
 """
@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from strop.errors import PlaceError
+from strop.files import sync_folder
 
 
-def root() -> Path:
+def find_root() -> Path:
     if given := os.environ.get("STROP_CACHE"):
         return Path(given).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "strop"
@@ -25,10 +26,10 @@ def root() -> Path:
 
 def place(key: str) -> Path:
     """Where something is, once it has been made."""
-    return root() / "models" / key
+    return find_root() / "models" / key
 
 
-def kept(key: str, make: Callable[[Path], None]) -> Path:
+def make_once(key: str, make: Callable[[Path], None]) -> Path:
     """The folder called `key`, made by `make` if nobody has. Of several processes one makes it and the others wait; of
     one that dies nothing is left but a part that the next one clears away."""
     folder = place(key)
@@ -44,14 +45,14 @@ def kept(key: str, make: Callable[[Path], None]) -> Path:
             part.mkdir()
             try:
                 make(part)
-                _sync(part)
+                sync_folder(part, whole=True)  # what a rename makes visible must not be lost with the power
                 part.rename(folder)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
         raise PlaceError(
-            f"cannot keep {key} in {folder.parent} ({error.strerror or error}): make room there, or choose another "
-            "place with STROP_CACHE"
+            f"cannot keep {key} in {folder.parent} ({error.strerror or error}). Fix: free some space there, or "
+            "choose another place with STROP_CACHE"
         ) from error
     return folder
 
@@ -62,13 +63,3 @@ def _locked(path: Path) -> Generator[None]:
     with path.open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _sync(folder: Path) -> None:
-    """What a rename makes visible must not be lost with the power."""
-    for file in (*folder.iterdir(), folder):
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

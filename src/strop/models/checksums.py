@@ -34,11 +34,13 @@ def verify(folder: Path, *, without: Collection[str] = ()) -> None:
             same = name in without or _sum(file) == noted
             size = file.stat().st_size if not same else 0
         except FileNotFoundError:
-            raise damaged(file, "it is missing") from None
+            raise describe_damage(file, "it is missing") from None
         except OSError as error:
-            raise damaged(file, f"it cannot be read ({error.strerror})") from None
+            raise describe_damage(file, f"it cannot be read ({error.strerror})") from None
         if not same:
-            raise damaged(file, f"its {size:,} bytes are not those that {SUMS} was made of" if size else "it is empty")
+            raise describe_damage(
+                file, f"its {size:,} bytes are not those that {SUMS} was made of" if size else "it is empty"
+            )
 
 
 def _noted(folder: Path) -> dict[str, str]:
@@ -48,17 +50,18 @@ def _noted(folder: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError):
-        raise damaged(folder / SUMS, "it cannot be read") from None
+        raise describe_damage(folder / SUMS, "it cannot be read") from None
     noted = {name: sum for sum, _, name in (line.partition("  ") for line in text.splitlines())}
     wrong = not text.endswith("\n") or any(len(sum) != 64 or Path(name).name != name for name, sum in noted.items())
     if wrong or any(name not in noted and (folder / name).exists() for name in (*WEIGHTS, *TRAINING)):
-        raise damaged(folder / SUMS, "it is empty" if not text else "it is not a list of all files")
+        raise describe_damage(folder / SUMS, "it is empty" if not text else "it is not a list of all files")
     return noted
 
 
-def damaged(file: Path, why: str) -> DamagedCheckpoint:
+def describe_damage(file: Path, why: str) -> DamagedCheckpoint:
     return DamagedCheckpoint(
-        f"{file} is damaged, {why}: name another checkpoint, or resume the run that it belongs to, which makes it anew"
+        f"{file} is damaged, {why}. Fix: name another checkpoint, or resume the run that it belongs to, which makes "
+        "it anew"
     )
 
 

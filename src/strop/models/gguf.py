@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from strop.errors import ModelError
 from strop.imports import to_install
 from strop.models import cache
-from strop.models.gguf_tokenizer import tokenizer_of
+from strop.models.gguf_tokenizer import build_tokenizer
 
 FORMAT = 1
 """Part of the cache's key: a folder written by an earlier way of converting is not used again."""
@@ -49,10 +49,10 @@ NAMES = {
 Array = NDArray[Any]
 
 
-def folder_of(file: Path, say: Callable[[str], None], *, key: str | None = None) -> Path:
+def convert(file: Path, say: Callable[[str], None], *, key: str | None = None) -> Path:
     """The folder that stands for `file`, converted the first time. `key` keeps it under a name of its own, to be found
     when the file is gone."""
-    return cache.kept(key or _key(file), lambda part: _convert(file, part, say))
+    return cache.make_once(key or _key(file), lambda part: _convert(file, part, say))
 
 
 def _key(file: Path) -> str:
@@ -70,14 +70,14 @@ def _convert(file: Path, folder: Path, say: Callable[[str], None]) -> None:
         safetensors = importlib.import_module("safetensors.numpy")
         safetensors_error: type[Exception] = importlib.import_module("safetensors").SafetensorError
     except ImportError:
-        raise ModelError(f"{file} is a GGUF file: install what reads it with `{to_install('gguf')}`") from None
+        raise ModelError(f"{file} is a GGUF file. Fix: install what reads it with `{to_install('gguf')}`") from None
     say(f"converting {file}, once; the result is kept in {folder.parent}")
     try:
         reader = gguf.GGUFReader(file)
         fields: dict[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
     except (ValueError, KeyError, IndexError, TypeError, OverflowError, UnicodeDecodeError) as error:
-        raise ModelError(f"{file} is not a GGUF file, or it is cut off ({error}): download it again") from None
+        raise ModelError(f"{file} is not a GGUF file, or it is cut off ({error}). Fix: download it again") from None
     config = _config(file, fields, tensors, gguf)
     weights: dict[str, Array] = {}
     for name, tensor in tensors.items():
@@ -109,7 +109,7 @@ def _config(file: Path, fields: dict[str, Any], tensors: dict[str, Any], gguf: A
     elif about.get("rope.scaling.type", "none") != "none":
         wrong = f"its positions are stretched ({about['rope.scaling.type']})"
     if wrong:
-        raise ModelError(f"{file} cannot be converted: {wrong}; give the model's folder or its Hugging Face name")
+        raise ModelError(f"{file} cannot be converted: {wrong}. Fix: give the model's folder or its Hugging Face name")
     try:
         heads, hidden = about["attention.head_count"], about["embedding_length"]
         size = about.get("attention.key_length") or about.get("rope.dimension_count") or hidden // heads
@@ -134,7 +134,7 @@ def _config(file: Path, fields: dict[str, Any], tensors: dict[str, Any], gguf: A
             "tie_word_embeddings": "output.weight" not in tensors,
         }
     except KeyError as error:
-        raise ModelError(f"{file} does not say {error.args[0]}: it is broken; download it again") from None
+        raise ModelError(f"{file} does not say {error.args[0]}: it is broken. Fix: download it again") from None
 
 
 def _shortest(number: float) -> float:
@@ -153,7 +153,9 @@ def _llama3(given: Array, theta: float, size: int, file: Path) -> dict[str, Any]
     turns = before / (2 * np.pi * theta ** (np.arange(0, size, 2) / size))  # within the old context
     smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
     if not np.allclose(given, 1 / ((1 - smooth) / factor + smooth), rtol=1e-3):
-        raise ModelError(f"{file} stretches positions in an unknown way; give the model's Hugging Face name instead")
+        raise ModelError(
+            f"{file} stretches positions in an unknown way. Fix: give the model's Hugging Face name instead"
+        )
     return {
         "rope_type": "llama3",
         "factor": factor,
@@ -187,7 +189,9 @@ def _name(name: str, file: Path) -> str:
     """
     found = re.fullmatch(r"(?:blk\.(\d+)\.)?([a-z_]+)\.(weight|bias)", name)
     if found is None or found[2] not in NAMES:
-        raise ModelError(f"{file} has a tensor {name}, which is not known: give the model's Hugging Face name instead")
+        raise ModelError(
+            f"{file} has a tensor {name}, which is not known. Fix: give the model's Hugging Face name instead"
+        )
     layer = "" if found[1] is None else f"model.layers.{found[1]}."
     return f"{layer}{NAMES[found[2]]}.{found[3]}"
 
@@ -197,7 +201,7 @@ def _write_tokenizer(file: Path, fields: dict[str, Any], folder: Path, longest: 
     about = {
         name.removeprefix("tokenizer.ggml."): value for name, value in fields.items() if name.startswith("tokenizer.")
     }
-    (folder / "tokenizer.json").write_text(tokenizer_of(about, file).to_str(pretty=True))
+    (folder / "tokenizer.json").write_text(build_tokenizer(about, file).to_str(pretty=True))
     tokens: list[str] = about["tokens"]
     specials = {name: about.get(f"{key}_token_id") for name, key in _SPECIALS.items()}
     config: dict[str, Any] = {

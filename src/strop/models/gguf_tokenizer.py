@@ -27,21 +27,23 @@ OWN_WORDS = ("gpt-2", "smollm")
 """Those that split words as GPT-2 does, after what SPLITS says."""
 
 
-def tokenizer_of(about: dict[str, Any], file: Path) -> Tokenizer:
+def build_tokenizer(about: dict[str, Any], file: Path) -> Tokenizer:
     """`about` is what the file says under `tokenizer.ggml.`."""
     model, split = about.get("model"), about.get("pre")
     if model != "gpt2" or split not in SPLITS:
         known = ", ".join(SPLITS)
         raise ModelError(
-            f"the tokenizer of {file} is {model}/{split}, and only byte-level BPE split as {known} is known here: give "
-            "the model's folder or its Hugging Face name"
+            f"the tokenizer of {file} is {model}/{split}, and only byte-level BPE split as {known} is known here. "
+            "Fix: give the model's folder or its Hugging Face name"
         )
     try:
         tokens: list[str] = about["tokens"]
         kinds: list[int] = about.get("token_type") or [1] * len(tokens)
         pairs = [tuple(merge.split(" ", 1)) for merge in about["merges"]]
     except KeyError as error:
-        raise ModelError(f"{file} has no tokenizer.ggml.{error.args[0]}: it is broken; download it again") from None
+        raise ModelError(
+            f"{file} has no tokenizer.ggml.{error.args[0]}: it is broken. Fix: download it again"
+        ) from None
     vocabulary = {token: id for id, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != UNUSED}
     tokenizer = Tokenizer(BPE(vocabulary, pairs, ignore_merges=split == "llama-bpe"))
     if split == "qwen2":

@@ -41,7 +41,7 @@ def is_name(name: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?", name) is not None
 
 
-def offline() -> bool:
+def is_offline() -> bool:
     given = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
     return given.upper() in ("1", "ON", "YES", "TRUE")
 
@@ -53,10 +53,9 @@ def fetch(name: str, say: Callable[[str], None]) -> Path:
     except ImportError:
         raise ModelError(f"Hugging Face names need huggingface_hub: `{to_install('huggingface_hub')}`") from None
     repo, _, revision = name.partition("@")
-    asked: dict[str, Any] = {"repo_id": repo, "revision": revision or None, "allow_patterns": FILES}
-    asked["ignore_patterns"] = ["*/*"]  # a pattern's star goes across folders
+    asked = _ask(name)
     there = _cached(hub, asked)
-    if offline():
+    if is_offline():
         if there is None:
             cache = hub.constants.HF_HUB_CACHE
             raise ModelError(
@@ -72,12 +71,27 @@ def fetch(name: str, say: Callable[[str], None]) -> Path:
         folder = Path(hub.snapshot_download(**asked))
     except Exception as error:  # the hub's own errors, and all that its HTTP client has
         if there is not None:
-            say(f"{name} is taken from the cache, since the hub cannot be asked: {reason(error)}")
+            say(f"{name} is taken from the cache, since the hub cannot be asked: {explain(error)}")
             return there
-        raise ModelError(reason(error)) from error
-    if lacks := missing(folder):
-        raise ModelError(f"it has no {lacks}: choose a model with weights as safetensors and a tokenizer.json")
+        raise ModelError(explain(error)) from error
+    if lacks := find_missing(folder):
+        raise ModelError(f"it has no {lacks}. Fix: choose a model with weights as safetensors and a tokenizer.json")
     return folder
+
+
+def is_cached(name: str) -> bool:
+    """Whether ORG/MODEL was fetched before, and is whole."""
+    try:
+        return _cached(importlib.import_module("huggingface_hub"), _ask(name)) is not None
+    except ImportError:
+        return False
+
+
+def _ask(name: str) -> dict[str, Any]:
+    """What the hub's programs are asked for."""
+    repo, _, revision = name.partition("@")
+    # A pattern's star goes across folders.
+    return {"repo_id": repo, "revision": revision or None, "allow_patterns": FILES, "ignore_patterns": ["*/*"]}
 
 
 def _cached(hub: Any, asked: dict[str, Any]) -> Path | None:
@@ -86,10 +100,10 @@ def _cached(hub: Any, asked: dict[str, Any]) -> Path | None:
         folder = Path(hub.snapshot_download(**asked, local_files_only=True))
     except (OSError, ValueError):
         return None
-    return None if missing(folder) else folder
+    return None if find_missing(folder) else folder
 
 
-def missing(folder: Path) -> str | None:
+def find_missing(folder: Path) -> str | None:
     """The first file that a model's folder lacks."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -100,14 +114,14 @@ def missing(folder: Path) -> str | None:
     return next((file for file in wanted if not (folder / file).is_file()), None)
 
 
-def reason(error: BaseException) -> str:
+def explain(error: BaseException) -> str:
     """Why the hub did not give it, in a few words, with the way out where there is one."""
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
         chain.append(cause)
     for link in chain:
         if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
-            return "the disk is full: make room, or have HF_HOME on another one"
+            return "the disk is full: free some space, or set HF_HOME to another one"
         answer = getattr(link, "response", None)
         status: int | None = getattr(answer, "status_code", None)
         if type(link).__name__ == "GatedRepoError":

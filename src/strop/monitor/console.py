@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from rich.console import Console, Group
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from strop.monitor.metrics import split_policies
 from strop.monitor.screen import Screen
 from strop.printable import escape_text
 
@@ -39,28 +40,23 @@ Slow = tuple[str, float]
 """A rollout, and the seconds that it has been at work."""
 
 
-class View(ABC):
-    """Told of everything, in this order: title, then phases, steps, evaluations and notes as they happen."""
+class View:
+    """Told of everything, in this order: title, then phases, steps, evaluations and notes as they happen. What a view
+    does not show it ignores."""
 
-    @abstractmethod
     def title(self, text: str, steps: int) -> None: ...
 
-    @abstractmethod
     def phase(self, name: str, done: int = 0, total: int = 0, slowest: Sequence[Slow] = ()) -> None:
         """What is being done, how much of it is, and what it waits for longest."""
 
-    @abstractmethod
     def step(self, number: int, metrics: Mapping[str, float]) -> None: ...
 
-    @abstractmethod
     def evaluation(self, step: int, scores: Mapping[str, float]) -> None: ...
 
-    @abstractmethod
     def note(self, text: str) -> None: ...
 
     def show_past(self, steps: Sequence[tuple[int, Mapping[str, float]]]) -> None:
         """Steps that were made before the run was resumed."""
-        return None
 
     def __enter__(self) -> View:
         return self
@@ -71,16 +67,6 @@ class View(ABC):
 
 class Silent(View):
     """For machines: `--json` prints the summary and nothing else."""
-
-    def title(self, text: str, steps: int) -> None: ...
-
-    def phase(self, name: str, done: int = 0, total: int = 0, slowest: Sequence[Slow] = ()) -> None: ...
-
-    def step(self, number: int, metrics: Mapping[str, float]) -> None: ...
-
-    def evaluation(self, step: int, scores: Mapping[str, float]) -> None: ...
-
-    def note(self, text: str) -> None: ...
 
 
 class Lines(View):
@@ -94,15 +80,15 @@ class Lines(View):
         self._steps = steps
         self._print(text)
 
-    def phase(self, name: str, done: int = 0, total: int = 0, slowest: Sequence[Slow] = ()) -> None: ...
-
     def step(self, number: int, metrics: Mapping[str, float]) -> None:
-        reward = figure(metrics.get(REWARD, float("nan")))
+        reward = format_figure(metrics.get(REWARD, float("nan")))
         line = "  ".join([f"step {number}/{self._steps}", f"reward {reward}", *facts(metrics)])
-        self._print(line.replace("\u00a0", " "))
+        self._print(line)
+        for policy, own in facts_by_policy(metrics).items():
+            self._print("  ".join([f"  {policy}:", *own]))
 
     def evaluation(self, step: int, scores: Mapping[str, float]) -> None:
-        self._print(f"evaluation after step {step}  " + "  ".join(f"{k} {figure(v)}" for k, v in scores.items()))
+        self._print(f"evaluation after step {step}  " + "  ".join(f"{k} {format_figure(v)}" for k, v in scores.items()))
 
     def note(self, text: str) -> None:
         self._print(f"note: {text}")
@@ -166,37 +152,39 @@ class Panelled(View):
         head.add_column(no_wrap=True, overflow="ellipsis")
         head.add_column(justify="right", no_wrap=True)
         head.add_row(Text(self._title, style="bold"), Text(self._clock(), style="dim"))
-        body: list[Table | Text] = [head, self._bar()]
+        body: list[Table | Text | Figures] = [head, self._bar()]
         width = max([20, *(len(name) + 2 for name in self._scores)])
         if self._rewards:
             line = Text(f"{'reward':<{width}}")
-            line.append(figure(self._rewards[0]), style="dim")
-            line.append(f" {curve(self._rewards)} ", style="green")
-            line.append(figure(self._rewards[-1]), style="bold green")
+            line.append(format_figure(self._rewards[0]), style="dim")
+            line.append(f" {draw_bars(self._rewards)} ", style="green")
+            line.append(format_figure(self._rewards[-1]), style="bold green")
             body.append(line)
         splits = dict.fromkeys(name.rpartition(" ")[0] for name in self._scores)
         by_split = [{k: v for k, v in self._scores.items() if k.rpartition(" ")[0] == split} for split in splits]
-        for name, values in [row for scores in by_split for row in distinct(scores).items()]:
+        for name, values in [row for scores in by_split for row in drop_repeated(scores).items()]:
             line = Text(f"{name:<{width}}", style="dim")
-            line.append(" → ".join(figure(value) for value in values[-6:]), style="cyan")
+            line.append(" → ".join(format_figure(value) for value in values[-6:]), style="cyan")
             body.append(line)
         if self._metrics:
-            body.append(Text("   ".join(facts(self._metrics)), style="dim"))
+            body.append(Figures(facts(self._metrics)))
+            for policy, own in facts_by_policy(self._metrics).items():
+                body.append(Figures(own, f"{policy:<{width}}"))
         if self._slowest:
-            waits = ", ".join(f"{rollout} for {minutes(seconds)}" for rollout, seconds in self._slowest)
+            waits = ", ".join(f"{rollout} for {format_minutes(seconds)}" for rollout, seconds in self._slowest)
             body.append(Text(f"{'at work longest':<{width}}{waits}", style="dim"))
         body += [Text(f"! {note}", style="yellow") for note in self._notes]
         return Panel(Group(*body), border_style="blue", padding=(0, 1))
 
     def _clock(self) -> str:
-        clock = minutes(time.monotonic() - self._began)
+        clock = format_minutes(time.monotonic() - self._began)
         if self._steps:
             clock = f"step {self._number}/{self._steps} · {clock}"
         if self._seconds:
             recent = self._seconds[-5:]
             # What came before the first step, mostly an evaluation, comes again after the last one.
             left = sum(recent) / len(recent) * (self._steps - self._number) + self._before
-            clock += f" · about {minutes(left)} left"
+            clock += f" · about {format_minutes(left)} left"
         return clock
 
     def _bar(self) -> Table:
@@ -206,29 +194,56 @@ class Panelled(View):
         return row
 
 
+class Figures:
+    """Labels with their values behind `before`, as many to a line as fit: none is broken by a line's end. (Rich breaks
+    lines at every space, one that is called non-breaking too.)"""
+
+    def __init__(self, figures: Sequence[str], before: str = "") -> None:
+        self._figures, self._before = figures, before
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line = self._before
+        for number, figure in enumerate(self._figures):
+            joined = f"{line}   {figure}" if number else line + figure
+            if number and cell_len(joined) > options.max_width:
+                yield Text(line, style="dim")
+                joined = " " * len(self._before) + figure
+            line = joined
+        yield Text(line, style="dim")
+
+
 def facts(metrics: Mapping[str, float]) -> list[str]:
-    """The figures worth watching; a label and its value never part at the end of a line."""
-    shown = [f"{label}\u00a0{figure(metrics[name])}" for name, label in SHOWN.items() if name in metrics]
+    """The figures worth watching, each behind its label."""
+    shown = [f"{label} {format_figure(metrics[name])}" for name, label in SHOWN.items() if name in metrics]
     failed = sum(value for name, value in metrics.items() if name.startswith("failed/"))
-    return [*shown, f"failed\u00a0{failed:.0f}"] if failed else shown
+    return [*shown, f"failed {failed:.0f}"] if failed else shown
 
 
-def distinct(scores: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
+def facts_by_policy(metrics: Mapping[str, float]) -> dict[str, list[str]]:
+    """Where a run has several policies, the same of each, without what is told of the whole run."""
+    found: dict[str, list[str]] = {}
+    for policy, own in split_policies(metrics).items():
+        shown = {name: value for name, value in own.items() if name in SHOWN and name not in metrics}
+        found[policy] = ["nothing to train on"] if own.get("actor/skipped") else facts(shown)
+    return found
+
+
+def drop_repeated(scores: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
     """Without rewards whose figures are those of one before them: they say nothing more.
 
-    >>> distinct({"reward": [0.25, 1.0], "right_call": [0.25, 1.0], "style": [0.5, 0.5]})
+    >>> drop_repeated({"reward": [0.25, 1.0], "right_call": [0.25, 1.0], "style": [0.5, 0.5]})
     {'reward': [0.25, 1.0], 'style': [0.5, 0.5]}
     """
     shown: dict[tuple[str, ...], str] = {}
     for name, values in scores.items():
-        shown.setdefault(tuple(map(figure, values)), name)
+        shown.setdefault(tuple(map(format_figure, values)), name)
     return {name: scores[name] for name in shown.values()}
 
 
-def curve(values: Sequence[float], width: int = 60) -> str:
+def draw_bars(values: Sequence[float], width: int = 60) -> str:
     """A line of bars for the last `width` values, between 0 and 1 if they lie there.
 
-    >>> curve([0.0, 0.5, 1.0]), curve([0.1, 0.2])
+    >>> draw_bars([0.0, 0.5, 1.0]), draw_bars([0.1, 0.2])
     ('▁▅█', '▂▂')
     """
     values = values[-width:]
@@ -237,10 +252,10 @@ def curve(values: Sequence[float], width: int = 60) -> str:
     return "".join(BARS[round((value - low) * scale)] for value in values)
 
 
-def figure(value: float) -> str:
+def format_figure(value: float) -> str:
     """Three digits that mean something.
 
-    >>> figure(0.12345), figure(1234.5), figure(2e-6)
+    >>> format_figure(0.12345), format_figure(1234.5), format_figure(2e-6)
     ('0.123', '1234', '2.0e-06')
     """
     if value != 0 and abs(value) < 1e-3:
@@ -248,9 +263,9 @@ def figure(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 100 else f"{value:.0f}"
 
 
-def minutes(seconds: float) -> str:
+def format_minutes(seconds: float) -> str:
     """
-    >>> minutes(75)
+    >>> format_minutes(75)
     '1:15'
     """
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -103,7 +103,7 @@ def report(config: Config, done: list[Evaluation], *, samples: int, threshold: f
         samples=samples,
         threshold=threshold,
         split=split,
-        reward=counted_reward(config, list(done[0].rewards[split])),
+        reward=choose_reward(config, list(done[0].rewards[split])),
         measure=f"mean@{samples}",
         evaluations=done,
         comparisons=[
@@ -139,7 +139,7 @@ def differences(one: Evaluation, other: Evaluation, threshold: float, seed: int)
     }
 
 
-def counted_reward(config: Config, names: Sequence[str]) -> str:
+def choose_reward(config: Config, names: Sequence[str]) -> str:
     """The reward that a verdict is about: one that training would count, if it was given."""
     return next((name for name in (*config.algorithm.rewards, "reward") if name in names), names[0])
 
@@ -153,7 +153,7 @@ def verdict(found: EvaluationReport) -> str:
     between = between or next(iter(found.comparisons), None)
     if between is None:
         score = one.scores[found.metric]
-        sure = few(one, split) if score.low is None else f"with 95 % confidence {span(score)}"
+        sure = few(one, split) if score.low is None else f"with 95 % confidence {format_interval(score)}"
         return f"{one.name} scores {score.value:.3f} ({found.about}); {sure}."
     one, other = found.evaluations[between.one], found.evaluations[between.other]
     difference = between.differences[found.metric]
@@ -163,7 +163,7 @@ def verdict(found: EvaluationReport) -> str:
     said = f"{one.name} scores {more} {other.name} ({found.about}); "
     if difference.zero_within is None:
         return f"{said}{few(one, split)}."
-    said += f"with 95 % confidence the difference is {span(difference)}"
+    said += f"with 95 % confidence the difference is {format_interval(difference)}"
     if difference.zero_within:
         return f"{said}, and 0 lies within that: these tasks do not tell the two apart."
     return f"{said}, and 0 lies outside of that: it is {'better' if difference.value > 0 else 'worse'}, not just lucky."
@@ -188,7 +188,9 @@ def describe_deployment(found: EvaluationReport) -> list[str]:
         rewritten, difference = one.branches.get("template_rewrote", 0), pair.differences[found.metric]
         if not rewritten and difference.zero_within is not False:
             continue
-        sure = few(one, found.split) if difference.low is None else f"with 95 % confidence {span(difference)}"
+        sure = (
+            few(one, found.split) if difference.low is None else f"with 95 % confidence {format_interval(difference)}"
+        )
         said.append(
             f"{one.model} as deployed differs: in {rewritten} of {one.turns} model calls the chat template writes what "
             f"it said before otherwise than it said it; its score ({found.about}) changes by {difference.value:+.3f}, "
@@ -202,9 +204,9 @@ def few(one: Evaluation, split: str) -> str:
     return f"{count} task{'s are' if count > 1 else ' is'} too few to say how sure that is: {FEWEST} are the least"
 
 
-def span(score: Score) -> str:
+def format_interval(score: Score) -> str:
     """
-    >>> span(Score(0.5, 0.25, 0.75))
+    >>> format_interval(Score(0.5, 0.25, 0.75))
     'between 0.250 and 0.750'
     """
     return f"between {score.low:.3f} and {score.high:.3f}"

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from numbers import Real
 from pathlib import Path
 from statistics import fmean
 
 import msgspec
 
+from strop.errors import ConfigError
 from strop.files import private
 from strop.monitor.writers import Writers
 from strop.types import Step
@@ -41,6 +43,7 @@ NAMES: dict[str, str] = {
     "num_turns/{mean,max,min}": "turns per rollout",
     "tool_call_counts/{mean,max,min}": "tool calls per rollout",
     "reward/*": "mean of each named reward",
+    "agents/*": "by role, where several agents speak: turns, tokens, tokens that carried loss, rewards",
     "filter/*": "rollouts that carried no loss, by reason",
     "filter_turns/*": "turns without tokens, by reason",
     "filter_tokens/*": "sampled tokens of turns that carried no loss, by reason",
@@ -67,15 +70,38 @@ def _pattern(name: str) -> str:
 _KNOWN = re.compile("|".join(f"(?:{_pattern(name)})" for name in NAMES))
 
 
-_POLICY = re.compile(r"policies/[^/]+/")
+_POLICY = re.compile(r"policies/([^/]+)/")
 
 
 def check(metrics: Iterable[str]) -> None:
     """Crash on a metric nobody declared. Algorithms outside the package have algorithm/ for theirs."""
     for name in metrics:
-        assert _KNOWN.fullmatch(_POLICY.sub("", name, count=1)), (
-            f"metric {name!r} is not declared in strop.monitor.metrics.NAMES"
-        )
+        assert _KNOWN.fullmatch(plain_name(name)), f"metric {name!r} is not declared in strop.monitor.metrics.NAMES"
+
+
+def refuse_undeclared(metrics: Mapping[str, object]) -> None:
+    """What an algorithm measured is looked at before its step is committed. Raises `ConfigError`.
+
+    >>> refuse_undeclared({"algorithm/share": 0.5})
+    >>> refuse_undeclared({"share": 0.5})
+    Traceback (most recent call last):
+    strop.errors.ConfigError: the algorithm measures 'share', which nobody declared. Fix: call it 'algorithm/share'
+    """
+    for name, value in metrics.items():
+        if not _KNOWN.fullmatch(name):
+            own = f"algorithm/{name}"
+            raise ConfigError(f"the algorithm measures {name!r}, which nobody declared. Fix: call it {own!r}")
+        if not isinstance(value, Real):
+            raise ConfigError(f"the algorithm measures {name!r} as {value!r}, not a number. Fix: give it as a float")
+
+
+def plain_name(name: str) -> str:
+    """What a metric of one of several policies is called where there is one.
+
+    >>> plain_name("policies/writer/actor/lr"), plain_name("actor/lr")
+    ('actor/lr', 'actor/lr')
+    """
+    return _POLICY.sub("", name, count=1)
 
 
 def combine(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -96,9 +122,20 @@ def combine(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 def metrics_of(metrics: Mapping[str, float], policy: str, policies: Collection[str]) -> Mapping[str, float]:
     """The part of a step's metrics that is one policy's."""
-    start = f"policies/{policy}/"
-    own = {name.removeprefix(start): value for name, value in metrics.items() if name.startswith(start)}
-    return metrics if len(policies) == 1 else own
+    return metrics if len(policies) == 1 else split_policies(metrics).get(policy, {})
+
+
+def split_policies(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """What each of several policies measured, by its name; nothing of a run that has one.
+
+    >>> split_policies({"policies/a/actor/lr": 0.1, "policies/b/actor/skipped": 1.0, "actor/skipped": 0.0})
+    {'a': {'actor/lr': 0.1}, 'b': {'actor/skipped': 1.0}}
+    """
+    found: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        if part := _POLICY.match(name):
+            found.setdefault(part[1], {})[name[part.end() :]] = value
+    return found
 
 
 _SHARED: dict[str, Callable[[list[float]], float]] = {
@@ -154,7 +191,7 @@ def flat(split: str, means: Mapping[str, float], samples: int = 1) -> dict[str, 
 
 def weigh(means: Mapping[str, float], weights: Mapping[str, float]) -> float | None:
     """What an evaluation came to: the weighted sum of the rewards that count, or None where there are none of them.
-    Those that only turns or agents get are no part of it.
+    Those that only turns or agents get are not part of it.
 
     >>> weigh({"correct": 0.5, "style": 1.0}, {"correct": 2.0, "tidy": 1.0}), weigh({"style": 1.0}, {"tidy": 1.0})
     (1.0, None)

@@ -13,7 +13,7 @@ Points = Sequence[tuple[int, float]]
 """Step and value."""
 
 
-def reward_curve(path: Path, rewards: Points, evaluations: Mapping[str, Points], title: str) -> None:
+def plot_rewards(path: Path, rewards: Points, evaluations: Mapping[str, Points], title: str) -> None:
     """Mean training reward per step, and every evaluation as points. Needs matplotlib (the `train` extra)."""
     with _picture(path, title, unit=_unit(rewards)) as axes:
         if rewards:

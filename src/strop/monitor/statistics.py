@@ -60,17 +60,17 @@ def scores(values: Values, *, threshold: float = 1.0, seed: int = 0) -> dict[str
     >>> {name: score.value for name, score in scores({"a": [1, 0], "b": [0, 0]}).items()}
     {'mean@2': 0.25, 'pass@1': 0.25, 'pass@2': 0.5, 'best@2': 0.5}
     """
-    return {name: score(found, seed) for name, found in measures(values, threshold).items()}
+    return {name: score(found, seed) for name, found in compute_measures(values, threshold).items()}
 
 
-def measures(values: Values, threshold: float = 1.0) -> dict[str, Floats]:
+def compute_measures(values: Values, threshold: float = 1.0) -> dict[str, Floats]:
     """Every measure's value on every task, in the order of the tasks."""
     (n,) = {len(samples) for samples in values.values()}
     ks = sorted({n, *(2**i for i in range(n.bit_length()))})
     wins = [sum(value >= threshold for value in samples) for samples in values.values()]
     found = {f"mean@{n}": [sum(samples) / n for samples in values.values()]}
     found |= {f"pass@{k}": [pass_at(n, c, k) for c in wins] for k in ks}
-    found |= {f"best@{k}": [best_at(samples, k) for samples in values.values()] for k in ks[1:]}
+    found |= {f"best@{k}": [average_best(samples, k) for samples in values.values()] for k in ks[1:]}
     return {name: np.array(per_task, float) for name, per_task in found.items()}
 
 
@@ -84,11 +84,11 @@ def pass_at(n: int, c: int, k: int) -> float:
     return 1.0 - comb(n - c, k) / comb(n, k)
 
 
-def best_at(samples: Sequence[float], k: int) -> float:
+def average_best(samples: Sequence[float], k: int) -> float:
     """The best of k samples, on average over all choices of k among those given: the i-th smallest (from 0) is the
     best wherever the other k - 1 are among the i below it.
 
-    >>> best_at([0.0, 0.5, 1.0], 2)
+    >>> average_best([0.0, 0.5, 1.0], 2)
     0.8333333333333333
     """
     n = len(samples)
@@ -115,7 +115,7 @@ def compare(one: Values, other: Values, *, threshold: float = 1.0, seed: int = 0
     (n,), (m,) = ({len(samples) for samples in values.values()} for values in (one, other))
     if n != m:
         raise ConfigError(f"one was evaluated with {n} samples a task, the other with {m}: give both the same -k")
-    mine, theirs = measures(one, threshold), measures({task: other[task] for task in one}, threshold)
+    mine, theirs = compute_measures(one, threshold), compute_measures({task: other[task] for task in one}, threshold)
     return {name: _difference(score(mine[name] - theirs[name], seed)) for name in mine}
 
 
@@ -138,26 +138,26 @@ def score(per_task: Floats, seed: int = 0) -> Score:
     for start in range(0, DRAWS, at_once):
         part = means[start : start + at_once]
         part[:] = per_task[rng.integers(n, size=(len(part), n))].mean(axis=1)
-    outside = tail(n)
+    outside = compute_tail(n)
     low, high = np.quantile(means, [outside, 1 - outside])
     return Score(value, float(low), float(high))
 
 
-def tail(n: int) -> float:
+def compute_tail(n: int) -> float:
     """The share of drawn means to leave out at each end, for n tasks: what lies beyond Student's t of n - 1 degrees,
     and a little further since drawing n of n spreads less than the tasks do.
 
-    >>> round(tail(10**9), 4), round(tail(10), 4)
+    >>> round(compute_tail(10**9), 4), round(compute_tail(10), 4)
     (0.025, 0.0086)
     """
-    return NormalDist().cdf(-student(n - 1) * sqrt(n / (n - 1)))
+    return NormalDist().cdf(-compute_quantile(n - 1) * sqrt(n / (n - 1)))
 
 
-def student(degrees: int) -> float:
+def compute_quantile(degrees: int) -> float:
     """The quantile of Student's t that leaves half of 1 - LEVEL above it: the normal one, and the first terms by which
     it differs. From 5 degrees on the error is below two parts in a thousand.
 
-    >>> round(student(10), 2), round(student(30), 2)
+    >>> round(compute_quantile(10), 2), round(compute_quantile(30), 2)
     (2.23, 2.04)
     """
     z, v = NormalDist().inv_cdf((1 + LEVEL) / 2), float(degrees)

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from strop.config import Config, describe_models
+from strop.config import Config, describe_algorithms, describe_models, weigh_rewards
 from strop.files import close_to_others, write_whole
 from strop.monitor.metrics import Scores, weigh
-from strop.monitor.plots import reward_curve
+from strop.monitor.plots import draw_curves, plot_rewards
 from strop.types import Step
 
 Points = list[tuple[int, float]]
@@ -52,6 +52,17 @@ class Summary(Struct, kw_only=True):
     folder: str = ""
 
 
+def collect_agents(steps: Sequence[Step]) -> dict[str, list[tuple[int, float]]]:
+    """The mean of every reward that agents were given, by role and name, over the steps."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for step in steps:
+        for name, value in step.metrics.items():
+            if name.startswith("agents/") and "/reward/" in name:
+                role, _, reward = name.removeprefix("agents/").partition("/reward/")
+                found.setdefault(f"{role}: {reward}", []).append((step.number, value))
+    return found
+
+
 def summarize(
     config: Config,
     folder: Path,
@@ -66,14 +77,17 @@ def summarize(
     """Make the summary, write it as summary.json and draw curve.png into `folder`. `result` is the checkpoint that is
     left of a run that `collapsed`."""
     first = config.loop.eval_splits[0] if config.loop.eval_splits else ""
-    evaluated = totals(scores, config.algorithm.rewards)
+    evaluated = totals(scores, weigh_rewards(config))
     start, end = ends(evaluated.get(first, []))
     start_greedy, end_greedy = ends(evaluated.get(f"{first}-greedy", []))
     last = steps[-1] if steps else None
     mean = "critic/rewards/mean"
     rewards = [(step.number, step.metrics[mean]) for step in steps if mean in step.metrics]
-    reward_curve(folder / "curve.png", rewards, evaluated, f"{describe_models(config)}, {config.algorithm.name}")
+    plot_rewards(folder / "curve.png", rewards, evaluated, f"{describe_models(config)}, {describe_algorithms(config)}")
     close_to_others(folder / "curve.png")
+    if agents := collect_agents(steps):
+        draw_curves(folder / "agents.png", {name: (line, []) for name, line in agents.items()}, "rewards by agent")
+        close_to_others(folder / "agents.png")
     points = curves(scores)
     summary = Summary(
         folder=str(folder),

@@ -163,7 +163,7 @@ class Mlflow(Tracker):
         for step, metrics in points:
             for name in metrics:
                 if name not in there:
-                    key = mlflow_name(name)
+                    key = rename_for_mlflow(name)
                     history = self._client.get_metric_history(self.id, key) if key in known else []
                     there[name] = {point.step for point in history}
             self.write(step, {name: value for name, value in metrics.items() if step not in there[name]})
@@ -173,16 +173,16 @@ class Mlflow(Tracker):
 
         now = int(time.time() * 1000)
         if metrics:
-            batch = [Metric(mlflow_name(name), value, now, step) for name, value in metrics.items()]
+            batch = [Metric(rename_for_mlflow(name), value, now, step) for name, value in metrics.items()]
             self._client.log_batch(self.id, metrics=batch)
 
     def close(self, *, failed: bool) -> None:
         self._client.set_terminated(self.id, "FAILED" if failed else "FINISHED")
 
 
-def mlflow_name(name: str) -> str:
+def rename_for_mlflow(name: str) -> str:
     """
-    >>> mlflow_name("val-core/test/reward/mean@1"), mlflow_name("reward/näher+")
+    >>> rename_for_mlflow("val-core/test/reward/mean@1"), rename_for_mlflow("reward/näher+")
     ('val-core/test/reward/mean_at_1', 'reward/näher_')
     """
     return re.sub(r"[^\w\-./: ]", "_", name.replace("@", "_at_"))

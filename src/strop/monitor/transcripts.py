@@ -16,9 +16,9 @@ from typing import Any, cast
 import msgspec
 
 from strop.algorithms.rewards import total_reward
-from strop.config import Config, resolve_policies
+from strop.config import Config, trained_policies, weigh_rewards
 from strop.files import write_whole
-from strop.monitor.console import figure
+from strop.monitor.console import format_figure
 from strop.printable import escape_text
 from strop.store.base import Store
 from strop.types import Rollout, Step, Turn
@@ -31,18 +31,18 @@ Message = dict[str, Any]
 
 async def leave(folder: Path, store: Store, steps: Sequence[Step], config: Config) -> None:
     """Write transcripts.md from what the store has of the last steps."""
-    recent, weights = steps[-RECENT:], config.algorithm.rewards
+    recent, weights = steps[-RECENT:], weigh_rewards(config)
     rollouts = [await store.get(id) for step in recent for id in step.rollouts]
-    best, worst = extremes(rollouts, weights)
+    best, worst = choose_extremes(rollouts, weights)
     turns = {rollout.id: await store.turns(rollout.id) for rollout in [*best, *worst]}
     dropped = {id: reason for step in recent for id, reason in step.dropped.items()}
-    agents = {agent for own in resolve_policies(config).values() for agent in own.policy.agents}
+    agents = {agent for own in trained_policies(config).values() for agent in own.policy.agents}
     parts = [_title(recent)]
     for title, chosen in {"Best": best, "Worst": worst}.items():
         parts += [f"## {title}"] if chosen else []
         for rollout in chosen:
             given = total_reward(rollout, weights)
-            parts.append(page(rollout, turns[rollout.id], given, agents, dropped.get(rollout.id)))
+            parts.append(render_rollout(rollout, turns[rollout.id], given, agents, dropped.get(rollout.id)))
     whole = escape_text("\n\n".join(parts) + "\n")  # it is read with `cat` too
     write_whole(folder / "transcripts.md", whole.encode(errors="replace"))
 
@@ -55,7 +55,7 @@ def _title(steps: Sequence[Step]) -> str:
     return f"# Transcripts: the best and worst rollouts of {span}"
 
 
-def extremes(
+def choose_extremes(
     rollouts: Sequence[Rollout], weights: Mapping[str, float], few: int = FEW
 ) -> tuple[list[Rollout], list[Rollout]]:
     """The best and the worst by their total reward, the latest first among equals, none in both. One that has no reward
@@ -79,24 +79,24 @@ def _few(rollouts: Iterable[Rollout], few: int) -> list[Rollout]:
     return list(chosen.values())[:few]
 
 
-def page(
+def render_rollout(
     rollout: Rollout, turns: Sequence[Turn], given: float | None, agents: Collection[str], dropped: str | None
 ) -> str:
     """One rollout as Markdown: the task, the tools, every message, call and result, the rewards, why it ended."""
-    named = ", ".join(f"{reward.name} {figure(reward.value)}" for reward in rollout.rewards) or "none"
+    named = ", ".join(f"{reward.name} {format_figure(reward.value)}" for reward in rollout.rewards) or "none"
     ended = f"{rollout.status} ({rollout.cause})" if rollout.cause else rollout.status
     parts = [
-        f"### {rollout.id}: total {'-' if given is None else figure(given)}",
+        f"### {rollout.id}: total {'-' if given is None else format_figure(given)}",
         f"Task {rollout.task.id} · rewards: {named} · {ended} · {_tokens(turns, agents, dropped)}",
         f"**task**\n\n{fence(msgspec.json.format(msgspec.json.encode(rollout.task.data)).decode())}",
     ]
-    offered = tools_of(turns)
-    for new, turn in new_messages(turns):
+    offered = find_new_tools(turns)
+    for new, turn in find_new_messages(turns):
         if tools := offered.get(turn.id):
-            parts.append(f"**tools**\n\n{fence(chr(10).join(map(tool_line, tools)))}")
+            parts.append(f"**tools**\n\n{fence(chr(10).join(map(format_tool, tools)))}")
         for message in [*new, turn.answer]:
-            parts += [f"**{role_of(message)}**" + f" ({turn.agent}, {turn.finish})" * (message is turn.answer)]
-            parts += [fence(text) for text in message_texts(message) or [""]]
+            parts += [f"**{format_role(message)}**" + f" ({turn.agent}, {turn.finish})" * (message is turn.answer)]
+            parts += [fence(text) for text in list_message_texts(message) or [""]]
     if rollout.detail:
         parts.append(f"**why it ended**\n\n{fence(rollout.detail)}")
     return "\n\n".join(parts)
@@ -115,7 +115,7 @@ def _is_trained(turn: Turn, agents: Collection[str]) -> bool:
     return turn.agent in agents or any(fnmatchcase(turn.agent, pattern) for pattern in agents)
 
 
-def new_messages(turns: Sequence[Turn]) -> Iterator[tuple[list[Message], Turn]]:
+def find_new_messages(turns: Sequence[Turn]) -> Iterator[tuple[list[Message], Turn]]:
     """Every turn with the messages that were new in it. An agent that goes on where its last turn ended repeats what
     was said; one that begins anew or changed its history is shown from the start of it."""
     before: dict[str, Turn] = {}
@@ -123,11 +123,11 @@ def new_messages(turns: Sequence[Turn]) -> Iterator[tuple[list[Message], Turn]]:
         last = before.get(turn.agent)
         goes_on = last is not None and turn.messages[: len(last.messages)] == last.messages
         new = turn.messages[len(last.messages) :] if goes_on and last is not None else turn.messages
-        yield new[goes_on and bool(new) and role_of(new[0]) == "assistant" :], turn  # its own answer comes first
+        yield new[goes_on and bool(new) and format_role(new[0]) == "assistant" :], turn  # its own answer comes first
         before[turn.agent] = turn
 
 
-def tools_of(turns: Sequence[Turn]) -> dict[str, list[Message]]:
+def find_new_tools(turns: Sequence[Turn]) -> dict[str, list[Message]]:
     """The tools of each turn that has others than the turn of this agent before it. One that goes on from its parent
     has its parent's."""
     every: dict[str | None, list[Message]] = {}
@@ -141,9 +141,9 @@ def tools_of(turns: Sequence[Turn]) -> dict[str, list[Message]]:
     return shown
 
 
-def tool_line(tool: Message) -> str:
+def format_tool(tool: Message) -> str:
     """
-    >>> tool_line({"function": {"name": "add", "description": "Sums.", "parameters": {"properties": {"a": {}}}}})
+    >>> format_tool({"function": {"name": "add", "description": "Sums.", "parameters": {"properties": {"a": {}}}}})
     'add(a): Sums.'
     """
     about = tool.get("function") or tool
@@ -153,14 +153,14 @@ def tool_line(tool: Message) -> str:
     return f"{name}({', '.join(parameters.get('properties') or ())})" + (f": {described}" if described else "")
 
 
-def role_of(message: Message) -> str:
+def format_role(message: Message) -> str:
     return str(message.get("role", "assistant"))
 
 
-def message_texts(message: Message) -> list[str]:
+def list_message_texts(message: Message) -> list[str]:
     """What a message says: its text, then a line per tool call.
 
-    >>> message_texts({"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]})
+    >>> list_message_texts({"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]})
     ['add({"a":1})']
     """
     content = message.get("content") or ""

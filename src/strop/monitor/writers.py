@@ -61,8 +61,8 @@ class Writers:
         self._posts = posts
 
     @classmethod
-    async def open(cls, rooms: AsyncExitStack, config: Config, folder: Path, note: Callable[[str], None]) -> Writers:
-        """Have every writer begin, or go on with what it began before; they end with `rooms`."""
+    async def open(cls, stack: AsyncExitStack, config: Config, folder: Path, note: Callable[[str], None]) -> Writers:
+        """Have every writer begin, or go on with what it began before; they end with `stack`."""
         posts: list[Post] = []
         for name in dict.fromkeys(config.monitor.writers):
             try:
@@ -72,7 +72,7 @@ class Writers:
                     f"{name} could not begin: {one_line(error)}. Fix: correct that, or leave it out of monitor.writers"
                 ) from error
             posts.append(post := Post(name, writer, note))
-            rooms.push_async_exit(post.end)
+            stack.push_async_exit(post.end)
             note(f"metrics also go to {name}: {writer.where}")
         return cls(posts)
 

@@ -34,7 +34,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from strop.errors import ConfigError
-from strop.net.connection import Broken, Connection, Lost, Response, TooLarge, reason_of
+from strop.net.connection import Broken, Connection, Lost, Response, TooLarge, explain
 
 __all__ = [
     "Broken",
@@ -211,7 +211,7 @@ class Client:
         except TimeoutError:
             raise Unreachable(f"{self.url} took no connection within {self._connect_timeout:g} s") from None
         except (OSError, UnicodeError) as error:
-            raise Unreachable(f"{self.url} cannot be reached: {reason_of(error)}") from None
+            raise Unreachable(f"{self.url} cannot be reached: {explain(error)}") from None
         self._open.add(connection)
         if self._closed:  # while this one was on its way
             connection.abort()
@@ -285,6 +285,6 @@ def _encode(headers: Mapping[str, str]) -> bytes:
         if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
             raise ValueError(f"header {name!r} cannot be sent: a line break or another odd character is in it")
         if name.lower() in _OURS:
-            raise ValueError(f"header {name!r} is the client's own: leave it out")
+            raise ValueError(f"header {name!r} is the client's own. Fix: leave it out")
         lines.append(f"{name}: {value}\r\n")
     return "".join(lines).encode("latin-1")

@@ -116,7 +116,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is None and self._complete and not self._has_length():  # the end of the connection is the body's end
             self._finish()
-        how = "closed the connection" if exc is None else f"is gone ({reason_of(exc)})"
+        how = "closed the connection" if exc is None else f"is gone ({explain(exc)})"
         if self._size == 0:
             self._fail(Lost(f"{self._url} {how} before it answered"))
         else:
@@ -188,7 +188,7 @@ class Connection(asyncio.Protocol):
         self.abort()
 
 
-def reason_of(error: Exception) -> str:
+def explain(error: Exception) -> str:
     if isinstance(error, ConnectionError) and error.errno:  # asyncio writes its own text over the system's
         return os.strerror(error.errno)
     return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(error).__name__

@@ -48,7 +48,7 @@ class Hosts:
         return Refusal(f"{shown} is not a name of this server: {how}", 421, "WrongHost", "wrong_host")
 
 
-async def names_of(host: str) -> set[str]:
+async def list_names(host: str) -> set[str]:
     """What a machine that listens on `host` is called. One that is reached from elsewhere also has its full name."""
     names = {host, socket.gethostname()}
     if not (_is_address(host) and ipaddress.ip_address(host).is_loopback):

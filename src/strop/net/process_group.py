@@ -232,7 +232,7 @@ def kill_descendants() -> None:
     """Kill and reap all that is below this process, which must not need its children any more."""
     deadline = time.monotonic() + KILL_SECONDS
     while time.monotonic() < deadline:
-        for pid in descendants(os.getpid())[1:]:
+        for pid in list_descendants(os.getpid())[1:]:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         try:
@@ -243,7 +243,7 @@ def kill_descendants() -> None:
         time.sleep(PAUSE)
 
 
-def descendants(pid: int) -> list[int]:
+def list_descendants(pid: int) -> list[int]:
     """The process and all below it."""
     found = [pid]
     for one in found:  # grows meanwhile

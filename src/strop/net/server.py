@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from strop.errors import PlaceError
 from strop.files import private
 from strop.net.bounds import Bounded
-from strop.net.hosts import Hosts, names_of
+from strop.net.hosts import Hosts, list_names
 
 SettingNames = tuple[str, str]
 """What an address's host and port are called where people set them."""
@@ -64,7 +64,7 @@ async def serve(
     if log is not None:
         _log_to(log)
     sock = bind(host, port, settings)
-    named = Hosts(app, [*hosts, *await names_of(host)], f"{settings[0]}s")
+    named = Hosts(app, [*hosts, *await list_names(host)], f"{settings[0]}s")
     config = uvicorn.Config(
         named,
         http=Bounded,
@@ -100,7 +100,7 @@ def bind(host: str, port: int, settings: SettingNames) -> socket.socket:
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a name"
         raise PlaceError(
-            f"cannot listen on {host!r}: {reason}; set {host_setting} to an address of this machine"
+            f"cannot listen on {host!r}: {reason}. Fix: set {host_setting} to an address of this machine"
         ) from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -37,7 +37,7 @@ def last_boxed(text: str | None) -> str | None:
 
 
 def after_hashes(text: str | None) -> str | None:
-    """What stands behind the last ####, up to the end of its line, as in GSM8K.
+    """What follows the last ####, up to the end of its line, as in GSM8K.
 
     >>> after_hashes("9 * 2 = <<9*2=18>>18\\n#### 18")
     '18'

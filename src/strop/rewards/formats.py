@@ -38,7 +38,7 @@ def soft_overlong(length: int, limit: int, buffer: int) -> float:
     [0.0, 0.0, -0.5, -1.0, -1.0]
     """
     if not 0 < buffer <= limit:
-        raise ValueError(f"buffer is {buffer} and limit {limit}: give a buffer above 0 and not above limit")
+        raise ValueError(f"buffer is {buffer} and limit {limit}. Fix: give a buffer above 0 and not above limit")
     return min(0.0, max(-1.0, (limit - buffer - length) / buffer))
 
 
@@ -60,7 +60,7 @@ def valid_tool_calls(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapp
         if message.get("role") == "tool":
             id = message.get("tool_call_id")
             if id not in waiting:
-                return Verdict(0.0, f"there is a tool's answer to {id!r}, which is no open call")
+                return Verdict(0.0, f"there is a tool's answer to {id!r}, which is not an open call")
             waiting.discard(id)
             continue
         if waiting:

@@ -1,4 +1,4 @@
-"""A model that judges answers, behind a rule that answers at once where it can."""
+"""A model that judges answers, after a rule that decides at once where it can."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Judge(Asking):
 
 def read_grade(said: str, low: float = 0.0, high: float = 1.0) -> float | None:
     """Yes, no, or a number between `low` and `high`, which become 0 and 1: as the whole answer, or as its last line,
-    alone or behind a word such as "Score:". Anything else is None: a judge is not guessed at.
+    alone or after a word such as "Score:". Anything else is None: nothing is guessed.
 
     >>> read_grade("Yes."), read_grade("They agree.\\n**Verdict: no**"), read_grade("Yes and no"), read_grade("0.7")
     (1.0, 0.0, None, 0.7)

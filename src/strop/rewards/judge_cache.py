@@ -71,10 +71,12 @@ class JudgeCache:
                     )
                 yield db
         except sqlite3.Error as error:
-            raise PlaceError(f"the judge's cache {self._path} cannot be used ({error}): choose another file") from None
+            raise PlaceError(
+                f"the judge's cache {self._path} cannot be used ({error}). Fix: choose another file"
+            ) from None
 
 
-def key_of(server: str, model: str, messages: Any, options: Any) -> str:
+def make_key(server: str, model: str, messages: Any, options: Any) -> str:
     """What an answer is remembered by: everything that it depends on."""
     asked = json.dumps([server, model, messages, options], sort_keys=True, default=str)
     return hashlib.blake2b(asked.encode(errors="replace"), digest_size=16).hexdigest()

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.errors import StropError
-from strop.rewards.judge_cache import JudgeCache, key_of
+from strop.rewards.judge_cache import JudgeCache, make_key
 from strop.rewards.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Unanswered(Exception):
 
 
 class _Garbled(Exception):
-    """What came is no answer of a model: a web page, or JSON of another shape."""
+    """What came is not an answer of a model: a web page, or JSON of another shape."""
 
 
 class Asking:
@@ -102,7 +102,7 @@ class Asking:
         filled = _FIELDS.sub(lambda found: str(fields.get(found[1], "")), self._prompt)
         filled = filled.encode(errors="replace").decode()  # models write halves of letters, which cannot be sent
         messages = [{"role": "user", "content": filled}]
-        key = key_of(self._base_url.rstrip("/"), self.model, messages, self._options)
+        key = make_key(self._base_url.rstrip("/"), self.model, messages, self._options)
         said = self._answers.get(key)
         if said is not None and (value := self._reads(said)) is not None:
             self._count("cached")
@@ -159,8 +159,8 @@ class Asking:
                 if error.status_code not in (401, 403, 404):  # it is about this prompt: too long, or not allowed
                     raise Unanswered(f"the judge refused the prompt: {error}") from None
                 raise StropError(
-                    f"the judge {self.model} at {self._base_url} cannot be used ({error}): check its base_url, its "
-                    "model and the variable that holds its key"
+                    f"the judge {self.model} at {self._base_url} cannot be used ({error}). Fix: check its base_url, "
+                    "its model and the variable that holds its key"
                 ) from None
 
     def _client(self) -> openai.OpenAI:
@@ -172,7 +172,7 @@ class Asking:
                 key = os.environ.get(self._key_env, "") if self._key_env else "-"
                 if not key:
                     raise StropError(
-                        f"the judge's key is missing: set ${self._key_env}, or give another key_env (one that "
+                        f"the judge's key is missing. Fix: set ${self._key_env}, or give another key_env (one that "
                         "gateway.outside names is kept from agents, and from judges beside them)"
                     )
                 client = openai.OpenAI(base_url=self._base_url, api_key=key, max_retries=0)
@@ -191,7 +191,7 @@ def _content(answer: Any) -> str:
     except (AttributeError, TypeError, LookupError):
         said = answer
     if said is not None and (said is answer or not isinstance(said, str)):
-        raise _Garbled(f"what it answered is no chat completion: {answer!r:.200}; is its base_url right?")
+        raise _Garbled(f"what it answered is not a chat completion ({answer!r:.200}). Fix: check its base_url")
     return (said or "").encode(errors="replace").decode()
 
 

@@ -70,13 +70,13 @@ class Pairwise(Asking):
         self._seed = seed
 
     def __call__(self, question: Any, answers: Sequence[str | None], golden: Any = "") -> list[Verdict]:
-        chosen = pairs(len(answers), self._comparisons, self._seed)
+        chosen = choose_pairs(len(answers), self._comparisons, self._seed)
 
         def compare(pair: Pair) -> float | None:
             return self._compare(question, answers[pair[0]], answers[pair[1]], golden)
 
         results = self.threads().map(compare, chosen)
-        return win_rates(len(answers), dict(zip(chosen, results, strict=True)))
+        return compute_win_rates(len(answers), dict(zip(chosen, results, strict=True)))
 
     async def ask(self, question: Any, answers: Sequence[str | None], golden: Any = "") -> list[Verdict]:
         return await asyncio.to_thread(self, question, answers, golden)
@@ -92,13 +92,13 @@ class Pairwise(Asking):
         return float(there > back) if (there - 0.5) * (0.5 - back) > 0 else 0.5
 
 
-def pairs(count: int, most: int | None = None, seed: int = 0) -> list[Pair]:
+def choose_pairs(count: int, most: int | None = None, seed: int = 0) -> list[Pair]:
     """Which members are compared: all with all, or `most` pairs. Members stand in a circle in a drawn order, and meet
     their next neighbours first, so that everyone has about as many comparisons.
 
-    >>> pairs(3)
+    >>> choose_pairs(3)
     [(0, 1), (0, 2), (1, 2)]
-    >>> pairs(6, 6)
+    >>> choose_pairs(6, 6)
     [(0, 1), (0, 5), (1, 2), (2, 4), (3, 4), (3, 5)]
     """
     circle = list(range(count))
@@ -111,10 +111,10 @@ def pairs(count: int, most: int | None = None, seed: int = 0) -> list[Pair]:
     return sorted(list(met)[:most])
 
 
-def win_rates(count: int, results: dict[Pair, float | None]) -> list[Verdict]:
+def compute_win_rates(count: int, results: dict[Pair, float | None]) -> list[Verdict]:
     """Each member's wins by its comparisons. `results` says how far the first of a pair won.
 
-    >>> [verdict.value for verdict in win_rates(3, {(0, 1): 1.0, (0, 2): 0.5, (1, 2): None})]
+    >>> [verdict.value for verdict in compute_win_rates(3, {(0, 1): 1.0, (0, 2): 0.5, (1, 2): None})]
     [0.75, 0.0, 0.5]
     """
     verdicts: list[Verdict] = []

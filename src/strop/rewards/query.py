@@ -52,9 +52,11 @@ def compare_queries(predicted: str, golden: str, database: str, seconds: float, 
     if len(said) != len(wanted):
         return 0.0, f"it gives {len(said)} rows, not {len(wanted)}"
     said, wanted = without_noise(said, wanted)
-    if same(said, wanted, ordered=has_order(golden)):
+    if are_same(said, wanted, ordered=has_order(golden)):
         return 1.0, ""
-    return 0.0, "it gives other rows" if not same(said, wanted, ordered=False) else "it gives the rows in another order"
+    return 0.0, "it gives other rows" if not are_same(
+        said, wanted, ordered=False
+    ) else "it gives the rows in another order"
 
 
 def run(query: str, database: str, seconds: float, most: int) -> tuple[list[Row], int]:
@@ -122,7 +124,7 @@ def _fetch(cursor: sqlite3.Cursor, most: int) -> tuple[list[Row], int]:
     rows: list[Row] = []
     size = 0
     for row in cursor:
-        rows.append(tuple(map(comparable, row)))
+        rows.append(tuple(map(normalise_value, row)))
         size += sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
         if len(rows) > most or size > MOST:
             raise QueryRefused(
@@ -131,9 +133,9 @@ def _fetch(cursor: sqlite3.Cursor, most: int) -> tuple[list[Row], int]:
     return rows, len(cursor.description)
 
 
-def comparable(value: Any) -> Any:
+def normalise_value(value: Any) -> Any:
     """
-    >>> comparable(2.0), comparable(2.5), comparable("2"), comparable(None)
+    >>> normalise_value(2.0), normalise_value(2.5), normalise_value("2"), normalise_value(None)
     (2, 2.5, '2', None)
     """
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -156,12 +158,12 @@ def without_noise(*results: Sequence[Row]) -> list[list[Row]]:
     return [[tuple(stands_for.get(value, value) for value in row) for row in rows] for rows in results]
 
 
-def same(said: Sequence[Row], wanted: Sequence[Row], *, ordered: bool) -> bool:
+def are_same(said: Sequence[Row], wanted: Sequence[Row], *, ordered: bool) -> bool:
     """Whether there is an order of `said`'s columns that makes it `wanted`.
 
-    >>> same([("a", 1), ("b", 2)], [(2, "b"), (1, "a")], ordered=False)
+    >>> are_same([("a", 1), ("b", 2)], [(2, "b"), (1, "a")], ordered=False)
     True
-    >>> same([(1, 2), (2, 1)], [(1, 1), (2, 2)], ordered=False)
+    >>> are_same([(1, 2), (2, 1)], [(1, 1), (2, 2)], ordered=False)
     False
     """
 

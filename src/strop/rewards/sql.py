@@ -29,7 +29,7 @@ def sql_match(
     may take `seconds` and give `rows` rows."""
     path = Path(database).absolute()
     if not path.is_file():
-        raise PlaceError(f"there is no database {path}: check the path")
+        raise PlaceError(f"there is no database {path}. Fix: check the path")
     if not predicted or not predicted.strip():
         return Verdict(0.0, "there is no query")
     try:

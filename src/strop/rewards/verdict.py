@@ -9,7 +9,7 @@ from strop.errors import BadReward
 
 class Verdict(Struct, frozen=True):
     """A value from 0 to 1, or None where nothing can be said, and the reason in words. Where a number is wanted it is
-    one, so an agent or a reward function may return it as it is. None is no number: it raises, and the rollout fails
+    one, so an agent or a reward function may return it as it is. None is not a number: it raises, and the rollout fails
     with the reason and is left out, since an answer that nobody looked at is not a wrong one.
 
     >>> float(Verdict(0.5)), bool(Verdict(0.0, "other rows"))

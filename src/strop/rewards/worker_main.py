@@ -26,7 +26,7 @@ LOADING = 60.0
 """Seconds that the imports of a job may take."""
 
 
-def equal(answer: str, golden: str) -> bool:
+def are_equal(answer: str, golden: str) -> bool:
     """Whether math-verify takes both for the same. Its own time limits are off: they are signals too, which this
     process does not need and which could not stop everything."""
     from math_verify import parse, verify  # pyright: ignore[reportMissingTypeStubs]
@@ -47,7 +47,7 @@ def match(predicted: str, golden: str, database: str, seconds: float, most: int)
     return compare_queries(predicted, golden, database, seconds, most)
 
 
-def rows(query: str, database: str, seconds: float, most: int) -> tuple[list[str], list[list[str]], bool, str]:
+def run_query(query: str, database: str, seconds: float, most: int) -> tuple[list[str], list[list[str]], bool, str]:
     """The columns, the first rows, whether there are more, and why there are none of all this."""
     from strop.rewards.query import QueryRefused, read_rows
 
@@ -58,9 +58,9 @@ def rows(query: str, database: str, seconds: float, most: int) -> tuple[list[str
 
 
 JOBS: dict[str, tuple[Callable[..., Any], str]] = {
-    "equal": (equal, "math_verify"),
+    "equal": (are_equal, "math_verify"),
     "match": (match, ""),
-    "rows": (rows, ""),
+    "rows": (run_query, ""),
 }
 MISSING = f"math_equal needs math-verify: {to_install('math_verify')}"
 
@@ -75,11 +75,11 @@ def main() -> None:
             resource.setrlimit(which, (most, most))
     for line in sys.stdin.buffer:
         job, arguments, seconds = json.loads(line)
-        sys.stdout.buffer.write(json.dumps(done(job, arguments, seconds)).encode() + b"\n")
+        sys.stdout.buffer.write(json.dumps(run_job(job, arguments, seconds)).encode() + b"\n")
         sys.stdout.buffer.flush()
 
 
-def done(job: str, arguments: list[Any], seconds: float) -> tuple[Any, str | None]:
+def run_job(job: str, arguments: list[Any], seconds: float) -> tuple[Any, str | None]:
     """What came of a job, and why it was refused if it was."""
     function, needs = JOBS[job]
     signal.setitimer(signal.ITIMER_REAL, LOADING)

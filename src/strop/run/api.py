@@ -28,7 +28,7 @@ from strop.config import AlgorithmConfig, Config
 from strop.errors import ConfigError, PlaceError
 from strop.files import private_folder
 from strop.imports import GIVEN
-from strop.run.folder import RunFolder, free
+from strop.run.folder import RunFolder, find_free
 from strop.runners.python import IN_AGENT
 from strop.types import Task
 
@@ -72,16 +72,18 @@ def train(
     from strop.run.settings import settle
 
     with _once():
-        before, checkpoint = start_from.source(str(from_run)) if from_run else (None, None)
+        before, checkpoint = start_from.find_source(str(from_run)) if from_run else (None, None)
         if before and model:
-            raise ConfigError(f"from_run={from_run!s} brings its model: leave out model={model!r}")
+            raise ConfigError(f"from_run={from_run!s} brings its model. Fix: leave out model={model!r}")
         base = config if isinstance(config, Config) else configs.load(
             toml=config, base=RunFolder.config(before) if before else None
         )  # fmt: skip
         wanted = Path(base.folder if folder is None else folder)
         for name, given in (("agent", agent or base.agent), ("tasks", tasks or base.tasks)):
             if not given:
-                raise ConfigError(f"which {name}? strop.train(agent, tasks): a function, or what `strop train` takes")
+                raise ConfigError(
+                    f"which {name}? Fix: give strop.train(agent, tasks) a function, or what `strop train` takes"
+                )
         stop = asyncio.Event()
         with (
             start_from.choose_place(wanted, overwrite=overwrite, beside=before) as place,
@@ -119,17 +121,18 @@ def export(
     to: str | Path,
     *,
     best: bool = False,
+    policy: str = "",
     adapter: bool = False,
     dtype: Literal["float32", "bfloat16"] | None = None,
 ) -> Path:
     """Write a trained model into the new folder `to`, in Hugging Face format. `source` is a run, for its last
-    checkpoint or its `best`, "RUN:STEP", or a checkpoint's folder; with `adapter` a LoRA adapter is written by itself,
-    in PEFT's format. Returns the checkpoint it was made of."""
+    checkpoint or its `best`, "RUN:STEP", or a checkpoint's folder; where that has several policies, `policy` names one.
+    With `adapter` a LoRA adapter is written by itself, in PEFT's format. Returns the checkpoint it was made of."""
     from strop.run.start_from import require_checkpoint
 
     if os.path.exists(to):  # said before anything heavy is imported
-        raise PlaceError(f"{to} is there already: choose another place")
-    checkpoint = require_checkpoint(str(source), best=best)
+        raise PlaceError(f"{to} is there already. Fix: choose another place")
+    checkpoint = require_checkpoint(str(source), best=best, policy=policy)
     from strop.learner.export import export as exported
 
     exported(checkpoint, to, merge=not adapter, dtype=dtype)
@@ -160,7 +163,7 @@ def evaluate(
 
     models = [model] if isinstance(model, str) else list(model or ())
     first = models[0] if models else None
-    folder = Path(folder) if folder is not None else free(Path("runs/eval"))
+    folder = Path(folder) if folder is not None else find_free(Path("runs/eval"))
     beside = folder.with_name(f"{folder.name}-given")  # the folder itself must not be there yet
     with _once():
         refuse_taken(folder)
@@ -188,7 +191,7 @@ def _config(
     """Writes what must be in a file into `folder`, which holds no run."""
     base = config if isinstance(config, Config) else configs.load(toml=config)
     folder = Path(base.folder if folder is None else folder)
-    assert not RunFolder.taken(folder), f"{folder} holds a run"
+    assert not RunFolder.is_taken(folder), f"{folder} holds a run"
     fields: dict[str, Any] = dict(sections)
     fields |= {"agent": _named(agent, folder, "agent"), "reward": _named(reward, folder, "reward")}
     fields["tasks"] = _listed(tasks, folder)
@@ -259,7 +262,7 @@ def _written(thing: Callable[..., Any], folder: Path, what: str) -> str:
         data: bytes = cloudpickle.dumps(thing)  # pyright: ignore[reportUnknownMemberType]
     except Exception as error:
         raise ConfigError(
-            f"{what} cannot be sent to other processes ({error}): put it at the top of a file of its own"
+            f"{what} cannot be sent to other processes ({error}). Fix: put it at the top of a file of its own"
         ) from None
     file.with_suffix(".pkl").write_bytes(data)
     file.write_text(
@@ -292,8 +295,8 @@ def _once() -> Generator[None]:
     """One at a time: a second call comes from a script that is read again, to find the agent in it."""
     if IN_AGENT in os.environ or not _running.acquire(blocking=False):
         raise ConfigError(
-            "strop is at work already in this process: wait for it; in a script, put the call that starts it under "
-            'if __name__ == "__main__":, since processes that run the agent read the script too'
+            "strop is at work already in this process. Fix: wait for it; in a script, put the call that starts it "
+            'under if __name__ == "__main__":, since processes that run the agent read the script too'
         )
     try:
         yield

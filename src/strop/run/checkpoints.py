@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from strop.config import Config
+from strop.config import Config, weigh_rewards
 from strop.errors import DamagedCheckpoint
 from strop.files import sync_folder
 from strop.models.checksums import SUMS, verify
@@ -78,7 +78,7 @@ def rank_steps(run: Run, there: Sequence[Step]) -> list[Step]:
 def score_step(run: Run, step: Step) -> float | None:
     """What a step's weights got on the first split, where that was evaluated."""
     splits = run.config.loop.eval_splits
-    return weigh(run.scores.get((step.number, splits[0]), {}), run.config.algorithm.rewards) if splits else None
+    return weigh(run.scores.get((step.number, splits[0]), {}), weigh_rewards(run.config)) if splits else None
 
 
 def evaluates_every_checkpoint(config: Config) -> bool:

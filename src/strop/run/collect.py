@@ -55,7 +55,8 @@ async def collect(run: Run) -> Collected:
             f"none of the {len(samples)} rollouts called the model: {CALLED}. Fix: correct the agent, "
             "then begin a new run"
         )
-    sampled_by = {name for sample in samples for turn in sample.turns for _, name in turn.versions}
+    trained = [turn for sample in samples for turn in sample.turns if turn.policy in run.policies]
+    sampled_by = {name for turn in trained for _, name in turn.versions}
     assert run.overlaps or sampled_by <= set(run.versions), f"sampled from {sampled_by}, the weights are {run.versions}"
     return Collected(samples, dropped, time.monotonic() - began)
 
@@ -122,8 +123,8 @@ def check_rewards(run: Run, ended: Sequence[Rollout]) -> None:
     said = f"gave only {', '.join(sorted(given))}" if given else "gave no reward"
     if not wanted & given:
         raise ConfigError(
-            f"algorithm.rewards counts {', '.join(sorted(wanted))}, but the agent {said}: return it, or begin a run "
-            f"with --set algorithm.rewards.{sorted(given)[0] if given else 'NAME'}=1"
+            f"algorithm.rewards counts {', '.join(sorted(wanted))}, but the agent {said}. Fix: return it, or begin a "
+            f"run with --set algorithm.rewards.{sorted(given)[0] if given else 'NAME'}=1"
         )
     if missing := sorted(wanted - given):
         names = ", ".join(missing)
@@ -146,7 +147,9 @@ async def explain_if_all_failed(run: Run, ended: Sequence[Rollout], phase: str) 
         return ""
     example = find_commonest_failure(ended)
     same = sum(rollout.cause == example.cause for rollout in ended)
-    why = f"all {len(ended)} rollouts failed while {phase}, {same} with {example.cause}: {last_line(example.detail)}"
+    why = (
+        f"all {len(ended)} rollouts failed while {phase}, {same} with {example.cause}: {take_last_line(example.detail)}"
+    )
     return why if (await run.store.stats())["turns"] else f"{why}; none of them called the model: {CALLED}"
 
 
@@ -156,6 +159,6 @@ def find_commonest_failure(failed: Sequence[Rollout]) -> Rollout:
     return next(rollout for rollout in failed if rollout.cause == cause)
 
 
-def last_line(text: str | None) -> str:
+def take_last_line(text: str | None) -> str:
     """What an error says, without the traceback above it."""
     return (text or "no reason given").strip().split("\n")[-1]

@@ -20,12 +20,22 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from strop.config import AlgorithmConfig, Config, LoraConfig, MonitorConfig, describe_models
+from strop.config import (
+    AlgorithmConfig,
+    Config,
+    LoraConfig,
+    MonitorConfig,
+    describe_models,
+    replace_models,
+    resolve_policies,
+    trained_policies,
+    weigh_rewards,
+)
 from strop.engines.registry import engine_name
 from strop.errors import ConfigError, PlaceError, TaskError
 from strop.files import private_folder, write_whole
@@ -33,10 +43,10 @@ from strop.models.names import resolve
 from strop.monitor.console import Silent, View
 from strop.monitor.evaluations import Evaluation, EvaluationReport, Way, report
 from strop.run.collect import stop_if_all_failed, wait_until_ended
-from strop.run.folder import BEST, RunFolder, find_parts
+from strop.run.folder import BEST, RunFolder, find_parts, list_parts
 from strop.run.runtime import open_run
-from strop.run.settings import load_tasks, settle
-from strop.run.start_from import find_checkpoint
+from strop.run.settings import check_agents, load_tasks, settle
+from strop.run.start_from import find_checkpoint, refuse_missing_parts
 from strop.run.state import Run
 from strop.run.supervise import run_with_agents
 from strop.tasks.sampling import evaluation
@@ -66,9 +76,10 @@ async def evaluate(
     (`loop.eval_splits`) where none are given. A reward of `threshold` or more is a success.
     """
     folder, view, began = Path(folder), view or Silent(), time.monotonic()
-    config = settings(settle(config), tuple(dict.fromkeys(splits or config.loop.eval_splits)))
+    config = configure_evaluation(settle(config), tuple(dict.fromkeys(splits or config.loop.eval_splits)))
     models = models or [describe_models(config)]
     _refuse(config, samples, folder)
+    histories = {own.policy.history for own in resolve_policies(config).values()}
     found = [find_model(config, model, best=best) for model in models]
     done = [
         Evaluation(
@@ -76,27 +87,29 @@ async def evaluate(
             model=model,
             weights=found[number - 1],
             way=way,
-            history=config.policy.history if way == "trained" else "template",
+            history="sampled" if way == "trained" and "sampled" in histories else "template",
             folder=str(folder / f"{number}-{way}"),
         )
         for number, model in enumerate(models, 1)
-        for way in (ways if config.policy.history == "sampled" else ways[:1])
+        for way in (ways if "sampled" in histories else ways[:1])
     ]
     tasks = load_tasks(config)
-    private_folder(folder)
     with TemporaryDirectory(prefix="strop-eval-") as spare:
         given = [
             await asyncio.to_thread(give_models, config, name, Path(spare) / str(n)) for n, name in enumerate(found)
         ]
+        private_folder(folder)  # only now: a model that is not there leaves nothing behind
         for one in done:
             view.title(one.name, 0)
-            wanted = replace(show_history(given[one.number - 1], one.history), folder=one.folder)
+            shown = given[one.number - 1]
+            shown = shown if one.way == "trained" else show_as_deployed(shown)
+            wanted = replace(shown, folder=one.folder)
             async with open_run(wanted, view, resume=False) as run:
                 if run.tasks != tasks:
-                    raise TaskError(f"{config.tasks} gave other tasks the second time: have it give the same ones")
+                    raise TaskError(f"{config.tasks} gave other tasks the second time. Fix: have it give the same ones")
                 await run_with_agents(run, _collect(run, one, samples=samples, greedy=greedy, first=one is done[0]))
     told = report(config, done, samples=samples, threshold=threshold)
-    if len(ways) > 1 and config.policy.history == "template":
+    if len(ways) > 1 and histories == {"template"}:
         told.warnings.append("as trained and as deployed are the same here, since policy.history is template")
     if greedy and samples > 1:
         told.warnings.append("drawn greedily, the samples of a task differ only by what the agent and its tools do")
@@ -142,12 +155,12 @@ def _rewards(ended: Sequence[Rollout]) -> dict[str, dict[str, list[float]]]:
     return found
 
 
-def settings(config: Config, splits: tuple[str, ...]) -> Config:
+def configure_evaluation(config: Config, splits: tuple[str, ...]) -> Config:
     """A configuration without what only training needs: no steps, no adapter, no critic, no reference, nobody who is
     told of metrics, and a store of its own."""
     return replace(
         config,
-        algorithm=AlgorithmConfig(rewards=config.algorithm.rewards),
+        algorithm=AlgorithmConfig(rewards=weigh_rewards(config)),
         learner=replace(config.learner, lora=LoraConfig()),
         policies={name: _leave_out_training(table) for name, table in config.policies.items()},
         loop=replace(config.loop, steps=0, eval_splits=splits, group_deadline=FOREVER),
@@ -164,28 +177,35 @@ def _leave_out_training(table: dict[str, Any]) -> dict[str, Any]:
 
 def _refuse(config: Config, samples: int, folder: Path) -> None:
     if samples < 1:
-        raise ConfigError(f"{samples} samples per task make no score: give at least 1")
+        raise ConfigError(f"{samples} samples per task make no score. Fix: give at least 1")
     if not config.loop.eval_splits:
-        raise ConfigError("nothing to evaluate: name a split of the tasks with --split, or set loop.eval_splits")
+        raise ConfigError(
+            "there is nothing to evaluate. Fix: name a split of the tasks with --split, or set loop.eval_splits"
+        )
     refuse_taken(folder)
-    if getattr(getattr(config.engine, name := engine_name(config.engine), None), "url", ""):
-        raise ConfigError(f"engine.{name}.url is a server with weights of its own: leave it out, to have one started")
+    check_agents(config)
+    for policy, own in resolve_policies(config).items():
+        if getattr(getattr(own.engine, name := engine_name(own.engine), None), "url", ""):
+            setting = f"policies.{policy}.engine.{name}.url" if config.policies else f"engine.{name}.url"
+            raise ConfigError(f"{setting} is a server with weights of its own. Fix: leave it out, to have one started")
 
 
 def refuse_taken(folder: Path) -> None:
     if folder.exists():
-        raise PlaceError(f"{folder} is there already: choose another --folder")
+        raise PlaceError(f"{folder} is there already. Fix: choose another --folder")
 
 
 def find_model(config: Config, name: str, *, best: bool) -> str:
     """What `name` stands for: of a run a checkpoint. Where the configuration has several policies that is a checkpoint
     with a part for each of them, or what it has itself."""
-    if not config.policies:
-        return str(find_checkpoint(name, best=best) or name)
-    if (found := RunFolder.named(name)) is not None:
-        return str(RunFolder.chosen_checkpoint(found[0], BEST if best else found[1]))
-    if name in (describe_models(config), config.policy.model):
+    if len(config.policies) > 1 and name in (describe_models(config), config.policy.model):
         return ""
+    if len(trained_policies(config)) == 1:
+        return str(find_checkpoint(name, best=best) or name)
+    if (found := RunFolder.parse_name(name)) is not None:
+        return str(refuse_missing_parts(RunFolder.chosen_checkpoint(found[0], BEST if best else found[1]), config))
+    if list_parts(place := Path(name).expanduser()):
+        return str(refuse_missing_parts(place, config))
     raise ConfigError(
         f"{name} is one model, and the configuration has several policies ({', '.join(config.policies)}). Fix: name a "
         "run that trained them, or each one's model in policies.NAME.model"
@@ -194,19 +214,16 @@ def find_model(config: Config, name: str, *, best: bool) -> str:
 
 def give_models(config: Config, name: str, spare: Path) -> Config:
     """The configuration with the weights that `find_model` found."""
-    if not config.policies:
-        return replace(config, policy=replace(config.policy, model=str(find_weights(name, spare))))
     if not name:
         return config
-    parts = find_parts(Path(name), config.policies)
-    models = {one: str(find_weights(str(part), spare / one)) for one, part in parts.items()}
-    return replace(config, policies={one: table | {"model": models[one]} for one, table in config.policies.items()})
+    parts = find_parts(Path(name), trained_policies(config))
+    return replace_models(config, {one: str(find_weights(str(part), spare / one)) for one, part in parts.items()})
 
 
-def show_history(config: Config, history: Literal["sampled", "template"]) -> Config:
-    """The configuration with every policy shown its history in one way."""
+def show_as_deployed(config: Config) -> Config:
+    """The configuration with every policy shown its history as an ordinary server would show it."""
     tables = {name: {k: v for k, v in table.items() if k != "history"} for name, table in config.policies.items()}
-    return replace(config, policy=replace(config.policy, history=history), policies=tables)
+    return replace(config, policy=replace(config.policy, history="template"), policies=tables)
 
 
 def find_weights(name: str, spare: Path) -> Path:

@@ -13,7 +13,7 @@ runs/demo/
   address.json    where its gateway is, while it is up
   policies/       NAME/ ...: learner.log and weights of each, where there are several
   learner.log, agents.log, gateway.log (if it has anything to say)
-  summary.json, curve.png, transcripts.md
+  summary.json, curve.png, agents.png (by role, where several agents are rewarded), transcripts.md
   tensorboard/, wandb/, mlruns/, monitor.json: what monitor.writers leave, where they are asked for
 """
 
@@ -28,7 +28,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,26 +37,10 @@ import msgspec
 from strop import config as configs
 from strop.config import Config
 from strop.errors import ConfigError, PlaceError
-from strop.files import close_to_others, private, private_folder, sync_folder, write_whole
+from strop.files import close_to_others, find_near, private, private_folder, sync_folder, write_whole
 
 BEST, CHANGES, ASIDE = "best", "changes.jsonl", ".overwritten"
 _STEP = re.compile(r"step-(\d+)-(\d+)")
-_LEFT = (
-    *(
-        "config.json",
-        "config.json.part",
-        CHANGES,
-        "store.sqlite*",
-        "metrics.jsonl",
-        "address.json",
-        "summary.json",
-        "monitor.json",
-    ),
-    *("learner.log", "agents.log", "gateway.log", "vllm.log", "sglang.log", "curve.png", "transcripts.md"),
-    *("tensorboard", "wandb", "mlruns", "monitor.json", "weights", "policies", "start", "start.json"),
-    *("checkpoints/step-[0-9]*", "checkpoints/.step-[0-9]*", f"checkpoints/{BEST}"),
-)
-"""What a run leaves in its folder, beside its lock. (Tasks may be a user's.)"""
 
 
 class RunFolder:
@@ -70,65 +54,15 @@ class RunFolder:
         path = Path(path)
         if os.path.exists(path / "config.json"):
             raise PlaceError(
-                f"{path} already holds a run: go on with it by `strop train --resume {path}`, "
+                f"{path} already holds a run. Fix: go on with it by `strop train --resume {path}`, "
                 "or choose another place with --folder"
             )
-        return cls._locked(path)
+        return cls.lock(path)
 
     @classmethod
-    def taken(cls, path: Path) -> bool:
+    def is_taken(cls, path: Path) -> bool:
         """Whether a new run must leave `path` alone: it holds one, or one is about to begin there."""
-        return os.path.exists(path / "config.json") or os.path.exists(path / ASIDE) or cls.held(path)
-
-    @classmethod
-    @contextlib.contextmanager
-    def overwriting(cls, path: Path) -> Generator[None]:
-        """Another run may take the place of the one in `path`, which is deleted once that has begun, and put back if it
-        never does. What a run does not leave there stays. Raises `PlaceError`, with everything as it was, if that is no
-        run, or not one's to delete."""
-        cls._put_back(path)  # the last time ended in between
-        if path.exists():
-            cls._set_aside(path)
-        try:
-            yield
-        finally:
-            cls._put_back(path)
-
-    @classmethod
-    def _set_aside(cls, path: Path) -> None:
-        if not (path / "checkpoints").is_dir() or not (path / "config.json").is_file():
-            raise PlaceError(
-                f"{path} is there and holds no run: --overwrite deletes runs only, choose another --folder"
-            )
-        if cls.config(path).store.url:
-            raise PlaceError(
-                f"the run in {path} has its store in a database, which --overwrite does not delete: choose another "
-                "--folder, and a schema of its own"
-            )
-        run = cls._locked(path)
-        try:
-            (path / ASIDE).mkdir()
-            _move(path, path / ASIDE)
-        except OSError as error:
-            _move(path / ASIDE, path)
-            raise PlaceError(f"cannot delete the run in {path} ({error}): choose another --folder") from None
-        finally:
-            run.close()
-
-    @classmethod
-    def _put_back(cls, path: Path) -> None:
-        """The run that was set aside, unless another one has begun since."""
-        if not (path / ASIDE).is_dir():
-            return
-        if not (path / "config.json").exists():
-            run = cls._locked(path)
-            try:
-                for place in _left(path):
-                    _delete(place)
-                _move(path / ASIDE, path)
-            finally:
-                run.close()
-        shutil.rmtree(path / ASIDE)
+        return os.path.exists(path / "config.json") or os.path.exists(path / ASIDE) or cls.is_held(path)
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -136,11 +70,11 @@ class RunFolder:
         store = Path(path) / "store.sqlite"
         if not cls.config(Path(path)).store.url and not (store.is_file() and store.stat().st_size):
             raise PlaceError(  # opened, it would be made anew, and a log beside it that still has everything deleted
-                f"{store} is {'empty' if store.exists() else 'gone'}, which has all that the run recorded: put it back "
-                f"(with {store.name}-wal, if that is there), or begin a new run from the newest weights with "
+                f"{store} is {'empty' if store.exists() else 'gone'}, which has all that the run recorded. Fix: put it "
+                f"back (with {store.name}-wal, if that is there), or begin a new run from the newest weights with "
                 f"`strop train --from {path}`"
             )
-        return cls._locked(Path(path))
+        return cls.lock(Path(path))
 
     def close(self) -> None:
         """Let others have it."""
@@ -170,13 +104,16 @@ class RunFolder:
                 if step is None or line["after_step"] < step:
                     config = configs.changed(config, {key: after for key, (_, after) in line["changed"].items()})
         except OSError:
-            raise PlaceError(f"{path} holds no run (no config.json in it): check the path, or start one") from None
+            raise explain_no_run(path) from None
         except (ValueError, TypeError, KeyError, ConfigError) as error:
-            raise PlaceError(f"the settings in {path} cannot be read: {error}; were they another strop's?") from None
+            why = str(error).partition(". Fix: ")[0]
+            raise PlaceError(
+                f"the settings in {path} cannot be read: {why}. Fix: use the strop that wrote them"
+            ) from None
         return configs.load(base=config, folder=str(path))
 
     @classmethod
-    def _locked(cls, path: Path) -> RunFolder:
+    def lock(cls, path: Path) -> RunFolder:
         try:
             private_folder(path)
             (path / "checkpoints").mkdir(mode=0o700, exist_ok=True)
@@ -184,18 +121,20 @@ class RunFolder:
             lock = open(path / "lock", "wb", opener=private)  # noqa: SIM115 - held until `close`
         except OSError as error:
             raise PlaceError(
-                f"cannot write to {path} ({error.strerror}): make it writable, or choose another place with --folder"
+                f"cannot write to {path} ({error.strerror}). Fix: make it writable, or choose another place with "
+                "--folder"
             ) from None
-        for _ in range(5):  # somebody may only be looking, see `held`
+        for _ in range(5):  # somebody may only be looking, see `is_held`
             with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return cls(path, lock)
+                if _still_there(path / "lock", lock.fileno()):  # or else whoever had it has deleted it
+                    return cls(path, lock)
             time.sleep(0.02)
         lock.close()
-        raise PlaceError(f"another process is at work in {path}: wait for it, or choose another --folder")
+        raise PlaceError(f"another process is at work in {path}. Fix: wait for it, or choose another --folder")
 
     @staticmethod
-    def held(path: Path) -> bool:
+    def is_held(path: Path) -> bool:
         """Whether a process is at work in `path`. Asking takes a shared lock for a moment, and changes nothing."""
         try:
             with (path / "lock").open("rb") as lock:
@@ -215,10 +154,6 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
-    def learner_log(self) -> Path:
-        return self.path / "learner.log"
-
-    @property
     def gateway_log(self) -> Path:
         return self.path / "gateway.log"
 
@@ -231,7 +166,9 @@ class RunFolder:
         """The newest lineage's, of its highest step."""
         names = _checkpoints(path)
         if not names:
-            raise PlaceError(f"{path} has no checkpoint yet: let it run until loop.checkpoint_every steps are done")
+            raise PlaceError(
+                f"{path} has no checkpoint yet. Fix: let it run until loop.checkpoint_every steps are done"
+            )
         newest = max(names, key=lambda name: (int(name[2]), int(name[1])))
         return path / "checkpoints" / newest[0]
 
@@ -239,7 +176,9 @@ class RunFolder:
     def best_checkpoint(path: Path) -> Path:
         best = path / "checkpoints" / BEST
         if not best.exists():
-            raise PlaceError(f"{path} has no checkpoint yet: let it run until loop.checkpoint_every steps are done")
+            raise PlaceError(
+                f"{path} has no checkpoint yet. Fix: let it run until loop.checkpoint_every steps are done"
+            )
         return best.resolve()
 
     @classmethod
@@ -252,7 +191,7 @@ class RunFolder:
         if not wanted:
             cls.last_checkpoint(path)  # a sentence, since there is none at all
             there = ", ".join(map(str, sorted({int(name[1]) for name in found})))
-            raise PlaceError(f"{path} has no checkpoint of step {step}: it keeps those of steps {there}, and `best`")
+            raise PlaceError(f"{path} has no checkpoint of step {step}. Fix: name one of steps {there}, or `best`")
         return path / "checkpoints" / max(wanted, key=lambda name: int(name[2]))[0]
 
     @classmethod
@@ -261,7 +200,7 @@ class RunFolder:
         if step:
             return cls.checkpoint_at(path, step)
         newest, summary = cls.last_checkpoint(path), cls.summary(path)
-        if not summary.get("collapsed") or cls.held(path):  # held: it was resumed, and goes on
+        if not summary.get("collapsed") or cls.is_held(path):  # held: it was resumed, and goes on
             return newest
         good = path / "checkpoints" / str(summary.get("checkpoint"))
         chosen, which = (good, "its last good checkpoint") if good.is_dir() else (newest, "as no good one is left")
@@ -277,7 +216,7 @@ class RunFolder:
             return {}
 
     @classmethod
-    def named(cls, name: str) -> tuple[Path, str] | None:
+    def parse_name(cls, name: str) -> tuple[Path, str] | None:
         """The run and the step (or `best`, or nothing) that RUN, RUN:STEP or RUN:best names; None if it is no run's."""
         place, _, step = name.rpartition(":")
         if cls.is_run(name) or not re.fullmatch(rf"\d+|{BEST}", step):
@@ -285,16 +224,21 @@ class RunFolder:
         return (Path(place).expanduser(), step) if cls.is_run(place) else None
 
     @staticmethod
-    def refuse_parts(checkpoint: Path) -> Path:
-        """The checkpoint, where it is one model's. Raises `PlaceError` where it has a part for each of several
-        policies, which is a checkpoint of its own."""
-        parts = sorted(part.name for part in checkpoint.iterdir() if (part / "strop.json").is_file())
-        if parts:
-            raise PlaceError(
-                f"{checkpoint} has parts of several policies ({', '.join(parts)}), and one model is asked for. "
-                f"Fix: name one of them: {checkpoint / parts[0]}"
-            )
-        return checkpoint
+    def choose_part(checkpoint: Path, policy: str = "") -> Path:
+        """The checkpoint of one model: the whole, or of a run with several policies the part of the one that is named.
+        Raises `PlaceError` where that one is not there, or none is named."""
+        if not (parts := list_parts(checkpoint)) and not policy:
+            return checkpoint
+        if policy in parts:
+            return checkpoint / policy
+        if not parts:
+            raise PlaceError(f"{checkpoint} is one model, without parts of several policies. Fix: leave out --policy")
+        there = f"{checkpoint} has a part for each of several policies ({', '.join(parts)})"
+        said = f"and none of them is {policy!r}" if policy else "and one model is asked for"
+        raise PlaceError(
+            f"{there}, {said}. Fix: name one, with --policy {parts[0]} where the command has it, or by its folder: "
+            f"{checkpoint / parts[0]}"
+        )
 
     def name_best(self, name: str) -> None:
         """Have `best` lead to this checkpoint from now on; at no moment to none."""
@@ -325,7 +269,17 @@ class RunFolder:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def free(folder: Path, taken: Callable[[Path], bool] = Path.exists) -> Path:
+def explain_no_run(path: Path) -> PlaceError:
+    """What to say of a folder that holds no run, or is not there."""
+    missing = not path.exists()
+    near = find_near(path, folders=True) if missing else None
+    fix = f"write {near}" if near else "check the path, or begin a run with `strop train`"
+    return PlaceError(
+        f"{path} holds no run ({'there is no such folder' if missing else 'no config.json in it'}). Fix: {fix}"
+    )
+
+
+def find_free(folder: Path, taken: Callable[[Path], bool] = Path.exists) -> Path:
     """The folder, or the first with a number behind its name that is not taken: runs/demo, runs/demo-2, ..."""
     numbered = (folder.with_name(f"{folder.name}-{n}") for n in itertools.count(2))
     return next(name for name in itertools.chain([folder], numbered) if not taken(name))
@@ -334,6 +288,12 @@ def free(folder: Path, taken: Callable[[Path], bool] = Path.exists) -> Path:
 def find_parts(checkpoint: Path, policies: Collection[str]) -> dict[str, Path]:
     """The folder of every policy's part of a checkpoint: the checkpoint itself where there is one policy."""
     return {name: checkpoint if len(policies) == 1 else checkpoint / name for name in policies}
+
+
+def list_parts(checkpoint: Path) -> list[str]:
+    """The policies that a checkpoint has a part of; none where it is one model's."""
+    there = checkpoint.iterdir() if checkpoint.is_dir() else ()
+    return sorted(part.name for part in there if (part / "strop.json").is_file())
 
 
 def _lines(path: Path) -> list[bytes]:
@@ -345,7 +305,7 @@ def _checkpoints(path: Path) -> list[re.Match[str]]:
     return [found for p in (path / "checkpoints").iterdir() if (found := _STEP.fullmatch(p.name))]
 
 
-async def until_gone(path: Path) -> None:
+async def wait_until_gone(path: Path) -> None:
     """Raises once `path` is not the file any more that it was when this began: removed, moved away or replaced. What is
     written after that is written into nowhere."""
     held = os.open(path, os.O_RDONLY)
@@ -354,7 +314,9 @@ async def until_gone(path: Path) -> None:
             await asyncio.sleep(1.0)
     finally:
         os.close(held)
-    raise PlaceError(f"{path} was removed or replaced while it was in use: what was said since then is lost")
+    raise PlaceError(
+        f"{path} was removed or replaced while it was in use, and what was said since then is lost. Fix: begin again"
+    )
 
 
 def _still_there(path: Path, held: int) -> bool:
@@ -363,18 +325,3 @@ def _still_there(path: Path, held: int) -> bool:
         return ours.st_nlink > 0 and os.path.samestat(ours, path.stat())
     except OSError:
         return False
-
-
-def _left(path: Path) -> list[Path]:
-    """What a run has left in `path`, its configuration first: without that it is none."""
-    return [place for name in _LEFT for place in path.glob(name)]
-
-
-def _move(path: Path, to: Path) -> None:
-    (to / "checkpoints").mkdir(exist_ok=True)
-    for place in _left(path):
-        place.rename(to / place.relative_to(path))
-
-
-def _delete(place: Path) -> None:
-    shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()

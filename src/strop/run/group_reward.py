@@ -22,8 +22,8 @@ from typing import Any, cast
 from strop.agent.functions import is_async
 from strop.errors import AgentError, BadReward
 from strop.imports import one_line, resolve
-from strop.monitor.transcripts import message_texts
-from strop.runners.rewards import rewards_of
+from strop.monitor.transcripts import list_message_texts
+from strop.runners.rewards import parse_rewards
 from strop.store.base import Store
 from strop.trajectory import Sample
 
@@ -40,7 +40,7 @@ def load(spec: str) -> GroupReward | None:
         raise AgentError("group_reward" + str(error).removeprefix("agent")) from error
     count = len(inspect.signature(found).parameters) if callable(found) else 0
     if count not in (2, 3):
-        raise AgentError(f"group_reward: {spec} is no function of a group: write it as f(task, answers)")
+        raise AgentError(f"group_reward: {spec} is not a function of a group. Fix: write it as f(task, answers)")
     function = cast("GroupReward", found)
 
     async def ask(*given: Any) -> Any:
@@ -93,7 +93,7 @@ async def _give(store: Store, members: list[Sample], function: GroupReward) -> N
         values = list(await function(members[0].rollout.task, answers, members))
         if len(values) != len(members):
             raise BadReward(f"it returned {len(values)} rewards for {len(members)} members")
-        rewards = [rewards_of(value, "the function") for value in values]
+        rewards = [parse_rewards(value, "the function") for value in values]
     except Exception as error:
         raise AgentError(
             f"group_reward: group {group} got no rewards ({one_line(error)}). Fix: correct the function, then resume"
@@ -109,4 +109,4 @@ async def _given(store: Store, rollout: str) -> bool:
 def _answer(member: Sample) -> str | None:
     if member.rollout.status != "succeeded":
         return None
-    return "\n".join(message_texts(member.turns[-1].answer)) if member.turns else ""
+    return "\n".join(list_message_texts(member.turns[-1].answer)) if member.turns else ""

@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from strop.monitor.metrics import split_policies
 from strop.types import Step
 
 MEAN, MAX, MIN = (f"critic/rewards/{name}" for name in ("mean", "max", "min"))
@@ -30,6 +32,10 @@ EXPLODED = {
     "training/rollout_logprobs_diff_mean": ("the gap between engine and learner logprobs", 0.1, 10.0),
 }
 """metric -> what it is called, the least value that is suspicious, and how many times the highest before it must be."""
+LOOKED_AT = (
+    *(MEAN, MAX, MIN, CUT_OFF, *EXPLODED),
+    *("critic/advantages/min", "critic/advantages/max", "critic/values/mean", "actor/skipped"),
+)
 
 
 class Collapse(Struct, frozen=True):
@@ -39,15 +45,30 @@ class Collapse(Struct, frozen=True):
     why: str
 
 
-def collapse(steps: Sequence[Step], patience: int) -> Collapse | None:
-    """What the steps of a run say, the last one above all. A patience of 0 never finds anything."""
+def find_collapse(steps: Sequence[Step], patience: int) -> Collapse | None:
+    """What the steps of a run say, the last one above all: of the first of its policies that has collapsed. A patience
+    of 0 never finds anything."""
+    policies = split_policies(steps[-1].metrics) if steps else {}
+    for policy in policies:
+        if found := _find_collapse([_of_policy(step, policy) for step in steps], patience):
+            return Collapse(found.since, f"the policy {policy}: {found.why}")
+    return None if policies else _find_collapse(steps, patience)
+
+
+def _of_policy(step: Step, policy: str) -> Step:
+    """A step with the metrics that a policy has of its own, as far as they are looked at, in the place of the run's."""
+    found = {name: step.metrics.get(f"policies/{policy}/{name}", step.metrics.get(name)) for name in LOOKED_AT}
+    return replace(step, metrics={name: value for name, value in found.items() if value is not None})
+
+
+def _find_collapse(steps: Sequence[Step], patience: int) -> Collapse | None:
     known = [step for step in steps if MEAN in step.metrics]
     if not patience or len(known) <= patience:
         return None
     return _nothing_earned(known, patience) or _fallen(known, patience)
 
 
-def nothing_yet(steps: Sequence[Step], patience: int, model: str = "") -> str | None:
+def warn_of_nothing_yet(steps: Sequence[Step], patience: int, model: str = "") -> str | None:
     """What to say, once, of a run that has had one and the same reward from its beginning: there is nothing to learn
     from, and what has never been there cannot collapse."""
     if not patience or len(steps) != patience or any(MEAN not in step.metrics for step in steps):
@@ -59,29 +80,30 @@ def nothing_yet(steps: Sequence[Step], patience: int, model: str = "") -> str | 
     said = f"every rollout of the first {patience} steps got {value:.3g}, so nothing is learnt"
     if value > 0:
         return f"{said}. Fix: take harder tasks"
-    return f"{said}. Fix: {easier(model)}, or show examples"
+    return f"{said}. Fix: {suggest_easier(model)}, or show examples"
 
 
-def easier(model: str) -> str:
+def suggest_easier(model: str) -> str:
     """What to do where a model earns nothing."""
     nano = "strop/nano knows one tool only, the demo's calculator: take smollm2-135m for another; or " * (model == NANO)
     return f"{nano}take easier tasks, give part of the reward for part of the way"
 
 
-def nothing_since(steps: Sequence[Step], patience: int, rate: float) -> str | None:
+def warn_of_nothing_since(steps: Sequence[Step], patience: int, rates: Mapping[str, float]) -> str | None:
     """What to say, once, of a run that earned something and for `patience` steps has earned the least there is: too few
-    rollouts, perhaps, to call it a collapse."""
+    rollouts, perhaps, to call it a collapse. `rates` are the learning rates by the names of their settings."""
     known = [step for step in steps if MEAN in step.metrics]
     if not patience or len(known) <= patience or known[-1] is not steps[-1]:
         return None
     lowest = min(step.metrics[MIN] for step in known)
     earned = [step.metrics[MAX] > lowest for step in known]
-    if any(earned[-patience:]) or not earned[-patience - 1] or collapse(steps, patience):
+    if any(earned[-patience:]) or not earned[-patience - 1] or find_collapse(steps, patience):
         return None
     return (
         f"nothing earned since step {known[-patience - 1].number}: the learning rate may be too high "
-        f"(learner.optim.lr={rate:g}; begin again with a tenth of it), or there are too few rollouts to a step "
-        "(loop.groups, loop.group_size) for rewards this rare"
+        f"({', '.join(f'{name}={rate:g}' for name, rate in rates.items())}), or there are too few rollouts to a "
+        "step for rewards this rare. Fix: begin again with a tenth of that rate, or raise loop.groups or "
+        "loop.group_size"
     )
 
 

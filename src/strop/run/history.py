@@ -6,16 +6,17 @@ is at work notices nothing. Seconds are those of steps; evaluations are not in t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 from msgspec import Struct
 
 from strop.algorithms import every_setting
-from strop.config import Config, describe_models
+from strop.config import Config, describe_algorithms, describe_models, weigh_rewards
 from strop.errors import PlaceError
+from strop.files import find_near
 from strop.monitor.metrics import flat, weigh
 from strop.monitor.summary import Points
 from strop.run.folder import RunFolder
@@ -23,6 +24,8 @@ from strop.run.folder import RunFolder
 State = Literal["running", "stopped", "collapsed", "done"]
 
 TRAINED = "critic/rewards/mean"
+WHOLE = ("rewards", "chat_template_kwargs")
+"""Settings of a policy that are tables with names of a user's own."""
 DEPTH = 3
 """How far below a folder runs are looked for."""
 
@@ -60,7 +63,10 @@ def find(place: Path) -> list[Path]:
     if is_run(place):
         return [place]
     if not place.is_dir():
-        raise PlaceError(f"there is no folder {place}: name a run, or a folder with runs in it")
+        near = find_near(place, folders=True)
+        raise PlaceError(
+            f"there is no folder {place}. Fix: {f'write {near}' if near else 'name a run, or a folder of runs'}"
+        )
     return _below(place, DEPTH)
 
 
@@ -91,7 +97,7 @@ def read(folder: Path) -> PastRun:
     config = RunFolder.config(folder)
     lines = _lines(folder / "metrics.jsonl")
     split = next(iter(config.loop.eval_splits), "")
-    trained = points(lines, TRAINED)
+    trained = select_points(lines, TRAINED)
     evaluated = _evaluated(lines, split, config)
     steps = max((step for step, metrics in lines if "timing_s/step" in metrics), default=0)
     shown = evaluated or trained
@@ -100,7 +106,7 @@ def read(folder: Path) -> PastRun:
     record = Record(
         name=str(folder),
         model=describe_models(config),
-        algorithm=config.algorithm.name,
+        algorithm=describe_algorithms(config),
         state=state,
         steps=steps,
         of=config.loop.steps,
@@ -124,7 +130,7 @@ def _lines(path: Path) -> list[tuple[int, dict[str, float]]]:
     try:
         return [_line(line) for line in whole.splitlines()]
     except (msgspec.DecodeError, KeyError) as error:
-        raise PlaceError(f"{path} cannot be read ({error}): `strop train --resume` writes it anew") from None
+        raise PlaceError(f"{path} cannot be read ({error}). Fix: `strop train --resume` writes it anew") from None
 
 
 def _line(line: bytes) -> tuple[int, dict[str, float]]:
@@ -132,9 +138,9 @@ def _line(line: bytes) -> tuple[int, dict[str, float]]:
     return int(found.pop("step") or 0), {name: value for name, value in found.items() if value is not None}
 
 
-def points(lines: Sequence[tuple[int, dict[str, float]]], name: str) -> Points:
+def select_points(lines: Sequence[tuple[int, dict[str, float]]], name: str) -> Points:
     """
-    >>> points([(0, {"a": 1.0}), (1, {"b": 2.0}), (2, {"a": 3.0})], "a")
+    >>> select_points([(0, {"a": 1.0}), (1, {"b": 2.0}), (2, {"a": 3.0})], "a")
     [(0, 1.0), (2, 3.0)]
     """
     return sorted((step, metrics[name]) for step, metrics in lines if name in metrics)
@@ -142,14 +148,14 @@ def points(lines: Sequence[tuple[int, dict[str, float]]], name: str) -> Points:
 
 def _evaluated(lines: Sequence[tuple[int, dict[str, float]]], split: str, config: Config) -> Points:
     """The total of the rewards that count, wherever the split was evaluated."""
-    weights = config.algorithm.rewards
+    weights = weigh_rewards(config)
     names = {name: next(iter(flat(split, {name: 0.0}, config.loop.eval_samples))) for name in weights}
     found = [(s, weigh({n: m[key] for n, key in names.items() if key in m}, weights)) for s, m in lines]
     return sorted((step, total) for step, total in found if total is not None)
 
 
 def _state(folder: Path, *, finished: bool) -> State:
-    if RunFolder.held(folder):
+    if RunFolder.is_held(folder):
         return "running"
     summary = RunFolder.summary(folder)
     if summary.get("collapsed"):
@@ -163,9 +169,35 @@ def _seconds(folder: Path, lines: Sequence[tuple[int, dict[str, float]]], state:
     return sum(metrics.get("timing_s/step", 0.0) for _, metrics in lines)
 
 
-def differences(configs: Sequence[Config]) -> dict[str, list[Any]]:
+def find_differences(configs: Sequence[Config]) -> dict[str, list[Any]]:
     """The settings in which runs differ, with every run's value; None where a run has no such setting."""
-    tables = [{setting.key: setting.value for setting in every_setting(config)} for config in configs]
-    keys = dict.fromkeys(key for table in tables for key in table if key not in ("folder", "algorithm.settings"))
+    tables = [
+        {setting.key: setting.value for setting in every_setting(config)} | flatten_policies(config.policies)
+        for config in configs
+    ]
+    left_out = ("folder", "algorithm.settings", "policies")
+    keys = dict.fromkeys(key for table in tables for key in table if key not in left_out)
     values = {key: [table.get(key) for table in tables] for key in keys}
     return {key: row for key, row in values.items() if any(value != row[0] for value in row)}
+
+
+def flatten_policies(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The policies of a run, and what was set of each by its whole name.
+
+    >>> flatten_policies({"writer": {}, "critic": {"learner": {"optim": {"lr": 0.1}}}})
+    {'policies.writer': 'given', 'policies.critic': 'given', 'policies.critic.learner.optim.lr': 0.1}
+    """
+    found: dict[str, Any] = {f"policies.{name}": "given" for name in tables}
+    for name, table in tables.items():
+        found |= _flatten(table, f"policies.{name}.")
+    return found
+
+
+def _flatten(table: Mapping[str, Any], path: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, dict) and name not in WHOLE:
+            found |= _flatten(cast("dict[str, Any]", value), f"{path}{name}.")
+        else:
+            found[path + name] = value
+    return found

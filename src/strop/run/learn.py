@@ -15,7 +15,8 @@ import numpy as np
 from strop.algorithms.filters import drop_stale
 from strop.algorithms.metrics import summarize
 from strop.config import Config
-from strop.monitor.metrics import combine
+from strop.monitor.metrics import combine, refuse_undeclared
+from strop.run.agent_metrics import describe_agents
 from strop.run.state import PolicyLearner
 from strop.trajectory import Batch, Sample, assemble, exactness
 
@@ -38,12 +39,22 @@ async def learn_all(
     learnt = {name: await learn(one, samples, step=step, versions=versions) for name, one in policies.items()}
     batches = [batch for batch, _ in learnt.values()]
     metrics = combine({name: metrics for name, (_, metrics) in learnt.items()})
-    first, *others = (batch.dropped for batch in batches)
     return Learnt(
         rollouts=[sample.rollout.id for sample in batches[0].samples],
-        dropped={rollout: why for rollout, why in first.items() if all(rollout in other for other in others)},
-        metrics=metrics | describe_samples(batches[0].samples),
+        dropped=find_dropped([batch.dropped for batch in batches]),
+        metrics=metrics | describe_samples(batches[0].samples) | describe_agents(batches[0].samples, batches),
     )
+
+
+def find_dropped(policies: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The rollouts that taught no policy anything, with the reason of the first that was to learn from it.
+
+    >>> find_dropped([{"a": "untrained", "b": "zero_variance"}, {"a": "zero_variance"}])
+    {'a': 'zero_variance'}
+    """
+    in_all = [rollout for rollout in policies[0] if all(rollout in dropped for dropped in policies)]
+    reasons = {rollout: [dropped[rollout] for dropped in policies] for rollout in in_all}
+    return {rollout: next((why for why in some if why != "untrained"), some[0]) for rollout, some in reasons.items()}
 
 
 async def learn(
@@ -62,7 +73,9 @@ async def learn(
     began = time.monotonic()
     metrics |= policy.algorithm.assign_credit(batch)
     metrics["timing_s/adv"] = time.monotonic() - began
-    return batch, metrics | await learner.update(batch.bare())
+    metrics |= await learner.update(batch.bare())
+    refuse_undeclared(metrics)
+    return batch, metrics
 
 
 def assemble_batch(config: Config, samples: Sequence[Sample], policy: str) -> Batch:

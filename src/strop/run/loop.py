@@ -18,14 +18,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from strop.config import Config, describe_models
+from strop.config import Config, describe_algorithms, describe_models
 from strop.monitor import transcripts
 from strop.monitor.console import View
 from strop.monitor.metrics import MetricsFile
 from strop.monitor.summary import Summary, summarize
 from strop.run.checkpoints import keep_checkpoints, write_checkpoint
 from strop.run.collect import check_rewards, collect
-from strop.run.health import collapse
+from strop.run.health import find_collapse
 from strop.run.learn import learn_all, take_digest
 from strop.run.notes import note_trouble, stop_collapsed, stop_if_hopeless
 from strop.run.resume import clear_queue, find_finished_evaluations, go_back
@@ -47,7 +47,7 @@ async def train(
     """Train as configured, or go on with the run in `config.folder`, with `changes` of its settings, before and after,
     written down there. Once `stop` is set the step at hand is finished and has a checkpoint, and nothing more is
     begun."""
-    view.title(f"{config.folder} · {describe_models(config)} · {config.algorithm.name}", config.loop.steps)
+    view.title(f"{config.folder} · {describe_models(config)} · {describe_algorithms(config)}", config.loop.steps)
     async with open_run(config, view, resume=resume) as run:
         run.stop = stop or run.stop
         if resume:
@@ -69,11 +69,13 @@ async def repeat_steps(run: Run) -> Summary:
     await show_past(run)
     await evaluate_if_due(run)
     keep_checkpoints(run)
-    fallen = collapse(run.steps, config.loop.collapse_patience)  # a run that was resumed may have been stopped for it
+    fallen = find_collapse(
+        run.steps, config.loop.collapse_patience
+    )  # a run that was resumed may have been stopped for it
     while fallen is None and not run.finished and not run.stop.is_set():
         await advance(run, await collect(run))
         stop_if_hopeless(run)
-        fallen = collapse(run.steps, config.loop.collapse_patience)
+        fallen = find_collapse(run.steps, config.loop.collapse_patience)
         if fallen is None:
             await evaluate_if_due(run)
             keep_checkpoints(run)
@@ -100,8 +102,8 @@ async def advance(run: Run, collected: Collected) -> None:
     number, began = run.step + 1, time.monotonic()
     run.view.phase(f"training step {number}")
     if not run.overlaps:
-        for policy in run.policies.values():
-            await policy.engine.pause()
+        for engine in run.engines:
+            await engine.pause()
     learnt = await learn_all(run.policies, collected.samples, step=number, versions=run.versions)
     metrics = learnt.metrics
     with run.timed("save_checkpoint"):
@@ -140,8 +142,9 @@ async def publish(run: Run, step: Step) -> None:
     with run.timed("update_weights"):
         for policy in run.policies.values():
             await policy.publisher.publish(step.version)
-            if not run.overlaps:
-                await policy.engine.resume()
+        if not run.overlaps:
+            for engine in run.engines:
+                await engine.resume()
     run.view.step(step.number, step.metrics)
     if run.metrics is not None:
         run.metrics.write(step.number, step.metrics)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from strop.config import Config, trained_policies
 from strop.errors import AgentError, LearnerError
+from strop.monitor.metrics import metrics_of, split_policies
 from strop.monitor.summary import failures, summarize
 from strop.run.checkpoints import list_checkpoints, rank_steps
-from strop.run.health import Collapse, nothing_since, nothing_yet
+from strop.run.health import MAX, MEAN, MIN, Collapse, warn_of_nothing_since, warn_of_nothing_yet
 from strop.run.state import Run
 from strop.trajectory import explain
 from strop.types import Step
@@ -24,25 +27,61 @@ def note_trouble(run: Run, step: Step) -> None:
             f"step {number}: engine and learner logprobs of {off:,} of {checked:,.0f} tokens differ by more than "
             f"learner.logprob_limit, {gap:.1e} at most"
         )
-    most = run.config.learner.token_budget
-    budgets = [most, *(step.metrics.get("perf/token_budget", most) for step in run.steps[-2:])]
-    if budgets[-1] < budgets[-2]:
-        note(
-            f"step {number}: a micro-batch of {budgets[-2]:.0f} tokens took more memory than the GPU has; going on "
-            f"with {budgets[-1]:.0f}, which learner.token_budget could be set to"
-        )
-    patience, rate = run.config.loop.collapse_patience, run.config.learner.optim.lr
-    if why := nothing_yet(run.steps, patience, run.config.policy.model) or nothing_since(run.steps, patience, rate):
+    policies = trained_policies(run.config)
+    for name in policies:
+        if why := explain_budget(run.steps, name, policies):
+            note(f"step {number}: {why}")
+    patience, first = run.config.loop.collapse_patience, next(iter(policies.values()))
+    model, rates = first.policy.model, list_rates(run.config)
+    if why := warn_of_nothing_yet(run.steps, patience, model) or warn_of_nothing_since(run.steps, patience, rates):
         note(why)
     if metrics["actor/skipped"]:
-        reasons = "; ".join(
-            f"{n} rollouts {explain(reason)}" for reason, n in Counter(step.dropped.values()).most_common()
-        )
-        note(f"step {number} had nothing to train on: {reasons}")
+        note(f"step {number} had nothing to train on: {explain_skipped(step)}")
+    for name, own in split_policies(metrics).items():
+        if own["actor/skipped"] and not metrics["actor/skipped"]:
+            note(f"step {number} had nothing to train {name} on, whose weights stay: {list_reasons(own)}")
     if (failed := failures(metrics)).total() > len(step.rollouts) / 10:
         reasons = ", ".join(f"{cause} {count}" for cause, count in failed.items())
         look = f"strop rollouts {run.folder.path} --status failed"
         note(f"step {number}: {failed.total()} of {len(step.rollouts)} rollouts failed ({reasons}): {look}")
+
+
+def explain_skipped(step: Step) -> str:
+    """Why a step trained nothing. Rewards that agree are no fault by themselves: their mean tells a solved task from a
+    hopeless one."""
+    mean, low, high = (step.metrics.get(name) for name in (MEAN, MIN, MAX))
+    if mean is not None and set(step.dropped.values()) == {"zero_variance"}:
+        where = "of the step" if low == high else "within each group"
+        return f"all rewards {where} are equal (mean {mean:.3f}): nothing to compare"
+    reasons = Counter(step.dropped.values()).most_common()
+    return "; ".join(f"{n} rollouts {explain(reason)}" for reason, n in reasons)
+
+
+def explain_budget(steps: Sequence[Step], policy: str, policies: Mapping[str, Config]) -> str:
+    """What to say where the last step of a policy was made in smaller pieces than the one before."""
+    most = policies[policy].learner.token_budget
+    budgets = [most, *(metrics_of(s.metrics, policy, policies).get("perf/token_budget", most) for s in steps[-2:])]
+    if budgets[-1] >= budgets[-2]:
+        return ""
+    section = f"policies.{policy}.learner" if len(policies) > 1 else "learner"
+    return (
+        f"a micro-batch of {budgets[-2]:.0f} tokens took more memory than the GPU has; going on with "
+        f"{budgets[-1]:.0f}, which {section}.token_budget could be set to"
+    )
+
+
+def list_reasons(metrics: Mapping[str, float]) -> str:
+    """Why rollouts carried no loss for a policy, by its metrics, the commonest first."""
+    left = Counter({name.removeprefix("filter/"): int(n) for name, n in metrics.items() if name.startswith("filter/")})
+    return "; ".join(f"{n} rollouts {explain(reason)}" for reason, n in left.most_common())
+
+
+def list_rates(config: Config) -> dict[str, float]:
+    """The learning rates of a run, by the whole names of the settings."""
+    if not config.policies:
+        return {"learner.optim.lr": config.learner.optim.lr}
+    policies = trained_policies(config)
+    return {f"policies.{name}.learner.optim.lr": own.learner.optim.lr for name, own in policies.items()}
 
 
 def stop_if_hopeless(run: Run, patience: int = 3) -> None:
@@ -50,8 +89,8 @@ def stop_if_hopeless(run: Run, patience: int = 3) -> None:
     last = run.steps[-patience:]
     if len(last) == patience and all(failures(step.metrics).total() == len(step.rollouts) for step in last):
         raise AgentError(
-            f"all rollouts of the last {patience} steps failed ({', '.join(failures(last[-1].metrics))}): look at them "
-            f"with `strop rollouts {run.folder.path} --status failed`, fix the cause, then resume"
+            f"all rollouts of the last {patience} steps failed ({', '.join(failures(last[-1].metrics))}). Fix: look at "
+            f"them with `strop rollouts {run.folder.path} --status failed`, correct the cause, then resume"
         )
 
 
@@ -60,17 +99,20 @@ def stop_collapsed(run: Run, fallen: Collapse, seconds: float) -> NoReturn:
     place, config = run.folder.path, run.config
     # Step n is sampled by the weights behind step n - 1, or behind one as far back as staleness allows.
     good = rank_steps(run, [s for s in list_checkpoints(run) if s.number < fallen.since - 1 - config.loop.staleness])
-    result, rate = str(good[-1].checkpoint) if good else None, config.learner.optim.lr
+    result, rates = str(good[-1].checkpoint) if good else None, list_rates(config)
+    lower = [f"--set {name}={rate / 10:g}" for name, rate in rates.items()]
+    lower = lower if config.policies else [f"--lr {config.learner.optim.lr / 10:g}"]
     if result is not None:
         run.folder.name_best(result)
         kept = f"The result is {run.folder.checkpoint(result)}, the best checkpoint before that"
-        again = f"strop train --from {shlex.quote(f'{place}:best')} --lr {rate / 10:g}"
+        again = f"strop train --from {shlex.quote(f'{place}:best')} {' '.join(lower)}"
     else:
         kept = "No checkpoint is left from before that (loop.checkpoint_every)"
-        again = f"type what began this run, with --lr {rate / 10:g} behind it"
+        again = f"type what began this run, with {' '.join(lower)} behind it"
     why = (
-        f"collapsed: {fallen.why}. {kept}. Fix: if agent and rewards are sound, lower learner.optim.lr (it was "
-        f"{rate:g}) and begin again: {again}; with loop.collapse_patience=0 no run is stopped"
+        f"collapsed: {fallen.why}. {kept}. Fix: if agent and rewards are sound, lower "
+        f"{' and '.join(f'{name} (it was {rate:g})' for name, rate in rates.items())} and begin again: {again}; with "
+        "loop.collapse_patience=0 no run is stopped"
     )
     summarize(config, place, run.steps, run.scores, seconds=seconds, done=False, collapsed=why, result=result)
     raise LearnerError(why)

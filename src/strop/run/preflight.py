@@ -20,11 +20,11 @@ from msgspec.structs import replace
 
 from strop.algorithms import Algorithm
 from strop.algorithms.rewards import Rewards
-from strop.config import Config, MonitorConfig, describe_models, resolve_policies
+from strop.config import Config, MonitorConfig, describe_models, trained_policies
 from strop.errors import AgentError
 from strop.monitor.console import View
 from strop.run.collect import check_rewards, explain_if_all_failed, give_group_rewards, wait_until_ended
-from strop.run.health import easier
+from strop.run.health import suggest_easier
 from strop.run.learn import assemble_batch
 from strop.run.rollouts import read_sample
 from strop.run.runtime import make_algorithm, open_run
@@ -37,7 +37,9 @@ from strop.trajectory import Batch, Sample, explain
 class PreflightResult(Struct, kw_only=True):
     """What came of some groups. `flat` are those that would teach nothing (None where groups are not compared), `left`
     how many rollouts would carry no loss by reason, `lowest`, `highest` and `mean` what those that count got,
-    `failed` how many failed by cause, `seconds` how long a rollout took in the mean, `model` whose they are."""
+    `failed` how many failed by cause, `seconds` how long a rollout took in the mean, `model` whose they are. Of several
+    policies `policies` has the result of each by name, and the rest is that of the one called `policy`, for which most
+    groups would teach nothing."""
 
     groups: int
     members: int
@@ -49,10 +51,12 @@ class PreflightResult(Struct, kw_only=True):
     failed: dict[str, int]
     seconds: float
     model: str = ""
+    policy: str = ""
+    policies: dict[str, PreflightResult] = {}
 
     @property
     def verdict(self) -> str:
-        every = f"every rollout got {self.highest:g}"
+        every, section = f"every rollout got {self.highest:g}", f"policies.{self.policy}" if self.policy else "policy"
         if self.flat is None:
             got = every if self.highest == self.lowest else f"rollouts got {self.lowest:g} to {self.highest:g}"
             return f"{got}; this algorithm does not compare them within groups"
@@ -62,30 +66,30 @@ class PreflightResult(Struct, kw_only=True):
         if self.flat < self.groups:
             return f"{said}; loop.max_groups has the others replaced"
         if not self.left:
-            return f"{said}: none of their turns is trained; policy.agents says whose are"
+            return f"{said}: none of their turns is trained. Fix: set {section}.agents, which says whose are"
         reason, count = max(self.left.items(), key=lambda item: item[1])
         if reason != "zero_variance":
             return f"{said}: {count} rollouts {explain(reason)}, so nothing would be learnt"
         if self.highest > self.lowest:
             return (
-                f"{said}: members of a group all got the same, so nothing would be learnt; raise "
-                "policy.train.temperature"
+                f"{said}: members of a group all got the same, so nothing would be learnt. Fix: raise "
+                f"{section}.train.temperature"
             )
         if self.highest > 0:
-            return f"{said}: {every}, so nothing would be learnt; take harder tasks"
+            return f"{said}: {every}, so nothing would be learnt. Fix: take harder tasks"
         return (
-            f"{said}: {every}, so nothing would be learnt; {easier(self.model)}, or begin with a model that sometimes "
-            "succeeds"
+            f"{said}: {every}, so nothing would be learnt. Fix: {suggest_easier(self.model)}, or begin with a model "
+            "that sometimes succeeds"
         )
 
 
 async def probe(config: Config, view: View, *, groups: int) -> PreflightResult:
     """Run the first `groups` groups of what `config` would train. Nothing is kept. Of several policies the result is
     that of the one for which most groups would teach nothing."""
-    for own in resolve_policies(config).values():
+    for own in trained_policies(config).values():
         make_algorithm(own)  # contradictions are refused before settings of the preflight's own hide them
     with TemporaryDirectory(prefix="strop-probe-") as place:
-        config = settings(settle(config), groups, Path(place) / "run")
+        config = configure_probe(settle(config), groups, Path(place) / "run")
         view.title(f"probing {describe_models(config)}", 0)
         async with open_run(config, view, resume=False) as run:
             wanted = run.next_rollouts(groups)
@@ -96,8 +100,11 @@ async def probe(config: Config, view: View, *, groups: int) -> PreflightResult:
             samples = await give_group_rewards(run, [await read_sample(run.store, rollout) for rollout in ended])
             check_rewards(run, [one.rollout for one in samples])
             waited = (time.monotonic() - began) * min(config.runner.workers, len(ended)) / len(ended)
-            found = [judge_policy(policy, samples, waited) for policy in run.policies.values()]
-            return max(found, key=lambda one: one.flat or 0)
+            found = {name: judge_policy(policy, samples, waited) for name, policy in run.policies.items()}
+            if len(found) == 1:
+                return found.popitem()[1]
+            found = {name: replace(one, policy=name) for name, one in found.items()}
+            return replace(max(found.values(), key=lambda one: one.flat or 0), policies=found)
 
 
 def judge_policy(policy: PolicyLearner, samples: Sequence[Sample], seconds: float) -> PreflightResult:
@@ -107,7 +114,7 @@ def judge_policy(policy: PolicyLearner, samples: Sequence[Sample], seconds: floa
     return replace(found, model=config.policy.model)
 
 
-def settings(config: Config, groups: int, folder: Path) -> Config:
+def configure_probe(config: Config, groups: int, folder: Path) -> Config:
     """A configuration for some groups and nothing else: no evaluation, a store of its own, nobody who is told of
     metrics."""
     return replace(
@@ -121,7 +128,7 @@ def settings(config: Config, groups: int, folder: Path) -> Config:
 
 def judge_batch(batch: Batch, algorithm: Algorithm, weights: Mapping[str, float], seconds: float) -> PreflightResult:
     """As a step would see it: `weights` are those of the rewards that count."""
-    every, flat, entries, left = totals(batch, weights), None, batch.entries, Counter[str]()
+    every, flat, entries, left = compute_totals(batch, weights), None, batch.entries, Counter[str]()
     if algorithm.compares_groups:
         entries.proximal[:] = entries.ref[:] = entries.behaviour  # before the first step all three are one model's
         algorithm.assign_credit(batch)
@@ -142,7 +149,7 @@ def judge_batch(batch: Batch, algorithm: Algorithm, weights: Mapping[str, float]
     )
 
 
-def totals(batch: Batch, weights: Mapping[str, float]) -> list[float]:
+def compute_totals(batch: Batch, weights: Mapping[str, float]) -> list[float]:
     """What each rollout that counts got, with what its agents and its turns got of their own."""
     rewards = Rewards.of(batch, weights)
     return [

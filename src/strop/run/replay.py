@@ -27,15 +27,15 @@ from msgspec import Struct
 from strop import algorithms
 from strop.agent.llm import LLM
 from strop.algorithms.rewards import total_reward
-from strop.config import Config, resolve_policies
+from strop.config import Config, trained_policies, weigh_rewards
 from strop.errors import AgentError, PlaceError
 from strop.imports import resolve as find
 from strop.learner.process import LearnerProcess
 from strop.learner.verbs import LearnerSettings
-from strop.models.names import folder_of
-from strop.monitor.metrics import metrics_of
-from strop.monitor.transcripts import message_texts
-from strop.run.collect import last_line
+from strop.models.names import prepare_folder
+from strop.monitor.metrics import metrics_of, plain_name
+from strop.monitor.transcripts import list_message_texts
+from strop.run.collect import take_last_line
 from strop.run.folder import find_parts
 from strop.run.learn import learn_all, take_digest
 from strop.run.state import PolicyLearner
@@ -79,7 +79,7 @@ class Rescored(Struct, kw_only=True):
 
 async def rescore(store: Store, config: Config, reward: str) -> Rescored:
     """Score every rollout that succeeded with the function that `reward` names."""
-    judge, weights = _judge(reward), config.algorithm.rewards
+    judge, weights = _judge(reward), weigh_rewards(config)
     scored: list[Scored] = []
     failed: dict[str, str] = {}
     named: set[str] = set()
@@ -101,7 +101,7 @@ async def rescore(store: Store, config: Config, reward: str) -> Rescored:
     if not named & weights.keys():
         raise AgentError(
             f"reward: {reward} gives {', '.join(sorted(named)) or 'nothing'}, and algorithm.rewards of the run counts "
-            f"{', '.join(weights)}: return one of those"
+            f"{', '.join(weights)}. Fix: return one of those"
         )
     return _compared(scored, failed, without)
 
@@ -110,10 +110,12 @@ def _judge(spec: str) -> Callable[[Sequence[Turn]], RewardFunction]:
     """The reward function for a rollout with these turns."""
     judge = load_reward_function(spec)
     if judge is None:
-        raise AgentError("reward: which function? write FILE.py:function or package.module:function")
+        raise AgentError("reward: no function is named. Fix: write FILE.py:function or package.module:function")
     third = list(inspect.signature(cast("Callable[..., Any]", find(spec, "agent"))).parameters)[2:3]
     if third == ["llm"]:
-        raise AgentError(f"reward: {spec} asks for `llm`, and no model is served here: take (task, answer) or turns")
+        raise AgentError(
+            f"reward: {spec} asks for `llm`, and no model is served here. Fix: take (task, answer) or turns"
+        )
     if third == ["turns"]:
         function = cast("Callable[..., Any]", find(spec, "agent"))
         return lambda turns: lambda task, answer, llm: function(task, answer, turns)
@@ -122,7 +124,7 @@ def _judge(spec: str) -> Callable[[Sequence[Turn]], RewardFunction]:
 
 def _again(rollout: Rollout, turns: Sequence[Turn], judge: Callable[[Sequence[Turn]], RewardFunction]) -> Outcome:
     nowhere = LLM(base_url="", api_key="", model="", trace_id="", events_url="", rollout=rollout.id, task=rollout.task)
-    answer = "\n".join(message_texts(turns[-1].answer)) if turns else ""
+    answer = "\n".join(list_message_texts(turns[-1].answer)) if turns else ""
     return compute_outcome_now(answer, Job(llm=nowhere, seed=rollout.seed, task_file=""), judge(turns))
 
 
@@ -135,10 +137,14 @@ def _with(rollout: Rollout, outcome: Outcome) -> Rollout:
 def _nothing(reward: str, failed: dict[str, str], without: int) -> str:
     if failed:
         id, why = next(iter(failed.items()))
-        return f"reward: {reward} failed on all {len(failed)} rollouts; on {id}: {last_line(why)}"
+        said = f"reward: {reward} failed on all {len(failed)} rollouts; on {id}: {take_last_line(why)}"
+        return f"{said}. Fix: correct the function"
     if without:
-        return f"reward: none of {without} rollouts has a reward that algorithm.rewards counts: nothing to compare"
-    return "no rollout has succeeded yet: nothing to score"
+        return (
+            f"reward: none of {without} rollouts has a reward that algorithm.rewards counts, so there is nothing to "
+            "compare. Fix: name a run whose agent gave one"
+        )
+    return "no rollout has succeeded yet, so there is nothing to score. Fix: wait for one, or name another run"
 
 
 def _compared(scored: list[Scored], failed: dict[str, str], without: int) -> Rescored:
@@ -210,7 +216,7 @@ async def retrain(store: Store, config: Config, number: int, tell: Callable[[str
     async with AsyncExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="strop-replay-")))
         tell("loading the model")
-        policies = {name: await _start(stack, place, name, own) for name, own in resolve_policies(config).items()}
+        policies = {name: await _start(stack, place, name, own) for name, own in trained_policies(config).items()}
         if base is not None:
             for name, part in find_parts(folder / "checkpoints" / str(base.checkpoint), policies).items():
                 await policies[name].learner.restore(part)
@@ -222,7 +228,7 @@ async def retrain(store: Store, config: Config, number: int, tell: Callable[[str
             versions = _versions(line, step, samples, overlap=config.loop.staleness > 0)
             metrics = (await learn_all(policies, samples, step=step.number, versions=versions)).metrics
         digest = (wanted.digest, str(await take_digest(policies))) if wanted.digest else None
-    names = sorted(name for name in {*wanted.metrics, *metrics} if not name.startswith(UNLIKE))
+    names = sorted(name for name in {*wanted.metrics, *metrics} if not plain_name(name).startswith(UNLIKE))
     pairs = {name: (wanted.metrics.get(name), metrics.get(name)) for name in names}
     base_number = base.number if base else 0
     return Retrained(step=number, base=base_number, rollouts=len(wanted.rollouts), metrics=pairs, digest=digest)
@@ -230,12 +236,12 @@ async def retrain(store: Store, config: Config, number: int, tell: Callable[[str
 
 async def _start(stack: AsyncExitStack, place: Path, name: str, config: Config) -> PolicyLearner:
     """A policy's learner, with the model that the run began with."""
-    model = await asyncio.to_thread(folder_of, config.policy)
-    learner = LearnerProcess(place / f"{name}.log")
-    stack.push_async_callback(learner.close)
-    await learner.start(LearnerSettings.of(config, model, serve=False))
+    model = await asyncio.to_thread(prepare_folder, config.policy)
+    process = LearnerProcess(place / f"{name}.log")
+    stack.push_async_callback(process.close)
+    await process.start(LearnerSettings.of(config, model, name=name, serve=False))
     algorithm = algorithms.make(config.algorithm, config.learner, config.policy)
-    return PolicyLearner(name=name, config=config, algorithm=algorithm, learner=learner)
+    return PolicyLearner(name=name, config=config, algorithm=algorithm, learner=process.of(name))
 
 
 def _versions(line: Sequence[Step], step: Step, samples: Sequence[Sample], *, overlap: bool) -> set[str]:
@@ -247,9 +253,9 @@ def _versions(line: Sequence[Step], step: Step, samples: Sequence[Sample], *, ov
 
 def _wanted(folder: Path, line: Sequence[Step], number: int) -> Step:
     if not line:
-        raise PlaceError(f"{folder} has no step yet: there is nothing to replay")
+        raise PlaceError(f"{folder} has no step yet, so there is nothing to replay. Fix: wait for the first one")
     if not 1 <= number <= len(line):
-        raise PlaceError(f"{folder} has no step {number}: choose one of 1 to {len(line)}")
+        raise PlaceError(f"{folder} has no step {number}. Fix: choose one of 1 to {len(line)}")
     return line[number - 1]
 
 

@@ -112,11 +112,11 @@ async def refuse_loss(run: Run) -> None:
     if missing:
         raise StoreError(
             f"the store of {place} {missing}: its file or its log (store.sqlite-wal) was damaged, lost or replaced by "
-            f"an older copy; put it back, or {way}, or go on without those steps: move "
+            f"an older copy. Fix: put it back, or {way}, or go on without those steps: move "
             f"{', '.join(['metrics.jsonl', *unknown])} away, then resume"
         )
     if not await run.store.policies():
-        raise StoreError(f"the store of {place} is empty: put back what was there, or {way}")
+        raise StoreError(f"the store of {place} is empty. Fix: put back what was there, or {way}")
 
 
 async def read_unbroken_line(run: Run) -> list[Step]:

@@ -12,7 +12,7 @@ Nothing of what is opened here knows this module; loop.py and resume.py use what
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ import msgspec
 
 from strop import algorithms
 from strop.algorithms import Algorithm
-from strop.config import Config, PolicyConfig, RunnerConfig, default_policy, resolve_policies
+from strop.config import Config, PolicyConfig, RunnerConfig, default_policy, resolve_policies, trained_policies
 from strop.engines.base import Engine, EngineSetup
 from strop.engines.registry import engine_class, engine_name
 from strop.errors import ConfigError, PlaceError
@@ -32,9 +32,9 @@ from strop.gateway.limits import Limits
 from strop.gateway.replicas import Replicas
 from strop.gateway.route import PolicyRoute, Routes
 from strop.gateway.template import Renderer
-from strop.learner.process import LearnerProcess
+from strop.learner.process import LearnerProcess, PolicyClient
 from strop.learner.verbs import LearnerSettings
-from strop.models.names import folder_of
+from strop.models.names import prepare_folder
 from strop.monitor.console import View
 from strop.monitor.writers import Writers, check
 from strop.net.addresses import AddressApp
@@ -42,14 +42,14 @@ from strop.net.secrets import hide_keys
 from strop.net.server import serve
 from strop.run.folder import RunFolder
 from strop.run.group_reward import load as load_group_reward
-from strop.run.settings import load_tasks
+from strop.run.settings import check_agents, load_tasks
 from strop.run.state import Run, TrainedPolicy
 from strop.runners.pool import Pool
 from strop.store import open_store
 from strop.store.base import Store
 from strop.types import Policy, Rollout, Sampling, version
 from strop.weights.base import Transfer
-from strop.weights.files import FolderTransfer
+from strop.weights.files import AdapterTransfer, FolderTransfer
 from strop.weights.ipc import IpcTransfer
 from strop.weights.nccl import NcclTransfer
 from strop.weights.publisher import Publisher
@@ -72,12 +72,12 @@ class PreparedPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedPolicy:
-    """A policy that an engine serves. `learner` is the process that holds its weights: of every policy that is trained,
-    and where the embedded engine serves. `place` is where its logs and weights lie."""
+    """A policy that an engine serves. `learner` leads to the process that holds its weights: of every policy that is
+    trained, and where the embedded engine serves. `place` is where its logs and weights lie."""
 
     prepared: PreparedPolicy
     engine: Engine
-    learner: LearnerProcess | None
+    learner: PolicyClient | None
     place: Path
 
     @property
@@ -90,7 +90,7 @@ class ServedPolicy:
 
 
 async def prepare_policies(
-    config: Config, *, find_model: Callable[[PolicyConfig], Path] = folder_of
+    config: Config, *, find_model: Callable[[PolicyConfig], Path] = prepare_folder
 ) -> list[PreparedPolicy]:
     """Every policy of a configuration, with `find_model` for the folder of its model."""
     hide_keys(config)
@@ -112,35 +112,61 @@ async def open_policies(
     *,
     train: bool,
 ) -> tuple[list[ServedPolicy], Gateway]:
-    """Start a process for every policy's weights, and put engines and a gateway before them; `stack` closes all of it.
+    """Start a process for every model's weights, and put engines and a gateway before them; `stack` closes all of it.
     Nothing is loaded yet."""
     served: list[ServedPolicy] = []
-    for one in prepared:
-        place = folder if len(prepared) == 1 else folder / "policies" / one.name
-        private_folder(place)
-        learner = None
-        if train or engine_class(one.config.engine).shares_weights:
-            learner = LearnerProcess(place / "learner.log")
-            stack.push_async_callback(learner.close)
-        only = engine_of(one.config, one.model, place, learner)
-        engine = Replicas([only], patience=config.gateway.pause_timeout)
-        stack.push_async_callback(engine.close)
-        served.append(ServedPolicy(prepared=one, engine=engine, learner=learner, place=place))
+    for group in group_by_base(prepared) if train else ([one] for one in prepared):
+        places = {one.name: folder if len(prepared) == 1 else folder / "policies" / one.name for one in group}
+        for place in places.values():
+            private_folder(place)
+        process = None
+        here = engine_class(group[0].config.engine).shares_weights
+        if here or (train and not all(one.config.policy.frozen for one in group)):
+            process = LearnerProcess(places[group[0].name] / "learner.log")
+            stack.push_async_callback(process.close)
+        engines = make_engines(group, places[group[0].name], process, train=train)
+        for one in group:
+            engine = Replicas([engines[one.name]], patience=config.gateway.pause_timeout)
+            stack.push_async_callback(engine.close)
+            learner = process.of(one.name) if process is not None else None
+            served.append(ServedPolicy(prepared=one, engine=engine, learner=learner, place=places[one.name]))
+    served.sort(key=lambda one: [other.name for other in prepared].index(one.name))
     gateway = make_gateway(config, store, served)
     stack.push_async_callback(gateway.routes.close)
     await gateway.routes.recall(store)
     return served, gateway
 
 
+def group_by_base(prepared: Sequence[PreparedPolicy]) -> list[list[PreparedPolicy]]:
+    """Policies that are one model, which is in memory once, stand together: each an adapter on it, or the model as it
+    is."""
+    groups: list[list[PreparedPolicy]] = []
+    for one in prepared:
+        found = next((group for group in groups if shares_base(one, group[0])), None)
+        groups.append([one]) if found is None else found.append(one)
+    return groups
+
+
+def shares_base(one: PreparedPolicy, other: PreparedPolicy) -> bool:
+    ours, theirs = one.config, other.config
+    return (
+        one.model == other.model
+        and all(own.learner.lora.rank or own.policy.frozen for own in (ours, theirs))
+        and (ours.engine, ours.learner.device, ours.learner.dtype)
+        == (theirs.engine, theirs.learner.device, theirs.learner.dtype)
+    )
+
+
 async def load_policies(policies: Sequence[ServedPolicy], *, train: bool) -> None:
     """Load every model, all at once."""
-
-    def load_learner(policy: ServedPolicy, learner: LearnerProcess) -> Awaitable[None]:
-        here = engine_class(policy.config.engine).shares_weights
-        settings = LearnerSettings.of(policy.config, policy.prepared.model, serve=here, train=train)
-        return learner.start(settings)
-
-    learners = [load_learner(policy, policy.learner) for policy in policies if policy.learner is not None]
+    settings: dict[LearnerProcess, list[LearnerSettings]] = {}
+    for policy in policies:
+        if policy.learner is not None:
+            here = engine_class(policy.config.engine).shares_weights
+            taught = train and not policy.config.policy.frozen
+            given = LearnerSettings.of(policy.config, policy.prepared.model, name=policy.name, serve=here, train=taught)
+            settings.setdefault(policy.learner.process, []).append(given)
+    learners = [process.start(*given) for process, given in settings.items()]
     await asyncio.gather(*learners, *(policy.engine.start() for policy in policies))
 
 
@@ -152,12 +178,14 @@ def make_gateway(config: Config, store: Store, policies: Sequence[ServedPolicy])
             model=policy.config.policy.model,
             engine=policy.engine,
             renderer=policy.prepared.renderer,
-            sampling_for=partial(sampling_for, policy.config),
+            sampling_for=partial(choose_sampling, policy.config),
             history=policy.config.policy.history,
         )
         for policy in policies
     }
-    agents = {agent: routes[policy.name] for policy in policies for agent in policy.config.policy.agents}
+    # One policy answers for all agents that no outside model answers for, whatever names it is trained on.
+    several = policies if len(policies) > 1 else ()
+    agents = {agent: routes[policy.name] for policy in several for agent in policy.config.policy.agents}
     given = config.gateway
     limits = Limits(in_flight=given.in_flight, per_attempt=given.in_flight_per_attempt, deadline=given.deadline)
     return Gateway(store, Routes.of(routes[default_policy(routes)], given.outside, agents), limits=limits)
@@ -174,7 +202,7 @@ def open_pool(config: Config, runner: RunnerConfig, store: Store, gateway: Gatew
         model=main.policy.model,
         reward=config.reward,
         log=log,
-        sampling=partial(sampling_for, main),
+        sampling=partial(choose_sampling, main),
         wait_for_calls=gateway.wait_until_idle,
     )
 
@@ -182,8 +210,9 @@ def open_pool(config: Config, runner: RunnerConfig, store: Store, gateway: Gatew
 @asynccontextmanager
 async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerator[Run]:
     """Open everything in the order data walks through it; whatever happens, close it in reverse."""
-    made = {name: make_algorithm(own) for name, own in resolve_policies(config).items()}
+    made = {name: make_algorithm(own) for name, own in trained_policies(config).items()}
     check(config.monitor.writers)
+    check_agents(config)
     prepared = await prepare_policies(config)
     for note in dict.fromkeys(one.renderer.tooling.note for one in prepared if one.renderer.tooling.note):
         view.note(note)
@@ -196,9 +225,11 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
         stack.push_async_callback(store.close)
         if not resume:
             if await store.list(limit=1):
-                raise PlaceError("the store holds rollouts of another run: give this one a schema or folder of its own")
+                raise PlaceError(
+                    "the store holds rollouts of another run. Fix: give this one a schema or folder of its own"
+                )
             for one in prepared:
-                await store.put_policy(first_version(one))
+                await store.put_policy(make_first_version(one))
         view.phase("loading the model")
         served, gateway = await open_policies(stack, config, prepared, store, folder.path, train=True)
         app = AddressApp(gateway)
@@ -221,7 +252,9 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
             tasks=tasks,
             view=view,
             store=store,
-            policies={policy.name: make_trained(policy, made[policy.name]) for policy in served},
+            policies={one.name: make_trained(one, made[one.name]) for one in served if one.name in made},
+            engines=[one.engine for one in served],
+            learners=[one.learner for one in served if one.learner is not None],
             gateway=gateway,
             pool=pool,
             writers=writers,
@@ -241,7 +274,7 @@ def make_algorithm(config: Config) -> Algorithm:
     refuse_contradictions(config, algorithm)
     if config.loop.steps and not config.policy.train.sampling().exact:
         raise ConfigError(
-            "policy.train draws greedily, or with cuts or penalties: such turns cannot be trained on. Set its "
+            "policy.train draws greedily, or with cuts or penalties: such turns cannot be trained on. Fix: set its "
             "temperature above 0 and leave the rest as it is by default, or set loop.steps=0"
         )
     return algorithm
@@ -255,11 +288,11 @@ def make_trained(policy: ServedPolicy, algorithm: Algorithm) -> TrainedPolicy:
         algorithm=algorithm,
         learner=policy.learner,
         engine=policy.engine,
-        publisher=publisher_of(policy.config, policy.place, policy.learner, policy.engine),
+        publisher=make_publisher(policy.name, policy.config, policy.place, policy.learner, policy.engine),
     )
 
 
-def first_version(policy: PreparedPolicy) -> Policy:
+def make_first_version(policy: PreparedPolicy) -> Policy:
     """A policy as it is before any step."""
     return Policy(name=policy.name, version=version(1, 0), model=policy.config.policy.model)
 
@@ -270,44 +303,73 @@ def refuse_contradictions(config: Config, algorithm: Algorithm) -> None:
     if loop.staleness and engine.deterministic:
         raise ConfigError(
             f"loop.staleness is {loop.staleness}, so that what is sampled depends on what happens to be done first, "
-            "and engine.deterministic is true: set one of them back"
+            "and engine.deterministic is true. Fix: set one of them back"
         )
     if loop.staleness and engine_name(engine) == "vllm" and engine.vllm.sleep:
         raise ConfigError(
             f"loop.staleness is {loop.staleness}, so that the engine works while the learner does, and "
-            "engine.vllm.sleep gives its memory away meanwhile: set one of them back"
+            "engine.vllm.sleep gives its memory away meanwhile. Fix: set one of them back"
         )
     if loop.max_groups is not None and ("value" in algorithm.needs or config.algorithm.settings.get("kl") == "reward"):
         raise ConfigError(
             "loop.max_groups replaces groups that teach nothing, which cannot be told before a critic or a reference "
-            "has read them: leave it out, or use another algorithm or kl = loss"
+            "has read them. Fix: leave it out, or use another algorithm or kl = loss"
         )
     if loop.max_groups is not None and loop.max_groups < loop.groups:
         raise ConfigError(
-            f"loop.max_groups is {loop.max_groups}, less than loop.groups, which is {loop.groups}: raise it"
+            f"loop.max_groups is {loop.max_groups}, less than loop.groups, which is {loop.groups}. Fix: raise it"
         )
 
 
-def engine_of(config: Config, model: Path, folder: Path, learner: LearnerProcess | None) -> Engine:
-    """The engine that serves a run's policy, not started yet. Without a learner its weights stay as they are."""
-    context, renewed = config.policy.context, learner is not None
-    return engine_class(config.engine).make(
-        EngineSetup(model=model, config=config.engine, folder=folder, context=context, renewed=renewed, link=learner)
-    )
+def make_engines(
+    group: Sequence[PreparedPolicy], folder: Path, process: LearnerProcess | None, *, train: bool
+) -> dict[str, Engine]:
+    """The engines of policies on one model, not started yet: one that takes adapters serves all of them. Without a
+    process that holds them the weights stay as they are."""
+    first = group[0]
+    kind, ranks = engine_class(first.config.engine), find_ranks(group) if train else {}
+    adapters = ranks if kind.serves_adapters(first.config.engine) and any(ranks.values()) else {}
+    contexts = [one.config.policy.context for one in group if one.config.policy.context is not None]
+
+    def make(policy: str) -> Engine:
+        return kind.make(
+            EngineSetup(
+                model=first.model,
+                config=first.config.engine,
+                folder=folder,
+                context=max(contexts) if len(contexts) == len(group) else None,
+                renewed=process is not None,
+                link=process.of(policy) if process is not None else None,
+                adapters=adapters,
+            )
+        )
+
+    if not adapters:
+        return {one.name: make(one.name) for one in group}
+    shared = make(first.name)
+    return {one.name: shared.of_policy(one.name) for one in group}
 
 
-def publisher_of(config: Config, folder: Path, learner: LearnerProcess, engine: Engine) -> Publisher:
-    """How new weights reach the engine."""
+def find_ranks(group: Sequence[PreparedPolicy]) -> dict[str, int]:
+    """How large each policy's adapter is; 0 of one that is the model as it is."""
+    return {one.name: 0 if one.config.policy.frozen else one.config.learner.lora.rank for one in group}
+
+
+def make_publisher(policy: str, config: Config, folder: Path, learner: PolicyClient, engine: Engine) -> Publisher:
+    """How a policy's new weights reach the engine."""
+    kind = engine_class(config.engine)
+    if config.learner.lora.rank and kind.serves_adapters(config.engine):
+        return Publisher(engine, AdapterTransfer(folder / WEIGHTS, policy, learner))
     transfers: dict[str, Callable[[], Transfer]] = {
         "shared": SharedMemory,
         "files": lambda: FolderTransfer(folder / WEIGHTS, learner),
         "ipc": lambda: IpcTransfer(learner),
         "nccl": lambda: NcclTransfer(learner),
     }
-    return Publisher(engine, transfers[engine_class(config.engine).choose_transfer(config.engine)]())
+    return Publisher(engine, transfers[kind.choose_transfer(config.engine)]())
 
 
-def sampling_for(config: Config, rollout: Rollout) -> Sampling:
+def choose_sampling(config: Config, rollout: Rollout) -> Sampling:
     """How a rollout samples, by its mode: a policy's settings win over what the agent asks for."""
     if rollout.mode == "train":
         return config.policy.train.sampling()

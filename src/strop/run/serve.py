@@ -27,7 +27,7 @@ from strop.files import private, private_folder
 from strop.net.addresses import AddressApp
 from strop.net.secrets import new_key
 from strop.net.server import HttpServer, serve
-from strop.run.folder import until_gone
+from strop.run.folder import wait_until_gone
 from strop.store import open_store
 from strop.store.base import Store
 from strop.store.reclaim import reclaim_regularly
@@ -36,7 +36,7 @@ from strop.store.server.keys import run_key
 
 if TYPE_CHECKING:  # needed only where a model is served
     from strop.gateway.app import Gateway
-    from strop.learner.process import LearnerProcess
+    from strop.learner.process import PolicyClient
     from strop.run.runtime import PreparedPolicy
 
 LEASE_CHECK = 1.0
@@ -124,7 +124,7 @@ async def _forget(store: Store, gateway: Gateway) -> None:
 
 
 @asynccontextmanager
-async def served(store: Store, key: str | None = None) -> AsyncGenerator[StoreServer]:
+async def open_store_server(store: Store, key: str | None = None) -> AsyncGenerator[StoreServer]:
     """For tests and notebooks: a store served on a free port of this machine as long as the block lasts."""
     server = await serve_store(store, key=key or new_key())
     try:
@@ -152,7 +152,7 @@ async def main(
     the policy it configures. The folder keeps the logs and, unless one is given, the key. `on_ready` is told the
     address and the key; a database that does not answer is waited for as `open_store` says."""
 
-    async def open_all() -> tuple[Store, Gateway | None, list[LearnerProcess]]:
+    async def open_all() -> tuple[Store, Gateway | None, list[PolicyClient]]:
         store = await open_store(store_url or folder, synchronous=synchronous, patience=patience, on_wait=on_wait)
         stack.push_async_callback(store.close)
         if model is None:
@@ -161,7 +161,7 @@ async def main(
 
         return store, *await load_model(stack, model, await prepare_policies(model), store, folder)
 
-    with told_to_stop() as stop, held(folder, alone=not store_url):
+    with watch_stop_signals() as stop, hold_folder(folder, alone=not store_url):
         secret = run_key(folder, key)
         async with AsyncExitStack() as stack:
             opening, told = asyncio.create_task(open_all()), asyncio.create_task(stop.wait())
@@ -176,7 +176,7 @@ async def main(
                 store, key=secret, gateway=gateway, host=host, port=port, hosts=hosts, grace=grace, log=log
             )
             stack.push_async_callback(server.close)
-            gone = asyncio.create_task(until_gone(folder if store_url else folder / "store.sqlite"))
+            gone = asyncio.create_task(wait_until_gone(folder if store_url else folder / "store.sqlite"))
             await asyncio.sleep(0)  # it has begun to watch before anybody knows of the store
             stack.enter_context(server.addressed.announce(server.url, describe_models(model) if model else "", folder))
             on_ready(server.url, secret)
@@ -190,27 +190,27 @@ async def main(
 
 async def load_model(
     stack: AsyncExitStack, config: Config, prepared: Sequence[PreparedPolicy], store: Store, folder: Path
-) -> tuple[Gateway, list[LearnerProcess]]:
+) -> tuple[Gateway, list[PolicyClient]]:
     """Have the policies' models loaded, in processes that cannot train them, and put a gateway before them; `stack`
     closes them."""
-    from strop.run.runtime import first_version, load_policies, open_policies
+    from strop.run.runtime import load_policies, make_first_version, open_policies
 
     there = {policy.name: policy for policy in await store.policies()}
-    for policy in map(first_version, prepared):
+    for policy in map(make_first_version, prepared):
         if (before := there.get(policy.name, policy)) != policy:
             raise ConfigError(
                 f"the store's policy is {before.model} at version {before.version}, and --model {policy.model} is not "
-                "that: serve it with another --folder or database"
+                "that. Fix: serve it with another --folder or database"
             )
     served, gateway = await open_policies(stack, config, prepared, store, folder, train=False)
     await load_policies(served, train=False)
     for one in prepared:
-        await store.put_policy(first_version(one))
+        await store.put_policy(make_first_version(one))
     return gateway, [policy.learner for policy in served if policy.learner is not None]
 
 
 @contextmanager
-def told_to_stop() -> Generator[asyncio.Event]:
+def watch_stop_signals() -> Generator[asyncio.Event]:
     """Set once the process is told to stop."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
@@ -224,7 +224,7 @@ def told_to_stop() -> Generator[asyncio.Event]:
 
 
 @contextmanager
-def held(folder: Path, *, alone: bool) -> Generator[None]:
+def hold_folder(folder: Path, *, alone: bool) -> Generator[None]:
     """Make the folder. A SQLite store in it has one owner at a time, whether that serves it or trains with it; the
     kernel lets go of the lock when the process dies."""
     try:
@@ -232,7 +232,7 @@ def held(folder: Path, *, alone: bool) -> Generator[None]:
         lock = open(folder / "lock", "wb", opener=private)  # noqa: SIM115 - closed below
     except OSError as error:
         raise PlaceError(
-            f"cannot write to {folder} ({error.strerror}): make it writable, or choose another place with --folder"
+            f"cannot write to {folder} ({error.strerror}). Fix: make it writable, or choose another place with --folder"
         ) from None
     with lock:
         try:
@@ -240,6 +240,6 @@ def held(folder: Path, *, alone: bool) -> Generator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise PlaceError(
-                f"another process is at work in {folder}: wait for it, or choose another --folder"
+                f"another process is at work in {folder}. Fix: wait for it, or choose another --folder"
             ) from None
         yield

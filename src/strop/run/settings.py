@@ -12,7 +12,8 @@ import msgspec
 from strop import algorithms
 from strop.config import Config
 from strop.errors import TaskError
-from strop.runners.agents import is_python, near_miss
+from strop.runners import agents
+from strop.runners.agents import explain_near_miss, is_python
 from strop.tasks.load import load
 from strop.tasks.sampling import hold_out
 from strop.types import Task
@@ -79,7 +80,13 @@ def make_agent_absolute(spec: str) -> str:
     whole = make_absolute(spec)
     if is_python(whole):
         return whole
-    return spec if near_miss(spec) or not Path(whole).exists() else shlex.quote(whole)
+    return spec if explain_near_miss(spec) or not Path(whole).exists() else shlex.quote(whole)
+
+
+def check_agents(config: Config) -> None:
+    """Raises `AgentError` for an agent that cannot be one, before anything is loaded or made."""
+    for spec in (config.agent, *config.agents.values()):
+        agents.check(spec)
 
 
 def load_tasks(config: Config) -> list[Task]:
@@ -87,13 +94,16 @@ def load_tasks(config: Config) -> list[Task]:
     tasks = hold_out(load(config.tasks, **config.tasks_args), config.hold_out, seed=config.seed)
     there = sorted({task.split for task in tasks})
     if config.loop.steps and "train" not in there:
-        raise TaskError(f"{config.tasks} has no task of split 'train', only {', '.join(there)}: nothing to train on")
+        raise TaskError(
+            f"{config.tasks} has no task of split 'train', only {', '.join(there)}, so there is nothing to train on. "
+            "Fix: add tasks of that split"
+        )
     for split in config.loop.eval_splits:
         if split not in there:
             raise TaskError(
-                f"{config.tasks} has no task of split {split!r}, only {', '.join(there)}: set loop.eval_splits (or "
-                "--split of `strop eval`) to splits it has, or keep some aside with hold_out"
+                f"{config.tasks} has no task of split {split!r}, only {', '.join(there)}. Fix: set loop.eval_splits "
+                "(or --split of `strop eval`) to splits it has, or keep tasks aside for test with `--set hold_out=0.3`"
             )
     if lost := next((task for task in tasks if task.agent is not None and task.agent not in config.agents), None):
-        raise TaskError(f"task {lost.id!r} picks the agent {lost.agent!r}, which is not there: add it to `agents`")
+        raise TaskError(f"task {lost.id!r} picks the agent {lost.agent!r}, which is not there. Fix: add it to `agents`")
     return tasks

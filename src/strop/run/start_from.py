@@ -9,6 +9,7 @@ Changes of a resumed run hold from its last checkpoint on, from where steps are 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,20 +21,26 @@ import msgspec
 from msgspec.structs import replace
 
 from strop import config as configs
-from strop.config import Config, resolve_policies
+from strop.config import Config, replace_models, resolve_policies, trained_policies
 from strop.errors import ConfigError, DamagedCheckpoint, PlaceError
 from strop.files import private_folder
 from strop.models.checksums import verify
 from strop.monitor.summary import Summary
-from strop.run.folder import BEST, CHANGES, RunFolder, find_parts, free
-from strop.run.history import differences
+from strop.run import new_folder
+from strop.run.folder import BEST, CHANGES, RunFolder, explain_no_run, find_free, find_parts
+from strop.run.history import find_differences
 from strop.run.settings import make_absolute
 
-MAY_CHANGE = (
+_MAY_CHANGE = (
     *("loop.steps", "loop.eval_*", "loop.checkpoint_every", "loop.keep_checkpoints", "loop.collapse_patience"),
     "loop.group_deadline",
     *(f"learner.{optim}.{name}" for optim in ("optim", "critic") for name in ("lr", "warmup", "schedule", "decay")),
     *("policy.eval.*", "runner.*", "monitor.*"),
+)
+MAY_CHANGE = (
+    *_MAY_CHANGE,
+    *(f"policies.*.{name}" for name in _MAY_CHANGE if name.startswith("learner.")),
+    "policies.*.eval.*",
 )
 """Settings that a resumed run may change: none of them says what its rollouts, so far, mean."""
 START = "start"
@@ -47,14 +54,25 @@ def change_settings(
     before = RunFolder.config(folder)
     after = configs.load(base=before, sets=sets, **sections)
     after = replace(after, runner=replace(after.runner, python=make_absolute(after.runner.python)))
-    changes = {key: (old, new) for key, (old, new) in differences([before, after]).items()}
+    given = list_policy_settings(before)  # what one of several policies has from the tables at the top
+    changes = {key: (given.get(key, old), new) for key, (old, new) in find_differences([before, after]).items()}
     changes |= {"folder": (before.folder, after.folder)} if after.folder != before.folder else {}
     if kept := [key for key in changes if not any(fnmatchcase(key, may) for may in MAY_CHANGE)]:
         raise ConfigError(
-            f"a resumed run keeps its {', '.join(kept)}: leave that out, or begin a new run from its weights with "
-            f"`strop train --from {folder}`. What may change: {', '.join(MAY_CHANGE)}"
+            f"a resumed run keeps its {', '.join(kept)}; what may change: {', '.join(MAY_CHANGE)}. Fix: leave that "
+            f"out, or begin a new run from its weights with `strop train --from {folder}`"
         )
     return after, changes
+
+
+def list_policy_settings(config: Config) -> dict[str, Any]:
+    """What each of several policies is configured with, by the whole names of the settings."""
+    sections = [
+        (f"policies.{name}.{section}", table)
+        for name, own in resolve_policies(config).items()
+        for section, table in (("", own.policy), ("learner.", own.learner))
+    ]
+    return {setting.key: setting.value for path, table in sections for setting in configs.walk(table, path)}
 
 
 def find_summary(folder: Path, changes: Mapping[str, tuple[Any, Any]]) -> Summary | None:
@@ -64,13 +82,14 @@ def find_summary(folder: Path, changes: Mapping[str, tuple[Any, Any]]) -> Summar
     try:
         told = msgspec.json.decode((folder / "summary.json").read_bytes(), type=Summary)
         steps = max(config.loop.steps, changes.get("loop.steps", (0, 0))[1])
-        if not told.done or told.steps < steps or changes.keys() - {"loop.steps"} or RunFolder.held(folder):
+        if not told.done or told.steps < steps or changes.keys() - {"loop.steps"} or RunFolder.is_held(folder):
             return None
         missing = not config.store.url and not (folder / "store.sqlite").exists()
         if missing or _time(folder / CHANGES) > _time(folder / "summary.json"):  # what was changed may not be done yet
             return None
         if told.checkpoint:
-            verify(folder / "checkpoints" / told.checkpoint)
+            for part in find_parts(folder / "checkpoints" / told.checkpoint, trained_policies(config)).values():
+                verify(part)
     except (OSError, msgspec.DecodeError, DamagedCheckpoint):
         return None
     return replace(told, folder=str(folder))
@@ -81,47 +100,65 @@ def _time(path: Path) -> float:
 
 
 def warn_of_rate(config: Config) -> str:
-    """A warning, where the learning rate is 0 before the steps are over."""
-    optim = config.learner.optim
-    done = optim.decay and optim.schedule != "constant" and config.loop.steps * config.learner.minibatches > optim.decay
-    return f"the learning rate is 0 from optimizer step {optim.decay} on: raise learner.optim.decay too" * bool(done)
+    """A warning, where a learning rate is 0 before the steps are over."""
+    for name, own in trained_policies(config).items():
+        optim, last = own.learner.optim, config.loop.steps * own.learner.minibatches
+        if optim.decay and optim.schedule != "constant" and last > optim.decay:
+            setting = f"policies.{name}.learner.optim.decay" if config.policies else "learner.optim.decay"
+            return f"the learning rate is 0 from optimizer step {optim.decay} on. Fix: raise {setting} too"
+    return ""
 
 
-def source(name: str) -> tuple[Path, Path]:
+def find_source(name: str) -> tuple[Path, Path]:
     """The run and the checkpoint that RUN, RUN:STEP or RUN:best names."""
-    if (found := RunFolder.named(name)) is None:
-        raise PlaceError(f"{name} holds no run to begin from: give its folder, or FOLDER:STEP")
+    if (found := RunFolder.parse_name(name)) is None:
+        raise explain_no_run(Path(re.sub(rf":(\d+|{BEST})$", "", name)).expanduser())
     return found[0], RunFolder.chosen_checkpoint(*found)
 
 
-def find_checkpoint(name: str, *, best: bool = False) -> Path | None:
-    """The checkpoint of one model that RUN (its result, or its `best`) or RUN:STEP names; None where it is not a run's
-    name."""
-    if (found := RunFolder.named(name)) is None:
+def find_checkpoint(name: str, *, best: bool = False, policy: str = "") -> Path | None:
+    """The checkpoint of one model that RUN (its result, or its `best`) or RUN:STEP names, of several policies that of
+    the one called `policy`; None where it is not a run's name."""
+    if (found := RunFolder.parse_name(name)) is None:
         return None
     run, step = found
-    return RunFolder.refuse_parts(RunFolder.chosen_checkpoint(run, BEST if best else step))
+    return RunFolder.choose_part(RunFolder.chosen_checkpoint(run, BEST if best else step), policy)
 
 
-def require_checkpoint(name: str, *, best: bool) -> Path:
+def require_checkpoint(name: str, *, best: bool, policy: str = "") -> Path:
     """The same, or the checkpoint's own folder. Raises `PlaceError` where it is neither."""
     if best and not RunFolder.is_run(name):
-        raise PlaceError(f"--best chooses among the checkpoints of a run, and {name} is none: leave it out")
+        raise PlaceError(f"--best chooses among the checkpoints of a run, and {name} is not a run. Fix: leave it out")
+    if found := find_checkpoint(name, best=best, policy=policy):
+        return found
     place = Path(name).expanduser()
-    found = find_checkpoint(name, best=best) or (place if place.is_dir() else source(name)[1])
-    return RunFolder.refuse_parts(found)
+    return RunFolder.choose_part(place if place.is_dir() else find_source(name)[1], policy)
+
+
+def refuse_missing_parts(checkpoint: Path, config: Config) -> Path:
+    """The checkpoint, where it has a part for each of the policies that `config` trains. Raises `PlaceError`."""
+    parts = find_parts(checkpoint, trained_policies(config))
+    if missing := [name for name, part in parts.items() if not (part / "strop.json").is_file()]:
+        raise PlaceError(
+            f"{checkpoint} has no part of the policy {missing[0]}. Fix: name a checkpoint of a run that has the same "
+            "policies, or each one's model in policies.NAME.model"
+        )
+    return checkpoint
 
 
 @contextmanager
 def choose_place(folder: Path, *, overwrite: bool, beside: Path | None = None) -> Generator[Path]:
     """Where a new run is kept: in `folder`, or where that is taken, under its name with a number; with `overwrite`, in
-    the place of the run that was there, once it has begun. The run in `beside` is needed, and stays."""
+    the place of the run that was there, once it has begun. The run in `beside` is needed, and stays. One that never
+    begins leaves nothing."""
     if not overwrite:
-        yield free(folder, RunFolder.taken)
+        place = find_free(folder, RunFolder.is_taken)
+        with new_folder.leave_nothing(place):
+            yield place
         return
     if beside is not None and beside.resolve() == folder.resolve():
-        raise PlaceError(f"--overwrite would delete {folder}, which the new run begins from: leave it out")
-    with RunFolder.overwriting(folder):
+        raise PlaceError(f"--overwrite would delete {folder}, which the new run begins from. Fix: leave it out")
+    with new_folder.overwrite(folder), new_folder.leave_nothing(folder):
         yield folder
 
 
@@ -133,21 +170,12 @@ def begin_from(checkpoint: Path, config: Config) -> Config:
     place = Path(config.folder).absolute() / START
     shutil.rmtree(place, ignore_errors=True)  # of a run that never began
     private_folder(place.parent)
-    policies = resolve_policies(config)
-    if len(policies) == 1:
-        export(RunFolder.refuse_parts(checkpoint), place)
-        begun = replace(config, policy=replace(config.policy, model=str(place)))
-    else:
-        parts = find_parts(checkpoint, policies)
-        if missing := [name for name, part in parts.items() if not part.is_dir()]:
-            raise PlaceError(
-                f"{checkpoint} has no part of the policy {missing[0]}. Fix: begin with a checkpoint of a run that has "
-                "the same policies, or name each one's model in policies.NAME.model"
-            )
-        for name, part in parts.items():
-            export(part, place / name)
-        models = {name: table | {"model": str(place / name)} for name, table in config.policies.items()}
-        begun = replace(config, policies=models)
+    policies = trained_policies(config)
+    checkpoint = RunFolder.choose_part(checkpoint) if len(policies) == 1 else refuse_missing_parts(checkpoint, config)
+    models = find_parts(place, policies)
+    for name, part in find_parts(checkpoint, policies).items():
+        export(part, models[name])
+    begun = replace_models(config, {name: str(model) for name, model in models.items()})
     source = msgspec.json.encode({"checkpoint": os.path.abspath(checkpoint)})
     place.with_suffix(".json").write_bytes(source + b"\n")
     return begun

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ from strop.algorithms import Algorithm
 from strop.config import Config
 from strop.engines.base import Engine
 from strop.gateway.app import Gateway
-from strop.learner.process import LearnerProcess
+from strop.learner.process import PolicyClient
 from strop.monitor.console import View
 from strop.monitor.metrics import MetricsFile, Scores
 from strop.monitor.writers import Writers
@@ -23,7 +23,7 @@ from strop.runners.pool import Pool
 from strop.store.base import Store
 from strop.tasks.sampling import evaluation, group, group_number
 from strop.trajectory import Sample
-from strop.types import Rollout, Step, Task, lineage_of, version
+from strop.types import Rollout, Step, Task, parse_lineage, version
 from strop.weights.publisher import Publisher
 
 
@@ -39,12 +39,12 @@ class Collected:
 @dataclass(kw_only=True)
 class PolicyLearner:
     """A policy and what improves it. `config` is the whole configuration that it would have as the only one; `learner`
-    is the process that holds its weights."""
+    leads to the process that holds its weights."""
 
     name: str
     config: Config
     algorithm: Algorithm
-    learner: LearnerProcess
+    learner: PolicyClient
 
 
 @dataclass(kw_only=True)
@@ -57,8 +57,8 @@ class TrainedPolicy(PolicyLearner):
 
 @dataclass
 class Run:
-    """Everything that a run consists of, open, and where it stands. Its policies share one version, which rises with
-    every step.
+    """Everything that a run consists of, open, and where it stands. `policies` are those that are trained; they share
+    one version, which rises with every step. `engines` and `learners` are those of frozen ones too.
 
     `versions` are those that the present weights have been served under: more than one after a replay that made the
     very same weights again. Only rollouts sampled from them may be trained on. `superseded` are steps of earlier
@@ -71,6 +71,8 @@ class Run:
     view: View
     store: Store
     policies: Mapping[str, TrainedPolicy]
+    engines: Sequence[Engine]
+    learners: Sequence[PolicyClient]
     gateway: Gateway
     pool: Pool
     writers: Writers
@@ -96,7 +98,7 @@ class Run:
     @property
     def origin(self) -> int:
         """The lineage in which the present weights were first made; groups and evaluations are named after it."""
-        return lineage_of(self.versions[0])
+        return parse_lineage(self.versions[0])
 
     @property
     def rewards(self) -> set[str]:
@@ -120,7 +122,7 @@ class Run:
     def versions_of(self, step: Step) -> list[str]:
         """Every version whose weights are those of `step`, bit for bit, the first one first."""
         same = [old.version for old in self.superseded if old.number == step.number and old.digest == step.digest]
-        return sorted({step.version, *(same if step.digest else ())}, key=lineage_of)
+        return sorted({step.version, *(same if step.digest else ())}, key=parse_lineage)
 
     @property
     def groups_ahead(self) -> int:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from strop.run.folder import until_gone
+from strop.run.folder import wait_until_gone
 from strop.run.state import Run
 from strop.store.reclaim import reclaim_regularly
 
@@ -17,8 +17,8 @@ async def run_with_agents(run: Run, main: Coroutine[Any, Any, T]) -> T:
     """The result of `main` while agents are at work and every part of the run is watched."""
     run.pool.work()
     lease = run.config.runner.lease
-    reclaim, gone = reclaim_regularly(run.store, lease / 2, grace=lease), until_gone(run.folder.path)
-    learners = [policy.learner.watch() for policy in run.policies.values()]
+    reclaim, gone = reclaim_regularly(run.store, lease / 2, grace=lease), wait_until_gone(run.folder.path)
+    learners = [learner.watch() for learner in run.learners]
     return await run_beside(main, *learners, run.pool.watch(), reclaim, gone)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from strop.config import RunnerConfig
 from strop.errors import AgentError, ConfigError
+from strop.imports import require_file
 from strop.runners.base import Agent
 
 
@@ -35,15 +36,28 @@ def make(
 
             return ProcessAgent(spec, config, folder=folder, reward=reward, log=log, host=host)
         if config.python:
-            raise ConfigError("runner.python runs agents in processes: leave runner.agents_in at processes with it")
+            raise ConfigError(
+                "runner.python runs agents in processes. Fix: leave runner.agents_in at processes with it"
+            )
         from strop.runners.in_process import InProcessAgent
 
         return InProcessAgent(spec, config, reward=reward, host=host)
-    if miss := near_miss(spec):
-        raise AgentError(f"agent: {miss}")
+    check(spec)
     from strop.runners.command import CommandAgent
 
     return CommandAgent(spec, reward=reward)
+
+
+def check(spec: str) -> None:
+    """Raises `AgentError` for what cannot be an agent, as far as that is known before anything of it runs."""
+    if spec.startswith(("http://", "https://")):
+        return
+    place, _, _ = spec.rpartition(":")
+    if not is_python(spec):
+        if miss := explain_near_miss(spec):
+            raise AgentError(f"agent: {miss}")
+    elif place.endswith(".py"):
+        require_file(place, "agent")
 
 
 def is_python(spec: str) -> bool:
@@ -60,12 +74,12 @@ def is_python(spec: str) -> bool:
     return all(part.isidentifier() for part in place.split("."))
 
 
-def near_miss(spec: str) -> str | None:
+def explain_near_miss(spec: str) -> str | None:
     """What is wrong with something that was hardly meant as a command.
 
-    >>> near_miss("agent.py")
+    >>> explain_near_miss("agent.py")
     "'agent.py' names no function: write agent.py:function, or 'python agent.py' to run it as a command"
-    >>> near_miss("localhost:9000/run")
+    >>> explain_near_miss("localhost:9000/run")
     "'localhost:9000/run' is not the address of a service. Fix: write http://localhost:9000/run"
     """
     if not spec.strip():

@@ -80,7 +80,7 @@ class CommandAgent(Agent):
         except ValueError as error:
             raise AgentError(f"agent: the command {command!r} cannot be split into words: {error}") from None
         if not self.words:
-            raise AgentError("agent: the command is empty: write a program and its arguments")
+            raise AgentError("agent: the command is empty. Fix: write a program and its arguments")
 
     async def start(self) -> None:
         _check(self.words[0])
@@ -132,7 +132,7 @@ class CommandAgent(Agent):
             answer = _answer(streams.out.end())
             meant = self._reward_function is not None or is_rewards(answer)
             return await compute_outcome(answer if meant else None, job, self._reward_function)
-        how = MEANING.get(code) or output.how_ended(code)
+        how = MEANING.get(code) or output.describe_end(code)
         if words := _last_lines(streams.err.end()) or _last_lines(streams.out.end()):
             how = f"{how}: {words}"
         lost = code is None or code in (TRY_AGAIN, KILLED, -signal.SIGKILL)
@@ -146,7 +146,7 @@ def _check(program: str) -> None:
         fix = f"chmod +x {program}, or write the interpreter before it" if "/" in program else f"write ./{program}"
         raise AgentError(f"agent: {program} cannot be executed: {fix}")
     raise AgentError(
-        f"agent: there is no program {program!r}: check its name and $PATH, or write sh -c '...' for shell syntax"
+        f"agent: there is no program {program!r}. Fix: check its name and $PATH, or write sh -c '...' for shell syntax"
     )
 
 
@@ -293,16 +293,16 @@ class _Output(asyncio.Protocol):
 
     def end(self) -> str:
         """The last of it, as text."""
-        return output.text_of(self._tail[-KEPT:])
+        return output.decode(self._tail[-KEPT:])
 
     async def tell(self, say: Say, last: bool) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         for text in output.take(self._pending, last=last):
-            await say("message", output.message(self._name, text))
+            await say("message", output.make_message(self._name, text))
         if last and self._dropped:
-            await say("message", output.dropped_message(self._name, self._dropped))
+            await say("message", output.make_dropped_message(self._name, self._dropped))
 
 
 def _answer(printed: str) -> Any:

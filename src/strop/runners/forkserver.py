@@ -48,8 +48,9 @@ forkserver.main(serve, *sys.argv[1:])
 """What it runs: anything may be missing, strop's own packages too, and must be told."""
 
 
-STARTS = 3
-"""How often the process is started for one worker before that counts as its fault."""
+STARTS, KILLS = 3, 12
+"""How often the process is started for one worker before that counts as its fault; where it was killed each time, which
+others do to it."""
 
 
 class ForkedWorker(NamedTuple):
@@ -77,7 +78,8 @@ class ForkServer:
     async def fork(self) -> tuple[ForkedWorker, socket.socket]:
         """A new worker, and the socket to talk to it. A server that dies without a word, as one that is killed while it
         starts, is started again; one that says why it cannot, or dies each time, is an `AgentError`."""
-        for _ in range(STARTS):
+        died = killed = 0
+        while died < STARTS and killed < KILLS:
             try:
                 return await self._try_fork()
             except OSError:
@@ -85,12 +87,14 @@ class ForkServer:
                     break
                 with contextlib.suppress(subprocess.TimeoutExpired):  # its sockets close a moment before it is over
                     await asyncio.to_thread(self._process.wait, 10)
+                by_signal = (self._process.returncode or 0) < 0
+                died, killed = died + (not by_signal), killed + by_signal
         why = with_fix(self._why, self._python or sys.executable) if self._why else f"look into {self._log}"
         raise AgentError(f"the process that starts agents died: {why}")
 
     async def _try_fork(self) -> tuple[ForkedWorker, socket.socket]:
         ours, theirs = socket.socketpair()
-        # Whoever waits may be cancelled. The answer to the question comes all the same, and must not be taken for the
+        # The caller may be cancelled. The answer to the question comes all the same, and must not be taken for the
         # answer to the next one; a worker whose socket is closed ends by itself.
         asking = asyncio.create_task(self._ask(theirs))
         try:

@@ -26,7 +26,7 @@ from strop.errors import AgentError, StropError
 from strop.net.secrets import without_secrets
 from strop.runners.base import Agent, Job, Outcome, Say
 from strop.runners.rewards import compute_outcome, load_reward_function
-from strop.runners.worker import call, load_agent, outcome_of_error
+from strop.runners.worker import call, load_agent, make_failed_outcome
 from strop.types import EventKind
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class InProcessAgent(Agent):
         self._reward_function = load_reward_function(self._reward)
         if self._config.agents_in == "loop" and not is_async(self._function):
             raise AgentError(
-                f'agent: {self._spec} is not async: write it as `async def`, or set runner.agents_in to "threads"'
+                f'agent: {self._spec} is not async. Fix: write it as `async def`, or set runner.agents_in to "threads"'
             )
 
     async def run(self, job: Job, say: Say) -> Outcome:
@@ -101,7 +101,7 @@ class InProcessAgent(Agent):
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            return outcome_of_error(error)
+            return make_failed_outcome(error)
 
     async def _in_thread(self, job: Job) -> Outcome:
         loop = asyncio.get_running_loop()
@@ -121,7 +121,7 @@ class InProcessAgent(Agent):
         try:
             thread.start()
         except RuntimeError as error:
-            raise AgentError(f"agent: {error}: have fewer with runner.workers") from None
+            raise AgentError(f"agent: {error}. Fix: have fewer with runner.workers") from None
         try:
             return await done
         except asyncio.CancelledError:
@@ -142,7 +142,7 @@ class LoopLLM(LLM, frozen=True, kw_only=True):
         except RuntimeError:
             return super().client()
         raise StropError(
-            "llm.client() would stop every agent in the loop until it is answered: use llm.async_client(),"
+            "llm.client() would stop every agent in the loop until it is answered. Fix: use llm.async_client(),"
             ' or set runner.agents_in to "threads"'
         )
 

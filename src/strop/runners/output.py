@@ -2,7 +2,7 @@
 
     bytes ──take──▶ texts of whole lines ──message──▶ data of a "message" event
 
-The beginning of a stream is told (`KEPT`); of the rest only its size (`dropped_message`).
+The beginning of a stream is told (`KEPT`); of the rest only its size (`make_dropped_message`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def take(printed: bytearray, *, last: bool) -> Iterator[str]:
     while size := _size(printed, last):
         piece = printed[:size]
         del printed[:size]
-        yield text_of(piece)
+        yield decode(piece)
 
 
 def _size(printed: bytearray, last: bool) -> int:
@@ -48,16 +48,16 @@ def _between_characters(text: bytearray, at: int) -> int:
     return next((n for n in range(at, at - 4, -1) if text[n] & 0xC0 != 0x80), at)
 
 
-def text_of(printed: bytes | bytearray) -> str:
+def decode(printed: bytes | bytearray) -> str:
     return printed.decode(errors="replace").replace("\0", "\ufffd")  # PostgreSQL keeps none in text
 
 
-def message(stream: str, text: str) -> dict[str, Any]:
+def make_message(stream: str, text: str) -> dict[str, Any]:
     return {"stream": stream, "text": text}
 
 
-def dropped_message(stream: str, count: int) -> dict[str, Any]:
-    return message(stream, f"... {count} more bytes were printed and are not kept") | {"dropped": count}
+def make_dropped_message(stream: str, count: int) -> dict[str, Any]:
+    return make_message(stream, f"... {count} more bytes were printed and are not kept") | {"dropped": count}
 
 
 async def in_time(telling: Coroutine[Any, Any, None]) -> None:
@@ -66,9 +66,9 @@ async def in_time(telling: Coroutine[Any, Any, None]) -> None:
         await asyncio.wait_for(telling, LAST_WORDS)
 
 
-def how_ended(code: int | None) -> str:
+def describe_end(code: int | None) -> str:
     """
-    >>> how_ended(3), how_ended(-9), how_ended(None)
+    >>> describe_end(3), describe_end(-9), describe_end(None)
     ('exit code 3', 'killed by SIGKILL', 'it is not known how')
     """
     if code is None:

@@ -75,7 +75,7 @@ class ProcessAgent(Agent):
             open(self._log, "ab", opener=private).close()  # noqa: ASYNC230 - before anything runs
         except OSError as error:
             raise PlaceError(
-                f"cannot write the runners' log {self._log}: {error.strerror}; choose another place"
+                f"cannot write the runners' log {self._log}: {error.strerror}. Fix: choose another place"
             ) from None
         if self._python:
             await asyncio.to_thread(_try_out, self._python)
@@ -116,7 +116,7 @@ class ProcessAgent(Agent):
             return await worker.run(job)
         except GONE:
             await self._end(worker, job.llm.api_key)
-            how = output.how_ended(await worker.exit_code())
+            how = output.describe_end(await worker.exit_code())
             return Outcome(cause="lost_runner", detail=f"the agent's process died: {how}", clean=False)
         except BaseException:  # cancelled: too late, or not wanted any more
             await self._end(worker, job.llm.api_key)
@@ -136,7 +136,7 @@ class ProcessAgent(Agent):
                 child, connection = await self._fork_server.fork()
         except TimeoutError:
             raise AgentError(
-                f"no worker process could be started within {START_LIMIT:g} s: try fewer with runner.workers"
+                f"no worker process could be started within {START_LIMIT:g} s. Fix: try fewer with runner.workers"
             ) from None
         worker = Worker(child, f"{self._folder}/{child.pid}.out", *await asyncio.open_connection(sock=connection))
         self._workers.add(worker)
@@ -159,7 +159,7 @@ class ProcessAgent(Agent):
         except TimeoutError:
             return f"agent: importing {self._spec} took more than {START_LIMIT:g} s: do slow work in the agent itself"
         except GONE:
-            how = output.how_ended(await worker.exit_code())
+            how = output.describe_end(await worker.exit_code())
             return f"agent: the process that imports {self._spec} died: {how}; look into the runners' log"
 
     async def _end(self, worker: Worker, cookie: str = "") -> None:
@@ -206,8 +206,8 @@ class Worker:
         # A new file for the next job: what a child that outlives this one prints must not get into it.
         os.unlink(self.file)
         dropped = size - len(kept)
-        said = [output.message("output", text) for text in output.take(kept, last=True)]
-        return [*said, output.dropped_message("output", dropped)] if dropped else said
+        said = [output.make_message("output", text) for text in output.take(kept, last=True)]
+        return [*said, output.make_dropped_message("output", dropped)] if dropped else said
 
     async def exit_code(self) -> int | None:
         """How it went, now that it is gone: its exit code, or minus the signal that killed it; None if nobody knows."""
@@ -237,7 +237,9 @@ def _try_out(python: str) -> None:
             env=child_environment(),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise AgentError(f"runner.python: {python} cannot be run ({error}): name an environment's python") from None
+        raise AgentError(
+            f"runner.python: {python} cannot be run ({error}). Fix: name an environment's python"
+        ) from None
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
         here = f"{python} -m pip install -e {Path(source[0]).parent}" if (source := source_path()) else ""
@@ -245,7 +247,7 @@ def _try_out(python: str) -> None:
         raise AgentError(f"runner.python: {python} cannot run agents: {said}. Fix: {fix}")
     if (there := done.stdout.split()[-1]) != __version__:
         raise AgentError(
-            f"runner.python: {python} has strop {there}, and this is {__version__}: install the same there"
+            f"runner.python: {python} has strop {there}, and this is {__version__}. Fix: install the same there"
         )
 
 

@@ -1,7 +1,7 @@
 """What an agent returned, as rewards.
 
-    without a reward function:  answer ──────────────────────────▶ rewards_of ──▶ Outcome
-    with one:                   answer ──▶ reward_function(task, answer) ──▶ rewards_of ──▶ Outcome
+    without a reward function:  answer ──────────────────────────▶ parse_rewards ──▶ Outcome
+    with one:                   answer ──▶ reward_function(task, answer) ──▶ parse_rewards ──▶ Outcome
 
 A reward function turns the agent's answer, which may then be anything, into what an agent may return without one. Like
 an agent it is named by FILE.py:function or package.module:function, and may be `async`. One that asks a model itself
@@ -32,15 +32,15 @@ MAX_DETAIL = 4000
 FIELDS = frozenset(Reward.__struct_fields__)
 
 
-def rewards_of(value: Any, who: str = "the agent") -> list[Reward]:
+def parse_rewards(value: Any, who: str = "the agent") -> list[Reward]:
     """Numbers and bools are the reward called `reward`, dicts are named rewards, and for a target give
     `Reward`s or dicts that look like them. `BadReward` says what is wrong with anything else.
 
-    >>> rewards_of({"reward": True, "format": 0.5})
+    >>> parse_rewards({"reward": True, "format": 0.5})
     [Reward(name='reward', value=1.0, turn=None, agent=None), Reward(name='format', value=0.5, turn=None, agent=None)]
-    >>> rewards_of([{"name": "style", "value": 1, "agent": "writer"}])
+    >>> parse_rewards([{"name": "style", "value": 1, "agent": "writer"}])
     [Reward(name='style', value=1.0, turn=None, agent='writer')]
-    >>> rewards_of(None)
+    >>> parse_rewards(None)
     []
     """
     if value is None:
@@ -78,7 +78,7 @@ def _one(item: Any, who: str) -> Reward:
         return _make_reward(who, item.name, item.value, item.turn, item.agent)
     if not isinstance(item, Mapping) or "value" not in item:
         raise BadReward(
-            f"{who} returned a list of something else than Reward ({_describe(item)}): return a number, a dict of "
+            f"{who} returned a list of something else than Reward ({_describe(item)}). Fix: return a number, a dict of "
             'named numbers, or a list of {"name": ..., "value": ...}'
         )
     given = cast("Mapping[Any, Any]", item)
@@ -96,7 +96,8 @@ def _make_reward(who: str, name: str, value: Any, turn: str | None = None, agent
     # float() also reads text, which would hide a mistake; numpy and torch scalars have __float__, text has not.
     if not hasattr(value, "__float__") and not hasattr(value, "__index__"):
         raise BadReward(
-            f"{who} returned {_describe(value)} as {name!r}: return a number, a bool, a dict of named numbers or None"
+            f"{who} returned {_describe(value)} as {name!r}. Fix: return a number, a bool, a dict of named numbers "
+            "or None"
         )
     try:
         number = float(value)
@@ -131,7 +132,7 @@ def load_reward_function(spec: str) -> RewardFunction | None:
     except AgentError as error:
         raise AgentError("reward" + str(error).removeprefix("agent")) from error
     if not callable(found):
-        raise AgentError(f"reward: {spec} is {type(found).__name__}: name a function that takes (task, answer)")
+        raise AgentError(f"reward: {spec} is {type(found).__name__}. Fix: name a function that takes (task, answer)")
     function = cast("Callable[..., Any]", found)
     if _takes_llm(function, spec):
         return function
@@ -161,7 +162,7 @@ def _takes_llm(function: Callable[..., Any], spec: str) -> bool:
         return fits(3) and list(signature.parameters)[2:3] == ["llm"]
     if fits(3):
         return True
-    raise AgentError(f"reward: {spec} takes {signature}: write it as f(task, answer) or f(task, answer, llm)")
+    raise AgentError(f"reward: {spec} takes {signature}. Fix: write it as f(task, answer) or f(task, answer, llm)")
 
 
 async def compute_outcome(answer: Any, job: Job, reward_function: RewardFunction | None) -> Outcome:
@@ -190,7 +191,7 @@ def compute_outcome_now(answer: Any, job: Job, reward_function: RewardFunction |
 
 def _outcome(value: Any, who: str) -> Outcome:
     try:
-        return Outcome(rewards=rewards_of(value, who))
+        return Outcome(rewards=parse_rewards(value, who))
     except BadReward as error:
         return Outcome(cause="bad_reward", detail=str(error))
 

@@ -94,7 +94,9 @@ def _flush() -> None:
 def load_agent(spec: str) -> Function:
     agent = resolve(spec, "agent")
     if not callable(agent):
-        raise AgentError(f"agent: {spec} is {type(agent).__name__}, not a function: name one that takes (task, llm)")
+        raise AgentError(
+            f"agent: {spec} is {type(agent).__name__}, not a function. Fix: name one that takes (task, llm)"
+        )
     return agent
 
 
@@ -111,10 +113,10 @@ def call(agent: Function, job: Job, reward_function: RewardFunction | None = Non
     try:
         return compute_outcome_now(run_until_done(agent(job.llm.task, job.llm)), job, reward_function)
     except BaseException as error:  # sys.exit in an agent must not end its worker
-        return outcome_of_error(error)
+        return make_failed_outcome(error)
 
 
-def outcome_of_error(error: BaseException) -> Outcome:
+def make_failed_outcome(error: BaseException) -> Outcome:
     """What an agent that raised came to."""
     if isinstance(error, BadReward):
         return Outcome(cause="bad_reward", detail=str(error))

@@ -20,18 +20,18 @@ from strop.tasks.rows import Row, Rows
 BATCH = 1024
 
 
-def parquet(path: Path) -> Rows:
-    pa, pq = (library(name, f"{path} needs pyarrow to be read") for name in ("pyarrow", "pyarrow.parquet"))
+def read_parquet(path: Path) -> Rows:
+    pa, pq = (import_library(name, f"{path} needs pyarrow to be read") for name in ("pyarrow", "pyarrow.parquet"))
     path.open("rb").close()  # what is wrong with the path, in the system's own words
     try:
         with pq.ParquetFile(path) as file:
-            yield from rows(file.iter_batches(BATCH), path.stem, str(path))
+            yield from read_rows(file.iter_batches(BATCH), path.stem, str(path))
     except (OSError, pa.ArrowException) as error:
         message = " ".join(str(error).split()).rstrip(".")
-        raise TaskError(f"cannot read {path}: {message}; write or download it again") from None
+        raise TaskError(f"cannot read {path}: {message}. Fix: write or download it again") from None
 
 
-def library(name: str, why: str) -> Any:
+def import_library(name: str, why: str) -> Any:
     """A library that not everyone has, imported when it is needed."""
     try:
         return importlib.import_module(name)
@@ -39,7 +39,7 @@ def library(name: str, why: str) -> Any:
         raise TaskError(f"{why}: {to_install(name.partition('.')[0])}") from None
 
 
-def rows(batches: Iterable[Any], stem: str, where: str) -> Rows:
+def read_rows(batches: Iterable[Any], stem: str, where: str) -> Rows:
     """Rows, numbered from 1, of record batches or tables."""
     number = 0
     for batch in batches:
@@ -51,7 +51,7 @@ def rows(batches: Iterable[Any], stem: str, where: str) -> Rows:
 def _items(batch: Any, where: str) -> list[dict[str, Any]]:
     names: list[str] = batch.schema.names
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise TaskError(f"{where}: two columns are called {twice!r}; give each its own name")
+        raise TaskError(f"{where}: two columns are called {twice!r}. Fix: give each its own name")
     try:
         return _plain(batch)
     except Exception:
@@ -60,7 +60,7 @@ def _items(batch: Any, where: str) -> list[dict[str, Any]]:
                 _plain(batch.select([name]))
             except Exception as error:
                 raise TaskError(
-                    f"{where}: column {name!r} cannot be written as JSON ({one_line(error)}); "
+                    f"{where}: column {name!r} cannot be written as JSON ({one_line(error)}). Fix: "
                     "leave it out or make it text"
                 ) from error
         raise

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import codecs
 import csv
-import difflib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from strop.errors import TaskError
+from strop.files import find_near
 from strop.imports import one_line
 from strop.tasks import arrow
-from strop.tasks.rows import Row, Rows, lone_surrogate
+from strop.tasks.rows import Row, Rows, find_lone_surrogate
 
 KINDS = (".jsonl", ".csv", ".parquet")
 
@@ -30,7 +29,7 @@ LONGEST = 64 * 2**20
 
 def read(path: Path) -> Rows:
     """The rows of a file of one of KINDS, read as they are asked for."""
-    readers = {".jsonl": _jsonl, ".csv": _csv, ".parquet": arrow.parquet}
+    readers = {".jsonl": _jsonl, ".csv": _csv, ".parquet": arrow.read_parquet}
     try:
         yield from readers[path.suffix.lower()](path)
     except OSError as error:
@@ -39,22 +38,12 @@ def read(path: Path) -> Rows:
 
 def unreadable(path: Path, error: OSError) -> TaskError:
     if isinstance(error, FileNotFoundError):
-        fix = near(path) or "check the path"
+        fix = f"write {near}" if (near := find_near(path)) else "check the path"
     elif isinstance(error, PermissionError):
         fix = "allow this user to read it"
     else:
         fix = "check the path and the disk"
-    return TaskError(f"cannot read {path}: {error.strerror or one_line(error)}; {fix}")
-
-
-def near(path: Path) -> str:
-    """`did you mean ...?` if there is something of nearly that name, or nothing."""
-    try:
-        names = os.listdir(path.parent)
-    except (OSError, ValueError):
-        return ""
-    close = difflib.get_close_matches(path.name, names, 1)
-    return f"did you mean {path.parent / close[0]}?" if close else ""
+    return TaskError(f"cannot read {path}: {error.strerror or one_line(error)}. Fix: {fix}")
 
 
 def _jsonl(path: Path) -> Rows:
@@ -63,7 +52,7 @@ def _jsonl(path: Path) -> Rows:
         for number, line in enumerate(iter(lambda: file.readline(LONGEST + 1), b""), 1):
             where = f"{path}, line {number}"
             if len(line) > LONGEST:
-                raise TaskError(f"{where}: longer than {LONGEST >> 20} MiB; write one JSON object per line")
+                raise TaskError(f"{where}: longer than {LONGEST >> 20} MiB. Fix: write one JSON object per line")
             if number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)
             if not line.strip():
@@ -81,7 +70,7 @@ def _jsonl(path: Path) -> Rows:
 def _half_a_character(line: bytes) -> str | None:
     """Python's own reader takes what msgspec refuses, and so can tell where it is."""
     try:
-        return lone_surrogate(json.loads(line))
+        return find_lone_surrogate(json.loads(line))
     except (ValueError, RecursionError):
         return None
 
@@ -96,7 +85,7 @@ def _csv(path: Path) -> Rows:
             yield Row(where, f"{stem}-{number}", dict(zip(header, cells, strict=True)))
         else:
             raise TaskError(
-                f"{where}: {len(cells)} values for {len(header)} columns; "
+                f"{where}: {len(cells)} values for {len(header)} columns. Fix: "
                 "put text with commas or line breaks in double quotes"
             )
 
@@ -117,7 +106,7 @@ def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                 number = reader.line_num + 1
     except csv.Error as error:
         raise TaskError(
-            f"{path}, line {number}: not valid CSV ({error}); close every double quote, "
+            f"{path}, line {number}: not valid CSV ({error}). Fix: close every double quote, "
             "and write one inside a text twice"
         ) from None
     except UnicodeEncodeError:
@@ -128,11 +117,11 @@ def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _header(cells: list[str], where: str) -> list[str]:
     if twice := next((name for name in cells if cells.count(name) > 1), None):
-        raise TaskError(f"{where}: two columns are called {twice!r}; give each its own name")
+        raise TaskError(f"{where}: two columns are called {twice!r}. Fix: give each its own name")
     if len(cells) == 1 and any(mark in cells[0] for mark in ";\t"):
-        raise TaskError(f"{where}: one column called {cells[0]!r}; separate columns by commas")
+        raise TaskError(f"{where}: one column called {cells[0]!r}. Fix: separate columns by commas")
     return cells
 
 
 def _not_utf8(where: str) -> TaskError:
-    return TaskError(f"{where}: not UTF-8 text; save the file as UTF-8")
+    return TaskError(f"{where}: not UTF-8 text. Fix: save the file as UTF-8")

@@ -25,7 +25,7 @@ _PART = re.compile(r"(?P<split>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})(-[0-9a-f]
 def read(folder: Path) -> Sources:
     """The rows of every split of a folder."""
     try:
-        if hub.saved(folder):
+        if hub.is_saved(folder):
             return hub.from_disk(folder)
         paths = sorted(_files(folder))
     except OSError as error:
@@ -63,7 +63,7 @@ def _rows(split: str, paths: Sequence[Path]) -> Rows:
     first, num_parts = (min(parts[0][0], 1), parts[0][1]) if parts else (0, 1)  # most count from 0, some from 1
     if parts != [(first + part, len(paths)) for part in range(len(paths))]:
         raise TaskError(
-            f"the split {split!r} has {len(paths)} of {num_parts} files, {paths[0]} and so on: "
+            f"the split {split!r} has {len(paths)} of {num_parts} files, {paths[0]} and so on. Fix: "
             "download what is missing, or remove what does not belong to it"
         )
     number = 0
@@ -77,7 +77,7 @@ def _check_together(split: str, paths: Sequence[Path]) -> None:
     for path in paths[1:]:
         if path.parent != paths[0].parent:
             raise TaskError(
-                f"{paths[0]} and {path} are both of the split {split!r}: give the folder that you mean of the two"
+                f"{paths[0]} and {path} are both of the split {split!r}. Fix: give the folder that you mean of the two"
             )
         if path.suffix.lower() != paths[0].suffix.lower():
-            raise TaskError(f"{paths[0]} and {path} are both of the split {split!r}: keep one of them")
+            raise TaskError(f"{paths[0]} and {path} are both of the split {split!r}. Fix: keep one of them")

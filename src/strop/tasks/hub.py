@@ -15,11 +15,11 @@ from strop.tasks import arrow
 from strop.tasks.rows import Sources
 
 
-def from_hub(name: str, hint: str = "", /, **kwargs: Any) -> Sources:
-    """Every split of a data set, or those that `kwargs` ask for: they are load_dataset's own. `hint` is what a user
+def from_hub(name: str, near: Path | None = None, /, **kwargs: Any) -> Sources:
+    """Every split of a data set, or those that `kwargs` ask for: they are load_dataset's own. `near` is what a user
     may have meant instead."""
-    tried = f"tasks {name!r}: there is no such file or folder{hint and f' ({hint})'}"
-    datasets = arrow.library("datasets", f"{tried}; a Hugging Face data set needs datasets to be read")
+    tried = f"tasks {name!r}: there is no such file or folder{f' (but {near} is there)' if near else ''}"
+    datasets = arrow.import_library("datasets", f"{tried}; a Hugging Face data set needs datasets to be read")
     try:
         found = datasets.load_dataset(name, **kwargs)
     except Exception as error:
@@ -28,29 +28,32 @@ def from_hub(name: str, hint: str = "", /, **kwargs: Any) -> Sources:
     return _splits(found, name)
 
 
-def saved(folder: Path) -> bool:
+def is_saved(folder: Path) -> bool:
     """Whether `datasets.save_to_disk` wrote it."""
     names = {path.name for path in folder.iterdir()}
     return "dataset_dict.json" in names or {"state.json", "dataset_info.json"} <= names
 
 
 def from_disk(folder: Path) -> Sources:
-    datasets = arrow.library("datasets", f"{folder} was written by Hugging Face's datasets and needs it to be read")
+    datasets = arrow.import_library(
+        "datasets", f"{folder} was written by Hugging Face's datasets and needs it to be read"
+    )
     try:
         found = datasets.load_from_disk(folder)
     except Exception as error:
-        raise TaskError(f"datasets cannot read {folder} ({one_line(error)}); save it again") from error
+        raise TaskError(f"datasets cannot read {folder} ({one_line(error)}). Fix: save it again") from error
     return _splits(found, str(folder))
 
 
 def _splits(found: Any, where: str) -> Sources:
     """A dict of data sets by split, or one of them: `split="train[:100]"` is of split train."""
     if isinstance(found, list):
-        raise TaskError(f"{where}: `split` is a list; name one split, or none of them to have all")
+        raise TaskError(f"{where}: `split` is a list. Fix: name one split, or none of them to have all")
     named = cast("dict[Any, Any]", found if isinstance(found, dict) else {found.split or "train": found})
     splits = {str(key).partition("[")[0]: data for key, data in named.items()}
     return {
-        split: arrow.rows(_batches(data, where), split, f"{where}, split {split}") for split, data in splits.items()
+        split: arrow.read_rows(_batches(data, where), split, f"{where}, split {split}")
+        for split, data in splits.items()
     }
 
 
@@ -58,7 +61,7 @@ def _batches(data: Any, where: str) -> Iterator[Any]:
     try:
         yield from data.with_format("arrow").iter(arrow.BATCH)
     except Exception as error:  # a streamed one is downloaded only now
-        raise TaskError(f"{where} failed while it was read ({one_line(error)}); try again") from error
+        raise TaskError(f"{where} failed while it was read ({one_line(error)}). Fix: try again") from error
 
 
 def _fix(name: str, error: Exception, *, offline: bool) -> str:

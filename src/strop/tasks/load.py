@@ -19,9 +19,10 @@ from typing import Any, Literal, cast
 import msgspec
 
 from strop.errors import StropError, TaskError
+from strop.files import find_near
 from strop.imports import one_line, resolve
 from strop.tasks import files, folders, hub
-from strop.tasks.rows import Row, Rows, Sources, lone_surrogate
+from strop.tasks.rows import Row, Rows, Sources, find_lone_surrogate
 from strop.types import Task
 
 Spec = str | Path | Iterable[Any]
@@ -71,7 +72,7 @@ def _sources(spec: Spec | Mapping[str, Spec], kwargs: dict[str, Any]) -> Sources
         return _table(cast("Mapping[Any, Spec]", spec), kwargs)
     kind = _kind(str(spec)) if isinstance(spec, (str, Path)) else None
     if kwargs and kind not in ("function", "hub"):
-        raise TaskError(f"{_name(spec)} takes no arguments: remove {', '.join(map(repr, kwargs))}")
+        raise TaskError(f"{_name(spec)} takes no arguments. Fix: remove {', '.join(map(repr, kwargs))}")
     if kind is None:
         return {None: _items(cast("Iterable[Any]", spec), "tasks")}
     path = _path(str(spec))
@@ -83,20 +84,22 @@ def _sources(spec: Spec | Mapping[str, Spec], kwargs: dict[str, Any]) -> Sources
         case "function":
             return _call(str(spec), kwargs)
         case "hub":
-            return hub.from_hub(str(spec), files.near(path), **kwargs)
+            return hub.from_hub(str(spec), find_near(path), **kwargs)
 
 
 def _table(table: Mapping[Any, Spec], kwargs: dict[str, Any]) -> Sources:
     """One source per split. `kwargs` go to those that take any."""
     takes = {split: isinstance(spec, str) and _kind(spec) in ("function", "hub") for split, spec in table.items()}
     if kwargs and not any(takes.values()):
-        raise TaskError(f"none of these tasks takes arguments: remove {', '.join(map(repr, kwargs))}")
+        raise TaskError(f"none of these tasks takes arguments. Fix: remove {', '.join(map(repr, kwargs))}")
     sources: Sources = {}
     for split, spec in table.items():
         if not isinstance(split, str) or not split:
-            raise TaskError(f"{split!r} is no name of a split: write a table of tasks as split = where they come from")
+            raise TaskError(
+                f"{split!r} is not the name of a split. Fix: write a table of tasks as split = where they come from"
+            )
         if isinstance(spec, Mapping):
-            raise TaskError(f"the tasks of the split {split!r} are a table: write where they come from")
+            raise TaskError(f"the tasks of the split {split!r} are a table. Fix: write where they come from")
         sources[split] = _some(_one(_sources(spec, kwargs if takes[split] else {}), split, spec), spec)
     return sources
 
@@ -107,7 +110,7 @@ def _one(found: Sources, split: str, spec: Spec) -> Rows:
         return next(iter(found.values()))
     if split not in found:
         raise TaskError(
-            f"{_name(spec)} has the splits {', '.join(map(str, found))} and none called {split!r}: "
+            f"{_name(spec)} has the splits {', '.join(map(str, found))} and none called {split!r}. Fix: "
             "name the split as it does, or give one of its files"
         )
     return found[split]
@@ -122,7 +125,7 @@ def _some(rows: Rows, spec: Spec) -> Rows:
 
 
 def _none(spec: object) -> TaskError:
-    return TaskError(f"{_name(spec)}: no tasks there; give at least one")
+    return TaskError(f"{_name(spec)}: no tasks there. Fix: give at least one")
 
 
 def _kind(spec: str) -> Kind:
@@ -141,8 +144,8 @@ def _kind(spec: str) -> Kind:
         meant_as_file = difflib.get_close_matches(path.suffix, files.KINDS, 1, 0.7)  # .josnl
         if there is None and not meant_as_file and _HUB_NAME.fullmatch(spec):
             return "hub"
-    hint = f"; {near}" if there is None and (near := files.near(path)) else ""
-    raise TaskError(f"tasks {spec!r} are none of what can be read: {_POSSIBLE}{hint}")
+    near = find_near(path) if there is None else None
+    raise TaskError(f"{spec!r} is not a source of tasks. Fix: {f'write {near}' if near else f'give {_POSSIBLE}'}")
 
 
 def _path(spec: str) -> Path:
@@ -152,7 +155,7 @@ def _path(spec: str) -> Path:
 def _call(spec: str, kwargs: dict[str, Any]) -> Sources:
     function = resolve(spec, "tasks")
     if not callable(function):
-        raise TaskError(f"{spec} is {type(function).__name__}, not a function: name a function that returns tasks")
+        raise TaskError(f"{spec} is {type(function).__name__}, not a function. Fix: name a function that returns tasks")
     try:
         result = function(**kwargs)
     except StropError:
@@ -164,7 +167,7 @@ def _call(spec: str, kwargs: dict[str, Any]) -> Sources:
     if isinstance(result, Iterable) and not isinstance(result, (str, bytes)):
         return {None: _items(cast("Iterable[Any]", result), spec)}
     raise TaskError(
-        f"{spec} returned {type(cast(object, result)).__name__}: return a list of tasks or dicts, or a dict of "
+        f"{spec} returned {type(cast(object, result)).__name__}. Fix: return a list of tasks or dicts, or a dict of "
         "them by split"
     )
 
@@ -200,7 +203,7 @@ def _task(row: Row, split: str | None) -> Task:
         return row.item if split is None else msgspec.structs.replace(row.item, split=split)
     item: object = row.item
     if not isinstance(item, Mapping):
-        raise TaskError(f"{row.place}: a task is an object, not {type(item).__name__}; write it as {{...}}")
+        raise TaskError(f"{row.place}: a task is an object, not {type(item).__name__}. Fix: write it as {{...}}")
     fields = dict(cast("Mapping[str, Any]", item))
     whole = "data" in fields and fields.keys() <= _FIELDS
     found: dict[str, Any] = {"id": row.id, "split": "train", "agent": None}
@@ -212,7 +215,7 @@ def _task(row: Row, split: str | None) -> Task:
         found["split"] = split
     for name, value in found.items():
         if not isinstance(value, str) and not (name == "agent" and value is None):
-            raise TaskError(f"{row.place}: {name!r} is {value!r}; write it as text")
+            raise TaskError(f"{row.place}: {name!r} is {value!r}. Fix: write it as text")
     return Task(**found, data=fields["data"] if whole else fields)
 
 
@@ -223,11 +226,11 @@ def _checked(task: Task, place: str) -> Task:
         # msgspec writes NaN as null: only where there is a null can there be one.
         wrong = _not_finite(msgspec.to_builtins(task.data, str_keys=True), "") if b"null" in text else None
     except UnicodeEncodeError:
-        raise TaskError(f"{place}: {lone_surrogate(msgspec.structs.asdict(task))}") from None
+        raise TaskError(f"{place}: {find_lone_surrogate(msgspec.structs.asdict(task))}") from None
     except (TypeError, ValueError, RecursionError) as error:
-        raise TaskError(f"{place}: its data cannot be written as JSON ({error}); use plain types") from None
+        raise TaskError(f"{place}: its data cannot be written as JSON ({error}). Fix: use plain types") from None
     if wrong:
-        raise TaskError(f"{place}: {wrong}, which JSON cannot hold; write null or leave it out")
+        raise TaskError(f"{place}: {wrong}, which JSON cannot hold. Fix: write null or leave it out")
     return task
 
 
@@ -260,6 +263,6 @@ def _unique(found: Iterable[tuple[str, Task]]) -> Placed:
     for place, task in found:
         if task.id in tasks:
             first = tasks[task.id][0]
-            raise TaskError(f"{place}: id {task.id!r} was used before, at {first}; give each task its own")
+            raise TaskError(f"{place}: id {task.id!r} was used before, at {first}. Fix: give each task its own")
         tasks[task.id] = place, task
     return tasks

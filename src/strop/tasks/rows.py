@@ -25,10 +25,10 @@ Sources = dict[str | None, Rows]
 """Rows by split. Under None the rows say themselves which split they are of."""
 
 
-def lone_surrogate(value: Any, path: str = "") -> str | None:
+def find_lone_surrogate(value: Any, path: str = "") -> str | None:
     """Where a text holds half a character, if any does: such text cannot be written as UTF-8.
 
-    >>> lone_surrogate({"q": ["fine", "a\\ud800"]})
+    >>> find_lone_surrogate({"q": ["fine", "a\\ud800"]})
     "'q.1' holds \\\\ud800, half a character (a lone surrogate), as character 2: write the whole one, or leave it out"
     """
     if isinstance(value, str):
@@ -39,12 +39,12 @@ def lone_surrogate(value: Any, path: str = "") -> str | None:
         return f"{path or 'data'!r} {what}: write the whole one, or leave it out"
     if isinstance(value, Mapping):
         for name, inside in cast("Mapping[Any, Any]", value).items():
-            wrong = lone_surrogate(name, "") if isinstance(name, str) else None
+            wrong = find_lone_surrogate(name, "") if isinstance(name, str) else None
             if wrong:
                 return f"the name {name!r} {wrong.partition(' ')[2]}"
-            if wrong := lone_surrogate(inside, f"{path}.{name}" if path else str(name)):
+            if wrong := find_lone_surrogate(inside, f"{path}.{name}" if path else str(name)):
                 return wrong
     if isinstance(value, list | tuple):
         each = enumerate(cast("list[Any]", value))
-        return next((wrong for n, inside in each if (wrong := lone_surrogate(inside, f"{path}.{n}"))), None)
+        return next((wrong for n, inside in each if (wrong := find_lone_surrogate(inside, f"{path}.{n}"))), None)
     return None

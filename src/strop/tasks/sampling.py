@@ -17,11 +17,11 @@ from strop.errors import ConfigError
 from strop.types import RETRIES, Cause, Mode, Retry, Rollout, Task, stable_hash
 
 
-def task_at(tasks: Sequence[Task], seed: int, n: int) -> Task:
+def choose_task(tasks: Sequence[Task], seed: int, n: int) -> Task:
     """The task of the n-th group (from 0): every task once per epoch, each epoch in an order of its own.
 
     >>> tasks = [Task(id="a"), Task(id="b"), Task(id="c")]
-    >>> sorted(task_at(tasks, 7, n).id for n in (3, 4, 5))
+    >>> sorted(choose_task(tasks, 7, n).id for n in (3, 4, 5))
     ['a', 'b', 'c']
     """
     epoch, place = divmod(n, len(tasks))
@@ -60,10 +60,10 @@ def _count(fraction_or_count: float, num_train: int) -> int:
     elif 1 <= fraction_or_count < math.inf and fraction_or_count == int(fraction_or_count):
         count = int(fraction_or_count)
     else:
-        raise ConfigError(f"hold_out is {fraction_or_count}: give a share below 1, or a whole number of tasks")
+        raise ConfigError(f"hold_out is {fraction_or_count}. Fix: give a share below 1, or a whole number of tasks")
     if count >= num_train:
         raise ConfigError(
-            f"hold_out is {fraction_or_count:g} and there are {num_train} tasks of split train: leave at least one"
+            f"hold_out is {fraction_or_count:g} and there are {num_train} tasks of split train. Fix: leave at least one"
         )
     return count
 
@@ -76,7 +76,7 @@ def group(
     >>> [r.id for r in group([Task(id="a")], seed=7, n=3, members=2)]
     ['g000003.0', 'g000003.1']
     """
-    task, name, now = task_at(tasks, seed, n), f"g{n:06d}{suffix}", time.time()
+    task, name, now = choose_task(tasks, seed, n), f"g{n:06d}{suffix}", time.time()
     return [
         Rollout(
             id=f"{name}.{member}",

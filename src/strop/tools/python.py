@@ -8,7 +8,7 @@
     ToolAgent(tools=lambda task: box.tool())             the tool python(code), with a session for every rollout
     with box.tool() as python: python("print(1)")        by hand
 
-The walls are bubblewrap's: namespaces of its own for processes, network, IPC, mounts and host name, a view of nothing
+Isolation is bubblewrap's: namespaces of its own for processes, network, IPC, mounts and host name, a view of nothing
 but Python (`sandbox/jail.py`), no capabilities, a filter for system calls (`sandbox/seccomp.py`), hard resource limits.
 All of it dies with this process.
 
@@ -47,7 +47,7 @@ __all__ = ["Box", "CodeResult", "Ended", "PythonBox", "PythonTool", "SandboxSess
 
 class PythonBox(Box):
     """Sessions on this machine. `packages` are installed distributions that the code may import, by name, with those
-    that they need: ("numpy", "sympy", "mpmath"). `isolated=False` leaves the walls out: a plain process with the same
+    that they need: ("numpy", "sympy", "mpmath"). `isolated=False` leaves isolation out: a plain process with the same
     clock and limits, for code you trust; what it starts may outlive it."""
 
     def __init__(
@@ -71,10 +71,10 @@ class PythonBox(Box):
             ("output", output, 100),
         ):
             if value < least:
-                raise ConfigError(f"{name} is {value}: give the box at least {least}")
+                raise ConfigError(f"{name} is {value}. Fix: give the box at least {least}")
         if isolated:
             jail.check()
-            seccomp.program()
+            seccomp.build_filter()
         self.limits = SandboxLimits(
             seconds=seconds,
             memory_mb=memory_mb,
@@ -101,7 +101,7 @@ class _Session(SandboxSession):
     async def run(self, code: str) -> CodeResult:
         async with self._turn:
             if self._closed:
-                raise StropError("the session is closed: open another one with box.session()")
+                raise StropError("the session is closed. Fix: open another one with box.session()")
             if self._interpreter is None:
                 self._interpreter = await Interpreter.start(self._limits)
             began = time.monotonic()

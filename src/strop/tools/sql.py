@@ -25,7 +25,7 @@ def run_query(
     """The first `rows` rows, cut after `limit` characters; or what is wrong with the query."""
     path = Path(database).absolute()
     if not path.is_file():
-        raise PlaceError(f"there is no database {path}: check the path")
+        raise PlaceError(f"there is no database {path}. Fix: check the path")
     if not query.strip():
         return Observation("error: there is no query", wrong="error")
     try:

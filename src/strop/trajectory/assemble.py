@@ -45,7 +45,7 @@ def assemble(
     owner: list[int] = []
     skipped: list[str | None] = []
     for s, sample in enumerate(samples):
-        failed = cause_of(sample.rollout)
+        failed = find_cause(sample.rollout)
         stand_in[s] = failures.get(failed, "exclude") if failed else None
         excluded = f"failed:{failed}" if stand_in[s] == "exclude" else None
         counted[s] = excluded is None
@@ -76,7 +76,7 @@ def assemble(
     )
 
 
-def cause_of(rollout: Rollout) -> Cause | None:
+def find_cause(rollout: Rollout) -> Cause | None:
     """Why it failed, if it did."""
     assert rollout.status in TERMINAL, f"rollout {rollout.id} is {rollout.status}: its group is not complete"
     if rollout.status == "succeeded":

@@ -53,7 +53,7 @@ class Exactness:
 
 
 def exactness(samples: Sequence[Sample]) -> Exactness:
-    """Of all turns that have tokens, whoever spoke."""
+    """Of all turns that have tokens, of any agent."""
     turns = [turn for sample in samples for turn in sample.turns if not turn.outside]
     by_id = {turn.id: turn for turn in turns}
     reasons = {turn.id: reason for turn in turns if (reason := _reason(turn, by_id)) is not None}

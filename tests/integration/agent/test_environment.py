@@ -140,7 +140,7 @@ async def test_a_step_has_to_return_what_it_led_to(stand: Stand) -> None:
         def step(self, action: Action) -> Any:
             return None
 
-    with pytest.raises(AgentError, match=r"step returned NoneType: return strop.Transition"):
+    with pytest.raises(AgentError, match=r"step returned NoneType\. Fix: return strop.Transition"):
         await stand.run(strop.EnvironmentAgent(Silent), "So.")
 
 

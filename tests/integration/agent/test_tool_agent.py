@@ -227,7 +227,7 @@ async def test_without_a_reward_function_the_episode_is_the_answer(stand: Stand)
 
 
 async def test_what_is_given_wrongly_is_said(stand: Stand) -> None:
-    with pytest.raises(ConfigError, match="Server has to be made for each rollout: write tools=lambda task"):
+    with pytest.raises(ConfigError, match=r"Server has to be made for each rollout\. Fix: write tools=lambda task"):
         strop.ToolAgent(tools=[Server("x")])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="max_turns is 0"):
         strop.ToolAgent(max_turns=0)

@@ -390,13 +390,13 @@ def unknown(x: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (untyped, "untyped does not say what x is: write x: str, say"),
+        (untyped, r"untyped does not say what x is\. Fix: write x: str, say"),
         (many, r"many takes \*xs"),
         (odd, "odd cannot be described"),
         (endless, "endless has a default that JSON cannot hold"),
         (garbled, "garbled cannot be described: SyntaxError"),
         (unknown, "unknown cannot be described: NameError: name 'Nowhere' is not defined"),
-        (hidden, "hidden takes __x: give it a name that does not begin with __"),
+        (hidden, r"hidden takes __x\. Fix: give it a name that does not begin with __"),
         (3, "3 is not a function"),
     ],
 )

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.algorithms import make
+from strop.algorithms import make, names, setting_names
 from strop.algorithms.credit import Scores, compare, compute_rewards_to_go, whiten
 from strop.algorithms.rewards import Rewards, count_unused
 from strop.algorithms.timeline import build_timelines
@@ -403,3 +403,18 @@ def test_a_bad_reward_is_left_out_whatever_else_was_given():
     batch, _ = credited("grpo", sample(0, 1.0, turn()), sample(1, 0.0, turn()), bad, normalize_std=False)
     assert by_turn(batch) == {"g1.0/0": 0.5, "g1.1/0": -0.5, "g1.2/0": 0.0}
     assert batch.dropped == {"g1.2": "failed:bad_reward"}
+
+
+# -- a policy whose agent said nothing in the step
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("correction", ["none", "token"])
+def test_every_algorithm_bears_a_batch_in_which_its_agent_said_nothing(name, correction):
+    members = [sample(member, float(member), turn(2, agent="other")) for member in range(2)]
+    settings = {"correction": correction} if "correction" in setting_names(name) else {}
+    batch, metrics = credited(name, *members, **settings)
+    assert not len(batch.turns)
+    assert not len(batch.teaching())
+    assert metrics["filter/untrained"] == 2.0
+    assert np.isfinite(list(metrics.values())).all()

@@ -1,4 +1,5 @@
 import math
+import re
 from dataclasses import fields
 from typing import get_args
 
@@ -191,7 +192,7 @@ def test_packing_cannot_change_a_loss(budget):
 def test_a_part_is_no_algorithm(part):
     with pytest.raises(ConfigError) as refused:
         make(AlgorithmConfig(name=part), LearnerConfig())
-    known = str(refused.value).partition("FILE.py:Class or one of ")[2].split(", ")
+    known = re.findall(r"\w+", str(refused.value).partition(" Fix: ")[2])
     assert "grpo" in known
     assert not {"losses", "aggregate", "kl", "correction", "filters", "credit", "base", "policy_gradient"} & set(known)
 

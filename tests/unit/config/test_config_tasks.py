@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from strop.config import Config, from_json, load, to_json
-from strop.errors import ConfigError
+from strop.errors import ConfigError, TaskError
+from strop.run.settings import load_tasks
 
 
 def test_tasks_are_a_place_or_a_table_of_them_by_split(tmp_path: Path):
@@ -30,6 +31,14 @@ def test_what_does_not_fit():
         load(hold_out=-1)
     with pytest.raises(ConfigError, match="tasks"):
         load(sets=["tasks=3"])
+
+
+def test_a_split_that_is_not_there_can_be_kept_aside(tmp_path: Path):
+    (tmp_path / "tasks.jsonl").write_text('{"q": 1}\n{"q": 2}\n')
+    tasks = str(tmp_path / "tasks.jsonl")
+    with pytest.raises(TaskError, match=r"no task of split 'test', only train\. Fix: .* `--set hold_out=0\.3`$"):
+        load_tasks(load(tasks=tasks))
+    assert {task.split for task in load_tasks(load(tasks=tasks, sets=["hold_out=0.3"]))} == {"train", "test"}
 
 
 def test_arguments_of_tasks_are_given_one_by_one_or_whole(tmp_path: Path) -> None:

@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 from strop import config as configs
-from strop.config import MAIN, Config, default_policy, describe_models, resolve_policies
+from strop.config import (
+    MAIN,
+    Config,
+    default_policy,
+    describe_algorithms,
+    describe_models,
+    replace_models,
+    resolve_policies,
+    trained_policies,
+    weigh_rewards,
+)
 from strop.errors import ConfigError
 
 TOML = """
@@ -42,6 +52,7 @@ def test_tables_are_laid_over_those_at_the_top(tmp_path: Path) -> None:
     assert (critic.algorithm.name, critic.algorithm.settings) == ("rloo", {})  # the others are another algorithm's
     assert not writer.policies
     assert describe_models(config) == "writer: strop/nano, critic: smollm2-135m"
+    assert describe_algorithms(config) == "writer: grpo, critic: rloo"
     assert configs.from_json(configs.to_json(config)) == config
 
 
@@ -53,13 +64,21 @@ def test_an_agent_without_a_policy_is_answered_by_main_or_the_first() -> None:
 @pytest.mark.parametrize(
     ("sets", "says"),
     [
-        (["policies.a.modle=x"], r"no setting 'policies\.a\.modle'; did you mean 'policies\.a\.model'"),
+        (["policies.a.modle=x"], r"no setting 'policies\.a\.modle'\. Fix: write policies\.a\.model"),
         (["policies.a.learner.optim.lrr=1"], r"no setting 'policies\.a\.learner\.optim\.lrr'"),
         (["policies.a.learner=1"], r"'policies\.a\.learner' is a section"),
         (["policies.a.model=3"], r"policies\.a\.model does not fit"),
         (["policies.'a/b'.model=x"], r"called \"'a/b'\"|called \"'a"),
         (["policies.a.agents=['x*']", "policies.b.agents=['xy']"], r"'x\*' of policies\.a matches first\. Fix: "),
         (["policies.a.agents=['x']", "policies.b.agents=['x']"], "matches first"),
+        (
+            ["policies.a.agents=['x*']", "policies.b.agents=['xy*']"],
+            r"'xy\*', which 'x\*' of policies\.a matches first",
+        ),
+        (["policies.a.agents=[]"], r"policies\.a\.agents is empty, so it would answer nobody\. Fix: "),
+        (["policies.a.lr=1"], r"no setting 'policies\.a\.lr'\. Fix: write policies\.a\.learner\.optim\.lr"),
+        (["policies.a.loop.steps=1"], r"no setting 'policies\.a\.loop\.steps'\. Fix: write loop\.steps"),
+        (["policies.a=1"], r"policies\.a is not a table of settings\. Fix: set policies\.a\.model"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(sets: list[str], says: str) -> None:
@@ -70,3 +89,42 @@ def test_what_is_wrong_is_named_with_its_place(sets: list[str], says: str) -> No
 def test_a_pattern_after_a_name_is_no_overlap() -> None:
     config = configs.load(sets=["policies.a.agents=['xy']", "policies.b.agents=['x*', '*']"])
     assert list(resolve_policies(config)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "", "a b", "é", "-a", "a" * 65, "a\n"])
+def test_a_policys_name_is_a_plain_word(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"a policy is called .*\. Fix: use letters, digits, '_' and '-', 64 at most"):
+        configs.load(policies={name: {"model": "strop/nano"}})
+
+
+def test_the_whole_runs_total_is_the_mean_of_the_policies() -> None:
+    config = configs.load(sets=["policies.a.algorithm.rewards={x=1}", "policies.b.algorithm.rewards={x=1,y=2}"])
+    assert weigh_rewards(config) == {"x": 1.0, "y": 1.0}
+    assert weigh_rewards(Config()) == Config().algorithm.rewards
+    assert weigh_rewards(configs.load(sets=["policies.a.model=x", "policies.b.model=y"])) == {"reward": 1.0}
+
+
+def test_models_are_replaced_where_they_are_set() -> None:
+    assert replace_models(Config(), {MAIN: "x"}).policy.model == "x"
+    one = replace_models(configs.load(sets=["policies.a.model=y"]), {"a": "x"})
+    assert resolve_policies(one)["a"].policy.model == "x"
+
+
+def test_frozen_policies_are_not_trained() -> None:
+    config = configs.load(sets=["policies.a.model=x", "policies.b.frozen=true", "policies.b.algorithm.rewards={y=3}"])
+    assert list(trained_policies(config)) == ["a"]
+    assert weigh_rewards(config) == {"reward": 1.0}  # what b would count is nobody's
+    assert replace_models(config, {"a": "z"}).policies["b"] == config.policies["b"]
+
+
+@pytest.mark.parametrize(
+    ("sets", "says"),
+    [
+        (["policy.frozen=true"], r"policy\.frozen is true, so that nothing would be trained"),
+        (["policies.a.frozen=true", "policies.b.frozen=true"], "all policies are frozen"),
+    ],
+)
+def test_nothing_but_frozen_policies_can_only_be_evaluated(sets: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        configs.load(sets=[*sets, "loop.steps=3"])
+    assert not trained_policies(configs.load(sets=[*sets, "loop.steps=0"]))

@@ -9,8 +9,9 @@ import pytest
 
 import strop
 from strop import algorithms, config
+from strop.cli import main
 from strop.config import AlgorithmConfig, Config, LearnerConfig, RenamedSetting
-from strop.config.renamed import RENAMED
+from strop.config.renamed import RENAMED, find_new_names
 from strop.errors import ConfigError
 from tests import runs
 
@@ -55,6 +56,18 @@ def test_on_the_command_line_a_sentence_names_the_new_one() -> None:
     said = subprocess.run([runs.strop()[0], "-c", code], capture_output=True, text=True, check=False).stderr
     assert said.startswith("strop: loop.groups_most is called loop.max_groups now")
     assert "Warning" not in said
+
+
+@pytest.mark.parametrize("old", [name.replace("*", "judge") for name in RENAMED])
+def test_what_is_looked_up_by_its_old_name_is_shown_by_the_new_one(
+    old: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (new,) = find_new_names(old)
+    assert main(["config", old]) == 0
+    said = capsys.readouterr()
+    assert said.err == f"strop: {old} is called {new} now\n"
+    shown = {line.partition(" = ")[0] for line in said.out.splitlines()}
+    assert shown == {"gateway.outside" if new.startswith("gateway.outside.") else new}
 
 
 def test_in_python() -> None:

@@ -1,6 +1,7 @@
 """`strop config` and what is said of a setting that is none: filters, files that load back, names that were meant."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -92,7 +93,17 @@ def test_json_may_be_narrowed(capsys: pytest.CaptureFixture[str]) -> None:
     assert config.from_json(capsys.readouterr().out.encode()) == Config()
 
 
-@pytest.mark.parametrize(("word", "said"), [("lerner", "strop config learner"), ("runs/nothing", "holds no run")])
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("lerner", "Fix: write `strop config learner`"),
+        ("grop", "Fix: write `strop config grpo`"),
+        ("loop.grups", "Fix: write `strop config loop.groups`"),
+        ("loop.membrs", "Fix: write `strop config loop.group_size`"),
+        ("zzzz", "Fix: choose from what `strop config` lists"),
+        ("runs/nothing", "holds no run"),
+    ],
+)
 def test_a_word_that_is_about_nothing(word: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", word]) == 2
     assert said in capsys.readouterr().err
@@ -101,34 +112,58 @@ def test_a_word_that_is_about_nothing(word: str, said: str, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("setting", "meant"),
     [
-        ("learner.lr=1", "'learner.optim.lr'"),
-        ("algorithm.clip=1", "'algorithm.settings.clip'"),
-        ("algorithm.lam=1", "'algorithm.settings.lam'"),  # another algorithm's
-        ("optim.lr=1", "'learner.optim.lr'?"),
-        ("learner.optimizer.lr=1", "'learner.optim.lr'"),
-        ("train.temperature=1", "'policy.train.temperature'?"),
-        ("steps=1", "'loop.steps'"),
-        ("stepz=1", "'loop.steps'"),
-        ("policy.maxtokens=1", "'policy.train.max_tokens'"),
-        ("loop.worker=1", "'runner.workers'"),
-        ("zzzz=1", "valid names there: agent,"),
+        ("learner.lr=1", "learner.optim.lr"),
+        ("algorithm.clip=1", "algorithm.settings.clip"),
+        ("algorithm.lam=1", "algorithm.settings.lam"),  # another algorithm's
+        ("optim.lr=1", "learner.optim.lr"),
+        ("learner.optimizer.lr=1", "learner.optim.lr"),
+        ("train.temperature=1", "policy.train.temperature"),
+        ("steps=1", "loop.steps"),
+        ("stepz=1", "loop.steps"),
+        ("policy.maxtokens=1", "policy.train.max_tokens"),
+        ("loop.worker=1", "runner.workers"),
+        ("loop.membrs=1", "loop.group_size"),  # near to the name it had before
+        ("policies.a.learner.updtes=1", "policies.a.learner.minibatches"),
     ],
 )
 def test_what_was_meant_is_looked_for_everywhere(setting: str, meant: str) -> None:
     with pytest.raises(ConfigError) as refused:
         config.load(sets=[setting])
-    assert f"no setting {setting.partition('=')[0]!r}" in str(refused.value)
-    assert meant in str(refused.value)
+    said = f"there is no setting {setting.partition('=')[0]!r}. Fix: write {meant}"
+    assert re.fullmatch(re.escape(said) + r"( or \S+)?", str(refused.value))
+
+
+def test_where_nothing_is_alike_all_names_are_told() -> None:
+    with pytest.raises(ConfigError, match=r"there is no setting 'zzzz'\. Fix: name one of agent, "):
+        config.load(sets=["zzzz=1"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "named", "value", "shown"),
+    [
+        ("loop.steps=abc", "loop.steps", "'abc' (expected `int`, got `str`)", "loop.steps"),
+        ("loop.eval_splits=[1]", "loop.eval_splits[0]", "1 (expected `str`, got `int`)", "loop.eval_splits"),
+        ("policies.a.model=3", "policies.a.model", "3 (expected `str`, got `int`)", "policy.model"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named(
+    setting: str, named: str, value: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config.load(sets=[setting])
+    assert str(refused.value) == f"{named} does not fit: it is {value}. Fix: see `strop config {shown}`"
+    assert main(["config", shown]) == 0
+    assert capsys.readouterr().out.startswith(f"{shown} = ")
 
 
 def test_what_was_meant_in_python(tmp_path: Path) -> None:
     where = tmp_path / "run"
-    with pytest.raises(ConfigError, match=r"did you mean 'learner\.optim\.lr'"):
+    with pytest.raises(ConfigError, match=r"Fix: write learner\.optim\.lr"):
         strop.train("strop.demo:agent", "strop.demo:tasks", folder=where, learner={"lr": 1.0})
-    with pytest.raises(ConfigError, match=r"did you mean 'learner\.optim\.lr'"):
+    with pytest.raises(ConfigError, match=r"Fix: write learner\.optim\.lr"):
         strop.train("strop.demo:agent", "strop.demo:tasks", folder=where, lr=1.0)
-    with pytest.raises(ConfigError, match=r"did you mean 'algorithm\.settings\.clip'"):
+    with pytest.raises(ConfigError, match=r"Fix: write algorithm\.settings\.clip"):
         strop.GRPO(clp=0.1)
-    with pytest.raises(ConfigError, match=r"did you mean 'learner\.optim\.lr'"):
+    with pytest.raises(ConfigError, match=r"Fix: write learner\.optim\.lr"):
         strop.GRPO(lr=0.1)
     assert not (tmp_path / "run").exists()

@@ -224,7 +224,7 @@ def test_what_cannot_be_converted_is_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=words) as refused:
             resolve(str(tmp_path / f"{name}.gguf"))
         assert "\n" not in str(refused.value)
-    assert not [f for f in (cache.root() / "models").iterdir() if f.is_dir()], "nothing half made is left"
+    assert not [f for f in (cache.find_root() / "models").iterdir() if f.is_dir()], "nothing half made is left"
 
 
 def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(("family", "pre"), [("qwen3", "qwen2"), ("gpt2", "gpt-2")])
 def test_tokens_are_those_of_the_real_tokenizer(family: str, pre: str, tmp_path: Path) -> None:
-    from strop.models.gguf_tokenizer import tokenizer_of
+    from strop.models.gguf_tokenizer import build_tokenizer
 
     file = DATA / family / "tokenizer.json.gz"
     if not file.exists():
@@ -259,7 +259,7 @@ def test_tokens_are_those_of_the_real_tokenizer(family: str, pre: str, tmp_path:
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in parts["model"]["merges"]]
     kinds = [1 if i not in added else 3 if added[i]["special"] else 4 for i in sorted(tokens)]
     about = {"model": "gpt2", "pre": pre, "tokens": [tokens[i] for i in sorted(tokens)], "token_type": kinds}
-    ours = tokenizer_of({**about, "merges": merges}, tmp_path)
+    ours = build_tokenizer({**about, "merges": merges}, tmp_path)
     for text in TEXTS:
         ids = ours.encode(text, add_special_tokens=False).ids
         assert ids == real.encode(text, add_special_tokens=False).ids, text

@@ -14,8 +14,8 @@ import pytest
 from strop.config import PolicyConfig
 from strop.errors import ConfigError, ModelError, PlaceError
 from strop.gateway.template import Renderer
-from strop.models import cache
-from strop.models.names import SHIPPED, folder_of, resolve
+from strop.models import cache, hub
+from strop.models.names import SHIPPED, prepare_folder, resolve
 from tests.unit.models.hub_server import SHA, serving
 
 NANO = SHIPPED["strop/nano"]
@@ -59,8 +59,11 @@ def test_what_ships_and_what_lies_here(tmp_path: Path) -> None:
     for name, words in {
         str(tmp_path / "empty"): "no config.json",
         str(tmp_path / "notes.txt"): "give a folder",
-        str(tmp_path / "nowhere"): "no such folder",
-        "strop/nana": "strop/nano",
+        str(tmp_path / "nowhere"): r"there is no folder or file .*nowhere\. Fix: check how it is written$",
+        str(tmp_path / "mien"): f"there is no folder or file .*mien. Fix: write {mine}$",
+        f"{tmp_path}/mien:12": f"Fix: write {mine}$",
+        "strop/nana": r"does not ship with strop \(strop/nano does\).*Fix: write strop/nano$",
+        "smollm-135m": "Fix: write smollm2-135m$",
         "~nobody-of-that-name/model": "not a model",
         "a\0b": "no model",
         "x" * 5000: r"^.{,160}is not a model \(File name too long\)",
@@ -69,12 +72,29 @@ def test_what_ships_and_what_lies_here(tmp_path: Path) -> None:
             resolve(name)
 
 
+def test_what_looks_like_a_folder_here_is_not_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/demo").mkdir(parents=True)
+    asked = list[str]()
+    monkeypatch.setattr(hub, "fetch", lambda name, say: asked.append(name) or NANO)
+    with pytest.raises(ModelError) as refused:
+        resolve("runs/dmo")
+    assert str(refused.value) == (
+        "there is no folder or file runs/dmo. Fix: write runs/demo, or runs/dmo@main for a model of Hugging Face"
+    )
+    assert not asked
+    monkeypatch.setattr(hub, "is_cached", lambda name: name == "runs/fetched")
+    for name in ("runs/dmo@main", "runs/fetched", "org/other"):
+        assert resolve(name) == NANO
+    assert asked == ["runs/dmo@main", "runs/fetched", "org/other"]
+
+
 def test_a_template_that_is_not_the_model_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STROP_CACHE", str(tmp_path / "cache"))
     template = tmp_path / "template.jinja"
     template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}assistant:")
     policy = PolicyConfig(model="strop/nano", template=str(template))
-    place = folder_of(policy)
+    place = prepare_folder(policy)
     assert (
         Renderer.from_folder(place)
         .text([{"role": "user", "content": "hi"}], None, generate=True)
@@ -82,17 +102,17 @@ def test_a_template_that_is_not_the_model_s(tmp_path: Path, monkeypatch: pytest.
     )
     assert {f.name for f in place.iterdir()} == {f.name for f in NANO.iterdir()}
     assert (place / "model.safetensors").read_bytes() == (NANO / "model.safetensors").read_bytes()
-    assert folder_of(policy) == place  # made once
-    assert folder_of(PolicyConfig(model=str(place), template=str(template))) == place  # it has that one already
+    assert prepare_folder(policy) == place  # made once
+    assert prepare_folder(PolicyConfig(model=str(place), template=str(template))) == place  # it has that one already
     (tmp_path / "snapshot").mkdir()
     for number, file in enumerate(NANO.iterdir()):  # as a hub's cache has it
         (tmp_path / "snapshot" / file.name).symlink_to(shutil.copy(file, tmp_path / f"blob{number}"))
-    linked = folder_of(PolicyConfig(model=str(tmp_path / "snapshot"), template=str(template)))
+    linked = prepare_folder(PolicyConfig(model=str(tmp_path / "snapshot"), template=str(template)))
     assert {f.name for f in linked.iterdir()} == {f.name for f in NANO.iterdir()}
     template.write_text(template.read_text() + " ")
-    assert folder_of(policy) != place  # what was made with another text stays as it was
+    assert prepare_folder(policy) != place  # what was made with another text stays as it was
     with pytest.raises(ConfigError, match=r"policy\.template: .*nowhere"):
-        folder_of(PolicyConfig(model="strop/nano", template=str(tmp_path / "nowhere")))
+        prepare_folder(PolicyConfig(model="strop/nano", template=str(tmp_path / "nowhere")))
 
 
 def test_from_the_hub_once_then_from_its_cache(tmp_path: Path) -> None:
@@ -166,7 +186,7 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         shutil.rmtree(small / "hf")
         monkeypatch.setenv("STROP_CACHE", str(small))
         with pytest.raises(PlaceError, match=r"No space left.*STROP_CACHE"):
-            cache.kept("large", make)
+            cache.make_once("large", make)
         assert not (small / "models/large").exists()
         assert not (small / "models/large.part").exists()
     finally:
@@ -176,16 +196,16 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("STROP_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.root() == tmp_path / "strop"
+    assert cache.find_root() == tmp_path / "strop"
     monkeypatch.setenv("STROP_CACHE", "~/elsewhere")
-    assert cache.root() == Path.home() / "elsewhere"
+    assert cache.find_root() == Path.home() / "elsewhere"
     monkeypatch.delenv("STROP_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache.root() == Path.home() / ".cache/strop"
+    assert cache.find_root() == Path.home() / ".cache/strop"
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("STROP_CACHE", str(tmp_path / "file"))
     with pytest.raises(PlaceError, match="STROP_CACHE"):
-        cache.kept("any", lambda part: None)
+        cache.make_once("any", lambda part: None)
 
 
 MAKE = """
@@ -200,7 +220,7 @@ def make(part):
     time.sleep(float(sys.argv[2]))
     (part / "whole").write_text("x")
 
-cache.kept("it", make)
+cache.make_once("it", make)
 """
 
 
@@ -233,5 +253,5 @@ def test_a_failure_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         raise ModelError("no")
 
     with pytest.raises(ModelError, match="no"):
-        cache.kept("it", fail)
+        cache.make_once("it", fail)
     assert [f.name for f in (tmp_path / "models").iterdir()] == ["it.lock"]

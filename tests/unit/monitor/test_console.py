@@ -44,9 +44,21 @@ def test_the_panel_fits_the_terminal(width: int) -> None:
     out = io.StringIO()
     show(Console(file=out, force_terminal=True, width=width, height=30, color_system=None))
     text = out.getvalue()
-    for piece in ("runs/demo", "step 2/10", "left", "0.750", "test reward", "! take care", "failed\u00a03", "done"):
+    for piece in ("runs/demo", "step 2/10", "left", "0.750", "test reward", "! take care", "failed 3", "done"):
         assert piece in text
     assert max(len(line) for line in text.splitlines() if line.startswith("│")) <= width
+
+
+@pytest.mark.parametrize("width", range(40, 141, 5))
+def test_a_label_and_its_value_stand_on_one_line(width: int) -> None:
+    shown = dict.fromkeys(view.SHOWN, 4.91)
+    out = io.StringIO()
+    panel = view.Panelled(Console(file=out, force_terminal=True, width=width, height=30, color_system=None))
+    with panel:
+        panel.step(2, {"critic/rewards/mean": 0.25, **shown, **{f"policies/writer/{name}": 4.91 for name in shown}})
+    lines = out.getvalue().splitlines()
+    for label in view.SHOWN.values():
+        assert any(f"{label} 4.910" in line for line in lines), label
 
 
 def test_the_panel_names_what_is_waited_for() -> None:
@@ -147,4 +159,20 @@ def test_the_metrics_file_is_made_anew_from_the_store(tmp_path: Path) -> None:
     assert (tmp_path / "m.jsonl").read_text().splitlines() == [
         '{"step":0,"val-core/test/reward/mean@1":0.5}',
         '{"step":1,"actor/lr":0.1}',
+    ]
+
+
+def test_each_of_several_policies_has_a_line_of_its_own() -> None:
+    found = {"actor/skipped": 0.0, "critic/rewards/mean": 0.5, "timing_s/step": 2.0}
+    own = {"policies/writer/actor/entropy": 0.25, "policies/writer/actor/skipped": 0.0}
+    silent = {"policies/critic/actor/skipped": 1.0, "policies/critic/filter/untrained": 12.0}
+    out = io.StringIO()
+    lines = view.Lines(out)
+    lines.title("two", 3)
+    lines.step(1, found | own | silent)
+    assert out.getvalue().splitlines() == [
+        "two",
+        "step 1/3  reward 0.500  s/step 2.000",
+        "  writer:  entropy 0.250",
+        "  critic:  nothing to train on",
     ]

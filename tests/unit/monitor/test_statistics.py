@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from strop.errors import ConfigError, TaskError
 from strop.monitor.metrics import check
-from strop.monitor.statistics import FEWEST, best_at, compare, measures, pass_at, score, scores, student
+from strop.monitor.statistics import (
+    FEWEST,
+    average_best,
+    compare,
+    compute_measures,
+    compute_quantile,
+    pass_at,
+    score,
+    scores,
+)
 
 SAMPLES = st.lists(st.floats(-2, 2), min_size=1, max_size=7)
 
@@ -20,12 +29,12 @@ def test_pass_and_best_are_means_over_all_choices(samples: list[float], threshol
     n, wins = len(samples), [value >= threshold for value in samples]
     for k in range(1, n + 1):
         assert pass_at(n, sum(wins), k) == pytest.approx(mean(any(some) for some in combinations(wins, k)))
-        assert best_at(samples, k) == pytest.approx(mean(max(some) for some in combinations(samples, k)))
+        assert average_best(samples, k) == pytest.approx(mean(max(some) for some in combinations(samples, k)))
 
 
 def test_many_samples_do_not_overflow() -> None:
     assert pass_at(10_000, 1, 5_000) == pytest.approx(0.5)
-    assert best_at([0.0] * 5_000 + [1.0] * 5_000, 1) == pytest.approx(0.5)
+    assert average_best([0.0] * 5_000 + [1.0] * 5_000, 1) == pytest.approx(0.5)
 
 
 def test_one_sample_is_the_sample() -> None:
@@ -35,7 +44,7 @@ def test_one_sample_is_the_sample() -> None:
 
 def test_measures_by_hand() -> None:
     """Six samples: 1, 2, 4 and all six of them; a success is half a point."""
-    found = measures({"a": [0.0, 0.5, 0.0, 0.0, 0.0, 0.0], "b": [1.0] * 6}, threshold=0.5)
+    found = compute_measures({"a": [0.0, 0.5, 0.0, 0.0, 0.0, 0.0], "b": [1.0] * 6}, threshold=0.5)
     assert list(found) == ["mean@6", "pass@1", "pass@2", "pass@4", "pass@6", "best@2", "best@4", "best@6"]
     assert list(found["pass@2"]) == pytest.approx([1 / 3, 1.0])
     assert list(found["best@6"]) == [0.5, 1.0]
@@ -87,7 +96,7 @@ def test_the_seed_fixes_the_interval() -> None:
 
 @pytest.mark.parametrize(("degrees", "known"), [(5, 2.5706), (9, 2.2622), (20, 2.0860), (120, 1.9799)])
 def test_student_by_the_table(degrees: int, known: float) -> None:
-    assert student(degrees) == pytest.approx(known, rel=2e-3)
+    assert compute_quantile(degrees) == pytest.approx(known, rel=2e-3)
 
 
 @pytest.mark.parametrize("n", [8, 30])

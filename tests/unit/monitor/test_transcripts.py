@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from strop.monitor.transcripts import extremes, new_messages, page
+from strop.monitor.transcripts import choose_extremes, find_new_messages, render_rollout
 from strop.types import Cause, Reward, Rollout, Sampling, Task, Turn
 
 
@@ -51,11 +51,11 @@ def answer(text: str) -> dict[str, Any]:
 
 def test_the_best_and_the_worst_are_of_different_groups_and_none_is_in_both() -> None:
     found = [rollout("a.0", 1.0), rollout("a.1", 1.0), rollout("b.0", 0.5), rollout("c.0", None, "timeout")]
-    best, worst = extremes(found, {"reward": 1.0}, few=2)
+    best, worst = choose_extremes(found, {"reward": 1.0}, few=2)
     assert [r.id for r in best] == ["a.1", "b.0"]  # of equals the later one
     assert [r.id for r in worst] == ["c.0", "a.0"]  # no reward is worse than any
-    assert extremes([rollout("a.0", 1.0)], {"reward": 1.0}) == ([rollout("a.0", 1.0)], [])
-    assert extremes([], {"reward": 1.0}) == ([], [])
+    assert choose_extremes([rollout("a.0", 1.0)], {"reward": 1.0}) == ([rollout("a.0", 1.0)], [])
+    assert choose_extremes([], {"reward": 1.0}) == ([], [])
 
 
 def test_only_what_is_new_is_shown_whoever_speaks_in_between() -> None:
@@ -64,7 +64,7 @@ def test_only_what_is_new_is_shown_whoever_speaks_in_between() -> None:
     again = turn(2, [user("hello"), answer("hi"), user("more")], "no")
     unanswered = turn(3, [user("hello"), answer("hi"), user("more"), user("please")], "yes")
     edited = turn(4, [user("in short"), user("go on")], "done")
-    shown = [[m["content"] for m in new] for new, _ in new_messages([first, helper, again, unanswered, edited])]
+    shown = [[m["content"] for m in new] for new, _ in find_new_messages([first, helper, again, unanswered, edited])]
     assert shown == [["hello"], ["add 1 and 2"], ["more"], ["please"], ["in short", "go on"]]
 
 
@@ -74,13 +74,13 @@ def test_a_page_says_what_was_trained_and_why_it_ended() -> None:
         turn(1, [user("psst")], "yes", agent="helper"),
         turn(2, [user("again")], "hm", sampling=Sampling(temperature=0.0)),
     ]
-    text = page(rollout("g.0", None, "agent_error"), turns, None, ["main"], None)
+    text = render_rollout(rollout("g.0", None, "agent_error"), turns, None, ["main"], None)
     assert "6 tokens sampled, 2 trained" in text
     assert "[... 3,000 characters ...]" in text
     assert "failed (agent_error)" in text
     assert "it fell\nover" in text
     assert '````\n{\n  "question": "```why```"' in text
-    assert "none trained (zero_variance)" in page(rollout("g.0", 1.0), turns, 1.0, ["main"], "zero_variance")
+    assert "none trained (zero_variance)" in render_rollout(rollout("g.0", 1.0), turns, 1.0, ["main"], "zero_variance")
 
 
 def test_a_page_has_the_tools_once() -> None:
@@ -88,7 +88,7 @@ def test_a_page_has_the_tools_once() -> None:
     first = turn(0, [user("a")], "b", requested={"tools": [tool]})
     second = turn(1, [user("a"), answer("b"), user("c")], "d", parent=first.id, shared=3)
     other = turn(2, [user("e")], "f", branch="new_conversation", requested={"tools": [tool, tool]})
-    text = page(rollout("g.0", 1.0), [first, second, other], 1.0, ("main",), None)
+    text = render_rollout(rollout("g.0", 1.0), [first, second, other], 1.0, ("main",), None)
     assert text.count("**tools**") == 2
     assert "**tools**\n\n```\nadd(a, b)\n```" in text
     assert text.index("**tools**") < text.index("**user**")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.run.serve import served
+from strop.run.serve import open_store_server
 from strop.store.server.keys import run_key
 from strop.store.sqlite import SqliteStore
 from strop.types import Rollout, Task
@@ -22,7 +22,7 @@ async def test_no_key_that_is_made_begins_with_a_dash(tmp_path: Path, monkeypatc
     await store.enqueue([Rollout(id="a", group="a", member=0, task=Task(id="t"), created=1.0)])
     (lease,) = await store.lease("w", seconds=30)
     assert lease.attempt.key == "five"
-    async with served(store) as server:
+    async with open_store_server(store) as server:
         assert server.key == "seven"
     await store.close()
 

@@ -72,10 +72,10 @@ def test_bare_strop_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("typed", "usage", "says"),
     [
-        ("train a.py:f --lrr 3", "usage: strop train ", "--lrr is not an option here. Fix: did you mean --lr?"),
-        ("train a.py:f --lrr=3", "usage: strop train ", "--lrr is not an option here. Fix: did you mean --lr?"),
-        ("trian", "usage: strop [", "trian is not a command. Fix: did you mean train?"),
-        ("search biuld a b", "usage: strop search ", "biuld is not a command. Fix: did you mean build?"),
+        ("train a.py:f --lrr 3", "usage: strop train ", "--lrr is not an option here. Fix: write --lr"),
+        ("train a.py:f --lrr=3", "usage: strop train ", "--lrr is not an option here. Fix: write --lr"),
+        ("trian", "usage: strop [", "trian is not a command. Fix: write train"),
+        ("search biuld a b", "usage: strop search ", "biuld is not a command. Fix: write build"),
         ("runs --zzzz", "usage: strop runs ", "--zzzz is not an option here"),
         ("export a b c", "usage: strop export ", "c is not an option here"),
     ],

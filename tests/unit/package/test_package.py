@@ -67,8 +67,8 @@ def test_settings_survive_a_file_and_a_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "hint"),
     [
-        ("loop.stpes=3", "'loop.steps'"),
-        ("lr=1", "'learner.optim.lr'"),
+        ("loop.stpes=3", "write loop.steps"),
+        ("lr=1", "write learner.optim.lr"),
         ("loop=3", "section"),
         ("loop.steps=many", "loop.steps"),
         ("loop.groups=0", "loop.groups"),
@@ -108,6 +108,7 @@ def test_the_readme_agent_trains_as_written(tmp_path: Path) -> None:
     assert summary["end"] > summary["start"]  # it has learnt what it is told it learns
 
 
+@pytest.mark.slow
 def test_the_script_of_the_next_steps_trains_as_written(tmp_path: Path) -> None:
     """The same from Python, behind the agent in its file."""
     (tmp_path / "agent.py").write_text(_block("python") + "\n\n" + _block("python", NEXT_STEPS))

@@ -105,4 +105,4 @@ def test_no_key_is_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_prompts_of_no_rollout(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rollouts", str(run), "--prompt"]) != 0
-    assert "add its id behind the run" in capsys.readouterr().err
+    assert "add its id after the run" in capsys.readouterr().err

@@ -82,8 +82,26 @@ def test_a_stop_is_announced_once(
         await asyncio.sleep(30)
 
     monkeypatch.setattr(loop, "train", pressed_twice)
+    (tmp_path / "config.json").touch()
     with pytest.raises(KeyboardInterrupt):
         training_run.run_training(Config(folder=str(tmp_path)), argparse.Namespace(json=False))
     said = " ".join(capsys.readouterr().out.split())
     assert said.count("stopping after this step, with a checkpoint") == 1
     assert "press Ctrl-C again to stop at once" in said
+
+
+def test_a_run_that_had_not_begun_is_stopped_at_once_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def pressed_while_loading(config: Config, *_: object, **__: object) -> None:
+        RunFolder.create(config.folder).close()
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(30)
+
+    monkeypatch.setattr(loop, "train", pressed_while_loading)
+    given = ["strop.demo:agent", "--tasks", "strop.demo:tasks", "--folder", str(tmp_path / "runs" / "new")]
+    assert main(["train", *given]) == 130
+    said = capsys.readouterr()
+    assert "--resume" not in said.out + said.err
+    assert said.err == "strop: stopped; the run had not begun, and nothing of it is kept\n"
+    assert not (tmp_path / "runs").exists()

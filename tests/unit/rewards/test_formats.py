@@ -7,7 +7,7 @@ import pytest
 
 from strop.errors import StropError
 from strop.rewards import Verdict, has_format, soft_overlong, valid_tool_calls
-from strop.runners.rewards import rewards_of
+from strop.runners.rewards import parse_rewards
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ USER, SAID = {"role": "user", "content": "?"}, {"role": "assistant", "content": 
         ([asks(call(id=None))], "missing"),
         ([asks({"id": "c1"})], "not one of a function"),
         ([asks(call()), SAID], "not answered"),
-        ([asks(call()), answer("c9")], "no open call"),
-        ([asks(call()), answer(), answer()], "no open call"),
+        ([asks(call()), answer("c9")], "not an open call"),
+        ([asks(call()), answer(), answer()], "not an open call"),
     ],
 )
 def test_tool_calls(messages: list[dict[str, Any]], why: str) -> None:
@@ -98,11 +98,11 @@ def test_tool_calls(messages: list[dict[str, Any]], why: str) -> None:
 
 
 def test_a_verdict_is_a_reward() -> None:
-    assert [(reward.name, reward.value) for reward in rewards_of(Verdict(0.5, "half"))] == [("reward", 0.5)]
-    given = rewards_of({"reward": Verdict(0.0, "wrong"), "format": True})
+    assert [(reward.name, reward.value) for reward in parse_rewards(Verdict(0.5, "half"))] == [("reward", 0.5)]
+    given = parse_rewards({"reward": Verdict(0.0, "wrong"), "format": True})
     assert [reward.value for reward in given] == [0.0, 1.0]
 
 
 def test_no_verdict_is_no_reward() -> None:
     with pytest.raises(StropError, match="there is no verdict: nobody knows"):
-        rewards_of({"reward": Verdict(None, "nobody knows"), "format": True})
+        parse_rewards({"reward": Verdict(None, "nobody knows"), "format": True})

@@ -13,7 +13,7 @@ import pytest
 
 from strop.errors import PlaceError, StropError
 from strop.rewards import Judge, Pairwise, Verdict, exact_match, judge_client, read_grade
-from strop.rewards.pairwise import pairs
+from strop.rewards.pairwise import choose_pairs
 from tests.limits import stretch
 from tests.unit.rewards.judging import Endpoint, endpoint
 
@@ -141,7 +141,7 @@ def test_a_judge_that_never_answers_as_one_is_no_verdict(place: Endpoint) -> Non
     assert (verdict.value, "budget" in verdict.why) == (None, True)
     verdict = judge(place, deadline=1.5)("?", "a", "b")
     assert verdict.value is None
-    assert "'<html>Sign in</html>'; is its base_url right?" in verdict.why
+    assert "'<html>Sign in</html>'). Fix: check its base_url" in verdict.why
 
 
 def test_halves_of_letters(place: Endpoint, tmp_path: Path) -> None:
@@ -285,15 +285,15 @@ def test_comparisons_that_stay_open_are_left_out(place: Endpoint) -> None:
 
 
 def test_a_bounded_number_of_pairs_is_spread_evenly() -> None:
-    assert len(pairs(8)) == 28
+    assert len(choose_pairs(8)) == 28
     for most in (8, 12, 16):
         for seed in range(5):
-            chosen = pairs(8, most, seed)
-            assert chosen == pairs(8, most, seed)
+            chosen = choose_pairs(8, most, seed)
+            assert chosen == choose_pairs(8, most, seed)
             assert len(set(chosen)) == most
             met = [sum(member in pair for pair in chosen) for member in range(8)]
             assert max(met) - min(met) <= 2
-    assert len({tuple(pairs(8, 8, seed)) for seed in range(5)}) > 1
+    assert len({tuple(choose_pairs(8, 8, seed)) for seed in range(5)}) > 1
 
 
 async def test_a_group_is_judged_while_a_loop_runs(place: Endpoint) -> None:

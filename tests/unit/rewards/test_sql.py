@@ -10,7 +10,7 @@ import pytest
 
 from strop.errors import PlaceError, StropError
 from strop.rewards import sql_match
-from strop.rewards.query import has_order, same
+from strop.rewards.query import are_same, has_order
 from tests.limits import stretch
 
 SPIDER = Path(__file__).parents[4] / "shared" / "data" / "spider"
@@ -153,9 +153,9 @@ def test_what_is_too_much_is_stopped(attack: str, why: str, database: Path) -> N
 def test_many_columns_alike_are_told_apart_in_time() -> None:
     rows = [(*[n % 2] * 20, n) for n in range(8)]
     other = [(*[n % 2] * 20, -n) for n in range(8)]
-    assert same(rows, [row[::-1] for row in rows], ordered=True)
-    assert not same(rows, other, ordered=False)
-    assert not same([(0, 1), (1, 0)], [(0, 0), (1, 1)], ordered=False)  # columns are alike, rows are not
+    assert are_same(rows, [row[::-1] for row in rows], ordered=True)
+    assert not are_same(rows, other, ordered=False)
+    assert not are_same([(0, 1), (1, 0)], [(0, 0), (1, 1)], ordered=False)  # columns are alike, rows are not
 
 
 @pytest.mark.parametrize(

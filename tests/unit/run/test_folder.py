@@ -10,11 +10,12 @@ import msgspec
 import pytest
 
 from strop.cli import chat as chatting
+from strop.cli import main
 from strop.config import Config
 from strop.errors import PlaceError
 from strop.run.evaluate import find_model
-from strop.run.folder import RunFolder, free
-from strop.run.start_from import require_checkpoint, source
+from strop.run.folder import RunFolder, find_free
+from strop.run.start_from import find_source, require_checkpoint
 
 
 def test_whoever_looks_for_a_moment_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
@@ -35,22 +36,50 @@ def test_whoever_looks_for_a_moment_does_not_keep_a_run_from_starting(tmp_path: 
 
 
 def test_a_held_folder_is_refused_and_seen_as_held(tmp_path: Path) -> None:
-    assert not RunFolder.held(tmp_path)  # nobody was ever there
+    assert not RunFolder.is_held(tmp_path)  # nobody was ever there
     run = RunFolder.create(tmp_path)
-    assert RunFolder.held(tmp_path)
+    assert RunFolder.is_held(tmp_path)
     with pytest.raises(PlaceError, match="another process"):
         RunFolder.create(tmp_path)
     run._lock.close()
-    assert not RunFolder.held(tmp_path)
+    assert not RunFolder.is_held(tmp_path)
 
 
 def test_a_run_of_another_version_is_left_alone_too(tmp_path: Path) -> None:
     demo = tmp_path / "demo"
     demo.mkdir()
     (demo / "config.json").write_text('{"a setting": "of long ago"}')
-    assert free(demo, RunFolder.taken) == tmp_path / "demo-2"
-    with pytest.raises(PlaceError, match="another strop"):
+    assert find_free(demo, RunFolder.is_taken) == tmp_path / "demo-2"
+    with pytest.raises(PlaceError, match=r"cannot be read: .* Fix: use the strop that wrote them"):
         RunFolder.config(demo)
+
+
+def test_a_run_that_is_not_there_is_answered_with_the_one_that_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunFolder.create("runs/demo")
+    run.keep(Config())
+    run.close()
+    Path("runs/dense.txt").touch()
+    for command in (
+        ["rollouts", "runs/dem"],
+        ["export", "runs/dem", "model"],
+        ["export", "run/demo:3", "model"],
+        ["train", "--from", "runs/dem:best"],
+        ["train", "--resume", "runs/dem"],
+        ["config", "runs/dem"],
+        ["runs", "runs/dem"],
+        ["replay", "runs/dem", "--step", "1"],
+    ):
+        assert main(command) == 2, command
+        said = capsys.readouterr().err
+        assert said.endswith(". Fix: write runs/demo\n"), said
+        assert "begin from" not in said
+    with pytest.raises(PlaceError, match=r"runs holds no run \(no config\.json in it\)\. Fix: check the path"):
+        RunFolder.config(Path("runs"))
+    assert main(["rollouts", "elsewhere/entirely"]) == 2
+    assert "(there is no such folder). Fix: check the path" in capsys.readouterr().err
 
 
 def asked(name: str) -> list[str]:
@@ -58,8 +87,8 @@ def asked(name: str) -> list[str]:
     commands = argparse.ArgumentParser().add_subparsers()
     chatting.add(commands)
     chat = commands.choices["chat"].parse_args([name])
-    ours = [str(found) for found in (require_checkpoint(name, best=False), source(name)[1])]
-    return [*ours, find_model(Config(), name, best=False), chatting.config_of(chat).policy.model]
+    ours = [str(found) for found in (require_checkpoint(name, best=False), find_source(name)[1])]
+    return [*ours, find_model(Config(), name, best=False), chatting.read_config(chat).policy.model]
 
 
 def test_the_result_of_a_run_that_collapsed_is_its_last_good_checkpoint(tmp_path: Path, capsys) -> None:

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from strop.run.health import Collapse, collapse, nothing_since, nothing_yet
+from strop.run.health import Collapse, find_collapse, warn_of_nothing_since, warn_of_nothing_yet
 from strop.types import Step
+
+RATES = {"learner.optim.lr": 0.02}
 
 
 def series(*steps: dict[str, float], rollouts: int = 64) -> list[Step]:
@@ -32,7 +34,7 @@ def flat(reward: float) -> dict[str, float]:
 def first(steps: Sequence[Step], patience: int = 5) -> tuple[int, Collapse] | None:
     """The step behind which a run is stopped, as the loop asks: behind each."""
     for n in range(1, len(steps) + 1):
-        if found := collapse(steps[:n], patience):
+        if found := find_collapse(steps[:n], patience):
             return n, found
     return None
 
@@ -115,37 +117,39 @@ def test_runs_that_never_earned_anything_or_only_the_best() -> None:
 
 def test_a_run_that_never_earned_anything_is_told_once_what_to_do() -> None:
     steps = series(*[flat(0.0)] * 9)
-    told = [said for n in range(1, 10) if (said := nothing_yet(steps[:n], 5)) is not None]
+    told = [said for n in range(1, 10) if (said := warn_of_nothing_yet(steps[:n], 5)) is not None]
     assert told == [
         "every rollout of the first 5 steps got 0, so nothing is learnt. Fix: take easier tasks, give part of the "
         "reward for part of the way, or show examples"
     ]
-    assert "knows one tool only" in str(nothing_yet(steps[:5], 5, "strop/nano"))
-    assert "harder tasks" in str(nothing_yet(series(*[flat(1.0)] * 5), 5))
-    assert nothing_yet(series(lively(0.1), *[flat(0.0)] * 4), 5) is None
-    assert nothing_yet(series(*[flat(0.0)] * 4, flat(1.0)), 5) is None
-    assert nothing_yet([], 0) is None
+    assert "knows one tool only" in str(warn_of_nothing_yet(steps[:5], 5, "strop/nano"))
+    assert "harder tasks" in str(warn_of_nothing_yet(series(*[flat(1.0)] * 5), 5))
+    assert warn_of_nothing_yet(series(lively(0.1), *[flat(0.0)] * 4), 5) is None
+    assert warn_of_nothing_yet(series(*[flat(0.0)] * 4, flat(1.0)), 5) is None
+    assert warn_of_nothing_yet([], 0) is None
 
 
 def test_a_run_that_earns_nothing_any_more_is_told_once_per_streak() -> None:
     """With few rollouts it may still be bad luck, and is no collapse yet."""
     steps = series(lively(0.125), *[flat(0.0)] * 11, lively(0.125), *[flat(0.0)] * 6, rollouts=8)
     assert first(steps) is None
-    told = {n: said for n in range(1, 20) if (said := nothing_since(steps[:n], 5, 0.02)) is not None}
+    told = {n: said for n in range(1, 20) if (said := warn_of_nothing_since(steps[:n], 5, RATES)) is not None}
     assert list(told) == [6, 18]
-    assert told[6].startswith("nothing earned since step 1: the learning rate may be too high (learner.optim.lr=0.02;")
+    assert told[6].startswith("nothing earned since step 1: the learning rate may be too high (learner.optim.lr=0.02),")
     assert told[18].startswith("nothing earned since step 13:")
     failed: dict[str, float] = {"failed/timeout": 8.0}
-    assert nothing_since(series(lively(0.125), *[flat(0.0)] * 5, failed, rollouts=8), 5, 0.02) is None, "told before"
+    assert warn_of_nothing_since(series(lively(0.125), *[flat(0.0)] * 5, failed, rollouts=8), 5, RATES) is None, (
+        "told before"
+    )
 
 
 def test_no_note_beside_a_collapse_nor_of_what_never_earned_or_still_does() -> None:
     collapsed = series(lively(0.188), *[flat(0.0)] * 5)
-    assert collapse(collapsed, 5) is not None
-    assert nothing_since(collapsed, 5, 0.02) is None
+    assert find_collapse(collapsed, 5) is not None
+    assert warn_of_nothing_since(collapsed, 5, RATES) is None
     for steps in (series(*[flat(0.0)] * 6), series(lively(0.1), *[flat(1.0)] * 5), series(*[lively(0.1)] * 6), []):
-        assert nothing_since(steps, 5, 0.02) is None
-    assert nothing_since(series(lively(0.1), flat(0.0), rollouts=8), 0, 0.02) is None
+        assert warn_of_nothing_since(steps, 5, RATES) is None
+    assert warn_of_nothing_since(series(lively(0.1), flat(0.0), rollouts=8), 0, RATES) is None
 
 
 def test_failures_without_any_reward_are_another_matter() -> None:
@@ -173,3 +177,20 @@ def test_bad_luck_is_no_collapse(rate: float, rollouts: int) -> None:
         streaks += any(all(s["critic/rewards/max"] == 0.0 for s in steps[i : i + 5]) for i in range(95))
         assert first(series(*steps, rollouts=rollouts)) is None
     assert streaks or rate * rollouts > 1
+
+
+def test_of_several_policies_the_one_that_collapsed_is_named() -> None:
+    """Its own metrics tell, though those of the other are as they were."""
+
+    def of_both(own: dict[str, float]) -> dict[str, float]:
+        return {f"policies/{name}/{key}": value for name in "ab" for key, value in by_policy(name, own).items()}
+
+    def by_policy(name: str, own: dict[str, float]) -> dict[str, float]:
+        return own if name == "b" else lively(0.6)
+
+    steps = series(*[of_both(lively(0.6))] * 6, *[of_both(flat(0.0))] * 5)
+    found = find_collapse(steps, 5)
+    assert found is not None
+    assert found.since == 7
+    assert found.why.startswith("the policy b: no rollout of steps 7 to 11 got more than 0")
+    assert find_collapse(steps[:9], 5) is None

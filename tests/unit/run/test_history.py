@@ -38,7 +38,7 @@ def test_a_summary_is_of_the_rewards_that_count(tmp_path: Path, monkeypatch: pyt
         drawn.update(evaluated)
         path.touch()
 
-    monkeypatch.setattr(summary, "reward_curve", draw)
+    monkeypatch.setattr(summary, "plot_rewards", draw)
     found = summary.summarize(config(), tmp_path, [], SCORES, seconds=1.0, done=True)
     assert (found.start, found.end, found.start_greedy, found.end_greedy) == (0.5, 1.25, 1.0, 1.0)
     assert drawn == {"test": [(0, 0.5), (2, 1.25)], "test-greedy": [(2, 1.0)]}

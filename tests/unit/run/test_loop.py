@@ -17,8 +17,8 @@ from strop.monitor.console import Silent
 from strop.run.collect import collect
 from strop.run.folder import RunFolder
 from strop.run.health import Collapse
-from strop.run.notes import note_trouble, stop_collapsed
-from strop.run.runtime import sampling_for
+from strop.run.notes import explain_skipped, note_trouble, stop_collapsed
+from strop.run.runtime import choose_sampling
 from strop.run.state import Run, TrainedPolicy
 from strop.store.base import Store
 from strop.store.sqlite import SqliteStore
@@ -29,7 +29,7 @@ TASKS = [Task(id=f"{split}-{n}", split=split) for n in range(4) for split in ("t
 
 def run_over(store: Store, config: Config) -> Run:
     """A run of which only the store is there."""
-    nothing: dict[str, Any] = dict.fromkeys(("folder", "gateway", "pool", "writers"))
+    nothing: dict[str, Any] = dict.fromkeys(("folder", "gateway", "pool", "writers", "engines", "learners"))
     nobody: dict[str, Any] = dict.fromkeys(("learner", "engine", "publisher", "algorithm"))
     policies = {MAIN: TrainedPolicy(name=MAIN, config=config, **nobody)}
     return Run(config=config, tasks=TASKS, view=Silent(), store=store, policies=policies, **nothing)
@@ -105,7 +105,7 @@ def test_no_epoch_ever_takes_a_task_of_another_split() -> None:
 def test_a_mode_samples_as_it_is_set() -> None:
     config = configured("policy.train.max_tokens=11", "policy.eval.max_tokens=22", "policy.eval.temperature=0.5")
     drawn = {
-        mode: sampling_for(config, Rollout(id="r", group="r", member=0, task=Task(id="t"), mode=mode, created=0.0))
+        mode: choose_sampling(config, Rollout(id="r", group="r", member=0, task=Task(id="t"), mode=mode, created=0.0))
         for mode in ("train", "eval", "greedy")
     }
     assert {mode: s.max_tokens for mode, s in drawn.items()} == {"train": 11, "eval": 22, "greedy": 22}
@@ -144,8 +144,22 @@ def test_a_run_is_told_what_its_steps_lack() -> None:
     run.steps[0].metrics.update({"critic/rewards/max": 1.0, "critic/rewards/mean": 1 / 24})
     run.steps.append(last := stepped(7, 0.0, dropped=dropped))
     note_trouble(run, last)
-    assert told[0].startswith("nothing earned since step 1: the learning rate may be too high (learner.optim.lr=0.02;")
+    assert told[0].startswith("nothing earned since step 1: the learning rate may be too high (learner.optim.lr=0.02),")
     (said,) = told[1:]
-    assert said.startswith(
-        "step 7 had nothing to train on: 24 rollouts in groups whose members all got the same reward"
+    assert said == (
+        "step 7 had nothing to train on: all rewards of the step are equal (mean 0.000): nothing to compare"
+    )
+
+
+def test_a_step_without_a_difference_tells_the_mean() -> None:
+    """So that a task that is solved does not look like a fault."""
+    alike = {f"g1.{n}": "zero_variance" for n in range(24)}
+    solved = stepped(1, 1.0, dropped=alike)
+    assert explain_skipped(solved) == "all rewards of the step are equal (mean 1.000): nothing to compare"
+    solved.metrics.update({"critic/rewards/min": 0.0, "critic/rewards/mean": 0.75})
+    assert explain_skipped(solved) == "all rewards within each group are equal (mean 0.750): nothing to compare"
+    solved.dropped["g1.0"] = "empty"
+    assert explain_skipped(solved) == (
+        "23 rollouts in groups whose members all got the same reward: nothing to compare; 1 rollouts in which the "
+        "model said nothing"
     )

@@ -90,7 +90,13 @@ async def opened(folder: Path, model: Path) -> Run:
     nobody: Any = Nobody()
     learner: Any = Here(model, config)
     algorithm = algorithms.make(config.algorithm, config.learner)
-    nothing: dict[str, Any] = {"gateway": None, "pool": None, "writers": None}
+    nothing: dict[str, Any] = {
+        "gateway": None,
+        "pool": None,
+        "writers": None,
+        "learners": [learner],
+        "engines": [nobody],
+    }
     policy = TrainedPolicy(
         name=configs.MAIN, config=config, algorithm=algorithm, learner=learner, engine=nobody, publisher=nobody
     )
@@ -321,6 +327,8 @@ async def test_a_store_that_is_not_there_is_not_made_anew(trained, model, how) -
     log.write_bytes(b"everything")
     if how == "empty":
         store.touch()
-    with pytest.raises(PlaceError, match=rf"store.sqlite is {how}, which has all that the run recorded: put it back"):
+    with pytest.raises(
+        PlaceError, match=rf"store.sqlite is {how}, which has all that the run recorded\. Fix: put it back"
+    ):
         await opened(folder, model)
     assert log.read_bytes() == b"everything"

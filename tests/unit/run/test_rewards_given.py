@@ -31,7 +31,9 @@ def test_a_reward_may_be_rare() -> None:
 
 
 def test_one_of_them_must_be_there() -> None:
-    with pytest.raises(ConfigError, match=r"counts a, b, but the agent gave only c: .* --set algorithm\.rewards\.c=1"):
+    with pytest.raises(
+        ConfigError, match=r"counts a, b, but the agent gave only c\. Fix: .* --set algorithm\.rewards\.c=1"
+    ):
         told({"a": 1.0, "b": 0.5}, "c")
     with pytest.raises(ConfigError, match="gave no reward"):
         told({"a": 1.0})

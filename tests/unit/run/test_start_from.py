@@ -6,14 +6,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from strop import config as configs
 from strop.cli import main
 from strop.config import Config, LoopConfig, StoreConfig
 from strop.errors import ConfigError, PlaceError
 from strop.models.checksums import write_sums
 from strop.monitor.summary import summarize
-from strop.run import start_from
-from strop.run.folder import RunFolder, free
+from strop.run import new_folder, start_from
+from strop.run.folder import RunFolder, find_free
 
 
 def begun(path: Path, config: Config | None = None) -> Path:
@@ -45,7 +47,7 @@ def test_a_new_run_never_touches_one_that_is_there(tmp_path: Path) -> None:
     before = everything(demo)
     assert place_of(demo) == tmp_path / "demo-2"
     begun(tmp_path / "demo-2")
-    assert free(demo, RunFolder.taken) == tmp_path / "demo-3"
+    assert find_free(demo, RunFolder.is_taken) == tmp_path / "demo-3"
     assert everything(demo) == before
     assert place_of(tmp_path / "new") == tmp_path / "new"
 
@@ -91,13 +93,50 @@ def test_what_would_be_overwritten_stays_until_another_run_has_begun(tmp_path: P
 
     if killed:  # nothing is put back
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(RunFolder, "_put_back", lambda _: None)
+            patch.setattr(new_folder, "_put_back", lambda _: None)
             with pytest.raises(ConfigError):
                 fails()
         assert place_of(demo) == tmp_path / "demo-2"
     with pytest.raises(ConfigError):
         fails()
     assert everything(demo) == before
+
+
+def test_a_run_that_never_begins_leaves_nothing_but_what_logs_say(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+
+    def refused(path: Path, *, overwrite: bool) -> None:
+        with start_from.choose_place(path, overwrite=overwrite) as place:
+            run = RunFolder.create(place)
+            for name in ("store.sqlite", "store.sqlite-wal", "learner.log", "agent_given.py"):
+                (place / name).touch()
+            (place / "policies" / "a").mkdir(parents=True)
+            (place / "policies" / "a" / "learner.log").touch()
+            (place / "agents.log").write_text(said)
+            run.close()
+
+    said = ""
+    for overwrite in (False, True):
+        refused(runs / "new", overwrite=overwrite)
+        assert not runs.exists()
+    said = "it died"
+    refused(runs / "new", overwrite=False)
+    assert [path.name for path in (runs / "new").iterdir()] == ["agents.log"]
+    begun(runs / "old")
+    before = everything(runs / "old")
+    refused(runs / "old", overwrite=True)
+    assert everything(runs / "old") == before
+    (runs / "half").mkdir()
+    (runs / "half" / "store.sqlite").write_text("of a run whose settings are lost")
+    refused(runs / "half", overwrite=False)
+    assert (runs / "half" / "store.sqlite").exists()
+
+
+def test_what_another_process_is_about_to_begin_stays(tmp_path: Path) -> None:
+    with start_from.choose_place(tmp_path / "run", overwrite=False) as place:
+        other = RunFolder.create(place)
+    assert (tmp_path / "run" / "lock").exists()
+    other.close()
 
 
 def test_overwrite_follows_no_link_out_of_the_folder(tmp_path: Path) -> None:
@@ -171,6 +210,86 @@ def test_what_a_resumed_run_keeps(tmp_path: Path, setting: str) -> None:
         start_from.change_settings(folder, sets=[setting, "loop.steps=3"])
     assert f"keeps its {setting.partition('=')[0]}" in str(refused.value)
     assert f"--from {folder}" in str(refused.value)
+
+
+TWO = configs.load(
+    sets=["agent=a.py:agent", "tasks=t.jsonl", "policies.writer.agents=['w*']", "policies.critic.learner.optim.lr=0.5"]
+)
+
+
+@pytest.mark.parametrize(
+    ("setting", "before"),
+    [
+        ("policies.critic.learner.optim.lr=0.1", 0.5),
+        ("policies.writer.learner.optim.lr=0.1", Config().learner.optim.lr),
+        ("policies.writer.learner.critic.warmup=3", Config().learner.critic.warmup),
+        ("policies.writer.eval.temperature=0.5", Config().policy.eval.temperature),
+        ("learner.optim.lr=0.1", Config().learner.optim.lr),
+    ],
+)
+def test_what_a_resumed_run_may_change_of_one_of_several_policies(tmp_path: Path, setting: str, before: float) -> None:
+    folder = begun(tmp_path / "run", TWO)
+    config, changes = start_from.change_settings(folder, sets=[setting])
+    name, _, value = setting.partition("=")
+    assert changes == {name: (before, float(value))}
+    run = RunFolder.open(folder)
+    run.change(changes, step=2)
+    run.close()
+    assert RunFolder.config(folder) == config
+    assert start_from.change_settings(folder, sets=[setting]) == (config, {})
+    assert RunFolder.config(folder, 2) == replace(TWO, folder=str(folder))  # steps that were made before have the old
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("policies.critic.model=smollm2-135m", "policies.writer.agents=['x']", "policies.critic.learner.lora.rank=8"),
+        *(
+            "policies.critic.algorithm.name=rloo",
+            "policies.writer.train.temperature=0.5",
+            "policies.writer.engine.threads=1",
+        ),
+    ],
+)
+def test_what_each_of_several_policies_keeps(tmp_path: Path, setting: str) -> None:
+    folder = begun(tmp_path / "run", TWO)
+    with pytest.raises(ConfigError, match=f"keeps its {setting.partition('=')[0]}; "):
+        start_from.change_settings(folder, sets=[setting])
+
+
+def test_a_resumed_run_gets_no_policy_more(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run", TWO)
+    with pytest.raises(ConfigError, match=r"keeps its policies\.third"):
+        start_from.change_settings(folder, sets=["policies.third.learner.optim.lr=0.5"])
+
+
+def parts(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "strop.json").write_text("{}")
+    return folder
+
+
+def test_one_model_is_one_part_of_a_checkpoint_of_several_policies(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run", TWO)
+    checkpoint = parts(folder / "checkpoints" / "step-000002-1", "critic", "writer")
+    with pytest.raises(PlaceError, match=r"\(critic, writer\), and one model is asked for\. Fix: .*--policy critic"):
+        start_from.require_checkpoint(str(folder), best=False)
+    with pytest.raises(PlaceError, match=r"and none of them is 'judge'\. Fix: name one"):
+        start_from.require_checkpoint(str(folder), best=False, policy="judge")
+    assert start_from.require_checkpoint(str(folder), best=False, policy="writer") == checkpoint / "writer"
+    assert start_from.require_checkpoint(str(checkpoint), best=False, policy="writer") == checkpoint / "writer"
+    assert start_from.require_checkpoint(str(checkpoint / "critic"), best=False) == checkpoint / "critic"
+    with pytest.raises(PlaceError, match=r"is one model, without parts .*\. Fix: leave out --policy"):
+        start_from.require_checkpoint(str(checkpoint / "critic"), best=False, policy="critic")
+
+
+def test_several_policies_begin_from_a_checkpoint_with_a_part_for_each(tmp_path: Path) -> None:
+    config = replace(TWO, folder=str(tmp_path / "new"))
+    with pytest.raises(PlaceError, match=r"has no part of the policy critic\. Fix: "):
+        start_from.begin_from(parts(tmp_path / "step-000002-1", "writer"), config)
+    with pytest.raises(PlaceError, match=r"has no part of the policy writer\. Fix: "):
+        start_from.begin_from(parts(tmp_path, "one") / "one", config)
 
 
 def test_what_was_changed_when_can_be_read(tmp_path: Path) -> None:
@@ -257,12 +376,12 @@ def test_checkpoints_by_step(tmp_path: Path) -> None:
     (folder / "checkpoints" / "step-000010-1").mkdir()
     (folder / "checkpoints" / "step-000010-2").mkdir()
     for name, found in (("", "10-2"), (":2", "02-1"), (":10", "10-2"), (":best", "02-1")):
-        run, checkpoint = start_from.source(f"{folder}{name}")
+        run, checkpoint = start_from.find_source(f"{folder}{name}")
         assert (run, checkpoint.name) == (folder, f"step-0000{found}")
     with pytest.raises(PlaceError, match="steps 2, 10"):
-        start_from.source(f"{folder}:3")
+        start_from.find_source(f"{folder}:3")
     with pytest.raises(PlaceError, match="holds no run"):
-        start_from.source(str(tmp_path / "nowhere:3"))
+        start_from.find_source(str(tmp_path / "nowhere:3"))
     RunFolder.create(tmp_path / "new").close()
     with pytest.raises(PlaceError, match="no checkpoint yet"):
-        start_from.source(str(tmp_path / "new:3"))
+        start_from.find_source(str(tmp_path / "new:3"))

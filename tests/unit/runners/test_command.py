@@ -440,7 +440,7 @@ async def test_nothing_of_ours_is_left_open(bench: Bench) -> None:
     [
         ("", "the command is empty"),
         ("echo 'half", "cannot be split into words: No closing quotation"),
-        ("no-such-program --fast", r"no program 'no-such-program': check its name and \$PATH, or write sh -c"),
+        ("no-such-program --fast", r"no program 'no-such-program'\. Fix: check its name and \$PATH, or write sh -c"),
         ("cd there && node agent.js", "no program 'cd'"),
         ("./no/such/file", "no program './no/such/file'"),
         ("{folder}/agent.sh", r"cannot be executed: chmod \+x .*/agent\.sh"),

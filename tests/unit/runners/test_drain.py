@@ -4,7 +4,7 @@ import asyncio
 import time
 from pathlib import Path
 
-from strop.run.serve import served
+from strop.run.serve import open_store_server
 from strop.store.remote import HttpStore
 from strop.store.sqlite import SqliteStore
 from strop.types import Lease
@@ -99,7 +99,7 @@ async def test_leases_that_were_on_their_way_go_back_too(store: SqliteStore):
                 await asyncio.sleep(600)
             return leases
 
-    async with served(store) as server:
+    async with open_store_server(store) as server:
         slow = await Slow.open(server.url, server.key)
         async with running(slow, agents_in="threads", workers=2, lease=600) as pool:
             ids = await enqueue(store, {"do": "return"}, {"do": "return"})

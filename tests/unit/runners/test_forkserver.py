@@ -7,7 +7,7 @@ import pytest
 
 from strop.errors import AgentError
 from strop.net.secrets import child_environment
-from strop.runners.forkserver import STARTS, ForkServer
+from strop.runners.forkserver import KILLS, STARTS, ForkServer
 
 
 async def kill_starts(server: ForkServer, count: int) -> None:
@@ -22,15 +22,26 @@ async def kill_starts(server: ForkServer, count: int) -> None:
 
 async def test_killed_while_it_starts_it_is_started_again(tmp_path: Path) -> None:
     server = ForkServer(tmp_path / "log", str(tmp_path / "folder"), child_environment())
-    _, (worker, connection) = await asyncio.gather(kill_starts(server, STARTS - 1), server.fork())
+    _, (worker, connection) = await asyncio.gather(kill_starts(server, STARTS), server.fork())
     connection.close()
     assert worker.pid > 0
     await server.close()
 
 
-async def test_one_that_always_dies_is_told(tmp_path: Path) -> None:
+async def test_one_that_dies_by_itself_is_not_tried_for_long(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho start >> {tmp_path}/starts\nexit 3\n")
+    python.chmod(0o755)
+    server = ForkServer(tmp_path / "log", str(tmp_path / "folder"), child_environment(), str(python))
+    with pytest.raises(AgentError, match="the process that starts agents died: look into"):
+        await server.fork()
+    assert (tmp_path / "starts").read_text() == "start\n" * STARTS
+    await server.close()
+
+
+async def test_one_that_is_always_killed_is_told(tmp_path: Path) -> None:
     server = ForkServer(tmp_path / "log", str(tmp_path / "folder"), child_environment())
-    killing = asyncio.create_task(kill_starts(server, STARTS))
+    killing = asyncio.create_task(kill_starts(server, KILLS))
     with pytest.raises(AgentError, match="the process that starts agents died: look into"):
         await server.fork()
     await killing

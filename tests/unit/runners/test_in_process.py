@@ -56,7 +56,7 @@ async def test_a_thousand_agents_at_once(store: SqliteStore):
 
 async def test_a_function_that_would_block_the_loop_is_refused(store: SqliteStore):
     with pytest.raises(
-        AgentError, match=r'is not async: write it as `async def`, or set runner.agents_in to "threads"'
+        AgentError, match=r'is not async\. Fix: write it as `async def`, or set runner.agents_in to "threads"'
     ):
         async with running(store, AGENT, agents_in="loop"):
             pass

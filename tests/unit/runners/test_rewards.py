@@ -17,7 +17,7 @@ from strop.runners.rewards import (
     compute_outcome_now,
     is_rewards,
     load_reward_function,
-    rewards_of,
+    parse_rewards,
 )
 from strop.types import Reward, Task
 
@@ -73,8 +73,8 @@ class Vector:
     ],
 )
 def test_what_may_be_returned(value: object, rewards: list[Reward]) -> None:
-    assert rewards_of(value) == rewards
-    assert all(type(reward.value) is float for reward in rewards_of(value))
+    assert parse_rewards(value) == rewards
+    assert all(type(reward.value) is float for reward in parse_rewards(value))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_may_be_returned(value: object, rewards: list[Reward]) -> None:
         (1.7e308, r"reward 'reward' is 1\.7e\+308: give a number between -1e\+09 and 1e\+09"),
         ({"a": 1, "b": -1e39}, r"reward 'b' is -1e\+39"),
         ([{"value": 10**12}], "give a number between"),
-        ("1.0", "returned str '1.0' as 'reward': return a number"),
+        ("1.0", r"returned str '1.0' as 'reward'\. Fix: return a number"),
         ("x" * 10_000, r"returned str 'x+\.\.\.x+' as 'reward'"),
         ({"a": 1, "b": math.nan}, "reward 'b' is nan"),
         ([{"value": 1, "agent": "\ud800"}], r"is for '\\ud800': name a turn or an agent with printable characters"),
@@ -106,7 +106,7 @@ def test_what_may_be_returned(value: object, rewards: list[Reward]) -> None:
 )
 def test_what_may_not_be_returned(value: object, says: str) -> None:
     with pytest.raises(BadReward, match=says) as refused:
-        rewards_of(value)
+        parse_rewards(value)
     assert len(str(refused.value)) < 400
 
 
@@ -271,8 +271,8 @@ async def test_a_slow_reward_function_does_not_stop_the_loop_and_can_be_left(jud
     ("name", "says"),
     [
         ("nothing", "^reward: .* has no 'nothing'"),
-        ("number", "^reward: .*is int: name a function"),
-        ("one", r"takes \(task\): write it as f\(task, answer\)"),
+        ("number", r"^reward: .*is int\. Fix: name a function"),
+        ("one", r"takes \(task\)\. Fix: write it as f\(task, answer\)"),
         ("four", "takes .*more"),
     ],
 )

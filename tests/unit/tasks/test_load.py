@@ -52,9 +52,12 @@ def test_jsonl_of_whole_tasks_and_of_any_objects(tmp_path: Path):
     [
         (['{"a": 1}', "{nope"], r"t\.jsonl, line 2: not valid JSON .*one JSON object per line"),
         (['{"a": 1}', "[1]"], r"t\.jsonl, line 2: a task is an object, not list"),
-        (['{"id": "x"}', '{"id": "x"}'], r"t\.jsonl, line 2: id 'x' was used before, at .*t\.jsonl, line 1; give"),
-        (['{"id": null, "q": 1}'], r"line 1: 'id' is None; write it as text"),
-        (['{"split": 3}'], r"line 1: 'split' is 3; write it as text"),
+        (
+            ['{"id": "x"}', '{"id": "x"}'],
+            r"t\.jsonl, line 2: id 'x' was used before, at .*t\.jsonl, line 1\. Fix: give",
+        ),
+        (['{"id": null, "q": 1}'], r"line 1: 'id' is None\. Fix: write it as text"),
+        (['{"split": 3}'], r"line 1: 'split' is 3\. Fix: write it as text"),
         ([""], r"t\.jsonl: no tasks there"),
     ],
 )
@@ -98,18 +101,18 @@ def test_functions(tmp_path: Path):
     ]
     assert len(load("strop.demo:tasks", kind="chain", seed=3)) > 1000
     for name, says in (
-        ("text", "returned str: return a list"),
+        ("text", r"returned str\. Fix: return a list"),
         ("broken", "failed: KeyError: 'k'"),
         ("VALUE", "is int, not a function"),
-        ("mak", r"has no 'mak'; did you mean .*:make\?"),
+        ("mak", r"has no 'mak'\. Fix: write .*:make$"),
     ):
         with pytest.raises(TaskError, match=says):
             load(f"{path}:{name}")
     with pytest.raises(TaskError, match=r"failed: TypeError: .*'nope'"):
         load(f"{path}:make", nope=1)
-    with pytest.raises(TaskError, match="takes no arguments: remove 'num'"):
+    with pytest.raises(TaskError, match=r"takes no arguments\. Fix: remove 'num'"):
         load("t.jsonl", num=1)
-    with pytest.raises(TaskError, match="takes no arguments: remove 'num'"):
+    with pytest.raises(TaskError, match=r"takes no arguments\. Fix: remove 'num'"):
         load([{"q": 1}], num=1)
 
 
@@ -120,8 +123,8 @@ def test_what_cannot_be_read_is_told_what_can(tmp_path: Path, monkeypatch: pytes
     possible = r"\.jsonl, \.csv or \.parquet file, a folder .*Hugging Face data set .*FILE\.py:function"
     for spec, says in (
         ("notes.txt", possible),
-        ("trian.josnl", possible + r".*; did you mean train\.jsonl\?"),
-        ("trian.jsonl", r"cannot read trian\.jsonl: No such file or directory; did you mean train\.jsonl\?"),
+        ("trian.josnl", r"'trian\.josnl' is not a source of tasks\. Fix: write train\.jsonl$"),
+        ("trian.jsonl", r"cannot read trian\.jsonl: No such file or directory\. Fix: write train\.jsonl$"),
         (f"{tmp_path}/nothing/like/it", possible),
         ("https://example.org/train.jsonl", possible),
         ("", possible),
@@ -139,7 +142,7 @@ def test_numbers_that_json_cannot_hold_are_named():
         ({"score": float("nan")}, "'score' is nan"),
         ({"a": {"b": [1.0, None, float("-inf")]}}, r"'a\.b\.2' is -inf"),
     ):
-        with pytest.raises(TaskError, match=rf"tasks, item 1: {says}, which JSON cannot hold; write null"):
+        with pytest.raises(TaskError, match=rf"tasks, item 1: {says}, which JSON cannot hold\. Fix: write null"):
             load([data])
         with pytest.raises(TaskError, match=says):
             load([Task(id="a", data=data)])
@@ -187,7 +190,9 @@ class TestTables:
             write(tmp_path / f"{name}.jsonl", {"from": name})
         tasks = load({"train": str(tmp_path), "val": str(tmp_path / "test.jsonl")})
         assert [(task.split, task.data["from"]) for task in tasks] == [("train", "train"), ("val", "test")]
-        with pytest.raises(TaskError, match=r"has the splits test, train and none called 'val': name the split as it"):
+        with pytest.raises(
+            TaskError, match=r"has the splits test, train and none called 'val'\. Fix: name the split as it"
+        ):
             load({"val": str(tmp_path)})
         (tmp_path / "test.jsonl").unlink()
         assert load({"val": str(tmp_path)}) == [Task(id="train-1", split="val", data={"from": "train"})]
@@ -196,7 +201,7 @@ class TestTables:
         path = write(tmp_path / "table_tasks_fn.py", "def make(num):\n    return [{'n': n} for n in range(num)]")
         file = write(tmp_path / "a.jsonl", {"q": 1})
         assert len(load({"train": f"{path}:make", "test": str(file)}, num=3)) == 4
-        with pytest.raises(TaskError, match="none of these tasks takes arguments: remove 'num'"):
+        with pytest.raises(TaskError, match=r"none of these tasks takes arguments\. Fix: remove 'num'"):
             load({"train": str(file)}, num=3)
 
     def test_what_is_wrong(self, tmp_path: Path):
@@ -205,9 +210,9 @@ class TestTables:
             ({}, "tasks: no tasks there"),
             ({"train": [{"q": 1}], "test": str(empty)}, r"empty\.jsonl: no tasks there"),
             ({"train": {"a": "b.jsonl"}}, "the split 'train' are a table"),
-            ({"": [{"q": 1}]}, "'' is no name of a split"),
+            ({"": [{"q": 1}]}, "'' is not the name of a split"),
             ({"train": 3}, "'int' object is not iterable"),
-            ({"question": "2 + 2?", "answer": 4}, r"tasks '2 \+ 2\?' are none of what can be read"),
+            ({"question": "2 + 2?", "answer": 4}, r"'2 \+ 2\?' is not a source of tasks"),
         ):
             with pytest.raises(TaskError, match=says):
                 load(table)  # pyright: ignore
@@ -217,13 +222,13 @@ def test_resolving_says_what_is_wrong(tmp_path: Path):
     for name, text in (("syntax", "def f(:"), ("imports", "import not_there_xyz"), ("exits", "raise SystemExit(3)")):
         write(tmp_path / f"{name}_case.py", text)
     for spec, says in (
-        ("agent", "names no function: write FILE.py:function"),
-        (f"{tmp_path}/none.py:f", r"there is no file .*none\.py: check the path"),
+        ("agent", r"names no function\. Fix: write FILE.py:function"),
+        (f"{tmp_path}/none.py:f", r"there is no file .*none\.py\. Fix: check the path"),
         (f"{tmp_path}/syntax_case.py:f", "failed: SyntaxError: "),
         (f"{tmp_path}/imports_case.py:f", "failed: ModuleNotFoundError: No module named 'not_there_xyz'"),
         (f"{tmp_path}/exits_case.py:f", "failed: SystemExit: 3"),
         ("no_such_package.agents:f", "there is no module 'no_such_package'"),
-        ("strop.demo:agnet", r"did you mean strop\.demo:agent\?"),
+        ("strop.demo:agnet", r"has no 'agnet'\. Fix: write strop\.demo:agent$"),
     ):
         with pytest.raises(AgentError, match=says) as caught:
             resolve(spec, "agent")

@@ -5,22 +5,22 @@ from collections import Counter
 import pytest
 
 from strop.errors import ConfigError
-from strop.tasks.sampling import evaluation, group, hold_out, task_at
+from strop.tasks.sampling import choose_task, evaluation, group, hold_out
 from strop.types import Retry, Task, stable_hash
 
 TASKS = [Task(id=f"t{i}") for i in range(10)]
 
 
 def test_every_epoch_has_every_task_once_in_an_order_of_its_own():
-    epochs = [[task_at(TASKS, 7, e * 10 + n).id for n in range(10)] for e in range(5)]
+    epochs = [[choose_task(TASKS, 7, e * 10 + n).id for n in range(10)] for e in range(5)]
     assert all(sorted(epoch) == [task.id for task in TASKS] for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 5
 
 
 def test_the_order_depends_on_the_seed_alone():
-    order = [task_at(TASKS, 7, n).id for n in range(40)]
-    assert [task_at(TASKS, 7, n).id for n in reversed(range(40))] == order[::-1]
-    assert [task_at(TASKS, 8, n).id for n in range(40)] != order
+    order = [choose_task(TASKS, 7, n).id for n in range(40)]
+    assert [choose_task(TASKS, 7, n).id for n in reversed(range(40))] == order[::-1]
+    assert [choose_task(TASKS, 8, n).id for n in range(40)] != order
     # fixed numbers: a resumed run of an older release must go on in the same order
     assert order[:5] == ["t5", "t7", "t2", "t1", "t9"]
 
@@ -29,7 +29,7 @@ def test_the_orders_of_many_epochs_take_little_memory():
     tasks = [TASKS[0]] * 100_000
     tracemalloc.start()
     for epoch in range(2):
-        task_at(tasks, 7, epoch * len(tasks))
+        choose_task(tasks, 7, epoch * len(tasks))
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert kept < 2 * 5 * len(tasks)
@@ -62,12 +62,12 @@ def test_only_train_tasks_are_held_out():
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        (10, r"hold_out is 10 and there are 10 tasks of split train: leave at least one"),
+        (10, r"hold_out is 10 and there are 10 tasks of split train\. Fix: leave at least one"),
         (0.99, r"hold_out is 0\.99 and there are 10 tasks"),
-        (1.5, r"hold_out is 1\.5: give a share below 1, or a whole number of tasks"),
-        (-1, "hold_out is -1: give"),
-        (float("nan"), "hold_out is nan: give"),
-        (float("inf"), "hold_out is inf: give"),
+        (1.5, r"hold_out is 1\.5\. Fix: give a share below 1, or a whole number of tasks"),
+        (-1, r"hold_out is -1\. Fix: give"),
+        (float("nan"), r"hold_out is nan\. Fix: give"),
+        (float("inf"), r"hold_out is inf\. Fix: give"),
     ],
 )
 def test_what_cannot_be_held_out(wanted: float, says: str):
@@ -80,7 +80,7 @@ def test_a_group():
     assert [r.id for r in rollouts] == ["g000012~1.0", "g000012~1.1", "g000012~1.2"]
     assert {r.group for r in rollouts} == {"g000012~1"}
     assert [r.member for r in rollouts] == [0, 1, 2]
-    assert {r.task.id for r in rollouts} == {task_at(TASKS, 7, 12).id}
+    assert {r.task.id for r in rollouts} == {choose_task(TASKS, 7, 12).id}
     assert [r.seed for r in rollouts] == [stable_hash(7, "train", 12, m) for m in range(3)]
     assert {(r.mode, r.retries["timeout"].limit, r.status) for r in rollouts} == {("train", 4, "queued")}
 

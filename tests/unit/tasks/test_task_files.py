@@ -40,7 +40,7 @@ class TestJsonl:
     @pytest.mark.parametrize(
         ("content", "says"),
         [
-            (b'{"q": 1}\n{"q": "caf\xe9"}', "line 2: not UTF-8 text; save the file as UTF-8"),
+            (b'{"q": 1}\n{"q": "caf\xe9"}', r"line 2: not UTF-8 text\. Fix: save the file as UTF-8"),
             ('{"q": "é"}'.encode("utf-16"), "line 1: not valid JSON"),
             ('{"q": NaN}', "line 1: not valid JSON"),
             ('{"q": 1e999}', "line 1: not valid JSON .*out of range"),
@@ -65,7 +65,7 @@ class TestJsonl:
         path = tmp_path / "t.jsonl"
         with path.open("wb") as file:
             file.truncate(files.LONGEST + 2)
-        with pytest.raises(TaskError, match="line 1: longer than 64 MiB; write one JSON object per line"):
+        with pytest.raises(TaskError, match=r"line 1: longer than 64 MiB\. Fix: write one JSON object per line"):
             load(path)
 
 
@@ -113,13 +113,13 @@ class TestCsv:
     @pytest.mark.parametrize(
         ("content", "says"),
         [
-            ('a,b\n1,"x\ny"\n1,2,3\n', "line 4: 3 values for 2 columns; put text with commas"),
+            ('a,b\n1,"x\ny"\n1,2,3\n', r"line 4: 3 values for 2 columns\. Fix: put text with commas"),
             ("a,b\n1,2\n1\n", "line 3: 1 values for 2 columns"),
             ('a,b\n1,2\n3,"x\n4,5\n', "line 3: not valid CSV .*close every double quote"),
             ('a,b\n1,"x" y\n', "line 2: not valid CSV"),
             ("a,b,a\n1,2,3\n", "line 1: two columns are called 'a'"),
-            ("a;b\n1;2\n", "line 1: one column called 'a;b'; separate columns by commas"),
-            (b"a,b\n1,2\n3,caf\xe9\n", "line 3: not UTF-8 text; save the file as UTF-8"),
+            ("a;b\n1;2\n", r"line 1: one column called 'a;b'\. Fix: separate columns by commas"),
+            (b"a,b\n1,2\n3,caf\xe9\n", r"line 3: not UTF-8 text\. Fix: save the file as UTF-8"),
             ("a,b\n1,2\n".encode("utf-16"), "line 1: not UTF-8 text"),
             ("id,q\nx,1\nx,2\n", r"line 3: id 'x' was used before, at .*t\.csv, line 2"),
             ("a,b\n", "no tasks there"),
@@ -159,6 +159,6 @@ for spec in ("secret", "secret/train.jsonl", "mine.jsonl"):
     secret.chmod(0o755)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        f"cannot read {name}: Permission denied; allow this user to read it"
+        f"cannot read {name}: Permission denied. Fix: allow this user to read it"
         for name in ("secret", "secret/train.jsonl", "mine.jsonl")
     ]

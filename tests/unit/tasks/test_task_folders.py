@@ -72,10 +72,10 @@ def test_a_folder_with_an_empty_split(tmp_path: Path):
     [
         (
             ["main/train.jsonl", "socratic/train.jsonl"],
-            r"main/.* and .*socratic/.* are both of .*'train': give the folder",
+            r"main/.* and .*socratic/.* are both of .*'train'\. Fix: give the folder",
         ),
-        (["train.jsonl", "train.csv"], r"train\.csv and .*train\.jsonl are both of the split 'train': keep one"),
-        (["train-00000-of-00002.jsonl"], "the split 'train' has 1 of 2 files, .*: download what is missing"),
+        (["train.jsonl", "train.csv"], r"train\.csv and .*train\.jsonl are both of the split 'train'\. Fix: keep one"),
+        (["train-00000-of-00002.jsonl"], r"the split 'train' has 1 of 2 files, .*\. Fix: download what is missing"),
         (["train-00001-of-00002.jsonl"], "the split 'train' has 1 of 2 files"),
         (["train.jsonl", "train-00000-of-00001.jsonl"], "the split 'train' has 2 of 1 files, .* or remove what"),
         (["train.json"], r"holds no tasks: looked there and one folder down for files named by split, such as train\."),
@@ -90,5 +90,5 @@ def test_what_is_wrong_is_a_sentence(tmp_path: Path, names: list[str], says: str
 
 def test_a_folder_takes_no_arguments(tmp_path: Path):
     put(tmp_path / "train.jsonl", "a")
-    with pytest.raises(TaskError, match="takes no arguments: remove 'name'"):
+    with pytest.raises(TaskError, match=r"takes no arguments\. Fix: remove 'name'"):
         load(str(tmp_path), name="main")

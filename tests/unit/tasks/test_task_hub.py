@@ -59,7 +59,7 @@ def test_the_arguments_are_those_of_load_dataset(folder: str):
         ({"name": "socratic"}, r"'socratic' not found.*check tasks_args, which are load_dataset's"),
         ({"split": "val"}, r'Unknown split "val".*check tasks_args'),
         ({"nope": 3}, r"nope.*check tasks_args"),
-        ({"split": ["train", "test"]}, r"`split` is a list; name one split"),
+        ({"split": ["train", "test"]}, r"`split` is a list\. Fix: name one split"),
     ):
         with pytest.raises(TaskError, match=says) as caught:
             hub.from_hub(folder, **kwargs)
@@ -101,7 +101,7 @@ def test_without_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "gsm8k.jsonl").write_text("{}")
     for spec, says in (
         ("openai/gsm8k", "tasks 'openai/gsm8k': there is no such file or folder; .*: pip install datasets"),
-        ("gsm8k", r"no such file or folder \(did you mean gsm8k\.jsonl\?\); .*: pip install datasets"),
+        ("gsm8k", r"no such file or folder \(but gsm8k\.jsonl is there\); .*: pip install datasets"),
         ("one", "one was written by Hugging Face's datasets and needs it to be read: pip install datasets"),
     ):
         with pytest.raises(TaskError, match=says):

@@ -81,6 +81,11 @@ def test_too_few_answers_say_which_one_is_missing() -> None:
     assert isinstance(raised.value.__cause__, openai.APIError)
 
 
+def test_one_text_is_not_a_list_of_answers() -> None:
+    with pytest.raises(ConfigError, match=r"one text, 'yes'\. Fix: give a list of answers, \['yes'\]"):
+        testing.run(ask, "hello", answers="yes")
+
+
 def test_what_is_not_a_reward_is_refused() -> None:
     with pytest.raises(AgentError, match=r"bad_reward.*return a number"):
         testing.run(lambda task, llm: "12", None, answers=[])

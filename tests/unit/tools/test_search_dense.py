@@ -16,7 +16,7 @@ from strop.models.names import resolve
 from strop.tools.search import dense
 from strop.tools.search.dense import Dense
 from strop.tools.search.documents import Documents
-from strop.tools.search.encoder import DEFAULT, PACKAGE, Encoder, folder_of, pooling_of
+from strop.tools.search.encoder import DEFAULT, PACKAGE, Encoder, find_folder, read_pooling
 from strop.tools.search.index import Index, build
 from tests.unit.tools.test_search_index import TOWNS, corpus, quiet
 
@@ -87,7 +87,7 @@ def test_a_large_index_looks_at_the_nearest_cells(tmp_path: Path, nano: Path) ->
     large = tmp_path / "large"
     shutil.copytree(tmp_path / "flat", large)
     about = Dense(model=str(nano))
-    dense.build(large, Documents(large), about, dense.encoder_of(about), quiet, flat=10)
+    dense.build(large, Documents(large), about, dense.load_encoder(about), quiet, flat=10)
     assert (large / "dense.faiss").read_bytes()[:4] == b"IwFl"  # an inverted file
     index = Index.open(large)
     for one, (found, *_) in zip(SENTENCES[:20], index.search(SENTENCES[:20], 1), strict=True):
@@ -104,12 +104,12 @@ def test_another_model_than_the_one_of_the_index_is_noticed(tmp_path: Path, nano
     with pytest.raises(ModelError, match="is not the model"):
         Index.open(tmp_path / "index")
     shutil.rmtree(model)
-    with pytest.raises(ModelError, match="there is no model"):
+    with pytest.raises(ModelError, match="there is no folder or file"):
         Index.open(tmp_path / "index")
 
 
 def test_how_tokens_are_pooled_is_read_from_the_model(tmp_path: Path) -> None:
-    assert pooling_of(tmp_path) == "mean"
+    assert read_pooling(tmp_path) == "mean"
     (tmp_path / "1_Pooling").mkdir()
     for said, pooling in (
         ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
@@ -117,10 +117,10 @@ def test_how_tokens_are_pooled_is_read_from_the_model(tmp_path: Path) -> None:
         ({"pooling_mode": "cls"}, "cls"),
     ):
         (tmp_path / "1_Pooling/config.json").write_text(json.dumps(said))
-        assert pooling_of(tmp_path) == pooling
+        assert read_pooling(tmp_path) == pooling
     (tmp_path / "1_Pooling/config.json").write_text('{"pooling_mode_lasttoken": true}')
     with pytest.raises(ModelError, match="lasttoken"):
-        pooling_of(tmp_path)
+        read_pooling(tmp_path)
 
 
 def test_a_model_that_is_none_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,5 +142,5 @@ def test_minilm_finds_what_is_said_in_other_words(tmp_path: Path) -> None:
     queries = {"birthplace of a famous physicist": "2", "a city in the Alpine republic": "3", "music group": "5"}
     found = index.search(list(queries), 1)
     assert [some[0].passage.id for some in found] == list(queries.values())
-    folder = folder_of(DEFAULT)
+    folder = find_folder(DEFAULT)
     assert np.abs(Encoder(folder, "mean")(["music group"])[0] - vector(folder, "music group", "mean")).max() < 1e-5

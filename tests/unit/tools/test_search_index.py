@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from strop.cli import main
 from strop.errors import ConfigError, PlaceError
 from strop.tools.search import bm25
-from strop.tools.search.bm25 import K1, STOPWORDS, B, best, words
+from strop.tools.search.bm25 import K1, STOPWORDS, B, find_best, split_words
 from strop.tools.search.index import Index, build
 
 DATA = Path(__file__).parents[3].parent / "shared/data/qa"
@@ -89,7 +89,7 @@ def test_scores_are_those_of_the_formula(tmp_path: Path) -> None:
     weights = [1 / (n + 1) for n in range(len(vocabulary))]
     texts = [" ".join(draw.choices(vocabulary, weights, k=draw.randint(1, 30))) for _ in range(200)]
     index = made(tmp_path, [{"id": n, "contents": text} for n, text in enumerate(texts)])
-    lists = [words(text) for text in texts]
+    lists = [split_words(text) for text in texts]
     mean = sum(map(len, lists)) / len(lists)
     holding = Counter(word for some in lists for word in set(some))
 
@@ -115,7 +115,7 @@ def test_scores_are_those_of_the_formula(tmp_path: Path) -> None:
 )
 def test_the_best_are_those_that_sorting_everything_gives(scores: list[float], topk: int) -> None:
     expected = sorted(((-score, n) for n, score in enumerate(scores) if score > 0))[:topk]
-    assert best(np.array(scores), topk) == [(n, -score) for score, n in expected]
+    assert find_best(np.array(scores), topk) == [(n, -score) for score, n in expected]
 
 
 def test_a_mapped_index_gives_what_one_in_memory_gives(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_mapped_index_gives_what_one_in_memory_gives(tmp_path: Path) -> None:
     whole = bm25s.BM25.load(tmp_path / "index" / "bm25", mmap=False)
     for query in ("w1 w2 w3", "w200", "w7 w7"):
         scores = whole.get_scores(query.split())
-        assert [(int(one.passage.id), one.score) for one in index.search([query], 10)[0]] == best(scores, 10)
+        assert [(int(one.passage.id), one.score) for one in index.search([query], 10)[0]] == find_best(scores, 10)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_what_is_no_index_is_refused_with_the_next_step(tmp_path: Path, capsys: 
     whole = documents.read_bytes()
     for data in (whole[:-5], whole + b"{}\n", b""):
         documents.write_bytes(data)
-        with pytest.raises(PlaceError, match=r"damaged .*: build it again"):
+        with pytest.raises(PlaceError, match=r"damaged .*\. Fix: build it again"):
             Index.open(tmp_path / "index")
     documents.write_bytes(whole)
     assert len(Index.open(tmp_path / "index").documents) == len(TOWNS)
@@ -258,5 +258,5 @@ def test_jax_is_left_alone(tmp_path: Path) -> None:
     """bm25s would import it and have it take a GPU's memory."""
     (tmp_path / "jax").mkdir()
     (tmp_path / "jax" / "__init__.py").write_text("raise SystemExit('jax was imported')")
-    code = "from strop.tools.search.bm25 import library; library().BM25"
+    code = "from strop.tools.search.bm25 import import_bm25s; import_bm25s().BM25"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=True)

@@ -22,7 +22,7 @@ class AgentChat:
 
     def __init__(self, session: ChatSession, example: Task | None) -> None:
         self.example = example or Task(id="example", data={FIELDS[0]: ""})
-        self.field = text_field(self.example.data)
+        self.field = find_text_field(self.example.data)
         self._session = session
 
     async def ask(self, text: str, show: Show) -> tuple[Rollout, ChatAnswer]:
@@ -38,7 +38,7 @@ class AgentChat:
                 for turn in await store.turns(rollout.id):
                     if turn.id not in shown:
                         shown[turn.id] = turn
-                        show(TurnRecorded(turn, new_messages(turn, shown)))
+                        show(TurnRecorded(turn, select_new_messages(turn, shown)))
                 for event in await store.events(rollout.id):
                     if event.id not in heard:
                         heard.add(event.id)
@@ -65,12 +65,12 @@ class AgentChat:
         return data | {MESSAGES: [*before, {"role": "user", "content": text}]}
 
 
-def text_field(data: Any) -> str | None:
+def find_text_field(data: Any) -> str | None:
     """Where a task's data has the text that an agent is given; None: it is all there is. Raises `ConfigError`.
 
-    >>> text_field({"question": "3 * 4?", "answer": 12}), text_field({"id": 7, "story": "..."}), text_field("3 * 4?")
-    ('question', 'story', None)
-    >>> text_field({"messages": [{"role": "user", "content": "3 * 4?"}], "answer": "12"})
+    >>> [find_text_field(data) for data in ({"question": "3 * 4?", "answer": 12}, {"id": 7, "story": "..."}, "3 * 4?")]
+    ['question', 'story', None]
+    >>> find_text_field({"messages": [{"role": "user", "content": "3 * 4?"}], "answer": "12"})
     'messages'
     """
     if isinstance(data, str) or data is None:
@@ -83,12 +83,12 @@ def text_field(data: Any) -> str | None:
     if not found:
         raise ConfigError(
             "--agent types a text into the run's tasks, and they have no field that is clearly it (question, prompt, "
-            "...): queue whole tasks instead, with `strop serve`, `strop enqueue` and `strop runner`"
+            "...). Fix: queue whole tasks instead, with `strop serve`, `strop enqueue` and `strop runner`"
         )
     return found[0]
 
 
-def new_messages(turn: Turn, shown: dict[str, Turn]) -> list[dict[str, Any]]:
+def select_new_messages(turn: Turn, shown: dict[str, Turn]) -> list[dict[str, Any]]:
     """Those of a turn's messages that follow the answer it goes on from."""
     parent = shown.get(turn.parent or "")
     known = len(parent.messages) + 1 if parent and turn.branch is None else 0

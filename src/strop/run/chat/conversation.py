@@ -120,7 +120,8 @@ def _spoken(answer: dict[str, Any]) -> dict[str, Any]:
 def _told(error: openai.APIError, context: int) -> StropError:
     if error.code == "context_length_exceeded":
         return ContextOverflow(
-            f"the conversation does not fit the model's context of {context} tokens any more: /reset begins another"
+            f"the conversation does not fit the model's context of {context} tokens any more. Fix: /reset begins "
+            "another"
         )
     body = cast(Any, error.body)
     said: str | None = cast(dict[str, Any], body).get("message") if isinstance(body, dict) else None

@@ -19,10 +19,10 @@ from strop.config import Config, PolicyConfig
 from strop.engines.base import Engine
 from strop.errors import PlaceError
 from strop.gateway.app import Gateway
-from strop.models.names import folder_of
+from strop.models.names import prepare_folder
 from strop.net.server import serve
 from strop.run.runtime import open_pool, prepare_policies
-from strop.run.serve import held, load_model
+from strop.run.serve import hold_folder, load_model
 from strop.store import open_store
 from strop.store.base import Store
 from strop.types import Event, Rollout, Status, Task, Turn, stable_hash
@@ -122,10 +122,12 @@ async def open_chat(config: Config, folder: Path, *, agent: bool = False) -> Asy
     """Load the policy of `config` behind a gateway of its own, with its records in `folder`; with `agent`, also run the
     configured agents on what is queued there."""
     if (folder / "config.json").exists():
-        raise PlaceError(f"{folder} holds a run or a model, and a chat would write into it: choose another --folder")
+        raise PlaceError(
+            f"{folder} holds a run or a model, and a chat would write into it. Fix: choose another --folder"
+        )
     async with AsyncExitStack() as stack:
         prepared = await prepare_policies(config, find_model=partial(_find_model, stack))
-        stack.enter_context(held(folder, alone=True))
+        stack.enter_context(hold_folder(folder, alone=True))
         store = await open_store(folder)
         stack.push_async_callback(store.close)
         left = [rollout.id for status in ("queued", "running") for rollout in await store.list(status=status)]
@@ -149,7 +151,7 @@ async def open_chat(config: Config, folder: Path, *, agent: bool = False) -> Asy
 def _find_model(stack: AsyncExitStack, policy: PolicyConfig) -> Path:
     """The folder to load. A checkpoint of an adapter is merged into a whole model for as long as it is served."""
     if not (Path(policy.model) / "adapter_config.json").is_file():
-        return folder_of(policy)
+        return prepare_folder(policy)
     from strop.learner.export import export
 
     place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="strop-chat-"))) / "model"

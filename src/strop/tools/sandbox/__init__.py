@@ -1,4 +1,4 @@
-"""The walls around Python that a model wrote.
+"""Isolation of Python that a model wrote.
 
 base         what every box gives: sessions, observations, and the tool for a rollout
 jail         what a process inside sees: Python, its standard library, an empty folder; nothing else

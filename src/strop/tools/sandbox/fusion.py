@@ -1,4 +1,4 @@
-"""Sessions on a SandboxFusion server: the same interface, other walls.
+"""Sessions on a SandboxFusion server: the same interface, another isolation.
 
     box = FusionBox("http://10.0.0.7:8080", seconds=5)
     async with box.session() as session:
@@ -57,7 +57,7 @@ class FusionBox(Box):
     ) -> None:
         parse_url(url)
         if seconds <= 0:
-            raise ConfigError(f"seconds is {seconds}: give a call some time")
+            raise ConfigError(f"seconds is {seconds}. Fix: give a call some time")
         self.url, self.key, self.output = url, key, output
         self.asked: dict[str, Any] = {
             "language": "python",
@@ -109,7 +109,7 @@ class _Session(SandboxSession):
             if result.status != "SandboxError" and result.run_result is not None:
                 return result.run_result
             wrong = result.message or result.status
-        raise StropError(f"no result from the sandbox at {self._box.url}: {wrong}; see whether it is up")
+        raise StropError(f"no result from the sandbox at {self._box.url}: {wrong}. Fix: see whether it is up")
 
     async def _send(self, body: bytes) -> Response:
         if self._client is None:

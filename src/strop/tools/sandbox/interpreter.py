@@ -21,7 +21,7 @@ from functools import lru_cache
 from msgspec import Struct
 
 from strop.errors import StropError
-from strop.net.process_group import descendants
+from strop.net.process_group import list_descendants
 from strop.tools.sandbox import jail, memory, seccomp
 from strop.tools.sandbox.base import Ended
 from strop.tools.sandbox.printed import MOST_PRINTED, Printed
@@ -64,7 +64,7 @@ class Interpreter:
         self._printed = Printed(out, limits.output)
         self._process: subprocess.Popen[bytes] | None = None
         self._handle: int | None = None
-        self._walls: list[int] = []
+        self._jailers: list[int] = []
 
     @classmethod
     async def start(cls, limits: SandboxLimits) -> Interpreter:
@@ -82,7 +82,7 @@ class Interpreter:
             await made.end()
             raise
         with contextlib.suppress(AttributeError, OSError):  # no Linux, or an old one: it is not stopped between calls
-            *made._walls, runner = descendants(pid)
+            *made._jailers, runner = list_descendants(pid)
             made._handle = os.pidfd_open(runner)
         return made
 
@@ -140,14 +140,14 @@ class Interpreter:
         limits = self._limits
         disk = limits.disk_mb << 20
         numbers = [limits.memory_mb << 20, limits.processes, disk, limits.cpu_seconds, limits.output]
-        arguments = [str(number) for number in (jail.user(), *numbers)]
+        arguments = [str(number) for number in (jail.choose_user(), *numbers)]
         if self._folder is not None:
             arguments[0] = arguments[2] = "0"
             return self._popen([sys.executable, "-s", str(jail.RUNNER), *arguments], self._folder.name)
         with tempfile.TemporaryFile() as file:
-            file.write(seccomp.program())
+            file.write(seccomp.build_filter())
             file.seek(0)
-            words = jail.command(file.fileno(), disk, limits.packages, arguments)
+            words = jail.build_command(file.fileno(), disk, limits.packages, arguments)
             return self._popen(words, "/", file.fileno())
 
     def _popen(self, words: list[str], folder: str, *passed: int) -> subprocess.Popen[bytes]:
@@ -186,9 +186,9 @@ class Interpreter:
             self._signal("SIGSTOP")
 
     def _is_running(self) -> bool:
-        if self._handle is None or self._process is None or self._folder is not None:  # no walls: all may go on
+        if self._handle is None or self._process is None or self._folder is not None:  # not isolated: all may go on
             return False
-        return memory.any_running(pid for pid in descendants(self._process.pid) if pid not in self._walls)
+        return memory.any_running(pid for pid in list_descendants(self._process.pid) if pid not in self._jailers)
 
     async def _answer(self) -> tuple[bytes, str]:
         kind, length = ANSWER.unpack(await self._read(ANSWER.size))
@@ -222,7 +222,7 @@ class Interpreter:
                 return "output"
             if loop.time() >= deadline:
                 return "timeout"
-            if memory.over(self._process.pid, self._limits.memory_mb << 20):
+            if memory.exceeds(self._process.pid, self._limits.memory_mb << 20):
                 return "memory"
 
     async def _death(self) -> str:

@@ -62,7 +62,7 @@ def check() -> None:
     if (program := shutil.which("bwrap")) is None:
         raise ConfigError(
             "running a model's Python needs bubblewrap: apt-get install bubblewrap, or say isolated=False to run it "
-            "with no walls around it"
+            "without isolation"
         )
     known = _help(program)
     if missing := [option for option in NEEDED if option not in known]:
@@ -74,7 +74,7 @@ def _help(program: str) -> str:
     return subprocess.run([program, "--help"], capture_output=True, text=True, check=False).stdout
 
 
-def user() -> int:
+def choose_user() -> int:
     """Who the runner becomes: 0 if it is not root and need not become anyone. Otherwise a user of its own, so that its
     processes are counted apart; at random, in the upper half of those there are."""
     if os.geteuid() != 0:
@@ -84,7 +84,7 @@ def user() -> int:
     return size // 2 + secrets.randbelow(size // 2 - 2)
 
 
-def command(seccomp: int, disk: int, packages: tuple[str, ...], arguments: list[str]) -> list[str]:
+def build_command(seccomp: int, disk: int, packages: tuple[str, ...], arguments: list[str]) -> list[str]:
     """The command line that starts a runner. `seccomp` is the file descriptor of the filter."""
     if os.geteuid() == 0:
         powers = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]

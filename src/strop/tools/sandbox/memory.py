@@ -9,16 +9,16 @@ import os
 import re
 from collections.abc import Iterable
 
-from strop.net.process_group import descendants
+from strop.net.process_group import list_descendants
 
 RESIDENT = re.compile(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)
 SHARE = re.compile(r"^Pss(?:_Anon|_Shmem):\s+(\d+) kB", re.MULTILINE)
 
 
-def over(pid: int, most: int) -> bool:
+def exceeds(pid: int, most: int) -> bool:
     """Whether they use more than `most` bytes together. Pages that processes share are counted once; that takes longer
     to find out, so it is asked only where it matters."""
-    pids = descendants(pid)
+    pids = list_descendants(pid)
     return _total(pids, "status", RESIDENT) > most and _total(pids, "smaps_rollup", SHARE) > most
 
 

@@ -33,14 +33,14 @@ def main() -> None:
     limit(memory, processes, disk, cpu)
     control, printed, null = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDONLY)
     me = os.getpid()
-    space = fresh_main()
+    space = make_main()
     sources: dict[str, str] = {}
-    streams(null, printed)
+    open_streams(null, printed)
     send(control, READY, "", kept)
     while (code := receive(control)) is not None:
-        streams(null, printed)
-        spare_memory(False)
-        kind, text = cell(code, space, sources)
+        open_streams(null, printed)
+        set_spare_memory(False)
+        kind, text = run_cell(code, space, sources)
         flush()
         if os.getpid() != me:  # a copy that the cell forked and forgot
             os._exit(0)
@@ -69,7 +69,7 @@ def limit(memory: int, processes: int, disk: int, cpu: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))  # the first ends it with a signal that says why
 
 
-def spare_memory(free: bool) -> None:
+def set_spare_memory(free: bool) -> None:
     """Let the spare memory be used, or keep it back again."""
     import resource
 
@@ -78,7 +78,7 @@ def spare_memory(free: bool) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most if free else most - SPARE, most))
 
 
-def fresh_main() -> dict[str, Any]:
+def make_main() -> dict[str, Any]:
     """The cells' own __main__, with what `site` would have put into builtins."""
     import site
 
@@ -91,17 +91,17 @@ def fresh_main() -> dict[str, Any]:
     return module.__dict__
 
 
-def streams(null: int, printed: int) -> None:
+def open_streams(null: int, printed: int) -> None:
     """Anew for every cell, since one may have closed them. Nothing is held back, so that the order is kept."""
     os.dup2(null, 0)
     os.dup2(printed, 1)
     os.dup2(printed, 2)
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = writer(1)
-    sys.stderr = sys.__stderr__ = writer(2)
+    sys.stdout = sys.__stdout__ = open_writer(1)
+    sys.stderr = sys.__stderr__ = open_writer(2)
 
 
-def writer(file: int) -> io.TextIOWrapper:
+def open_writer(file: int) -> io.TextIOWrapper:
     raw: Any = io.FileIO(file, "w", closefd=False)
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
 
@@ -114,7 +114,7 @@ def flush() -> None:
             pass
 
 
-def cell(code: str, space: dict[str, Any], sources: dict[str, str]) -> tuple[bytes, str]:
+def run_cell(code: str, space: dict[str, Any], sources: dict[str, str]) -> tuple[bytes, str]:
     """Run it. The value of a last expression is shown as in a notebook."""
     name = f"<cell {len(sources) + 1}>"
     sources[name] = code
@@ -135,13 +135,13 @@ def cell(code: str, space: dict[str, Any], sources: dict[str, str]) -> tuple[byt
         return (DONE, "") if error.code in (None, 0) else (RAISED, f"SystemExit: {error.code}")
     except BaseException as error:
         try:
-            spare_memory(True)
-            return RAISED, short(error, sources)
+            set_spare_memory(True)
+            return RAISED, shorten_traceback(error, sources)
         except MemoryError:
             return RAISED, "MemoryError"
 
 
-def short(error: BaseException, sources: dict[str, str]) -> str:
+def shorten_traceback(error: BaseException, sources: dict[str, str]) -> str:
     """The traceback with the cells' own lines only, and those of modules that they wrote."""
     import linecache
     import traceback

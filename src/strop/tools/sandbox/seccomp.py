@@ -50,11 +50,13 @@ NUMBER, ARCH, FIRST_ARGUMENT = 0, 4, 16
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
 
 
-def program() -> bytes:
+def build_filter() -> bytes:
     """The filter for this machine, as bubblewrap's --seccomp reads it."""
     machine = platform.machine()
     if machine not in ("x86_64", "aarch64"):
-        raise ConfigError(f"the sandbox does not know the system calls of {machine}: run the box on x86-64 or ARM64")
+        raise ConfigError(
+            f"the sandbox does not know the system calls of {machine}. Fix: run the box on x86-64 or ARM64"
+        )
     calls, column = (X86, 0) if machine == "x86_64" else (ARM, 1)
     made = [_step(LOAD, ARCH), _step(EQUAL, calls["arch"], 1, 0), _step(RETURN, KILL), _step(LOAD, NUMBER)]
     made += [_step(AT_LEAST, 0x40000000, 0, 1), _refuse(errno.EPERM)]  # the calls of x32, which have other numbers

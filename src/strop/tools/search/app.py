@@ -115,7 +115,7 @@ class SearchApp:
 
 def _check_count(count: int, what: str) -> None:
     if count > MAX_NAMES:
-        raise malformed(f"{count} {what} in one request are too many: send at most {MAX_NAMES} at once")
+        raise malformed(f"{count} {what} in one request are too many. Fix: send at most {MAX_NAMES} at once")
 
 
 def _title(url: str) -> str:

@@ -28,17 +28,17 @@ SHARES = (0.5, 0.25, 0.1)
 """Of the best score: what is above the first share that enough passages reach is put in order, the rest is not."""
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Words in small letters; Chinese and Japanese, which have no spaces, letter by letter.
 
-    >>> words("Ed Wood's 1994 film 艾德")
+    >>> split_words("Ed Wood's 1994 film 艾德")
     ['ed', 'wood', 's', '1994', 'film', '艾', '德']
     """
     return _WORD.findall(text.casefold())
 
 
 STOPWORDS = frozenset(
-    words(
+    split_words(
         "a an and are as at be but by for if in into is it no not of on or such that the their then there these they "
         "this to was will with"
     )
@@ -51,11 +51,11 @@ def query_words(query: str) -> list[str]:
     >>> query_words("the director of It"), query_words("The The")
     (['director'], ['the', 'the'])
     """
-    found = words(query)
+    found = split_words(query)
     return [word for word in found if word not in STOPWORDS] or found
 
 
-def library() -> Any:
+def import_bm25s() -> Any:
     """bm25s, imported as if there were no jax: it would use that where it is installed, and the first touch of jax
     takes most of a GPU's memory for itself."""
     if "bm25s" in sys.modules:
@@ -101,21 +101,21 @@ class Builder:
     """Takes passages one by one; `close` makes the index of them."""
 
     def __init__(self, folder: Path) -> None:
-        self._bm25s = library()
+        self._bm25s = import_bm25s()
         self._folder, self._words = folder, folder / "words.part"
         self._file = self._words.open("wb")
         self._lengths, self._vocabulary = array("q"), dict[str, int]()
 
     def add(self, contents: str) -> None:
         vocabulary = self._vocabulary
-        numbers = array("i", [vocabulary.setdefault(word, len(vocabulary)) for word in words(contents)])
+        numbers = array("i", [vocabulary.setdefault(word, len(vocabulary)) for word in split_words(contents)])
         self._lengths.append(len(numbers))
         self._file.write(numbers)
 
     def close(self, progress: Progress) -> None:
         self._file.close()
         if not self._vocabulary:
-            raise PlaceError("the corpus has no words to search for: check its texts")
+            raise PlaceError("the corpus has no words to search for. Fix: check its texts")
         made = self._bm25s.BM25(method="lucene", k1=K1, b=B)
         stored = _Stored(self._words, self._lengths, progress)
         made.index(_Numbered(stored, self._vocabulary), create_empty_token=False, show_progress=False)
@@ -130,7 +130,7 @@ class Bm25:
     """An index as `Builder` made it, memory-mapped. Any number of threads may ask at once."""
 
     def __init__(self, folder: Path) -> None:
-        self._index: Any = library().BM25.load(folder / "bm25", mmap=True)
+        self._index: Any = import_bm25s().BM25.load(folder / "bm25", mmap=True)
         # Plain views of the same mapped memory: slices of numpy's memmap class cost more than what is done with them.
         scores = self._index.scores
         scores.update({name: np.asarray(scores[name]) for name in ("data", "indices", "indptr")})
@@ -142,13 +142,13 @@ class Bm25:
 
     def _search(self, query: str, topk: int) -> Hits:
         numbers = self._index.get_tokens_ids(query_words(query))
-        return best(self._index.get_scores_from_ids(numbers), topk) if numbers else []
+        return find_best(self._index.get_scores_from_ids(numbers), topk) if numbers else []
 
 
-def best(scores: np.ndarray[Any, Any], topk: int) -> list[Hit]:
+def find_best(scores: np.ndarray[Any, Any], topk: int) -> list[Hit]:
     """Numbers and scores of the highest ones above 0.
 
-    >>> best(np.array([0.0, 2.0, 1.0, 2.0]), 2)
+    >>> find_best(np.array([0.0, 2.0, 1.0, 2.0]), 2)
     [(1, 2.0), (3, 2.0)]
     """
     highest = scores.max()

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from strop.net.client import parse_url
-from strop.tools.search.corpus import parts
+from strop.tools.search.corpus import split_title
 from strop.tools.search.documents import Page
 
 PAUSE = 0.2
@@ -97,7 +97,7 @@ class Search:
         return f"There is no page {title_or_id!r}: search first, and take a title from what is found."
 
     def _format(self, number: int, document: _Document) -> str:
-        title, text = parts(document.contents)
+        title, text = split_title(document.contents)
         return f"Doc {number} (Title: {title}) {self._cut(text)}" if title else f"Doc {number} {self._cut(text)}"
 
     def _cut(self, text: str) -> str:

@@ -38,7 +38,7 @@ class Passage(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def title(self) -> str:
-        return parts(self.contents)[0]
+        return split_title(self.contents)[0]
 
 
 class _Line(Struct):
@@ -49,10 +49,10 @@ class _Line(Struct):
     url: str | None = None
 
 
-def parts(contents: str) -> tuple[str, str]:
+def split_title(contents: str) -> tuple[str, str]:
     """Title and text. A contents that does not begin with a line in quotes has no title.
 
-    >>> parts('"Ed Wood"\\nA filmmaker.'), parts("A filmmaker.")
+    >>> split_title('"Ed Wood"\\nA filmmaker.'), split_title("A filmmaker.")
     (('Ed Wood', 'A filmmaker.'), ('', 'A filmmaker.'))
     """
     first, line_break, rest = contents.partition("\n")
@@ -71,13 +71,13 @@ def read(path: Path) -> Iterator[tuple[int, int, Passage]]:
                 done += len(line)
                 where = f"{path}, line {number}"
                 if len(line) > LONGEST:
-                    raise PlaceError(f"{where}: longer than {LONGEST >> 20} MiB; write one passage per line")
+                    raise PlaceError(f"{where}: longer than {LONGEST >> 20} MiB. Fix: write one passage per line")
                 if number == 1:
                     line = line.removeprefix(codecs.BOM_UTF8)
                 if line.strip():
                     yield number, done, _passage(decode, line, where)
     except OSError as error:
-        raise PlaceError(f"cannot read the corpus {path}: {error.strerror}; check the path") from None
+        raise PlaceError(f"cannot read the corpus {path}: {error.strerror}. Fix: check the path") from None
 
 
 def _passage(decode: Callable[[bytes], _Line], line: bytes, where: str) -> Passage:
@@ -85,11 +85,11 @@ def _passage(decode: Callable[[bytes], _Line], line: bytes, where: str) -> Passa
         line.decode()  # whatever stands in fields that are not looked at
         found = decode(line)
     except UnicodeDecodeError:
-        raise PlaceError(f"{where}: not UTF-8 text; save the file as UTF-8") from None
+        raise PlaceError(f"{where}: not UTF-8 text. Fix: save the file as UTF-8") from None
     except msgspec.ValidationError as error:
         raise PlaceError(f"{where}: {error}; {SHAPES}") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise PlaceError(f"{where}: not valid JSON ({error}); write one passage per line") from None
+        raise PlaceError(f"{where}: not valid JSON ({error}). Fix: write one passage per line") from None
     if found.id == "":
         raise PlaceError(f"{where}: its id is empty; {SHAPES}")
     contents = found.contents
@@ -99,5 +99,5 @@ def _passage(decode: Callable[[bytes], _Line], line: bytes, where: str) -> Passa
         title = " ".join((found.title or "").split())
         contents = f'"{title}"\n{found.text}' if title else found.text
     if not contents.strip():
-        raise PlaceError(f"{where}: the passage is empty; leave such lines out")
+        raise PlaceError(f"{where}: the passage is empty. Fix: leave such lines out")
     return Passage(id=str(found.id), contents=contents, url=found.url or "")

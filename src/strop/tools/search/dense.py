@@ -18,7 +18,7 @@ from msgspec import Struct
 from strop.errors import ModelError
 from strop.tools.search.base import Hits, Progress, import_optional
 from strop.tools.search.documents import Documents
-from strop.tools.search.encoder import DEFAULT, Encoder, Pooling, folder_of
+from strop.tools.search.encoder import DEFAULT, Encoder, Pooling, find_folder
 
 FLAT = 200_000
 CELLS_LOOKED_AT = 1 / 16
@@ -40,10 +40,10 @@ class Dense(Struct, frozen=True, kw_only=True):
     passage_prefix: str = ""
 
 
-def encoder_of(about: Dense) -> Encoder:
+def load_encoder(about: Dense) -> Encoder:
     """The model, loaded. Raises `ModelError`, or `ConfigError` if a library is missing."""
     import_optional("faiss")
-    return Encoder(folder_of(about.model), about.pooling)
+    return Encoder(find_folder(about.model), about.pooling)
 
 
 def build(
@@ -90,11 +90,11 @@ class DenseSearch:
         faiss = import_optional("faiss")
         self._about = about
         self._index = faiss.read_index(str(folder / "dense.faiss"), faiss.IO_FLAG_MMAP_IFC)
-        self._encoder = encoder_of(about)
+        self._encoder = load_encoder(about)
         probe = np.load(folder / "probe.npy")
         (now,) = self._encoder([about.passage_prefix + documents[0].contents])
         if probe.shape != now.shape or float(probe @ now) < SAME:
-            raise ModelError(f"{about.model} is not the model that {folder} was built with: build the index again")
+            raise ModelError(f"{about.model} is not the model that {folder} was built with. Fix: build the index again")
 
     def search(self, queries: Sequence[str], topk: int) -> list[Hits]:
         vectors = self._encoder([self._about.query_prefix + query for query in queries])

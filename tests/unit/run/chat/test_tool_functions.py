@@ -83,11 +83,11 @@ async def test_calls_are_checked_and_run_and_what_goes_wrong_is_their_result():
 @pytest.mark.parametrize(
     ("names", "says"),
     [
-        ("good,untyped", r"untyped does not say what x is: write x: str, say"),
+        ("good,untyped", r"untyped does not say what x is\. Fix: write x: str, say"),
         ("many", r"many takes \*xs"),
         ("odd", "odd cannot be described"),
-        ("NUMBER", "NUMBER is no function"),
-        ("god", "did you mean .*:good"),
+        ("NUMBER", "NUMBER is not a function"),
+        ("god", "Fix: write .*:good"),
     ],
 )
 def test_functions_that_cannot_be_tools_are_refused_by_name(tmp_path: Path, names: str, says: str):
