@@ -38,6 +38,8 @@ KILL_SECONDS = 5.0
 """Seconds after which what will not die (it hangs in a system call, or forks faster than it is killed) is given up."""
 PAUSE = 0.01
 PR_SET_CHILD_SUBREAPER = 36
+YOUNG = 0.2
+"""Seconds in which a program that has just begun may not have its environment yet."""
 MISSES = 3
 """Passes in a row that must find nothing when each of them saw processes that had just ended: one of those may be the
 parent of one that was born too late to be seen. Otherwise one pass is enough."""
@@ -284,7 +286,7 @@ def list_processes(cookies: Container[str], dead: set[int]) -> Iterator[ProcessI
                 continue
             state, parent, group, session, started = _stat(int(name))
             if state not in "ZX":
-                yield ProcessInfo(int(name), parent, group, session, started, _cookie(name, cookies))
+                yield ProcessInfo(int(name), parent, group, session, started, _cookie(name, started, cookies))
                 continue
         except OSError:
             pass
@@ -297,9 +299,12 @@ def _stat(pid: int) -> tuple[str, int, int, int, int]:
     return fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19])
 
 
-def _cookie(pid: str, cookies: Container[str]) -> str:
+def _cookie(pid: str, started: int, cookies: Container[str]) -> str:
+    """Whoever starts a program is let go on a moment before the program has its environment: while it is young, one
+    that has none is looked at again."""
     try:
-        environment = _read(f"/proc/{pid}/environ")
+        while not (environment := _read(f"/proc/{pid}/environ")) and 0 <= _age(started) < YOUNG:
+            time.sleep(0.001)
     except OSError:  # some programs keep theirs to themselves
         return ""
     for variable in environment.split(b"\0"):
@@ -307,6 +312,11 @@ def _cookie(pid: str, cookies: Container[str]) -> str:
         if value and value in cookies:
             return value
     return ""
+
+
+def _age(started: int) -> float:
+    """Seconds since a process was started."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
 
 def _read(path: str) -> bytes:

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import select
 import shutil
 import signal
 import socket
@@ -201,7 +202,7 @@ def main(serve: Serve, control_fd: str, folder: str) -> None:
     become_subreaper()
     workers: set[int] = set()
 
-    def reap(*_: object) -> None:
+    def reap() -> None:
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = found
@@ -212,8 +213,19 @@ def main(serve: Serve, control_fd: str, folder: str) -> None:
                 with contextlib.suppress(OSError):
                     control.sendall(b"ended %d %d\n" % (pid, os.waitstatus_to_exitcode(status)))
 
-    signal.signal(signal.SIGCHLD, reap)
+    # News of an end wakes `select` up: a handler alone may run only after the next message, if it comes just before it.
+    wake, waker = os.pipe()
+    for fd in (wake, waker):
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, _wake_up)
     while True:
+        ready, _, _ = select.select([control, wake], [], [])
+        if wake in ready:
+            os.read(wake, 4096)
+            reap()
+        if control not in ready:
+            continue
         try:
             message, fds, _, _ = socket.recv_fds(control, 1, 1)
         except ConnectionError:
@@ -227,10 +239,11 @@ def main(serve: Serve, control_fd: str, folder: str) -> None:
             os._exit(0)
         (fd,) = fds
         os.set_inheritable(fd, False)  # an agent's subprocesses must not hold it open
-        # No news of an end between a fork and the news of it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         pid = os.fork()
         if pid == 0:
+            signal.set_wakeup_fd(-1)
+            os.close(wake)
+            os.close(waker)
             control.close()
             _become_worker(fd, serve)
         with contextlib.suppress(OSError):
@@ -239,7 +252,10 @@ def main(serve: Serve, control_fd: str, folder: str) -> None:
         os.close(fd)
         with contextlib.suppress(OSError):
             control.sendall(b"forked %d\n" % pid)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+
+
+def _wake_up(*_: object) -> None:
+    """A signal that is handled writes to the wake-up descriptor; there is nothing else to do."""
 
 
 def _become_worker(fd: int, serve: Serve) -> NoReturn:
@@ -248,7 +264,6 @@ def _become_worker(fd: int, serve: Serve) -> NoReturn:
         os.setpgid(0, 0)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         serve(socket.socket(fileno=fd))
         code = 0
     except BaseException:

@@ -70,6 +70,20 @@ def number_in(path: Path) -> int:
     return int(path.read_text())
 
 
+def test_a_program_that_has_only_just_begun(cookie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is running before the kernel shows its environment."""
+    read, empty = process_group._read, [b"", b"", b""]
+    with begin(["sleep", "600"], cookie) as process:
+        monkeypatch.setattr(
+            process_group,
+            "_read",
+            lambda path: empty.pop() if empty and path == f"/proc/{process.pid}/environ" else read(path),
+        )
+        assert find_leftovers(cookie) == [process.pid]
+        assert not empty
+        process.kill()
+
+
 def test_a_group_ends(cookie: str) -> None:
     with begin(["sh", "-c", "sleep 600 & sleep 600 & wait"], cookie) as process:
         assert eventually(lambda: len(find_leftovers(cookie)) == 3)
