@@ -17,11 +17,13 @@ import msgspec
 import pytest
 import pytest_asyncio
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from strop.config import VllmConfig
 from strop.engines.base import Chunk
+from strop.engines.receiver import LogprobProbe
 from strop.engines.vllm.engine import Vllm
 from strop.errors import ContextOverflow, EngineError
 from strop.learner.client import WeightClient
@@ -448,9 +450,10 @@ async def test_versions_may_be_adapters_of_several_policies(tmp_path: Path) -> N
         assert logprobs_of(chunks) == pytest.approx(want, abs=2e-3), (policy, version)
         assert {chunk.version for chunk in chunks} == {version}
 
-    async def loaded() -> set[str]:
+    async def loaded() -> list[str]:
+        """As they were published: on the server each has something random at the end of its name."""
         answer = await stand.engine._api._ask("GET", "/v1/models")  # pyright: ignore
-        return {model["id"] for model in msgspec.json.decode(answer.body)["data"]}
+        return sorted(re.sub(r"-[0-9a-f]{8}$", "", model["id"]) for model in msgspec.json.decode(answer.body)["data"])
 
     await asyncio.gather(*(engine.start() for engine in engines.values()))
     try:
@@ -464,14 +467,33 @@ async def test_versions_may_be_adapters_of_several_policies(tmp_path: Path) -> N
         long = engines["a"].generate([7], Sampling(max_tokens=2000), stop_ids=())
         assert (await anext(long)).version == "1.1"
         await publishers["a"].publish("1.2")
-        assert await loaded() == {base, "a-1.1", "a-1.2", "b-1.1"}
+        assert await loaded() == ["a-1.1", "a-1.2", "b-1.1", base]
         await asyncio.gather(
             check("a", merged["a", "1.2"], "1.2"),
             check("b", merged["b", "1.1"], "1.1"),
             check("plain", stand.model, "1.0"),
         )
         assert {chunk.version async for chunk in long} == {"1.1"}  # what had begun stays what it was
-        assert await loaded() == {base, "a-1.2", "b-1.1"}
+        assert await loaded() == ["a-1.2", "b-1.1", base]
+        merged["b", "1.1"] = write_adapter(tmp_path / "b" / "1.1", 30)  # the same version again, and another one
+        await publishers["b"].publish("1.1")
+        await check("b", merged["b", "1.1"], "1.1")
+        probe = LogprobProbe([3, 1, 4], [-1.0, -1.0])
+        (tmp_path / "b" / "1.1" / "probe.json").write_bytes(msgspec.json.encode(probe))
+        with pytest.raises(EngineError, match=r"does not serve what was sent as version 1\.1"):
+            await publishers["b"].publish("1.1")
+        (tmp_path / "b" / "1.1" / "probe.json").unlink()
+        await check("b", merged["b", "1.1"], "1.1")
+        assert await loaded() == ["a-1.2", "b-1.1", base]
+        guest = Vllm(
+            stand.source,
+            replace(stand.settings, url=stand.engine.url),
+            log=tmp_path / "guest.log",
+            renewed=True,
+            ranks={"c": 12},
+        )
+        with pytest.raises(EngineError, match=r"was started with --max-lora-rank 8, and the adapter of c has rank 12"):
+            await guest.start()
         os.kill(stand.engine._server._process.pid, signal.SIGKILL)  # pyright: ignore
         await check("a", merged["a", "1.2"], "1.2")  # started again with the versions it had
         await check("b", merged["b", "1.1"], "1.1")
@@ -491,7 +513,7 @@ def write_adapter(folder: Path, seed: int) -> Any:
         down, up = torch.randn(rank, weight.shape[1]) * 0.3, torch.randn(weight.shape[0], rank) * 0.3
         weight.data += alpha / rank * up @ down
         tensors |= {f"base_model.model.{name}.lora_A.weight": down, f"base_model.model.{name}.lora_B.weight": up}
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     about = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": ["q_proj"], "bias": "none"}
     (folder / "adapter_config.json").write_bytes(msgspec.json.encode(about))

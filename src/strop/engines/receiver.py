@@ -99,12 +99,14 @@ class WeightReceiver(ABC):
 
     `model` is what the server calls the model that it was started with, and `tensors` are those that the model has.
     `limit` is how far the logprobs of a probe may be from what the server finds, in the mean; `hint` says why they may
-    be further off, to be put after a sentence.
+    be further off, to be put after a sentence. `adapters` are what the server calls those that it has, by the names
+    they were loaded by.
     """
 
     def __init__(self, name: str, model: str, tensors: ModelTensors, *, limit: float, hint: str = "") -> None:
         self.name, self.model, self.tensors = name, model, tensors
         self.limit, self.hint = limit, hint
+        self.adapters: dict[str, str] = {}
 
     @property
     def asleep(self) -> bool:
@@ -118,17 +120,20 @@ class WeightReceiver(ABC):
 
     @abstractmethod
     async def score(self, ids: Sequence[int], *, model: str) -> list[float]:
-        """The logprob of every id but the first, given those before it, by what the server calls `model`."""
+        """The logprob of every id but the first, given those before it, by what the server calls `model`, or
+        by an adapter that was loaded by that name."""
 
     @abstractmethod
     async def load_folder(self, folder: Path, version: str) -> None:
         """Take the weights of a folder in Hugging Face format in place of the present ones."""
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        """Serve an adapter (PEFT format), as a model of its own called `name`."""
+        """Serve an adapter (PEFT format), as a model of its own. One that was loaded by this name before stays: what
+        the server calls them is never the same (`adapters`)."""
         raise self._refuse("LoRA adapters")
 
     async def unload_adapter(self, name: str) -> None:
+        """Let go of what the server calls `name`."""
         raise self._refuse("LoRA adapters")
 
     async def num_workers(self) -> int:
@@ -157,9 +162,9 @@ class WeightSource(Protocol):
     """Gives engines their weights: `weights.Publisher`."""
 
     async def deliver(self, version: str, receiver: WeightReceiver) -> str:
-        """Send a version, and make sure that the server has it; returns what the server calls it. What can be refused
-        is, as `WeightsRefused`, before the server changes anything; after any other error nobody knows what it
-        holds."""
+        """Send a version, and make sure that the server has it; returns what the server calls it, or the name that an
+        adapter was loaded by. What can be refused is, as `WeightsRefused`, before the server changes anything; after
+        any other error nobody knows what it holds."""
         ...
 
 

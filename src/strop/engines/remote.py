@@ -8,8 +8,8 @@ A new version is loaded while nothing is in flight, so every answer is of one ve
 it is refused before the server hears of it. If the server does not end up with what was sent, it is started again with
 the version before. Weights are given by a `WeightSource`, which is asked again after every start.
 
-Several policies may be adapters on the model that the server has (`adapters`). A version of one is then a model of its
-own there: it is loaded while others answer, and the one before goes once its last answer has ended.
+Several policies may be adapters on the model that the server has (served_policies.py): their versions are loaded while
+others answer.
 
 What only vLLM or only sglang knows is in vllm/ and sglang/: the methods that are abstract here.
 """
@@ -18,24 +18,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
-
-from msgspec import Struct
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from strop.config import MAIN, SglangConfig, VllmConfig
 from strop.engines.base import Chunk, Engine
 from strop.engines.receiver import ModelTensors, WeightReceiver, WeightSource, WeightsRefused
+from strop.engines.served_policies import PolicyEngine, ServedModel, ServedVersion
 from strop.engines.server_events import BrokenOff, SampledTokens
 from strop.engines.server_process import ExternalServer, ServerProcess
 from strop.engines.weight_files import read_tensors
-from strop.errors import ContextOverflow, EngineError, ModelError
+from strop.errors import ContextOverflow, EngineError
 from strop.net.client import Client
 from strop.types import Sampling
 
@@ -56,42 +52,6 @@ class ServerApi(Protocol):
 
 A = TypeVar("A", bound=ServerApi)
 S = TypeVar("S", VllmConfig, SglangConfig)
-
-
-class ServedModel(Struct, frozen=True):
-    """What an engine must know of a model, from its folder."""
-
-    folder: Path
-    context: int
-    vocabulary: int
-    dtype: str
-
-    @staticmethod
-    def of(folder: Path, context: int | None) -> ServedModel:
-        """Sequences may have `context` tokens, or as many as the model takes if those are fewer."""
-        try:
-            about: dict[str, Any] = json.loads((folder / "config.json").read_text())
-            about |= about.get("text_config") or {}
-            longest = int(about.get("max_position_embeddings") or context or 0)
-            vocabulary = int(about.get("vocab_size") or 0)
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise ModelError(f"{folder} holds no model in Hugging Face format: {error}") from None
-        if not longest or not vocabulary:
-            lacks = "vocab_size" if longest else "max_position_embeddings, and policy.context is not set"
-            raise ModelError(f"{folder} holds no model that can be served: its config.json has no {lacks}")
-        dtype = str(about.get("dtype") or about.get("torch_dtype") or "bfloat16")
-        return ServedModel(folder, min(context or longest, longest), vocabulary, dtype)
-
-
-@dataclass
-class ServedVersion:
-    """What a policy is served with: by which name the server knows it, or None for the model it was started with, who
-    gives it again, and how many answers are under way by name."""
-
-    version: str
-    source: WeightSource | None = None
-    name: str | None = None
-    at_work: Counter[str | None] = field(default_factory=Counter[str | None])
 
 
 class RemoteEngine(Engine, Generic[A, S]):
@@ -220,9 +180,8 @@ class RemoteEngine(Engine, Generic[A, S]):
         most = min(sampling.max_tokens, self._context - len(prompt_ids))
         for left in reversed(range(TRIES)):
             api = await self._ready()
-            version, model, given = served.version, served.name, False
+            (version, model), given = served.begin_answer(), False
             self._in_flight += 1
-            served.at_work[model] += 1
             self._idle.clear()
             try:
                 async with aclosing(self._stream(api, prompt_ids, sampling, stop_ids, most, model)) as pieces:
@@ -236,10 +195,11 @@ class RemoteEngine(Engine, Generic[A, S]):
                     raise EngineError(f"{self.name} broke down in the middle of an answer: {why}") from None
             finally:
                 self._in_flight -= 1
-                served.at_work[model] -= 1
+                served.end_answer(model)
                 if not self._in_flight:
                     self._idle.set()
-                await self._retire(served)
+                if self.adapters and self._receiver is not None:
+                    await served.retire(self._receiver)
             await self._fell()
 
     def _refuse(self, prompt_ids: Sequence[int]) -> None:
@@ -327,7 +287,7 @@ class RemoteEngine(Engine, Generic[A, S]):
         if self._api is None or receiver is None:
             raise EngineError(self._reason)
         try:
-            served.name = await source.deliver(version, receiver)
+            await served.load(version, source, receiver)
         except WeightsRefused:
             raise
         except BaseException as error:  # nobody knows what the server holds by now
@@ -335,32 +295,28 @@ class RemoteEngine(Engine, Generic[A, S]):
             if isinstance(self._server, ServerProcess):
                 await self._server.end()
             elif served.source is not None:
-                served.name = await served.source.deliver(served.version, receiver)
+                await served.load(served.version, served.source, receiver)
                 self._serves()
             raise
-        served.version, served.source = version, source
         self._serves()
 
     async def _load_adapter(self, served: ServedVersion, version: str, source: WeightSource) -> None:
-        """What goes wrong with an adapter leaves the one before as it is."""
+        await served.wait_for_older()
         await self._until_up()
         async with self._loading:
-            if self._receiver is None:
+            receiver = self._receiver
+            if self._api is None or receiver is None:
                 raise EngineError(self._reason)
-            name = await source.deliver(version, self._receiver)
-            served.at_work.setdefault(served.name, 0)
-            served.version, served.source, served.name = version, source, name
-        await self._retire(served)
+            await served.load(version, source, receiver)
+            if not self._serving.is_set():  # started again, it lacked a version that could not be had
+                with contextlib.suppress(WeightsRefused):  # another policy's
+                    await self._restore(receiver)
+                    self._serves()
+        await served.retire(receiver)
 
-    async def _retire(self, served: ServedVersion) -> None:
-        """Adapters that are no longer served go once their last answer has ended."""
-        if not self.adapters or self._receiver is None:
-            return
-        for name in [name for name, count in served.at_work.items() if not count and name != served.name]:
-            del served.at_work[name]
-            if name is not None:
-                with contextlib.suppress(EngineError):  # a server that is gone has none
-                    await self._receiver.unload_adapter(name)
+    async def _restore(self, receiver: WeightReceiver) -> None:
+        for served in self._served.values():
+            await served.restore(receiver)
 
     # -- the server ----------------------------------------------------------------------------------------------------
 
@@ -374,9 +330,8 @@ class RemoteEngine(Engine, Generic[A, S]):
         self._context = min(self._context, api.context or self._context)
         self._receiver = self._make_receiver(api, self._tensors) if self._tensors is not None else None
         self._up.set()
-        for served in self._served.values():
-            if served.source is not None and self._receiver is not None:
-                served.name = await served.source.deliver(served.version, self._receiver)
+        if self._receiver is not None:
+            await self._restore(self._receiver)
         if self._paused:
             await self._rest(api)
         self._serves()
@@ -436,35 +391,4 @@ class RemoteEngine(Engine, Generic[A, S]):
         self._give_up()
         if self._client is not None:
             await self._client.close()
-        await self._server.close()
-
-
-class PolicyEngine(Engine):
-    """One of several policies that a server serves."""
-
-    def __init__(self, server: RemoteEngine[Any, Any], policy: str) -> None:
-        self._server, self._policy = server, policy
-
-    @property
-    def context(self) -> int:
-        return self._server.context
-
-    async def start(self) -> None:
-        await self._server.start()
-
-    def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
-    ) -> AsyncGenerator[Chunk]:
-        return self._server.generate(prompt_ids, sampling, stop_ids=stop_ids, policy=self._policy)
-
-    async def pause(self) -> None:
-        await self._server.pause()
-
-    async def resume(self) -> None:
-        await self._server.resume()
-
-    async def load(self, version: str, weights: WeightSource | None = None) -> None:
-        await self._server.load(version, weights, policy=self._policy)
-
-    async def close(self) -> None:
         await self._server.close()

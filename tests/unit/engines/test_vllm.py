@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from strop.config import VllmConfig
 from strop.engines import remote
 from strop.engines.base import Chunk
-from strop.engines.vllm.engine import Vllm, choose_rank, command, environment
+from strop.engines.vllm.engine import Vllm, command, environment
 from strop.engines.vllm.protocol import refuse_untested, sampling_params
 from strop.errors import ConfigError, ContextOverflow, EngineError
 from strop.types import Sampling
@@ -33,7 +33,7 @@ HANGS, SILENT, DIES, FAILS = 90, 91, 92, 93  # prompts that end with these are s
 
 
 class Stand:
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, ranks: dict[str, int] | None = None, **settings: Any) -> None:
         self.folder = folder
         self.model = write_weights(folder / "model", 0.0)
         (self.model / "config.json").write_text(
@@ -42,7 +42,7 @@ class Stand:
         self.root = folder / "weights"
         env = {"PYTHONPATH": str(STANDIN), "STANDIN_FOLDER": str(folder)} | settings.pop("env", {})
         self.settings = VllmConfig(env=env, start_timeout=settings.pop("start_timeout", 20.0), **settings)
-        self.engine = Vllm(self.model, self.settings, log=folder / "vllm.log", renewed=True)
+        self.engine = Vllm(self.model, self.settings, log=folder / "vllm.log", renewed=True, ranks=ranks)
         self.publisher = Publisher(self.engine, FolderTransfer(self.root))
 
     def offer(self, version: str, shift: float, probe: float | None = None) -> Path:
@@ -525,29 +525,3 @@ async def test_closing_a_stream_closes_its_connection(make: Make) -> None:
     await stand.engine.pause()  # nothing is in flight
     await stand.engine.resume()
     assert ids_of(await play(stand, [5], max_tokens=1)) == [6]
-
-
-# -- adapters ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("ranks", "allowed", "says"),
-    [
-        ({"a": 4, "b": 24}, 16, r"the adapter of b has rank 24, and engine\.vllm\.lora_rank allows 16\. Fix: raise"),
-        (
-            {"a": 1024},
-            0,
-            r"the adapter of a has rank 1024, and vLLM takes 512 at most\. Fix: lower learner\.lora\.rank",
-        ),
-    ],
-)
-def test_a_rank_that_the_server_does_not_take(ranks: dict[str, int], allowed: int, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        choose_rank(ranks, allowed)
-
-
-def test_a_server_for_adapters_holds_two_versions_of_each() -> None:
-    full = VllmConfig(lora_rank=16)
-    given = command(Path("m"), full, 64, "float32", num_adapters=3)
-    assert given[given.index("--max-lora-rank") + 1] == "16"
-    assert given[given.index("--max-loras") + 1] == "6"

@@ -20,7 +20,8 @@ from pathlib import Path
 from strop.config import SglangConfig
 from strop.engines.base import EngineSetup
 from strop.engines.receiver import ModelTensors, WeightReceiver
-from strop.engines.remote import RemoteEngine, ServedModel
+from strop.engines.remote import RemoteEngine
+from strop.engines.served_policies import ServedModel
 from strop.engines.server_events import BrokenOff, SampledTokens
 from strop.engines.sglang.protocol import SglangApi
 from strop.errors import EngineError

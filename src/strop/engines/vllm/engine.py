@@ -14,8 +14,10 @@ from msgspec.structs import replace
 from strop.config import MAIN, EngineConfig, VllmConfig
 from strop.engines.base import EngineSetup
 from strop.engines.receiver import ModelTensors
-from strop.engines.remote import RemoteEngine, ServedModel
+from strop.engines.remote import RemoteEngine
+from strop.engines.served_policies import ServedModel
 from strop.engines.server_events import SampledTokens
+from strop.engines.vllm.adapters import choose_rank, count_adapters, make_arguments, refuse_arguments, refuse_server
 from strop.engines.vllm.protocol import MODEL, VllmApi
 from strop.engines.vllm.receiver import VllmReceiver
 from strop.errors import ConfigError
@@ -27,10 +29,6 @@ ENTRY = "vllm.entrypoints.openai.api_server"
 """What `vllm serve` runs; packages of other builds lack that command."""
 SEVERAL = "vllm.entrypoints.cli.main"
 """The command itself, which alone can have several processes take requests."""
-
-
-RANKS = (8, 16, 32, 64, 128, 256, 512)
-"""The largest ranks that a server can be started for."""
 
 
 class Vllm(RemoteEngine[VllmApi, VllmConfig]):
@@ -56,10 +54,10 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
         version: str = "1.0",
         ranks: Mapping[str, int] | None = None,
     ) -> None:
-        self.adapters = bool(ranks)
-        if ranks:
-            settings = replace(settings, lora_rank=choose_rank(ranks, settings.lora_rank))
-        self._num_adapters = sum(rank > 0 for rank in (ranks or {}).values())
+        self.adapters, self._ranks = bool(ranks), ranks or {}
+        settings = replace(settings, lora_rank=choose_rank(self._ranks, settings.lora_rank))
+        if not settings.url:
+            refuse_arguments(settings.args, self._ranks)
         if settings.weights == "ipc" and settings.tensor_parallel > 1:
             raise ConfigError(
                 "engine.vllm.weights=ipc reaches one GPU, and engine.vllm.tensor_parallel asks for "
@@ -98,11 +96,14 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
         return config.vllm.weights
 
     def _command(self, port: int) -> list[str]:
-        given = command(self._model.folder, self._settings, self._context, self._dtype, self._num_adapters)
+        given = command(self._model.folder, self._settings, self._context, self._dtype, count_adapters(self._ranks))
         return [*given, "--port", str(port)]
 
     async def _meet(self, client: Client) -> VllmApi:
-        return await VllmApi.of(client)
+        api = await VllmApi.of(client)
+        if self._settings.url and self.adapters:
+            refuse_server(self._settings.url, await api.adapter_limits(), self._ranks)
+        return api
 
     def _stream(
         self,
@@ -128,29 +129,8 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
             await api.wake()
 
 
-def choose_rank(ranks: Mapping[str, int], given: int) -> int:
-    """The largest rank that a server is started for: the one that was set, or the smallest that holds all adapters.
-
-    >>> choose_rank({"a": 4, "b": 24}, 0), choose_rank({"a": 4}, 16)
-    (32, 16)
-    """
-    largest = max(ranks.values())
-    name = next(name for name, rank in ranks.items() if rank == largest)
-    if given and largest > given:
-        raise ConfigError(
-            f"the adapter of {name} has rank {largest}, and engine.vllm.lora_rank allows {given}. Fix: raise "
-            "engine.vllm.lora_rank, or leave it out"
-        )
-    if largest > RANKS[-1]:
-        raise ConfigError(
-            f"the adapter of {name} has rank {largest}, and vLLM takes {RANKS[-1]} at most. Fix: lower "
-            "learner.lora.rank"
-        )
-    return given or next(rank for rank in RANKS if rank >= largest)
-
-
 def command(model: Path, settings: VllmConfig, context: int, dtype: str, num_adapters: int = 1) -> list[str]:
-    """How the server is started, but for its port. Of every adapter there may be two versions at a time."""
+    """How the server is started, but for its port."""
     python = [settings.python or sys.executable, "-m"]
     given = [*python, ENTRY, "--model", str(model)]
     if settings.servers > 1:
@@ -167,8 +147,7 @@ def command(model: Path, settings: VllmConfig, context: int, dtype: str, num_ada
     if settings.sleep:
         given += ["--enable-sleep-mode"]
     if settings.lora_rank:
-        given += ["--enable-lora", "--max-lora-rank", str(settings.lora_rank)]
-        given += ["--max-loras", str(2 * max(num_adapters, 1))]
+        given += make_arguments(settings.lora_rank, num_adapters, settings.args)
     return [*given, *settings.args]
 
 

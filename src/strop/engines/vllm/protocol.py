@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from strop.engines.server_events import ASKED, MOVED, BrokenOff, Said, SampledTokens, ServerClient
+from strop.engines.vllm.adapters import AdapterLimits
 from strop.errors import EngineError
 from strop.net.client import Client, Response
 from strop.types import Sampling
@@ -33,6 +34,7 @@ MODEL = "strop"
 """What a server of ours calls its model."""
 NEEDED = ("/inference/v1/generate", "/pause", "/resume", "/reset_prefix_cache", "/collective_rpc", "/v1/models")
 """Endpoints without which nothing works here; others are missed when they are needed."""
+LOAD = "/v1/load_lora_adapter"
 LOWEST = -9999.0
 """What vLLM writes for a logprob that is not a number, or lower than this."""
 
@@ -140,8 +142,18 @@ class VllmApi:
     async def finish_update(self) -> None:
         await self._ask("POST", "/finish_weight_update", timeout=MOVED)
 
+    async def adapter_limits(self) -> AdapterLimits | None:
+        """What it was started with for adapters; None if it takes none."""
+        if LOAD not in self._paths:
+            return None
+        if "/server_info" not in self._paths:
+            return AdapterLimits()
+        answer = await self._ask("GET", "/server_info", query={"config_format": "json"})
+        about = msgspec.json.decode(answer.body, type=_ServerInfo).vllm_config.lora_config
+        return about and AdapterLimits(about.max_lora_rank, about.max_loras, about.max_cpu_loras)
+
     async def load_adapter(self, name: str, folder: str) -> None:
-        await self._ask("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder}, timeout=MOVED)
+        await self._ask("POST", LOAD, {"lora_name": name, "lora_path": folder}, timeout=MOVED)
 
     async def unload_adapter(self, name: str) -> None:
         await self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": name}, timeout=MOVED)
@@ -220,6 +232,20 @@ class _Event(Struct):
 
 
 _event = msgspec.json.Decoder(_Event)
+
+
+class _LoraConfig(Struct):
+    max_lora_rank: int | None = None
+    max_loras: int | None = None
+    max_cpu_loras: int | None = None
+
+
+class _ServerConfig(Struct):
+    lora_config: _LoraConfig | None = None
+
+
+class _ServerInfo(Struct):
+    vllm_config: _ServerConfig
 
 
 def _piece(data: bytes) -> SampledTokens:

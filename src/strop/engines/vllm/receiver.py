@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -48,15 +49,18 @@ class VllmReceiver(WeightReceiver):
             await self._api.resume()
 
     async def score(self, ids: Sequence[int], *, model: str) -> list[float]:
-        return await self._api.score(ids, model=model)
+        return await self._api.score(ids, model=self.adapters.get(model, model))
 
     async def load_folder(self, folder: Path, version: str) -> None:
         await self._api.reload(str(folder))
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        await self._api.load_adapter(name, str(folder))
+        # It refuses a name that it has, and takes keys that it cached for another adapter of that name for this one's.
+        self.adapters[name] = fresh = f"{name}-{secrets.token_hex(4)}"
+        await self._api.load_adapter(fresh, str(folder))
 
     async def unload_adapter(self, name: str) -> None:
+        self.adapters = {ours: theirs for ours, theirs in self.adapters.items() if theirs != name}
         await self._api.unload_adapter(name)
 
     async def num_workers(self) -> int:

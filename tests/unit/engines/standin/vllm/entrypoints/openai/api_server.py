@@ -1,5 +1,7 @@
 """Answers as vLLM 0.32 does. The token after n is n + 1, and the logprob of n is -n / 1000 - shift; loading weights
-sets the shift to the first value of `norm.weight`. How it misbehaves is said by variables, or by numbers in prompts."""
+sets the shift to the first value of `norm.weight`, and an adapter has one of its own. As keys are cached by an
+adapter's name, another one by the same name has the shift of the first. How it misbehaves is said by variables, or by
+numbers in prompts."""
 
 import asyncio
 import json
@@ -7,6 +9,7 @@ import os
 import struct
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -29,36 +32,42 @@ FAILS = 93
 arguments = sys.argv[1:]
 counter = Path(os.environ["STANDIN_FOLDER"]) / "starts"
 log = Path(os.environ["STANDIN_FOLDER"]) / "asked.jsonl"
+takes_adapters = "--enable-lora" in arguments and "VLLM_ALLOW_RUNTIME_LORA_UPDATING" in os.environ
 shift = 0.0
+adapters: dict[str, float] = {}
+cached: dict[str, float] = {}
+locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 paused = False
 
 
 def shift_of(folder: str) -> float:
-    data = (Path(folder) / "model.safetensors").read_bytes()
+    data = next(Path(folder).glob("*model.safetensors")).read_bytes()
     size = struct.unpack("<Q", data[:8])[0]
     start = json.loads(data[8 : 8 + size])["norm.weight"]["data_offsets"][0]
     return struct.unpack_from("<f", data, 8 + size + start)[0]
 
 
-def logprob(id: int) -> float:
-    return -id / 1000 - shift
+def logprob(id: int, model: str) -> float:
+    return -id / 1000 - (cached.setdefault(model, adapters[model]) if model in adapters else shift)
 
 
 async def generate(request: Request) -> Response:
     body = await request.json()
     note({"generate": body["sampling_params"], "model": body["model"], "paused": paused})
-    ids, params = body["token_ids"], body["sampling_params"]
+    ids, params, model = body["token_ids"], body["sampling_params"], body["model"]
+    if model not in (value("--served-model-name"), *adapters):
+        return JSONResponse({"error": {"message": f"The model `{model}` does not exist."}}, status_code=404)
     if "prompt_logprobs" in params:
-        places = [None, *({str(id): {"logprob": logprob(id)}} for id in ids[1:])]
+        places = [None, *({str(id): {"logprob": logprob(id, model)}} for id in ids[1:])]
         return JSONResponse({"prompt_logprobs": places, "choices": []})
     if params["temperature"] > 50:
         return JSONResponse({"error": {"message": "temperature is too high"}}, status_code=400)
     if ids[-1] == DIES:
         os._exit(7)
-    return StreamingResponse(events(ids[-1], params), media_type="text/event-stream")
+    return StreamingResponse(events(ids[-1], params, model), media_type="text/event-stream")
 
 
-async def events(last: int, params: dict[str, Any]) -> AsyncGenerator[str]:
+async def events(last: int, params: dict[str, Any], model: str) -> AsyncGenerator[str]:
     if last == FAILS:
         yield f"data: {json.dumps({'error': {'message': 'EngineCore encountered an issue'}})}\n\n"
     if last == SILENT:
@@ -67,7 +76,7 @@ async def events(last: int, params: dict[str, Any]) -> AsyncGenerator[str]:
         id = last % 80 + 1 + n
         stop = id in params["stop_token_ids"]
         finish = "stop" if stop else "length" if n + 1 == params["max_tokens"] else None
-        content = [{"token_id": id, "logprob": logprob(id), "top_logprobs": []}]
+        content = [{"token_id": id, "logprob": logprob(id, model), "top_logprobs": []}]
         choice = {"index": 0, "finish_reason": finish, "token_ids": [id], "logprobs": {"content": content}}
         yield f"data: {json.dumps({'choices': [choice]})}\n\n"
         if stop:
@@ -88,6 +97,28 @@ async def collective_rpc(request: Request) -> Response:
     return JSONResponse({"results": [None]})
 
 
+async def load_adapter(request: Request) -> Response:
+    body = await request.json()
+    name, folder = body["lora_name"], body["lora_path"]
+    note({"load": name, "folder": folder})
+    async with locks[name]:
+        if name in adapters:
+            return JSONResponse({"error": {"message": "it has already been loaded"}}, status_code=400)
+        while (Path(folder) / "slow").exists():  # noqa: ASYNC110 - tests take it away
+            await asyncio.sleep(0.02)
+        adapters[name] = shift_of(folder)
+    return JSONResponse({})
+
+
+async def unload_adapter(request: Request) -> Response:
+    name = (await request.json())["lora_name"]
+    note({"unload": name})
+    async with locks[name]:
+        if adapters.pop(name, None) is None:
+            return JSONResponse({"error": {"message": "it cannot be found"}}, status_code=404)
+    return JSONResponse({})
+
+
 async def set_paused(request: Request) -> Response:
     global paused
     paused = request.url.path == "/pause"
@@ -96,16 +127,27 @@ async def set_paused(request: Request) -> Response:
 
 
 async def fine(request: Request) -> Response:
-    if request.url.path not in ("/health", "/version", "/openapi.json", "/v1/models"):
+    if request.url.path not in ("/health", "/version", "/openapi.json", "/v1/models", "/server_info"):
         note({"path": request.url.path, "query": dict(request.query_params)})
     answers: dict[str, Any] = {
         "/version": {"version": os.environ.get("STANDIN_VERSION", "0.32.0")},
         "/openapi.json": {
             "paths": {route.path: {} for route in routes if route.path != os.environ.get("STANDIN_LACKS")}
         },
-        "/v1/models": {"data": [{"id": value("--served-model-name"), "max_model_len": int(value("--max-model-len"))}]},
+        "/v1/models": {
+            "data": [
+                {"id": name, "max_model_len": int(value("--max-model-len"))}
+                for name in (value("--served-model-name"), *adapters)
+            ]
+        },
+        "/server_info": {"vllm_config": {"lora_config": describe_adapters() if takes_adapters else None}},
     }
     return JSONResponse(answers.get(request.url.path, {}))
+
+
+def describe_adapters() -> dict[str, Any]:
+    names = ("--max-lora-rank", "--max-loras", "--max-cpu-loras")
+    return {name[2:].replace("-", "_"): int(value(name)) for name in names}
 
 
 def note(what: dict[str, Any]) -> None:
@@ -114,7 +156,7 @@ def note(what: dict[str, Any]) -> None:
 
 
 def value(name: str) -> str:
-    return arguments[arguments.index(name) + 1]
+    return arguments[len(arguments) - arguments[::-1].index(name)]  # the last one counts
 
 
 routes = [
@@ -123,8 +165,11 @@ routes = [
     Route("/pause", set_paused, methods=["POST"]),
     Route("/resume", set_paused, methods=["POST"]),
     *(Route(path, fine, methods=["POST"]) for path in ("/reset_prefix_cache", "/sleep", "/wake_up")),
-    *(Route(path, fine) for path in ("/health", "/version", "/openapi.json", "/v1/models")),
+    *(Route(path, fine) for path in ("/health", "/version", "/openapi.json", "/v1/models", "/server_info")),
 ]
+if takes_adapters:
+    routes.append(Route("/v1/load_lora_adapter", load_adapter, methods=["POST"]))
+    routes.append(Route("/v1/unload_lora_adapter", unload_adapter, methods=["POST"]))
 
 if __name__ == "__main__":
     started = int(counter.read_text()) + 1 if counter.exists() else 1
