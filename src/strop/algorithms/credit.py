@@ -4,6 +4,7 @@ Everything here happens before anything is dropped and counts each rollout once,
 
     compute_rewards_to_go   reward-to-go: what a turn and those after it got
     collect_scores          the numbers that are compared, and the key that comparable ones share
+    include_everyone        the agents of other policies, and untrained ones, where all are compared together
     compare                 a number minus the mean of the comparable ones: the baseline
     compare_targeted        the same for rewards of single turns and agents
     whiten                  scaling to mean 0 and variance 1
@@ -15,12 +16,12 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from strop.algorithms.rewards import Rewards, cap_failed, find_failed, select_last_rewards
+from strop.algorithms.rewards import Rewards, cap_failed, find_failed, select_last_rewards, tabulate
 from strop.algorithms.timeline import build_timelines
 from strop.trajectory import Batch
 from strop.trajectory.batch import Floats, Ints
@@ -29,8 +30,9 @@ from strop.types import Reward
 EPSILON = 1e-6
 """Added to a standard deviation before dividing by it, as verl does."""
 
-Baseline = Literal["group", "agent", "role"]
-"""Who is compared: all of the group; or in it the same agent, or agents of the same role, each with what it got."""
+Baseline = Literal["group", "agent", "role", "joint"]
+"""Who is compared in a group: its rollouts; or, each with what it got, the same agent, agents of the same role, or all
+agents together, those of other policies too."""
 
 Credit = Literal["outcome", "to_go"]
 """What is compared: what a rollout came to, or for each turn what it and those after it got."""
@@ -74,16 +76,17 @@ def collect_scores(
 ) -> Scores:
     """What is compared. A sample that is in the baseline counts even if it has no entries. One that failed is nowhere
     above the others."""
+    everyone, rewards = include_everyone(batch, rewards) if baseline == "joint" else (batch, rewards)
     rows: list[tuple[float, int, Hashable, float]] = []
     index: dict[Hashable, int] = {}
 
     def add(name: Hashable, value: float, s: int, agent: str, share: float = 1.0) -> None:
-        like = {"group": "", "agent": agent, "role": parse_role(agent)}[baseline]
+        like = {"agent": agent, "role": parse_role(agent)}.get(baseline, "")
         index[name] = len(rows)
         rows.append((value, s, (int(batch.group[s]), like), share))
 
     outcomes = rewards.outcomes(batch)
-    returns = compute_rewards_to_go(batch, rewards, discount, terminal_share) if credit == "to_go" else {}
+    returns = compute_rewards_to_go(everyone, rewards, discount, terminal_share) if credit == "to_go" else {}
     for s in map(int, np.flatnonzero(batch.counted)):
         sample = batch.samples[s]
         spoke = {turn.agent for turn in sample.turns if turn.response_ids}
@@ -91,7 +94,7 @@ def collect_scores(
         for turn in timed:
             add(turn.id, returns[turn.id], s, turn.agent, 1.0 / turn.choices)
         if credit == "outcome" and baseline != "group":
-            for a, agent in enumerate(batch.agents):
+            for a, agent in enumerate(everyone.agents):
                 if agent in spoke:
                     add((s, agent), float(outcomes[s] + rewards.agents[s, a]), s, agent)
         elif credit == "outcome":
@@ -111,6 +114,14 @@ def collect_scores(
         share=np.array([row[3] for row in rows], np.float64),
         turn=np.array([index.get(name, -1) for name in names], np.int64),
     )
+
+
+def include_everyone(batch: Batch, rewards: Rewards) -> tuple[Batch, Rewards]:
+    """The same with every agent that spoke, whichever policy it is of, trained or not. What outside models say has no
+    tokens: as in every other baseline their agents are not compared."""
+    spoke = {turn.agent for sample in batch.samples for turn in sample.turns if turn.response_ids}
+    names = sorted({*batch.agents, *spoke})
+    return replace(batch, agents=names), replace(rewards, agents=tabulate(rewards.given, len(batch.samples), names))
 
 
 def compare(

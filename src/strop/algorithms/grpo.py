@@ -5,6 +5,10 @@ plus 1e-6, as in verl) if configured. The baseline is over rollouts, each counte
 A turn's own reward and an agent's add to the advantage of those turns (`credit.compare_targeted`).
 
     baseline = "agent", "role"   what is compared is each agent's part: the total and what the agent got of its own
+    baseline = "joint"           the same with one mean and standard deviation over the parts of all agents that spoke,
+                                 those of other policies and untrained ones too. Agents whose rewards differ in scale
+                                 or in mean then move each other's gradients: Dr. MAS (2026) calls this global
+                                 normalisation and finds it unstable, unlike "agent" (benchmarks/normalisation.py)
     credit = "to_go"             what is compared is each turn's return: what it and later ones got of their own, and
                                  the outcome, by `discount` less for each turn before the last
 
@@ -33,7 +37,10 @@ class GRPO(PolicyGradient):
     normalize_std: Annotated[bool, Meta(description="divide advantages by the standard deviation of the group")] = True
     baseline: Annotated[
         Baseline,
-        Meta(description="baseline: the mean of the whole group, of the same agent in it, or of agents of one role"),
+        Meta(
+            description="baseline: the mean of the whole group, of the same agent in it, of agents of one role, or of "
+            "all its agents' scores (joint)"
+        ),
     ] = "group"
     credit: Annotated[
         Credit, Meta(description="credit assignment: by the rollout's outcome, or by each turn's reward-to-go")

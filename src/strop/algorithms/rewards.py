@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,7 @@ class Rewards:
         agents [samples, agents]  0.0
         turns  [turns]            0.0  0.5  0.0
         own    by turn id         {"g1.0/1/1": 0.5}, also for turns that no entry belongs to
+        given  by sample, name    {}: what `agents` is made of, also of agents that are not trained here
 
     `tokens` [entries] is for penalties on single tokens; it begins at 0. The choices of one n > 1 request hold 1/n of
     theirs, so that what a rollout got for its tokens is their sum. A rollout that failed has the total it counts as
@@ -40,30 +41,30 @@ class Rewards:
     agents: Floats
     tokens: Floats
     own: dict[str, float]
+    given: dict[tuple[int, str], float]
 
     @classmethod
     def of(cls, batch: Batch, weights: Mapping[str, float]) -> Rewards:
         """Drops what has no reward as `no_reward`."""
         by_turn: dict[str, list[float]] = defaultdict(list)
-        by_agent: dict[tuple[int, int], list[float]] = defaultdict(list)
+        by_agent: dict[tuple[int, str], list[float]] = defaultdict(list)
         for s, sample in enumerate(batch.samples):
             turns = {turn.id for turn in sample.turns}
             for reward in select_last_rewards(sample.rollout) if batch.stand_in[s] is None else ():
                 value = weights.get(reward.name, 0.0) * reward.value
                 if reward.turn in turns:
                     by_turn[str(reward.turn)].append(value)
-                elif reward.agent in batch.agents:
-                    by_agent[s, batch.agents.index(str(reward.agent))].append(value)
-        agents = np.zeros((len(batch.samples), len(batch.agents)))
-        for place, values in by_agent.items():
-            agents[place] = math.fsum(values)
+                elif reward.agent is not None:
+                    by_agent[s, reward.agent].append(value)
+        given = {place: math.fsum(values) for place, values in by_agent.items()}
         own = {turn: math.fsum(values) for turn, values in by_turn.items()}
         return cls(
             totals=total_rewards(batch, weights),
             turns=np.array([own.get(turn.id, 0.0) for turn in batch.turns], np.float64),
-            agents=agents,
+            agents=tabulate(given, len(batch.samples), batch.agents),
             tokens=np.zeros(len(batch.entries)),
             own=own,
+            given=given,
         )
 
     def outcomes(self, batch: Batch) -> Floats:
@@ -83,6 +84,16 @@ class Rewards:
         """What each turn got: of its own, and for its tokens."""
         sums = np.bincount(batch.entries.turn, self.tokens / batch.shares(), minlength=len(batch.turns))
         return self.own | {turn.id: float(self.turns[t] + sums[t]) for t, turn in enumerate(batch.turns)}
+
+
+def tabulate(given: Mapping[tuple[int, str], float], num_samples: int, agents: Sequence[str]) -> Floats:
+    """What agents got as [samples, agents], 0 where nothing was given.
+
+    >>> tabulate({(0, "a"): 1.0, (1, "c"): 2.0}, 2, ["a", "b"]).tolist()
+    [[1.0, 0.0], [0.0, 0.0]]
+    """
+    got = [given.get((s, agent), 0.0) for s in range(num_samples) for agent in agents]
+    return np.array(got, np.float64).reshape(num_samples, len(agents))
 
 
 def total_reward(rollout: Rollout, weights: Mapping[str, float]) -> float | None:

@@ -8,11 +8,12 @@ from strop.algorithms.credit import Scores, compare, compute_rewards_to_go, whit
 from strop.algorithms.rewards import Rewards, count_unused
 from strop.algorithms.timeline import build_timelines
 from strop.config import AlgorithmConfig, LearnerConfig
+from strop.trajectory import assemble
 from strop.types import Reward
 from tests.unit.algorithms.rollouts import batch_of, by_turn, credited, sample, turn
 
 WEIGHTS = {"reward": 1.0}
-BASELINES = ("group", "agent", "role")
+BASELINES = ("group", "agent", "role", "joint")
 
 
 def rewards_of(batch, weights=None):
@@ -227,17 +228,104 @@ def test_a_rollout_left_without_a_turn_is_dropped():
     assert [t for t, w in by_turn(batch, "weight").items() if w] == ["g1.1/0"]
 
 
+# -- all agents together
+
+
+def duel(member, left, right, *turns, total=None, **more):
+    """A game of two agents, each of a policy of its own, with what each of them got."""
+    said = turns or [turn(2, agent="left") | {"policy": "l"}, turn(agent="right") | {"policy": "r"}]
+    return sample(member, total, *said, rewards=[(left, "left"), (right, "right")], **more)
+
+
+DUELS = [duel(0, 1.0, 4.0), duel(1, 0.0, 2.0), duel(2, 1.0, 0.0)]
+
+
+def assign(samples, *, agents, policy=None, name="grpo", **more):
+    batch = assemble(samples, agents=agents, budget=1000, policy=policy)
+    make(AlgorithmConfig(name=name, settings={"baseline": "joint", **more}), LearnerConfig()).assign_credit(batch)
+    return by_turn(batch)
+
+
+def test_jointly_all_agents_have_one_mean_and_one_deviation():
+    mean = (1 + 4 + 0 + 2 + 1 + 0) / 6
+    squares = sum((value - mean) ** 2 for value in (1, 4, 0, 2, 1, 0))
+    scale = (squares / 2 / (3 - 1)) ** 0.5 + 1e-6  # two agents to a rollout, which counts once; of three rollouts
+    table = {"g1.0/0": 1.0, "g1.0/1": 4.0, "g1.1/0": 0.0, "g1.1/1": 2.0, "g1.2/0": 1.0, "g1.2/1": 0.0}
+    expected = {name: (value - mean) / scale for name, value in table.items()}
+    assert assign(DUELS, agents=["left", "right"]) == pytest.approx(expected)
+    plain = {name: value - mean for name, value in table.items()}
+    assert assign(DUELS, agents=["left", "right"], normalize_std=False) == pytest.approx(plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("grpo", {}), ("grpo", {"credit": "to_go", "discount": 0.5}), ("rloo", {}), ("dr_grpo", {}), ("gigpo", {})],
+)
+def test_jointly_each_policy_is_compared_with_the_agents_of_the_others(name, more):
+    games = [
+        *(duel(0, 1.0, 4.0, total=1.0), duel(1, 0.0, 2.0, total=-1.0), duel(2, 1.0, 0.0, total=0.0)),
+        duel(3, 9.0, 9.0, status="failed", cause="agent_error"),
+        *(duel(0, 2.0, 5.0, group="g2"), duel(1, 3.0, 1.0, group="g2")),
+    ]
+    whole = assign(games, agents=["left", "right"], name=name, **more)
+    left = assign(games, agents=["left"], policy="l", name=name, **more)
+    right = assign(games, agents=["right"], policy="r", name=name, **more)
+    assert left | right == whole
+    assert len(left) == len(right) == 6
+    assert max(abs(value) for value in left.values()) > 0 < max(abs(value) for value in right.values())
+
+
+def test_jointly_the_scale_of_one_agent_moves_the_other_and_by_agent_it_does_not():
+    scaled = [duel(0, 1.0, 40.0), duel(1, 0.0, 20.0), duel(2, 1.0, 0.0)]
+    by_agent = [assign(games, agents=["left"], baseline="agent") for games in (DUELS, scaled)]
+    assert by_agent[0] == by_agent[1]
+    jointly = [assign(games, agents=["left"]) for games in (DUELS, scaled)]
+    assert jointly[0]["g1.0/0"] != pytest.approx(jointly[1]["g1.0/0"], abs=0.1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(*[st.integers(-30, 30).map(lambda tenths: tenths / 10)] * 2), min_size=2, max_size=5))
+def test_jointly_agents_of_one_role_are_pooled_and_alike_ones_are_their_rollout(scores):
+    wolves = ["wolf-1", "wolf-2"]
+
+    def games(values):
+        said = [turn(agent=name) for name in wolves]
+        return [sample(m, None, *said, rewards=[*zip(both, wolves, strict=True)]) for m, both in enumerate(values)]
+
+    assert assign(games(scores), agents=wolves) == assign(games(scores), agents=wolves, baseline="role")
+    alike = games([(one, one) for one, _ in scores])
+    assert assign(alike, agents=wolves) == pytest.approx(assign(alike, agents=wolves, baseline="agent"))
+    rollouts = [sample(m, one, *(turn(agent=name) for name in wolves)) for m, (one, _) in enumerate(scores)]
+    assert assign(alike, agents=wolves) == pytest.approx(assign(rollouts, agents=wolves, baseline="group"))
+
+
+def test_jointly_failing_is_no_better_than_the_worst_that_any_agent_got():
+    failed = duel(2, 9.0, 9.0, status="failed", cause="agent_error")
+    found = assign([duel(0, 2.0, -1.0), duel(1, 3.0, 0.0), failed], agents=["left", "right"], normalize_std=False)
+    mean = (2 - 1 + 3 + 0 - 1 - 1) / 6
+    values = {"g1.0/0": 2, "g1.0/1": -1, "g1.1/0": 3, "g1.1/1": 0, "g1.2/0": -1, "g1.2/1": -1}
+    assert found == pytest.approx({name: value - mean for name, value in values.items()})
+    lost = duel(2, 9.0, 9.0, status="failed", cause="lost_runner")  # not in the baseline at all
+    assert assign([*DUELS[:2], lost], agents=["left"]) == assign(DUELS[:2], agents=["left"]) | {"g1.2/0": 0.0}
+
+
+def test_jointly_agents_of_outside_models_are_not_compared():
+    outside = turn(agent="right", prompt=()) | {"response_ids": [], "logprobs": []}
+    games = [duel(m, left, 5.0 * m, turn(agent="left"), outside) for m, left in enumerate([1.0, 0.0])]
+    assert assign(games, agents=["left"]) == assign(games, agents=["left"], baseline="agent")
+
+
 def test_a_turns_own_reward_reaches_it_whoever_is_compared():
     samples = [
         sample(0, 0.0, turn(), turn(), rewards=[(1.0, 0), (0.0, 1)]),
         sample(1, 0.0, turn(), turn(), rewards=[(0.0, 0), (0.0, 1)]),
     ]
-    for baseline in ("group", "agent", "role"):
+    for baseline in BASELINES:
         batch, _ = credited("grpo", *samples, baseline=baseline, normalize_std=False)
         assert by_turn(batch) == {"g1.0/0": 0.75, "g1.0/1": -0.25, "g1.1/0": -0.25, "g1.1/1": -0.25}
 
 
-@pytest.mark.parametrize("baseline", ["group", "agent", "role"])
+@pytest.mark.parametrize("baseline", BASELINES)
 def test_to_go_without_discount_and_rewards_of_turns_is_the_outcome(baseline):
     samples = [sample(k, r, *[turn()] * (k + 1)) for k, r in enumerate([1.0, 0.0, 0.25])]
     outcome, _ = credited("grpo", *samples)

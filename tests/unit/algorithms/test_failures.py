@@ -104,6 +104,7 @@ REWARDS = st.lists(st.tuples(st.integers(-2, 2).map(float), st.sampled_from([0, 
 MEMBERS = st.lists(st.tuples(st.integers(-2, 2).map(float), st.integers(1, 3), REWARDS), min_size=1, max_size=4)
 WAYS = [
     *(("grpo", way) for way in ({}, {"baseline": "agent"}, {"credit": "to_go"}, {"normalize_std": False})),
+    *(("grpo", {"baseline": "joint"} | way) for way in ({}, {"credit": "to_go"})),
     ("grpo", {"credit": "to_go", "discount": 0.5, "terminal_share": 0.25}),
     ("rloo", {}), ("dr_grpo", {}), ("reinforce_pp", {}), ("reinforce_pp", {"baseline": True}), ("gigpo", {}),
     ("ppo", {"whiten": False}),
