@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from strop.config import Config
 from strop.errors import AgentError
+from strop.monitor.metrics import weigh_parts
 from strop.monitor.statistics import FEWEST, Difference, Score, compare, scores
 
 Way = Literal["trained", "deployed"]
@@ -140,8 +141,10 @@ def differences(one: Evaluation, other: Evaluation, threshold: float, seed: int)
 
 
 def choose_reward(config: Config, names: Sequence[str]) -> str:
-    """The reward that a verdict is about: one that training would count, if it was given."""
-    return next((name for name in (*config.algorithm.rewards, "reward") if name in names), names[0])
+    """The reward that a verdict is about: one that training would count, if it was given, or else one of an agent's."""
+    weights = config.algorithm.rewards
+    agents = (name for name in names if weigh_parts({name: 0.0}, weights) is not None)
+    return next((name for name in (*weights, "reward", *agents) if name in names), names[0])
 
 
 # -- sentences ---------------------------------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ from strop.monitor.writers import Writers
 from strop.types import Step
 
 Scores = dict[tuple[int, str], dict[str, float]]
-"""Evaluations: (step, split, with `-greedy` if it was) -> mean of each named reward."""
+"""Evaluations: (step, split, with `-greedy` if it was) -> mean of each named reward; of what agents and turns got too,
+as `agents/<role>/reward/<name>` and `turns/reward/<name>`."""
 
 NAMES: dict[str, str] = {
     "actor/pg_loss": "the batch loss",
@@ -44,6 +45,7 @@ NAMES: dict[str, str] = {
     "tool_call_counts/{mean,max,min}": "tool calls per rollout",
     "reward/*": "mean of each named reward",
     "agents/*": "by role, where several agents speak: turns, tokens, tokens that carried loss, rewards",
+    "past/*": "by policy and past version that was an opponent: rollouts that met it, and what was got in them",
     "filter/*": "rollouts that carried no loss, by reason",
     "filter_turns/*": "turns without tokens, by reason",
     "filter_tokens/*": "sampled tokens of turns that carried no loss, by reason",
@@ -58,7 +60,8 @@ NAMES: dict[str, str] = {
     "algorithm/*": "what an algorithm of your own reports beside these",
     "timing_s/*": "seconds by phase",
     "perf/*": "tokens and rollouts per second, the learner's share of the time, tokens in a micro-batch",
-    "val-core/*": "evaluation: val-core/<split>/<reward>/{mean,pass,best}@k, greedy splits as <split>-greedy",
+    "val-core/*": "evaluation: val-core/<split>/<reward>/{mean,pass,best}@k, greedy splits as <split>-greedy; of "
+    "trained agents and of turns the reward is agents/<role>/reward/<reward>, turns/reward/<reward>",
 }
 
 
@@ -189,12 +192,31 @@ def flat(split: str, means: Mapping[str, float], samples: int = 1) -> dict[str, 
     return {f"val-core/{split}/{name}/mean@{k}": value for name, value in means.items()}
 
 
+_PART = re.compile(r"(?:agents/[^/]+|turns)/reward/(.+)")
+
+
+def is_part(name: str) -> bool:
+    """Whether it is the name of what agents or turns got, not whole rollouts."""
+    return bool(_PART.fullmatch(name))
+
+
 def weigh(means: Mapping[str, float], weights: Mapping[str, float]) -> float | None:
     """What an evaluation came to: the weighted sum of the rewards that count, or None where there are none of them.
-    Those that only turns or agents get are not part of it.
+    Where whole rollouts got none that has a weight, it is the sum of what agents and turns got.
 
     >>> weigh({"correct": 0.5, "style": 1.0}, {"correct": 2.0, "tidy": 1.0}), weigh({"style": 1.0}, {"tidy": 1.0})
     (1.0, None)
+    >>> weigh({"reward": 0.5, "agents/wolf/reward/win": 0.75, "agents/seer/reward/win": 0.5}, {"reward": 0, "win": 1})
+    1.25
     """
-    found = [weight * means[name] for name, weight in weights.items() if name in means]
+    found = {name: weight * means[name] for name, weight in weights.items() if name in means}
+    parts = None if any(weights[name] for name in found) else weigh_parts(means, weights)
+    return parts if parts is not None else sum(found.values()) if found else None
+
+
+def weigh_parts(means: Mapping[str, float], weights: Mapping[str, float]) -> float | None:
+    """The weighted sum of what agents, by role, and turns got; None where they got nothing that counts. A sum, so that
+    an agent which got nothing counts as one that got 0."""
+    parts = ((part[1], mean) for name, mean in means.items() if (part := _PART.fullmatch(name)))
+    found = [weights[name] * mean for name, mean in parts if weights.get(name)]
     return sum(found) if found else None

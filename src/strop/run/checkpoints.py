@@ -11,7 +11,7 @@ from strop.config import Config, weigh_rewards
 from strop.errors import DamagedCheckpoint
 from strop.files import sync_folder
 from strop.models.checksums import SUMS, verify
-from strop.monitor.metrics import weigh
+from strop.monitor.metrics import weigh, weigh_parts
 from strop.run.state import Run
 from strop.types import Step, version
 
@@ -53,7 +53,8 @@ def keep_checkpoints(run: Run) -> None:
         seen = len(run.steps) - run.config.loop.staleness
         known = [step for step in order if step.number < seen and score_step(run, step) is None]
         known = order if evaluates_every_checkpoint(run.config) else known
-        kept = [order[-1], *known[-1:], *there[-run.config.loop.keep_checkpoints :]]
+        newest = max([run.config.loop.keep_checkpoints, *(pool.config.size for pool in run.past)])  # opponents stay
+        kept = [order[-1], *known[-1:], *there[-newest:]]
         run.folder.prune([str(step.checkpoint) for step in kept])
 
 
@@ -64,21 +65,50 @@ def list_checkpoints(run: Run) -> list[Step]:
 def rank_steps(run: Run, there: Sequence[Step]) -> list[Step]:
     """Steps from worst to best. That is told by evaluations. Steps without one stand below, by what rollouts got in
     training: the worst of the steps which this one's weights may have sampled. The newest step has no next one yet; its
-    own stands for it."""
+    own stands for it. Of those that are equal, but for a rounding, the newest is the best: in a game where one agent
+    gains what another loses, what all of them got together never changes."""
+    trained = score_training(run)
 
     def standing(step: Step) -> tuple[bool, float, int]:
         if (total := score_step(run, step)) is not None:
-            return True, total, step.number
+            return True, round(total, 9), step.number
         sampled = run.steps[step.number : step.number + 1 + run.config.loop.staleness] or [step]
-        return False, min(one.metrics.get("critic/rewards/mean", -math.inf) for one in sampled), step.number
+        return False, round(min(trained[one.number] for one in sampled), 9), step.number
 
     return sorted(there, key=standing)
 
 
 def score_step(run: Run, step: Step) -> float | None:
-    """What a step's weights got on the first split, where that was evaluated."""
-    splits = run.config.loop.eval_splits
-    return weigh(run.scores.get((step.number, splits[0]), {}), weigh_rewards(run.config)) if splits else None
+    """What a step's weights got on the first split, where that was evaluated: the total, or where only agents and turns
+    are rewarded what the trained ones got (`weigh`)."""
+    splits, weights = run.config.loop.eval_splits, weigh_rewards(run.config)
+    means = run.scores.get((step.number, splits[0]), {}) if splits else {}
+    if are_rollouts_rewarded(run):
+        means = {name: mean for name, mean in means.items() if name in weights}
+    return weigh(means, weights)
+
+
+def score_training(run: Run) -> dict[int, float]:
+    """What the rollouts of each step got, by its number: their mean total, or where only agents and turns are rewarded
+    what the agents got in whom something was ever trained (`agents/<role>/reward/<name>`)."""
+    weights, tokens = weigh_rewards(run.config), "loss_tokens"
+    counts = (item for step in run.steps for item in step.metrics.items() if item[0].startswith("agents/"))
+    roles = tuple({name.removesuffix(tokens) for name, count in counts if name.endswith(f"/{tokens}") and count})
+    scores, totals = dict[int, float](), are_rollouts_rewarded(run)
+    for step in run.steps:
+        own = {name: mean for name, mean in step.metrics.items() if name.startswith(roles)}
+        parts = None if totals else weigh_parts(own, weights)
+        scores[step.number] = step.metrics.get("critic/rewards/mean", -math.inf) if parts is None else parts
+    return scores
+
+
+def are_rollouts_rewarded(run: Run) -> bool:
+    """Whether a whole rollout, of a step or of an evaluation, was ever given a reward that has a weight. If not, totals
+    say nothing."""
+    names = [name for name, weight in weigh_rewards(run.config).items() if weight]
+    return any(name in means for means in run.scores.values() for name in names) or any(
+        f"reward/{name}" in step.metrics for step in run.steps for name in names
+    )
 
 
 def evaluates_every_checkpoint(config: Config) -> bool:

@@ -45,6 +45,7 @@ from strop.monitor.evaluations import Evaluation, EvaluationReport, Way, report
 from strop.run.collect import stop_if_all_failed, wait_until_ended
 from strop.run.folder import BEST, RunFolder, find_parts, list_parts
 from strop.run.runtime import open_run
+from strop.run.scoring import collect_rewards
 from strop.run.settings import check_agents, load_tasks, settle
 from strop.run.start_from import find_checkpoint, refuse_missing_parts
 from strop.run.state import Run
@@ -136,7 +137,7 @@ async def _collect(run: Run, one: Evaluation, *, samples: int, greedy: bool, fir
         ended = await wait_until_ended(run, wanted, f"evaluating {split}")
         if first:
             await stop_if_all_failed(run, ended, f"evaluating {split}")
-        one.rewards[f"{split}-greedy" if greedy else split] = _rewards(ended)
+        one.rewards[f"{split}-greedy" if greedy else split] = _rewards(run.config, ended)
         one.failed = dict(Counter(one.failed) + Counter(rollout.cause for rollout in ended if rollout.cause))
         for rollout in ended:
             turns = await run.store.turns(rollout.id)
@@ -145,13 +146,14 @@ async def _collect(run: Run, one: Evaluation, *, samples: int, greedy: bool, fir
     one.seconds = round(time.monotonic() - began, 2)
 
 
-def _rewards(ended: Sequence[Rollout]) -> dict[str, dict[str, list[float]]]:
-    """Reward -> task -> one value per sample, of the rewards that are a whole rollout's; where none was given, 0."""
-    names = sorted({r.name for rollout in ended for r in rollout.rewards if r.target == (r.name, None, None)})
-    found: dict[str, dict[str, list[float]]] = {name: {} for name in names}
-    for name in names:
-        for rollout in ended:
-            found[name].setdefault(rollout.task.id, []).append(rollout.reward(name) or 0.0)
+def _rewards(config: Config, ended: Sequence[Rollout]) -> dict[str, dict[str, list[float]]]:
+    """Reward -> task -> one value per sample, of the rewards that are a whole rollout's, a trained agent's or a turn's;
+    where none was given, 0."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, values in collect_rewards(config, ended).items():
+        by_task = found.setdefault(name, {})
+        for rollout, value in zip(ended, values, strict=True):
+            by_task.setdefault(rollout.task.id, []).append(value)
     return found
 
 

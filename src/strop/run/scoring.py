@@ -1,17 +1,29 @@
-"""Evaluations while a run trains: when one is due, and what its rollouts came to."""
+"""Evaluations while a run trains: when one is due, and what its rollouts came to.
+
+reward                     what a whole rollout was given, by the reward's name
+agents/wolf/reward/win     what trained agents were given, by role
+turns/reward/format        what turns were given
+
+Left out: whose a turn was, which its reward does not say.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from fnmatch import fnmatchcase
+from statistics import fmean
 from typing import Any
 
-from strop.monitor.metrics import flat
+from strop.algorithms.rewards import select_last_rewards
+from strop.config import Config, resolve_policies, trained_policies, weigh_rewards
+from strop.monitor.metrics import flat, is_part, weigh_parts
+from strop.run.agent_metrics import name_roles
 from strop.run.collect import check_rewards, stop_if_all_failed, wait_until_ended
 from strop.run.state import Run
 from strop.run.supervise import cancel_all
-from strop.types import Rollout
+from strop.types import Reward, Rollout
 
 
 async def evaluate_if_due(run: Run) -> None:
@@ -41,14 +53,43 @@ async def wait_unless_stopped(run: Run, waiting: Coroutine[Any, Any, list[Rollou
 
 
 def show_scores(run: Run, step: int, split: str, ended: Sequence[Rollout]) -> None:
-    """Mean of every named reward over an evaluation; rollouts that failed count as 0."""
+    """Mean of every named reward over an evaluation; rollouts that failed count as 0. Of what agents and turns got only
+    the sum is shown."""
     if failed := Counter(rollout.cause for rollout in ended if rollout.cause):
         reasons = ", ".join(f"{cause} {count}" for cause, count in failed.items())
         run.view.note(f"evaluating {split} after step {step}: failed rollouts count as 0 ({reasons})")
-    names = {r.name for rollout in ended for r in rollout.rewards if r.target == (r.name, None, None)}
-    names = sorted(names, key=lambda name: (name not in run.rewards, name))  # those that count first
-    means = {name: sum(rollout.reward(name) or 0.0 for rollout in ended) / len(ended) for name in names}
-    run.scores[step, split] = means
-    run.view.evaluation(step, {f"{split} {name}": value for name, value in means.items()})
+    means = {name: fmean(values) for name, values in collect_rewards(run.config, ended).items()}
+    names = sorted(means, key=lambda name: (name not in run.rewards, is_part(name), name))  # those that count first
+    means = run.scores[step, split] = {name: means[name] for name in names}
+    shown = {f"{split} {name}": value for name, value in means.items() if not is_part(name)}
+    if (parts := weigh_parts(means, weigh_rewards(run.config))) is not None:
+        shown[f"{split} agents"] = parts
+    run.view.evaluation(step, shown)
     if run.metrics is not None:
         run.metrics.write(step, flat(split, means, run.config.loop.eval_samples))
+
+
+def collect_rewards(config: Config, ended: Sequence[Rollout]) -> dict[str, list[float]]:
+    """By name, what each of the rollouts got: 0 where it failed or got none, the mean where several turns, or agents of
+    one role, got it."""
+    policies = (trained_policies(config) or resolve_policies(config)).values()
+    patterns = [pattern for own in policies for pattern in own.policy.agents]
+    agents = {reward.agent for rollout in ended for reward in rollout.rewards if reward.agent is not None}
+    roles = name_roles(sorted(name for name in agents if any(fnmatchcase(name, pattern) for pattern in patterns)))
+    found: dict[str, list[list[float]]] = {}
+    for k, rollout in enumerate(ended):
+        for reward in select_last_rewards(rollout) if not rollout.cause else ():
+            if reward.agent is None or reward.agent in roles:
+                name = name_part(reward, roles)
+                found.setdefault(name, [[] for _ in ended])[k].append(reward.value)
+    return {name: [fmean(values) if values else 0.0 for values in found[name]] for name in sorted(found)}
+
+
+def name_part(reward: Reward, roles: Mapping[str, str]) -> str:
+    """
+    >>> name_part(Reward(name="win", value=1.0, agent="wolf-1"), {"wolf-1": "wolf"})
+    'agents/wolf/reward/win'
+    """
+    if reward.agent is not None:
+        return f"agents/{roles[reward.agent]}/reward/{reward.name}"
+    return reward.name if reward.turn is None else f"turns/reward/{reward.name}"

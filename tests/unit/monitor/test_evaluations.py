@@ -79,3 +79,11 @@ def test_the_verdict_is_about_what_training_counts() -> None:
     assert report(counts, [made(1, both)], samples=1).reward == "polite"
     assert report(CONFIG, [made(1, both)], samples=1).reward == "reward"
     assert report(CONFIG, [made(1, {"a/b": both["polite"]})], samples=1).reward == "a/b"
+
+
+def test_where_only_agents_are_rewarded_the_verdict_is_about_what_one_of_them_got() -> None:
+    earned = {f"agents/left/reward/{name}": {"t": [1.0]} for name in ("points", "score")}
+    config = Config(agent="a.py:f", tasks="t.jsonl", algorithm=AlgorithmConfig(rewards={"score": 1.0}))
+    assert report(config, [made(1, earned)], samples=1).reward == "agents/left/reward/score"
+    whole = {**earned, "reward": {"t": [0.0]}}
+    assert report(config, [made(1, whole)], samples=1).reward == "reward"
