@@ -261,3 +261,13 @@ def test_killed_it_goes_on_to_the_same_weights(two: Path, tmp_path: Path) -> Non
     assert [step.digest for step in mine.steps] == [step.digest for step in theirs.steps]
     assert None not in [step.digest for step in mine.steps]
     assert weights(folder, str(mine.steps[-1].checkpoint)) == weights(two)
+
+
+def test_an_agent_that_no_policy_takes_ends_the_run_before_its_first_step(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    lost = [one for one in TWO if not one.startswith("policies.critic")] + ["policies.judge.model=strop/nano"]
+    done = subprocess.run(runs.demo(folder, *lost), capture_output=True, text=True, check=False, timeout=280)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 2
+    assert "no policy answers for agent 'critic', only for judge, writer. Fix: put it into policies.NAME.agents" in said
+    assert not runs.story(folder).steps

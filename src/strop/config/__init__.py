@@ -22,7 +22,7 @@ from strop.config.policies import (
     trained_policies,
     weigh_rewards,
 )
-from strop.config.policy import PolicyConfig, SamplingConfig
+from strop.config.policy import PastConfig, PolicyConfig, SamplingConfig
 from strop.config.renamed import RENAMED, RenamedSetting, find_new_names, rename_old
 from strop.config.run import Config, LoopConfig, MonitorConfig, StoreConfig, settings
 from strop.config.runner import RetriesConfig, RunnerConfig
@@ -42,6 +42,7 @@ __all__ = [
     "MonitorConfig",
     "OptimConfig",
     "OutsideConfig",
+    "PastConfig",
     "PolicyConfig",
     "RenamedSetting",
     "RetriesConfig",

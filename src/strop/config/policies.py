@@ -10,8 +10,8 @@
     learner.optim.lr = 1e-5       laid over [learner]; [algorithm] and [engine] the same way
 
 Without a table of policies there is one, called main, made of the tables at the top. An agent's name belongs to the
-first policy with a pattern that it matches. One that matches none is answered by `main`, or else by the first policy,
-and its turns are recorded but not trained.
+first policy with a pattern that it matches. One that matches none is answered by `main`, if a policy is called that,
+and its turns are recorded but not trained; otherwise it is refused, and the run with it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,13 @@ def resolve_policies(config: Config) -> dict[str, Config]:
     """The configuration of every policy, by name, in the order they are given in. Raises `ConfigError`."""
     if not config.policies:
         _refuse_all_frozen(config, {MAIN: config})
+        _refuse_past({MAIN: config})
         return {MAIN: config}
     found = {name: _resolve(config, name, table) for name, table in config.policies.items()}
     _refuse_all_frozen(config, found)
+    _refuse_frozen_adapters(config, found)
+    _refuse_shared_servers(found)
+    _refuse_past(found)
     _refuse_overlaps({name: one.policy.agents for name, one in found.items()})
     return found
 
@@ -65,7 +69,7 @@ def refuse_values(policies: Any) -> None:
 
 
 def default_policy(names: Mapping[str, Any]) -> str:
-    """Who answers agents that no pattern matches."""
+    """Who answers agents that no pattern matches, where anybody may ask: `strop chat` and `strop serve`."""
     return MAIN if MAIN in names else next(iter(names))
 
 
@@ -108,6 +112,8 @@ def _resolve(config: Config, name: str, table: dict[str, Any]) -> Config:
     sections: dict[str, Any] = {"policy": _lay_over(config.policy, own, path)}
     if "agents" not in own:
         sections["policy"] = replace(sections["policy"], agents=(name,))
+    if sections["policy"].past.of:
+        sections["policy"] = replace(sections["policy"], frozen=True)
     for key in POLICY_SECTIONS:
         sections[key] = _lay_over(getattr(config, key), table.get(key, {}), f"{path}{key}.")
     if sections["algorithm"].name != config.algorithm.name:  # whose settings are another algorithm's
@@ -131,6 +137,71 @@ def _refuse_all_frozen(config: Config, policies: Mapping[str, Config]) -> None:
         raise ConfigError(f"{which} true, so that nothing would be trained. Fix: leave it out, or set loop.steps=0")
 
 
+def _refuse_past(policies: Mapping[str, Config]) -> None:
+    """Past versions are those of a policy that is trained, on the same model, or of another run's checkpoints, which
+    are looked for when the run begins."""
+    for name, own in policies.items():
+        if not (of := own.policy.past.of):
+            continue
+        if len(policies) == 1:
+            raise ConfigError(
+                "policy.past needs another policy, which is trained against it. Fix: set policies.NAME.past.of of an "
+                "opponent instead"
+            )
+        if of in policies and policies[of].policy.frozen:
+            raise ConfigError(
+                f"policies.{name}.past.of is {of!r}, which is never trained and so has no past. Fix: name a policy "
+                "that is"
+            )
+        if of in policies and policies[of].policy.model != own.policy.model:
+            raise ConfigError(
+                f"policies.{name}.past.of is {of!r}, and their models differ ({own.policy.model}, "
+                f"{policies[of].policy.model}). Fix: give both the same model"
+            )
+
+
+def _refuse_frozen_adapters(config: Config, policies: Mapping[str, Config]) -> None:
+    """What stands in [learner] is for the policies that are trained; what a frozen one has of its own is a mistake."""
+    for name, own in policies.items():
+        learner: dict[str, Any] = config.policies[name].get("learner", {})
+        if own.policy.frozen and learner.get("lora", {}).get("rank"):
+            because = "answers with past versions" if own.policy.past.of else "is frozen"
+            raise ConfigError(
+                f"policies.{name} {because}, and policies.{name}.learner.lora.rank would train nothing. Fix: leave one "
+                "of them out"
+            )
+
+
+def _refuse_shared_servers(policies: Mapping[str, Config]) -> None:
+    """A server of the user's own has one model. Policies share it that are this model, or adapters on it for vLLM."""
+    first: dict[str, str] = {}
+    for name, own in policies.items():
+        other = first.setdefault(_find_server(own), name)
+        if other != name and _find_server(own) and not _may_share(own, policies[other]):
+            raise ConfigError(
+                f"policies.{other} and policies.{name} have one server, {_find_server(own)}, and each would replace "
+                "the weights of the other there. Fix: give each a server of its own (policies.NAME.engine), or have "
+                "vLLM serve both as adapters on one model (learner.lora.rank)"
+            )
+
+
+def _find_server(config: Config) -> str:
+    engine = config.engine
+    if engine.name == "sglang":
+        return engine.sglang.url
+    return engine.vllm.url if engine.name in ("auto", "vllm") and not engine.deterministic else ""
+
+
+def _may_share(one: Config, other: Config) -> bool:
+    """Whether a server has nothing to replace: they are one model, and new weights are adapters or never come."""
+
+    def keeps_model(own: Config) -> bool:
+        adapters = own.engine.name != "sglang" and own.engine.vllm.servers == 1
+        return own.policy.frozen or (adapters and own.learner.lora.rank > 0)
+
+    return one.policy.model == other.policy.model and keeps_model(one) and keeps_model(other)
+
+
 def _refuse_overlaps(agents: Mapping[str, tuple[str, ...]]) -> None:
     """The first match wins; a name that would never reach its policy is refused, and a policy without any."""
     before: list[tuple[str, str]] = []
@@ -142,6 +213,11 @@ def _refuse_overlaps(agents: Mapping[str, tuple[str, ...]]) -> None:
             )
         for pattern in patterns:
             for other, earlier in before:
+                if earlier == pattern:
+                    raise ConfigError(
+                        f"policies.{policy}.agents has {pattern!r}, and so has policies.{other}. Fix: leave it out of "
+                        "one of them"
+                    )
                 if _covers(earlier, pattern):
                     raise ConfigError(
                         f"policies.{policy}.agents has {pattern!r}, which {earlier!r} of policies.{other} matches "

@@ -33,6 +33,26 @@ class SamplingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return Sampling(**msgspec.structs.asdict(self))
 
 
+class PastConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Opponents from the past: earlier versions of a policy answer, one of them in each group of rollouts."""
+
+    of: Annotated[
+        str,
+        doc(
+            "self-play: answer with checkpoints of this policy, as they come, or of this run's folder; never trained; "
+            "in evaluations the policy's own model answers"
+        ),
+    ] = ""
+    size: Annotated[int, doc("checkpoints in the pool: the newest so many, all in memory"), Meta(ge=1, le=64)] = 4
+    sample: Annotated[
+        Literal["recency", "score", "uniform"],
+        doc(
+            "which of them answers: newer ones more often (recency), those against whom less was won (score), or all "
+            "alike (uniform)"
+        ),
+    ] = "recency"
+
+
 class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The policy being trained."""
 
@@ -56,6 +76,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         "main",
     )
     frozen: Annotated[bool, doc("it answers its agents and is never trained: an opponent, or a partner")] = False
+    past: Annotated[PastConfig, doc("opponents from the past")] = PastConfig()
     context: Annotated[
         Annotated[int, Meta(ge=2)] | None, doc("context length: prompt and answer in tokens; default: the model's")
     ] = None

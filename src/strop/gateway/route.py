@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -17,16 +18,19 @@ from strop.errors import ConfigError
 from strop.gateway.budget import recall
 from strop.gateway.contexts import History
 from strop.gateway.dialects.base import ApiError, Json, ModelRequest
+from strop.gateway.draw import draw_number
 from strop.gateway.jinja import EFFORT, THINKING
 from strop.gateway.outside import OutsideRoute
+from strop.gateway.past_versions import PastVersions
 from strop.gateway.replicas import Replicas
 from strop.gateway.template import Renderer
 from strop.store.base import Store
-from strop.types import Rollout, Sampling, stable_hash
+from strop.types import Rollout, Sampling
 
 ANY = "*"
-WILD = re.compile(r"[*?\[]")
 """The route for agents that have none of their own."""
+WILD = re.compile(r"[*?\[]")
+CLAIM = "put it into policies.NAME.agents, or call a policy main, which takes all others"
 
 
 class PolicyRoute(Struct, frozen=True, kw_only=True):
@@ -44,8 +48,9 @@ class PolicyRoute(Struct, frozen=True, kw_only=True):
     history: History = "sampled"
 
     def of(self, rollout: Rollout) -> PolicyRoute:
-        """The same for one rollout, where several engines serve the policy."""
-        return replace(self, engine=self.engine.of(rollout.id)) if isinstance(self.engine, Replicas) else self
+        """The same for one rollout, where several engines serve the policy, or several of its versions are served."""
+        engine = self.engine.choose(rollout) if isinstance(self.engine, PastVersions) else self.engine
+        return replace(self, engine=engine.of(rollout.id) if isinstance(engine, Replicas) else engine)
 
     def asked_by(self, request: ModelRequest) -> PolicyRoute:
         """The same with the chat template's variables as a request wants them: the request goes before the policy, and
@@ -77,19 +82,6 @@ class Chance(Struct, frozen=True):
     probability: float
 
 
-def draw_number(rollout: Rollout, agent: str) -> float:
-    """A number from 0 to 1 for an agent of a rollout, always the same. The members of a group share it, since they are
-    compared with each other, and so do all evaluations of a task.
-
-    >>> from strop.types import Task
-    >>> one = Rollout(id="g1.0", group="g1", member=0, task=Task(id="t"), created=0.0)
-    >>> draw_number(one, "a") == draw_number(replace(one, id="g1.1", member=1, seed=9), "a") != draw_number(one, "b")
-    True
-    """
-    drawn_by = rollout.group.partition("~")[0] if rollout.mode == "train" else rollout.task.id
-    return stable_hash("outside", drawn_by, agent) / 2**63
-
-
 class _Asks(Struct):
     model: Any = None
 
@@ -106,16 +98,18 @@ class Routes:
         self._patterns = sorted((name for name in agents if WILD.search(name)), key=lambda name: name == ANY)
         every = [*self.agents.values(), *self.models.values(), *(chance.route for chance in chances)]
         self._outside = [route for route in every if isinstance(route, OutsideRoute)]
+        self.unclaimed = ""  # what was said of the first agent that nobody answers for
+        self.missed = asyncio.Event()
 
     @classmethod
     def of(
         cls,
-        policy: PolicyRoute,
+        policy: PolicyRoute | None,
         outside: Mapping[str, OutsideConfig],
         policies: Mapping[str, PolicyRoute] | None = None,
     ) -> Routes:
         """A policy for all agents but those that outside models or other `policies`, by names or patterns of agents,
-        answer for. Raises `ConfigError`."""
+        answer for; without one, others are refused. Raises `ConfigError`."""
         agents: dict[str, Route] = {}
         models: dict[str, Route] = {}
         chances: list[Chance] = []
@@ -135,7 +129,17 @@ class Routes:
         others = policies or {}
         for taken in (taken for taken in others if taken in agents):
             raise ConfigError(f"gateway.outside: a policy answers for {taken!r} too. Fix: leave one out")
-        return cls({ANY: policy, **others, **agents}, models, chances)
+        everybody: dict[str, Route] = {ANY: policy} if policy is not None else {}
+        routes = cls({**everybody, **others, **agents}, models, chances)
+        for chance in chances:
+            if not WILD.search(chance.pattern) and not (
+                chance.pattern in routes.agents or routes._match(chance.pattern)
+            ):
+                raise ConfigError(
+                    f"gateway.outside.{chance.route.policy} answers for {chance.pattern!r} in some rollouts, and in "
+                    f"others no policy does. Fix: {CLAIM}"
+                )
+        return routes
 
     def any(self, agent: str, model: str | None, rollout: Rollout | None = None) -> Route:
         route = (
@@ -143,7 +147,9 @@ class Routes:
         )
         if route is None:
             known = ", ".join(sorted({*self.agents, *self.models}))
-            message = f"no model answers for agent {agent!r}. Fix: use one of these agents or models: {known}"
+            message = f"no policy answers for agent {agent!r}, only for {known}. Fix: {CLAIM}"
+            self.unclaimed = self.unclaimed or message
+            self.missed.set()
             raise ApiError(message, status=404, code="model_not_found")
         return route
 

@@ -139,10 +139,12 @@ class LearnerChild(ProcessVerbs):
         if settings.overlap and settings.train and settings.serve:
             self.copy = ModelCopy(model)
         self._hold(settings, learner, learner.plain if learner is not None else model)
+        self.policies[settings.name].past = model if settings.past else None
         return model
 
     def _load_adapters(self, settings: list[LearnerSettings]) -> Any:
         """One model, and the adapters of its policies."""
+        from strop.learner import lora
         from strop.learner.model import load_frozen
         from strop.learner.model_copy import AdapterCopy
 
@@ -150,9 +152,11 @@ class LearnerChild(ProcessVerbs):
         for one in settings:
             learner = _make_learner(one, base) if one.train else None
             self._hold(one, learner, learner.plain if learner is not None else base)
+            if one.past:
+                self.policies[one.name].past = lora.make_served(base, one.learner.lora)
         if settings[0].serve:
-            trained = {name: held.model for name, held in self.policies.items()}
-            self.copy = AdapterCopy(base, trained, rows=settings[0].engine.max_sequences + 1)
+            adapted = {name: held.model for name, held in self.policies.items()}
+            self.copy = AdapterCopy(base, adapted, rows=settings[0].engine.max_sequences + 1)
         return base
 
     def _hold(self, settings: LearnerSettings, learner: Learner | None, plain: Any) -> None:
@@ -172,10 +176,12 @@ class LearnerChild(ProcessVerbs):
 
 
 class HeldPolicy(LearnerVerbs):
-    """One policy of the process: what trains it, if anything does, and its weights for engines elsewhere."""
+    """One policy of the process: what trains it, if anything does, and its weights for engines elsewhere. `past` is the
+    model of a policy that takes its weights from checkpoints."""
 
     def __init__(self, child: LearnerChild, name: str, learner: Learner | None, weights: ModelWeights) -> None:
         self._child, self._name, self._learner, self.weights = child, name, learner, weights
+        self.past: Any = None
 
     @property
     def learner(self) -> Learner:
@@ -185,8 +191,8 @@ class HeldPolicy(LearnerVerbs):
 
     @property
     def model(self) -> Any:
-        """What is trained; None where nothing is."""
-        return self._learner.model if self._learner is not None else None
+        """What has weights of the policy's own; None where that is the plain model."""
+        return self._learner.model if self._learner is not None else self.past
 
     def load(self, version: str) -> None:
         assert self._child.core is not None
@@ -206,6 +212,16 @@ class HeldPolicy(LearnerVerbs):
 
     def restore(self, folder: Path) -> dict[str, Any]:
         return self.learner.restore(folder)
+
+    def take(self, folder: Path) -> None:
+        from strop.learner import checkpoint
+        from strop.models.checksums import verify
+
+        assert self.past is not None, "what is trained keeps its weights"
+        verify(folder)
+        own = dict(self.past.named_parameters())
+        adapter = {name: tensor for name, tensor in own.items() if ".lora_" in name}
+        checkpoint.read(folder, adapter or own, adapter=bool(adapter))
 
     def digest(self) -> str:
         return self.learner.digest()

@@ -75,5 +75,8 @@ class LearnerClient(WeightClient):
     async def restore(self, folder: Path) -> dict[str, Any]:
         return await self._call(LearnerVerbs.restore, folder)
 
+    async def take(self, folder: Path) -> None:
+        await self._call(LearnerVerbs.take, folder)
+
     async def digest(self) -> str:
         return await self._call(LearnerVerbs.digest)

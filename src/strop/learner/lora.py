@@ -42,6 +42,14 @@ def attach(model: PreTrainedModel, config: LoraConfig) -> None:
     model.eval()
 
 
+def make_served(base: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
+    """The same model with an adapter that is never trained; its matrices come from a checkpoint later."""
+    model = share_weights(base)
+    with torch.random.fork_rng():  # what is trained beside it draws the same numbers as without it
+        attach(model, config)
+    return model.requires_grad_(False)
+
+
 def share_weights(model: PreTrainedModel) -> PreTrainedModel:
     """Another model of the very same tensors: what is put into the one is not in the other."""
     return copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})

@@ -60,20 +60,20 @@ class ModelCopy(ServedCopy):
 
 
 class AdapterCopy(ServedCopy):
-    """The model given, with its own weights, and a copy of each policy's adapter. `trained` are the models that the
-    adapters are trained in; of a policy that is None the plain model is served. There may be `rows` sequences."""
+    """The model given, with its own weights, and a copy of each policy's adapter. `adapted` are the models that the
+    adapters are in; of a policy that is None the plain model is served. There may be `rows` sequences."""
 
-    def __init__(self, base: PreTrainedModel, trained: Mapping[str, PreTrainedModel | None], *, rows: int) -> None:
+    def __init__(self, base: PreTrainedModel, adapted: Mapping[str, PreTrainedModel | None], *, rows: int) -> None:
         super().__init__(base.device)
         self.model = lora.share_weights(base)
-        self._trained = {policy: model for policy, model in trained.items() if model is not None}
-        matrices = {policy: lora.read_matrices(model) for policy, model in self._trained.items()}
-        ranks = {policy: matrices[policy].rank if policy in matrices else 0 for policy in trained}
+        self._adapted = {policy: model for policy, model in adapted.items() if model is not None}
+        matrices = {policy: lora.read_matrices(model) for policy, model in self._adapted.items()}
+        ranks = {policy: matrices[policy].rank if policy in matrices else 0 for policy in adapted}
         layers = {name for each in matrices.values() for name in each.layers}
         self.adapters = Adapters(self.model, ranks, layers, rows=rows)
-        for policy in self._trained:
+        for policy in self._adapted:
             self._take(policy)
 
     def _take(self, policy: str) -> None:
-        if policy in self._trained:
-            self.adapters.load(policy, lora.read_matrices(self._trained[policy]))
+        if policy in self._adapted:
+            self.adapters.load(policy, lora.read_matrices(self._adapted[policy]))

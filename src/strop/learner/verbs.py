@@ -26,8 +26,9 @@ class LearnerSettings(Struct, frozen=True, kw_only=True):
     """What a process is started with for one policy.
 
     `folder` holds the model. `serve`: the embedded engine serves it there. `train`: it is trained; a model that is only
-    served has no learner, and its weights stay as they are. `overlap`: rollouts go on while the learner works, so that
-    the engine needs a copy of the weights. `steps` is how many a whole run has.
+    served has no learner, and its weights stay as they are, or, of a `past` version, are taken from checkpoints.
+    `overlap`: rollouts go on while the learner works, so that the engine needs a copy of the weights. `steps` is how
+    many a whole run has.
     """
 
     name: str = MAIN
@@ -41,10 +42,11 @@ class LearnerSettings(Struct, frozen=True, kw_only=True):
     overlap: bool
     serve: bool
     train: bool
+    past: bool = False
 
     @staticmethod
     def of(
-        config: Config, folder: Path, *, name: str = MAIN, serve: bool = True, train: bool = True
+        config: Config, folder: Path, *, name: str = MAIN, serve: bool = True, train: bool = True, past: bool = False
     ) -> LearnerSettings:
         """Those of a policy, from the configuration that it would have as the only one."""
         return LearnerSettings(
@@ -59,6 +61,7 @@ class LearnerSettings(Struct, frozen=True, kw_only=True):
             overlap=config.loop.staleness > 0,
             serve=serve,
             train=train,
+            past=past,
         )
 
 
@@ -142,6 +145,10 @@ class LearnerVerbs(ABC):
     @abstractmethod
     def restore(self, folder: Path) -> dict[str, Any]:
         """Take weights and optimizer state from a checkpoint, and return the meta it was saved with."""
+
+    @abstractmethod
+    def take(self, folder: Path) -> None:
+        """Take the weights of a checkpoint, and nothing else of it: of a policy that is not trained."""
 
     @abstractmethod
     def digest(self) -> str:

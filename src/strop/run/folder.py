@@ -38,6 +38,7 @@ from strop import config as configs
 from strop.config import Config
 from strop.errors import ConfigError, PlaceError
 from strop.files import close_to_others, find_near, private, private_folder, sync_folder, write_whole
+from strop.types import version
 
 BEST, CHANGES, ASIDE = "best", "changes.jsonl", ".overwritten"
 _STEP = re.compile(r"step-(\d+)-(\d+)")
@@ -253,7 +254,7 @@ class RunFolder:
 
     def checkpoints(self) -> dict[str, int]:
         """The names of those that are here with the numbers of their steps, by lineage and step."""
-        return {name[0]: int(name[1]) for name in sorted(_checkpoints(self.path), key=lambda n: (int(n[2]), int(n[1])))}
+        return {name[0]: int(name[1]) for name in _checkpoints(self.path)}
 
     def set_aside(self, name: str) -> Path:
         """Rename a checkpoint that is damaged: it stays, and is none any more."""
@@ -300,9 +301,15 @@ def _lines(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True) if path.exists() else []
 
 
+def list_versions(run: Path) -> dict[str, Path]:
+    """A run's checkpoints by version, oldest first."""
+    return {version(int(name[2]), int(name[1])): run / "checkpoints" / name[0] for name in _checkpoints(run)}
+
+
 def _checkpoints(path: Path) -> list[re.Match[str]]:
-    """The names of a run's checkpoints: step, lineage."""
-    return [found for p in (path / "checkpoints").iterdir() if (found := _STEP.fullmatch(p.name))]
+    """The names of a run's checkpoints, step and lineage, by lineage and step."""
+    found = [name for p in (path / "checkpoints").iterdir() if (name := _STEP.fullmatch(p.name))]
+    return sorted(found, key=lambda name: (int(name[2]), int(name[1])))
 
 
 async def wait_until_gone(path: Path) -> None:

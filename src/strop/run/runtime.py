@@ -12,9 +12,9 @@ Nothing of what is opened here knows this module; loop.py and resume.py use what
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,13 +22,14 @@ import msgspec
 
 from strop import algorithms
 from strop.algorithms import Algorithm
-from strop.config import Config, PolicyConfig, RunnerConfig, default_policy, resolve_policies, trained_policies
+from strop.config import MAIN, Config, PolicyConfig, RunnerConfig, default_policy, resolve_policies, trained_policies
 from strop.engines.base import Engine, EngineSetup
 from strop.engines.registry import engine_class, engine_name
 from strop.errors import ConfigError, PlaceError
 from strop.files import private_folder
 from strop.gateway.app import Gateway
 from strop.gateway.limits import Limits
+from strop.gateway.past_versions import PastVersions
 from strop.gateway.replicas import Replicas
 from strop.gateway.route import PolicyRoute, Routes
 from strop.gateway.template import Renderer
@@ -42,6 +43,7 @@ from strop.net.secrets import hide_keys
 from strop.net.server import serve
 from strop.run.folder import RunFolder
 from strop.run.group_reward import load as load_group_reward
+from strop.run.past import PastPool, PoolSource, find_source
 from strop.run.settings import check_agents, load_tasks
 from strop.run.state import Run, TrainedPolicy
 from strop.runners.pool import Pool
@@ -61,24 +63,33 @@ WEIGHTS = "weights"
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedPolicy:
-    """A policy before anything of it runs: its configuration as if it were the only one, the folder with its model, and
-    its chat template."""
+    """A policy before anything of it runs: its configuration as if it were the only one, the folder with its model, its
+    chat template, and where past versions of it come from. `past`: it is itself the slot of such a version."""
 
     name: str
     config: Config
     model: Path
     renderer: Renderer
+    pool: PoolSource | None = None
+    past: bool = False
+
+    @property
+    def rank(self) -> int:
+        """How large its adapter is; 0: it is the model as it is, or all of its weights are trained."""
+        return self.config.learner.lora.rank if self.past or not self.config.policy.frozen else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServedPolicy:
     """A policy that an engine serves. `learner` leads to the process that holds its weights: of every policy that is
-    trained, and where the embedded engine serves. `place` is where its logs and weights lie."""
+    trained, and where the embedded engine serves. `place` is where its logs and weights lie. `slots` have its past
+    versions, which answer in its place."""
 
     prepared: PreparedPolicy
     engine: Engine
     learner: PolicyClient | None
     place: Path
+    slots: Sequence[ServedPolicy] = ()
 
     @property
     def name(self) -> str:
@@ -95,12 +106,26 @@ async def prepare_policies(
     """Every policy of a configuration, with `find_model` for the folder of its model."""
     hide_keys(config)
     found: list[PreparedPolicy] = []
-    for name, own in resolve_policies(config).items():
+    policies = resolve_policies(config)
+    for name, own in policies.items():
         policy = own.policy
         model = await asyncio.to_thread(find_model, policy)
         renderer = Renderer.from_folder(model, variables=policy.chat_template_kwargs, tools=policy.tools)
-        found.append(PreparedPolicy(name=name, config=own, model=model, renderer=renderer))
+        pool = find_source(name, policies, model)
+        found.append(PreparedPolicy(name=name, config=own, model=model, renderer=renderer, pool=pool))
     return found
+
+
+def prepare_slots(policy: PreparedPolicy) -> list[PreparedPolicy]:
+    """The places for past versions of a policy, served as what they are versions of is."""
+    if policy.pool is None:
+        return []
+    source = policy.pool.config
+    own = msgspec.structs.replace(source, policy=msgspec.structs.replace(source.policy, frozen=True))
+    return [
+        replace(policy, name=f"{policy.name}.{n}", config=own, pool=None, past=True)
+        for n in range(1, policy.config.policy.past.size + 1)
+    ]
 
 
 async def open_policies(
@@ -115,7 +140,8 @@ async def open_policies(
     """Start a process for every model's weights, and put engines and a gateway before them; `stack` closes all of it.
     Nothing is loaded yet."""
     served: list[ServedPolicy] = []
-    for group in group_by_base(prepared) if train else ([one] for one in prepared):
+    several = [*prepared, *(slot for one in prepared for slot in prepare_slots(one))] if train else prepared
+    for group in group_by_base(several) if train else ([one] for one in prepared):
         places = {one.name: folder if len(prepared) == 1 else folder / "policies" / one.name for one in group}
         for place in places.values():
             private_folder(place)
@@ -128,13 +154,22 @@ async def open_policies(
         for one in group:
             engine = Replicas([engines[one.name]], patience=config.gateway.pause_timeout)
             stack.push_async_callback(engine.close)
-            learner = process.of(one.name) if process is not None else None
+            learner = process.of(one.name) if process is not None and (here or not one.past) else None
             served.append(ServedPolicy(prepared=one, engine=engine, learner=learner, place=places[one.name]))
-    served.sort(key=lambda one: [other.name for other in prepared].index(one.name))
-    gateway = make_gateway(config, store, served)
+    by_name = {one.name: one for one in served}
+    served = [put_past_before(by_name[one.name], by_name) for one in prepared]
+    gateway = make_gateway(config, store, served, strict=train)
     stack.push_async_callback(gateway.routes.close)
     await gateway.routes.recall(store)
     return served, gateway
+
+
+def put_past_before(policy: ServedPolicy, served: Mapping[str, ServedPolicy]) -> ServedPolicy:
+    """The policy with the slots of its past versions, if it has some: they answer in its place."""
+    if not (slots := [served[slot.name] for slot in prepare_slots(policy.prepared) if slot.name in served]):
+        return policy
+    engine = PastVersions(policy.name, policy.engine, [slot.engine for slot in slots])
+    return replace(policy, engine=engine, slots=slots)
 
 
 def group_by_base(prepared: Sequence[PreparedPolicy]) -> list[list[PreparedPolicy]]:
@@ -151,7 +186,7 @@ def shares_base(one: PreparedPolicy, other: PreparedPolicy) -> bool:
     ours, theirs = one.config, other.config
     return (
         one.model == other.model
-        and all(own.learner.lora.rank or own.policy.frozen for own in (ours, theirs))
+        and all(each.rank or (each.config.policy.frozen and not each.past) for each in (one, other))
         and (ours.engine, ours.learner.device, ours.learner.dtype)
         == (theirs.engine, theirs.learner.device, theirs.learner.dtype)
     )
@@ -160,18 +195,26 @@ def shares_base(one: PreparedPolicy, other: PreparedPolicy) -> bool:
 async def load_policies(policies: Sequence[ServedPolicy], *, train: bool) -> None:
     """Load every model, all at once."""
     settings: dict[LearnerProcess, list[LearnerSettings]] = {}
-    for policy in policies:
+    for policy in [one for each in policies for one in (each, *each.slots)]:
         if policy.learner is not None:
             here = engine_class(policy.config.engine).shares_weights
             taught = train and not policy.config.policy.frozen
-            given = LearnerSettings.of(policy.config, policy.prepared.model, name=policy.name, serve=here, train=taught)
+            given = LearnerSettings.of(
+                policy.config,
+                policy.prepared.model,
+                name=policy.name,
+                serve=here,
+                train=taught,
+                past=policy.prepared.past,
+            )
             settings.setdefault(policy.learner.process, []).append(given)
     learners = [process.start(*given) for process, given in settings.items()]
     await asyncio.gather(*learners, *(policy.engine.start() for policy in policies))
 
 
-def make_gateway(config: Config, store: Store, policies: Sequence[ServedPolicy]) -> Gateway:
-    """The gateway before a run's policies."""
+def make_gateway(config: Config, store: Store, policies: Sequence[ServedPolicy], *, strict: bool = False) -> Gateway:
+    """The gateway before a run's policies. Where it is `strict`, an agent that none of several policies takes is
+    refused, unless there is one called main."""
     routes = {
         policy.name: PolicyRoute(
             policy=policy.name,
@@ -188,7 +231,8 @@ def make_gateway(config: Config, store: Store, policies: Sequence[ServedPolicy])
     agents = {agent: routes[policy.name] for policy in several for agent in policy.config.policy.agents}
     given = config.gateway
     limits = Limits(in_flight=given.in_flight, per_attempt=given.in_flight_per_attempt, deadline=given.deadline)
-    return Gateway(store, Routes.of(routes[default_policy(routes)], given.outside, agents), limits=limits)
+    rest = routes[default_policy(routes)] if not strict or not several or MAIN in routes else None
+    return Gateway(store, Routes.of(rest, given.outside, agents), limits=limits)
 
 
 def open_pool(config: Config, runner: RunnerConfig, store: Store, gateway: Gateway, url: str, log: Path) -> Pool:
@@ -259,6 +303,7 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
             pool=pool,
             writers=writers,
             group_reward=group_reward,
+            past=[make_pool(one) for one in served if one.slots],
         )
 
 
@@ -289,6 +334,19 @@ def make_trained(policy: ServedPolicy, algorithm: Algorithm) -> TrainedPolicy:
         learner=policy.learner,
         engine=policy.engine,
         publisher=make_publisher(policy.name, policy.config, policy.place, policy.learner, policy.engine),
+    )
+
+
+def make_pool(policy: ServedPolicy) -> PastPool:
+    """A policy's past versions, of which none is loaded yet."""
+    assert policy.prepared.pool is not None
+    assert isinstance(policy.engine, PastVersions)
+    return PastPool(
+        policy=policy.name,
+        config=policy.config.policy.past,
+        source=policy.prepared.pool,
+        engine=policy.engine,
+        holders=[slot.learner for slot in policy.slots],
     )
 
 
@@ -352,7 +410,7 @@ def make_engines(
 
 def find_ranks(group: Sequence[PreparedPolicy]) -> dict[str, int]:
     """How large each policy's adapter is; 0 of one that is the model as it is."""
-    return {one.name: 0 if one.config.policy.frozen else one.config.learner.lora.rank for one in group}
+    return {one.name: one.rank for one in group}
 
 
 def make_publisher(policy: str, config: Config, folder: Path, learner: PolicyClient, engine: Engine) -> Publisher:

@@ -60,6 +60,8 @@ def _fill_algorithm(config: Config, name: str, settings: dict[str, Any]) -> dict
 def _settle_policy(config: Config, table: dict[str, Any]) -> dict[str, Any]:
     """The table of one of several policies, the same way."""
     found = table | {name: make_absolute(table[name]) for name in ("model", "template") if name in table}
+    if "of" in (past := table.get("past", {})):  # a run's folder, or a policy's name
+        found["past"] = past | {"of": past["of"] if past["of"] in config.policies else make_absolute(past["of"])}
     if "name" in (own := table.get("algorithm", {})):  # it has none of the settings of the algorithm at the top
         name = make_absolute(own["name"])
         found["algorithm"] = own | {"name": name, "settings": _fill_algorithm(config, name, own.get("settings", {}))}

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from strop.errors import ConfigError
 from strop.run.folder import wait_until_gone
 from strop.run.state import Run
 from strop.store.reclaim import reclaim_regularly
@@ -19,7 +20,16 @@ async def run_with_agents(run: Run, main: Coroutine[Any, Any, T]) -> T:
     lease = run.config.runner.lease
     reclaim, gone = reclaim_regularly(run.store, lease / 2, grace=lease), wait_until_gone(run.folder.path)
     learners = [learner.watch() for learner in run.learners]
-    return await run_beside(main, *learners, run.pool.watch(), reclaim, gone)
+    return await run_beside(main, *learners, run.pool.watch(), stop_if_unclaimed(run), reclaim, gone)
+
+
+async def stop_if_unclaimed(run: Run) -> None:
+    """Raises once an agent calls that no policy answers for, before the first step: the settings are wrong. Later it is
+    a rollout that failed."""
+    await run.gateway.routes.missed.wait()
+    if run.step == 0:
+        raise ConfigError(run.gateway.routes.unclaimed)
+    await asyncio.Event().wait()
 
 
 async def run_beside(main: Coroutine[Any, Any, T], *watches: Coroutine[Any, Any, None]) -> T:

@@ -73,14 +73,18 @@ class AdapterTransfer(Transfer):
             await self._learner.write_adapter(self._root / version)
 
     async def send(self, version: str, receiver: WeightReceiver) -> Sent:
-        folder, name = self._root / version, f"{self._policy}-{version}"
-        if bad := await asyncio.to_thread(
-            lambda: next((n for file in list_files(folder) for n in find_broken(file)), None)
-        ):
-            raise WeightsRefused(f"the adapter in {folder} is broken: {bad} has values that are not finite numbers")
-        await receiver.load_adapter(name, folder)
-        return Sent(name, read_probe(folder))
+        return await send_adapter(self._root / version, f"{self._policy}-{version}", receiver)
 
     async def discard_others(self, version: str) -> None:
         if self._learner is not None:
             await asyncio.to_thread(_drop_others, self._root / version)
+
+
+async def send_adapter(folder: Path, name: str, receiver: WeightReceiver) -> Sent:
+    """Have a server load the adapter in `folder` under a name of its own, once it is known to be sound."""
+    if bad := await asyncio.to_thread(
+        lambda: next((n for file in list_files(folder) for n in find_broken(file)), None)
+    ):
+        raise WeightsRefused(f"the adapter in {folder} is broken: {bad} has values that are not finite numbers")
+    await receiver.load_adapter(name, folder)
+    return Sent(name, read_probe(folder))

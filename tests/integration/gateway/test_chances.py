@@ -58,3 +58,14 @@ def test_more_often_than_always(renderer: Renderer) -> None:
     given = {name: OutsideConfig(url=URL, agents=("x",), probability=0.6) for name in "ab"}
     with pytest.raises(ConfigError, match=r"probabilities of a and b for 'x' come to more than 1\. Fix: lower them"):
         Routes.of(policy(Scripted([], renderer), renderer), given)
+
+
+def test_a_name_that_nobody_answers_for_in_other_rollouts(renderer: Renderer) -> None:
+    given = {"a": OutsideConfig(url=URL, agents=("x",), probability=0.6)}
+    known = policy(Scripted([], renderer), renderer)
+    with pytest.raises(
+        ConfigError, match=r"outside\.a answers for 'x' in some rollouts, .* no policy does\. Fix: put it"
+    ):
+        Routes.of(None, given, {"y": known})
+    Routes.of(None, given, {"x": known})
+    Routes.of(known, given, {"y": known})

@@ -70,11 +70,26 @@ def test_an_agent_without_a_policy_is_answered_by_main_or_the_first() -> None:
         (["policies.a.model=3"], r"policies\.a\.model does not fit"),
         (["policies.'a/b'.model=x"], r"called \"'a/b'\"|called \"'a"),
         (["policies.a.agents=['x*']", "policies.b.agents=['xy']"], r"'x\*' of policies\.a matches first\. Fix: "),
-        (["policies.a.agents=['x']", "policies.b.agents=['x']"], "matches first"),
+        (
+            ["policies.a.agents=['x']", "policies.b.agents=['x']"],
+            r"policies\.b\.agents has 'x', and so has policies\.a\. Fix: leave it out of one of them",
+        ),
+        (["policies.a.agents=['x*']", "policies.b.agents=['x*']"], r"has 'x\*', and so has policies\.a\. Fix: "),
+        (
+            ["policies.a.model=x", "policies.b.agents=['a']"],
+            r"policies\.b\.agents has 'a', and so has policies\.a\. Fix",
+        ),
         (
             ["policies.a.agents=['x*']", "policies.b.agents=['xy*']"],
             r"'xy\*', which 'x\*' of policies\.a matches first",
         ),
+        (
+            ["policies.a.past={of = 'b'}", "policies.b.frozen=true", "policies.c.model=x"],
+            r"never trained and so has no",
+        ),
+        (["policies.a.past={of = 'a'}", "policies.b.model=x"], r"past\.of is 'a', which is never trained"),
+        (["policies.a.past={of = 'b'}", "policies.b.model=x"], r"their models differ \(strop/nano, x\)\. Fix: "),
+        (["policies.a.past={of = 'b'}"], r"policy\.past needs another policy|nothing would be trained"),
         (["policies.a.agents=[]"], r"policies\.a\.agents is empty, so it would answer nobody\. Fix: "),
         (["policies.a.lr=1"], r"no setting 'policies\.a\.lr'\. Fix: write policies\.a\.learner\.optim\.lr"),
         (["policies.a.loop.steps=1"], r"no setting 'policies\.a\.loop\.steps'\. Fix: write loop\.steps"),
@@ -128,3 +143,54 @@ def test_nothing_but_frozen_policies_can_only_be_evaluated(sets: list[str], says
     with pytest.raises(ConfigError, match=says):
         configs.load(sets=[*sets, "loop.steps=3"])
     assert not trained_policies(configs.load(sets=[*sets, "loop.steps=0"]))
+
+
+def test_an_adapter_of_a_frozen_policys_own_would_train_nothing() -> None:
+    both = ["policies.a.model=x", "policies.b.frozen=true"]
+    says = (
+        r"policies\.b is frozen, and policies\.b\.learner\.lora\.rank would train nothing\. Fix: leave one of them out"
+    )
+    with pytest.raises(ConfigError, match=says):
+        configs.load(sets=[*both, "policies.b.learner.lora.rank=16"])
+    with pytest.raises(ConfigError, match=r"policies\.b is frozen"):  # of all of them, but for a
+        configs.load(
+            sets=["policy.frozen=true", "policies.a.frozen=false", "policies.b.learner.lora.rank=16"],
+        )
+    for fine in ("learner.lora.rank=16", "policies.b.learner.lora.rank=0", "policies.b.learner.dtype=float32"):
+        configs.load(sets=[*both, fine])
+
+
+ADAPTERS = ("learner.lora.rank=8", "policies.a.model=x", "policies.b.model=x")
+VLLM, SGLANG = "engine.vllm.url=http://h:1", "engine.sglang.url=http://h:1"
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ("policies.a.model=x", "policies.b.model=x", VLLM),
+        ("policies.a.model=x", "policies.b.model=y", "learner.lora.rank=8", VLLM),
+        ("policies.a.model=x", "policies.b.model=x", "policies.b.frozen=true", VLLM),
+        (*ADAPTERS, "engine.name=sglang", SGLANG),
+        (*ADAPTERS, "engine.vllm.servers=2", VLLM),
+    ],
+)
+def test_one_server_does_not_take_the_weights_of_two(sets: tuple[str, ...]) -> None:
+    says = (
+        r"policies\.a and policies\.b have one server, http://h:1, and each would replace .*\. Fix: give each a server"
+    )
+    with pytest.raises(ConfigError, match=says):
+        configs.load(sets=sets)
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        (*ADAPTERS, VLLM),
+        (*ADAPTERS, "policies.b.frozen=true", VLLM),
+        ("policies.a.model=x", "policies.b.engine.vllm.url=http://h:2", VLLM),
+        ("policies.a.model=x", "policies.b.model=y", "engine.name=embedded", VLLM),
+        ("policies.a.model=x", "policies.b.model=y", "engine.name=vllm"),
+    ],
+)
+def test_one_server_takes_adapters_on_one_model(sets: tuple[str, ...]) -> None:
+    assert list(resolve_policies(configs.load(sets=sets))) == ["a", "b"]

@@ -1,0 +1,28 @@
+"""Versions that lie in checkpoints already: earlier ones of a policy, which an engine serves again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from strop.engines.receiver import WeightReceiver
+from strop.learner.client import LearnerClient
+from strop.weights.base import Sent, Transfer
+from strop.weights.files import send_adapter
+
+
+class CheckpointTransfer(Transfer):
+    """`find` says where a version lies. The embedded engine has the process that holds its weights (`holder`) take them
+    from there; servers are sent the adapter in it."""
+
+    beside = True
+
+    def __init__(self, policy: str, find: Callable[[str], Path], holder: LearnerClient | None = None) -> None:
+        self._policy, self._find, self._holder = policy, find, holder
+
+    async def stage(self, version: str) -> None:
+        if self._holder is not None:
+            await self._holder.take(self._find(version))
+
+    async def send(self, version: str, receiver: WeightReceiver) -> Sent:
+        return await send_adapter(self._find(version), f"{self._policy}-{version}", receiver)
