@@ -99,14 +99,13 @@ class WeightReceiver(ABC):
 
     `model` is what the server calls the model that it was started with, and `tensors` are those that the model has.
     `limit` is how far the logprobs of a probe may be from what the server finds, in the mean; `hint` says why they may
-    be further off, to be put after a sentence. `adapters` are what the server calls those that it has, by the names
-    they were loaded by.
+    be further off, to be put after a sentence. `adapters` are those that it has, as the server calls them.
     """
 
     def __init__(self, name: str, model: str, tensors: ModelTensors, *, limit: float, hint: str = "") -> None:
         self.name, self.model, self.tensors = name, model, tensors
         self.limit, self.hint = limit, hint
-        self.adapters: dict[str, str] = {}
+        self.adapters: set[str] = set()
 
     @property
     def asleep(self) -> bool:
@@ -127,9 +126,9 @@ class WeightReceiver(ABC):
     async def load_folder(self, folder: Path, version: str) -> None:
         """Take the weights of a folder in Hugging Face format in place of the present ones."""
 
-    async def load_adapter(self, name: str, folder: Path) -> None:
-        """Serve an adapter (PEFT format), as a model of its own. One that was loaded by this name before stays: what
-        the server calls them is never the same (`adapters`)."""
+    async def load_adapter(self, name: str, folder: Path) -> str:
+        """Serve an adapter (PEFT format), as a model of its own. Returns what the server calls it, which begins with
+        `name` and is never the same twice: one that was loaded by this name before stays."""
         raise self._refuse("LoRA adapters")
 
     async def unload_adapter(self, name: str) -> None:

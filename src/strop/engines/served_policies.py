@@ -103,14 +103,13 @@ class ServedVersion:
 
 async def deliver(version: str, source: WeightSource, receiver: WeightReceiver) -> str:
     """Have a server take a version; returns what the server calls it."""
-    before = set(receiver.adapters.values())
+    before = set(receiver.adapters)
     try:
-        name = await source.deliver(version, receiver)
+        return await source.deliver(version, receiver)
     except BaseException:  # given up in the middle, too
-        for name in set(receiver.adapters.values()) - before:
+        for name in receiver.adapters - before:
             await _unload(name, receiver)
         raise
-    return receiver.adapters.get(name, name)
 
 
 async def _unload(name: str, receiver: WeightReceiver) -> None:

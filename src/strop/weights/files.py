@@ -81,10 +81,9 @@ class AdapterTransfer(Transfer):
 
 
 async def send_adapter(folder: Path, name: str, receiver: WeightReceiver) -> Sent:
-    """Have a server load the adapter in `folder` under a name of its own, once it is known to be sound."""
+    """Have a server load the adapter in `folder` under a name that begins with `name`, once it is known to be sound."""
     if bad := await asyncio.to_thread(
         lambda: next((n for file in list_files(folder) for n in find_broken(file)), None)
     ):
         raise WeightsRefused(f"the adapter in {folder} is broken: {bad} has values that are not finite numbers")
-    await receiver.load_adapter(name, folder)
-    return Sent(name, read_probe(folder))
+    return Sent(await receiver.load_adapter(name, folder), read_probe(folder))

@@ -49,18 +49,20 @@ class VllmReceiver(WeightReceiver):
             await self._api.resume()
 
     async def score(self, ids: Sequence[int], *, model: str) -> list[float]:
-        return await self._api.score(ids, model=self.adapters.get(model, model))
+        return await self._api.score(ids, model=model)
 
     async def load_folder(self, folder: Path, version: str) -> None:
         await self._api.reload(str(folder))
 
-    async def load_adapter(self, name: str, folder: Path) -> None:
+    async def load_adapter(self, name: str, folder: Path) -> str:
         # It refuses a name that it has, and takes keys that it cached for another adapter of that name for this one's.
-        self.adapters[name] = fresh = f"{name}-{secrets.token_hex(4)}"
+        fresh = f"{name}-{secrets.token_hex(4)}"
+        self.adapters.add(fresh)
         await self._api.load_adapter(fresh, str(folder))
+        return fresh
 
     async def unload_adapter(self, name: str) -> None:
-        self.adapters = {ours: theirs for ours, theirs in self.adapters.items() if theirs != name}
+        self.adapters.discard(name)
         await self._api.unload_adapter(name)
 
     async def num_workers(self) -> int:
