@@ -1,6 +1,6 @@
 """Nine agents of AgentScope's play werewolf: a rollout is a game, and every player an agent of its own name.
 
-task      {"seed": 17, "language": "en", "rules": {"days": 6}, "context": 4096, "seconds": 120.0, "outside": {}}
+task      {"seed": 17, "language": "en", "rules": {"days": 6}, "context": 4096, "seconds": 120.0}
 agents    wolf-1 ... wolf-3, villager-1 ... villager-3, seer, witch, hunter; the prompts say Player 1 ... Player 9
 returns   {"winner": "wolves", "days": 3, "players": {"wolf-1": {"won": True, "asked": 9, ...}, ...}}, for reward.py
 events    all that happens, as play.py reads it; faults with player, what and why
@@ -28,7 +28,12 @@ class Tally:
     asked: int = 0
     form: float = 0.0
     violations: int = 0
+    votes: int = 0
+    aimed: int = 0
+    """Of its votes by day those for somebody who is no wolf."""
     words: list[str] = field(default_factory=list[str])
+    outside: bool = False
+    """Whether an outside model played it, as its answers say."""
 
 
 async def play(task: Task, llm: LLM) -> dict[str, Any]:
@@ -43,7 +48,7 @@ class Match:
         data = task.data
         self._llm, self._table, self._rules = llm, deal(data["seed"]), Rules(**data.get("rules", {}))
         self._language = data.get("language", "en")
-        self._words, self._outside = Words(self._language), data.get("outside", {})
+        self._words = Words(self._language)
         self._tally = {seat: Tally() for seat in self._table.roles}
         self._turns: dict[int, str | None] = {}
         self._day = 0
@@ -53,7 +58,6 @@ class Match:
                 seat,
                 self._words.brief(self._table, seat),
                 llm.as_agent(agent),
-                self._outside.get(agent, llm.model),
                 http,
                 seconds=data.get("seconds", 120.0),
                 context=data.get("context", 0),
@@ -64,7 +68,7 @@ class Match:
         }
 
     async def run(self) -> dict[str, Any]:
-        await self._record({"scene": "cast", "language": self._language, "outside": self._outside, **cast(self._table)})
+        await self._record({"scene": "cast", "language": self._language, **cast(self._table)})
         steps = play_by_the_rules(self._table, self._rules)
         step, outcome = next(steps), None
         while outcome is None:
@@ -87,6 +91,7 @@ class Match:
         reading = read(said.text, question) if said.fault is None else Reading(Reply(fault=said.fault), 0.0)
         tally = self._tally[question.seat]
         tally.asked += 1
+        tally.outside |= said.outside
         tally.form += reading.form
         tally.words += [reading.reply.words] if question.kind == "speak" else []
         self._turns[question.seat] = said.turn
@@ -99,9 +104,17 @@ class Match:
         about: dict[str, Any] = {"scene": notice.scene, **notice.data}
         if "seat" in about:
             about |= {"player": self._table.agents[about["seat"]], "turn": self._turns.get(about["seat"])}
+        if notice.scene == "vote":
+            self._count_votes(about["ballots"])
         if notice.scene == "fault" and about["why"] in VIOLATIONS:
             self._tally[about["seat"]].violations += 1
         await self._record(about)
+
+    def _count_votes(self, ballots: dict[int, int | None]) -> None:
+        wolves = self._table.seats("wolf")
+        for voter, choice in ballots.items():
+            self._tally[voter].votes += 1
+            self._tally[voter].aimed += choice is not None and choice not in wolves
 
     def _note_cut(self, seat: int) -> Any:
         def forgot(characters: int) -> None:
@@ -121,7 +134,6 @@ class Match:
                 "seat": seat,
                 "role": self._table.roles[seat],
                 "won": outcome.won(self._table.roles[seat]),
-                "outside": agent in self._outside,
                 **vars(self._tally[seat]),
             }
             for seat, agent in self._table.agents.items()

@@ -1,16 +1,13 @@
 """Games to play: a task is a seed, from which names, seats, roles and orders come. Nothing is downloaded.
 
-tasks(games=256, language="zh")                  in Chinese
-tasks(outside=0.2, outside_model="scripted")     a fifth of the players ask for another model, one the gateway knows
+tasks(games=256, language="zh")      in Chinese
 """
 
-import random
 from typing import Any
 
 from strop import Task
 from strop.errors import TaskError
 
-AGENTS = (*(f"{role}-{n}" for role in ("wolf", "villager") for n in (1, 2, 3)), "seer", "witch", "hunter")
 LANGUAGES = ("en", "zh")
 
 
@@ -25,19 +22,16 @@ def tasks(
     context: int = 0,
     seconds: float = 120.0,
     examples: bool = False,
-    outside: float = 0.0,
-    outside_model: str = "scripted",
 ) -> list[Task]:
     """`games` to train on and `test` others. `days`, `speeches` and `pack_rounds` are the rules' (game.py).
 
     `context` is policy.context, so that players forget in time; 0: once the gateway refuses a prompt. `seconds` is how
     long a player may take. `examples` shows players some answers first, for models that do not find the form by
-    themselves. `outside` is the share of players that ask for `outside_model`, drawn by the game's seed, so that the
-    games of a group have the same ones.
+    themselves.
 
-    >>> one = tasks(games=1, test=0, outside=0.2)[0]
-    >>> one.id, one.data["rules"], one.data["outside"]
-    ('game-0', {'days': 6, 'speeches': 1, 'pack_rounds': 2}, {'hunter': 'scripted'})
+    >>> one = tasks(games=1, test=0)[0]
+    >>> one.id, one.data["rules"]
+    ('game-0', {'days': 6, 'speeches': 1, 'pack_rounds': 2})
     """
     if data != "made":
         raise TaskError(f"werewolf has no data {data!r}, only seeds. Fix: leave --data out, and set tasks_args.games")
@@ -48,16 +42,6 @@ def tasks(
         "language": language, "rules": rules, "examples": examples, "context": context, "seconds": seconds,
     }  # fmt: skip
     return [
-        Task(
-            id=f"game-{seed}",
-            split="train" if seed < games else "test",
-            data={"seed": seed, **common, "outside": draw_outside(seed, outside, outside_model)},
-        )
+        Task(id=f"game-{seed}", split="train" if seed < games else "test", data={"seed": seed, **common})
         for seed in range(games + test)
     ]
-
-
-def draw_outside(seed: int, share: float, model: str) -> dict[str, str]:
-    """Who of a game asks for another model, each with probability `share`."""
-    numbers = random.Random(f"{seed} outside")
-    return {agent: model for agent in AGENTS if numbers.random() < share}

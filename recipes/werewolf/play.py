@@ -37,7 +37,7 @@ def write_play(rollout: Rollout, turns: Sequence[Turn], events: Sequence[Event],
     scenes = [event.data for event in events if event.kind == "message" and "scene" in event.data]
     lines = [f"WEREWOLF, a play in {_acts(scenes)}", f"(game {rollout.task.id}, rollout {rollout.id})"]
     if scenes and scenes[0]["scene"] == "cast":
-        lines += ["", "PERSONS", *_persons(scenes[0])]
+        lines += ["", "PERSONS", *_persons(scenes[0], {turn.agent: turn.policy for turn in turns if turn.outside})]
     answers = {turn.id: turn.answer for turn in turns} if thoughts else {}
     for scene in scenes:
         lines += _aside(_name(scene.get("seat")), answers.pop(scene.get("turn") or "", {}))
@@ -47,10 +47,10 @@ def write_play(rollout: Rollout, turns: Sequence[Turn], events: Sequence[Event],
     return "\n".join(lines) + "\n"
 
 
-def _persons(cast: dict[str, Any]) -> Iterator[str]:
+def _persons(cast: dict[str, Any], outside: dict[str, str]) -> Iterator[str]:
+    """`outside`: who was played by which outside model."""
     for seat, agent in cast["players"].items():
-        outside = cast.get("outside", {}).get(agent)
-        played = f", played by {outside}" if outside else ""
+        played = f", played by {outside[agent]}" if agent in outside else ""
         yield f"    Player {seat}, {ROLE[agent.partition('-')[0]]} ({agent}{played})"
 
 

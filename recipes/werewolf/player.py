@@ -32,11 +32,14 @@ SHORTEST = 200
 
 @dataclass(frozen=True)
 class Said:
-    """What came back: the text, the id of the turn that has it, and why there is none (`timeout`, `overflow`)."""
+    """What came back: the text, the id of the turn that has it, why there is none (`timeout`, `overflow`), and whether
+    an outside model answered. A policy's answers have their turn's id, which begins with the rollout's; a provider's
+    have its own, so that nobody here knows the turn's."""
 
     text: str = ""
     turn: str | None = None
     fault: str | None = None
+    outside: bool = False
 
 
 class Guard(MiddlewareBase):
@@ -45,7 +48,7 @@ class Guard(MiddlewareBase):
     def __init__(self, seconds: float, room: int, brief: str, kept: int, forgot: Callable[[int], None]) -> None:
         self._seconds, self._room, self._brief, self._kept, self._forgot = seconds, room, brief, kept, forgot
         self._tokens_per_byte = 0.0  # of the last prompt: it depends on language and tokenizer
-        self.turn: str | None = None
+        self.answer_id: str | None = None
 
     async def on_compress_context(self, agent: Agent, input_kwargs: dict[str, Any], next_handler: Any) -> None:
         """In the place of AgentScope's summaries: forget what leaves no room for an answer, where it is known how much
@@ -57,7 +60,7 @@ class Guard(MiddlewareBase):
             self._forgot(cut(messages, self._kept))
 
     async def on_model_call(self, agent: Agent, input_kwargs: dict[str, Any], next_handler: Any) -> ChatResponse:
-        self.turn = None
+        self.answer_id = None
         system = input_kwargs["messages"][0]
         while True:
             try:
@@ -67,7 +70,7 @@ class Guard(MiddlewareBase):
                 if error.code != "context_length_exceeded" or not (dropped := cut(agent.state.context, self._kept)):
                     raise
                 self._forgot(dropped)
-        self.turn = response.id
+        self.answer_id = response.id
         if response.usage:
             self._tokens_per_byte = response.usage.input_tokens / self._count(agent.state.context)
         # AgentScope asks again after nothing but thoughts. A player that says nothing has said so.
@@ -115,17 +118,17 @@ class Player:
     """`seat` is what AgentScope calls it in requests; `llm` is the model under the name that tells its role."""
 
     def __init__(
-        self, seat: int, brief: str, llm: LLM, model: str, http: Any, *, seconds: float, context: int,
+        self, seat: int, brief: str, llm: LLM, http: Any, *, seconds: float, context: int,
         examples: list[tuple[str, str]], forgot: Callable[[int], None],
     ) -> None:  # fmt: skip
         self._guard = Guard(seconds, max(0, context - llm.sampling.max_tokens), brief, 2 * len(examples), forgot)
-        self._name = f"player-{seat}"
+        self._name, self._turns = f"player-{seat}", f"{llm.rollout}/"
         self._agent = Agent(
             name=self._name,
             system_prompt=brief,
             model=OpenAIChatModel(
                 OpenAICredential(api_key=SecretStr(llm.api_key), base_url=llm.base_url),
-                model,
+                llm.model,
                 stream=False,
                 max_retries=0,  # the client does that, within the player's seconds
                 client_kwargs={"http_client": http},
@@ -152,4 +155,5 @@ class Player:
             if error.code != "context_length_exceeded":
                 raise
             return Said(fault="overflow")
-        return Said(reply.get_text_content() or "", self._guard.turn)
+        text, id = reply.get_text_content() or "", self._guard.answer_id or ""
+        return Said(text, id) if id.startswith(self._turns) else Said(text, outside=True)

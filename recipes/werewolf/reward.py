@@ -3,6 +3,7 @@
 win          of a player: 1 if its side won
 format       of a player: the share of its answers that could be read; half for those that lack the form asked for
 violations   of a player: minus the share of its answers that broke a rule
+aim          of a wolf: the share of its votes by day that were for somebody who is no wolf
 judge        of a player: what a judge thinks of its speeches, 0 to 1; only with `judged`
 reward       of the game: 1 if the wolves won, for win rates. Counted (`algorithm.rewards`), it would teach the village
              to lose
@@ -29,7 +30,8 @@ PROMPT = (
 
 def score(task: Task, game: dict[str, Any]) -> list[Reward]:
     """
-    >>> wolf = {"won": True, "asked": 4, "form": 3.0, "violations": 1, "outside": False}
+    >>> wolf = {"role": "wolf", "won": True, "asked": 4, "form": 3.0, "violations": 1, "outside": False}
+    >>> wolf |= {"votes": 2, "aimed": 1}
     >>> for one in score(Task(id="t"), {"winner": "wolves", "players": {"wolf-1": wolf}}):
     ...     print(one.agent, one.name, one.value)
     None reward 1.0
@@ -37,6 +39,7 @@ def score(task: Task, game: dict[str, Any]) -> list[Reward]:
     wolf-1 win 1.0
     wolf-1 format 0.75
     wolf-1 violations -0.25
+    wolf-1 aim 0.5
     """
     trained = trained_players(game)
     asked = sum(player["asked"] for player in trained.values())
@@ -50,6 +53,8 @@ def score(task: Task, game: dict[str, Any]) -> list[Reward]:
             Reward(name="format", value=player["form"] / player["asked"], agent=agent),
             Reward(name="violations", value=-player["violations"] / player["asked"], agent=agent),
         ]
+        if player["role"] == "wolf" and player["votes"]:
+            given.append(Reward(name="aim", value=player["aimed"] / player["votes"], agent=agent))
     return given
 
 

@@ -8,7 +8,8 @@ whom she can; all believe their own eyes, then whoever claims to be the seer, an
 
 [gateway.outside.scripted]
 url = "http://127.0.0.1:9700/v1"
-agents = ["wolf-3", "villager-3"]     # always these two; or models = ["scripted"], with tasks_args.outside = 0.2
+agents = ["*"]
+probability = 0.2                     # a fifth of the players; without it, all that `agents` names
 
 Left out: streaming.
 """

@@ -9,6 +9,7 @@ import re
 import urllib.error
 import urllib.request
 from collections import Counter, defaultdict
+from fnmatch import fnmatchcase
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 from strop import algorithms
 from strop.algorithms.credit import parse_role
-from strop.config import load
+from strop.config import load, resolve_policies, trained_policies
 from strop.errors import TaskError
 from strop.types import Reward, Task
 from tests.recipes.trained import ROOT
@@ -147,14 +148,10 @@ def test_answers_are_read(ask: Any, text: str, said: str, choice: int | None, fa
 
 
 def test_tasks_are_seeds() -> None:
-    made = tasks(games=40, test=10, language="zh", days=3, outside=0.2)
+    made = tasks(games=40, test=10, language="zh", days=3)
     assert Counter(task.split for task in made) == {"train": 40, "test": 10}
     assert len({task.data["seed"] for task in made}) == 50
     assert {task.data["language"] for task in made} == {"zh"}
-    outside = [len(task.data["outside"]) for task in made]
-    assert 0.1 < sum(outside) / (9 * 50) < 0.3
-    assert [task.data["outside"] for task in made] == [t.data["outside"] for t in tasks(games=50, test=0, outside=0.2)]
-    assert not any(task.data["outside"] for task in tasks())
     with pytest.raises(TaskError, match="Fix: take one of en, zh"):
         tasks(language="fr")
     with pytest.raises(TaskError, match="only seeds"):
@@ -165,16 +162,29 @@ def test_tasks_are_seeds() -> None:
 def test_configurations_can_be_read(size: str) -> None:
     config = load(toml=RECIPE / f"{size}.toml")
     assert config.runner.python == ".recipes/werewolf/bin/python"
+    answers = {
+        name: [policy for policy, own in resolve_policies(config).items() if any_matches(name, own.policy.agents)]
+        for name in NAMES.values()
+    }
+    assert all(len(policies) == 1 for policies in answers.values()), answers
+    if size == "gpu":
+        assert {name for name, (policy,) in answers.items() if policy in trained_policies(config)} == {
+            "wolf-1", "wolf-2", "wolf-3",
+        }  # fmt: skip
     assert config.policy.context is not None
     assert config.learner.token_budget >= config.policy.context
     algorithm = algorithms.make(config.algorithm, config.learner, config.policy)
     assert (algorithm.baseline, algorithm.max_turns) == ("role", 64)  # type: ignore[attr-defined]
     made = tasks(**config.tasks_args)
     assert {task.data["context"] for task in made} == {config.policy.context}
-    given = {one.name for one in score(made[0], ended("wolves", {"seer": (2, 1.0, 0)}))}
-    assert set(config.algorithm.rewards) == given
+    given = {one.name for one in score(made[0], ended("wolves", {"wolf-1": (2, 1.0, 0)}))}
+    assert set(config.algorithm.rewards) == given - ({"aim"} if size != "gpu" else set())
     assert config.algorithm.rewards["reward"] == 0, "a village that is paid for the wolves' victory learns to lose"
     assert all(algorithm_weight >= 0 for algorithm_weight in config.algorithm.rewards.values())
+
+
+def any_matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def ended(
@@ -188,7 +198,7 @@ def ended(
             name: {
                 "won": winner == ("wolves" if name.startswith("wolf") else "village"), "role": parse_role(name),
                 "asked": asked, "form": form, "violations": violations, "outside": name in outside,
-                "words": [f"I am {name}"],
+                "votes": asked, "aimed": min(asked, 1), "words": [f"I am {name}"],
             }
             for name, (asked, form, violations) in players.items()
         },
@@ -204,11 +214,13 @@ def test_rewards_of_players_and_of_the_game() -> None:
         ("wolf-1", "win"): 0.0,
         ("wolf-1", "format"): 0.75,
         ("wolf-1", "violations"): -0.25,
+        ("wolf-1", "aim"): 0.25,
         ("seer", "win"): 1.0,
         ("seer", "format"): 1.0,
         ("seer", "violations"): 0.0,
     }
-    assert not any(one.value for one in score(Task(id="t"), ended(None, {"seer": (1, 0.0, 0), "wolf-1": (1, 0.0, 0)})))
+    nothing = score(Task(id="t"), ended(None, {"seer": (1, 0.0, 0), "wolf-1": (1, 0.0, 0)}))
+    assert {one.name: one.value for one in nothing if one.value} == {"aim": 1.0}
 
 
 async def test_a_judge_may_be_asked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

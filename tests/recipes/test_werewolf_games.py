@@ -7,6 +7,7 @@ import asyncio
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -65,9 +66,18 @@ def test_a_game_without_faults(trials: dict[str, Trial], name: str) -> None:
         assert [message["role"] for message in turn.messages[1::2]] == ["user"] * (len(turn.messages) // 2)
     shown = [len(turn.messages) for turn in done.turns if turn.parent is None]
     assert set(shown) == {2 if name == "plain" else 10}, "a question, after four examples where they are wanted"
-    given = {(one.agent, one.name) for one in done.rewards}
+    given = {(one.agent, one.name) for one in done.rewards if one.name != "aim"}
     assert given == {(None, "reward"), (None, "readable")} | {
         (agent, kind) for agent in {turn.agent for turn in done.turns} for kind in ("win", "format", "violations")
+    }
+    aims = Counter[str](), Counter[str]()
+    wolves = {int(seat) for agent, seat in seats.items() if agent.startswith("wolf")}
+    for vote in scenes(done.events, "vote"):
+        for voter, choice in vote["ballots"].items():
+            aims[0][cast["players"][voter]] += choice is not None and choice not in wolves
+            aims[1][cast["players"][voter]] += 1
+    assert {one.agent: one.value for one in done.rewards if one.name == "aim"} == {
+        agent: aims[0][agent] / votes for agent, votes in aims[1].items() if agent.startswith("wolf")
     }
     (end,) = scenes(done.events, "end")
     for one in done.rewards:
@@ -259,8 +269,7 @@ def babble(folder: Path, *sets: str, timeout: float = 280) -> tuple[Trained, dic
             folder,
             f"policy.model={make_babbler(folder / 'model')}",
             f"policy.agents={json.dumps(AGENTS)}",
-            f'gateway.outside.scripted={{"url": "{url}", "models": ["scripted"]}}',
-            "tasks_args.outside=0.2",
+            f'gateway.outside.scripted={{"url": "{url}", "agents": ["*"], "probability": 0.2}}',
             "loop.steps=1",
             *sets,
             timeout=timeout,
@@ -279,19 +288,21 @@ def babble(folder: Path, *sets: str, timeout: float = 280) -> tuple[Trained, dic
 def check_games(trained: Trained, events: dict[str, list[Event]]) -> tuple[Counter[str], Counter[str]]:
     """Every game ended by itself. Returns turns by role, and faults by kind."""
     turns, faults = Counter[str](), Counter[str]()
+    drawn: dict[tuple[str, str], bool] = {}
     assert {rollout.status for rollout in trained.rollouts} == {"succeeded"}
     for rollout in trained.rollouts:
         own = trained.turns(rollout)
-        outside = rollout.task.data["outside"]
+        outside = {turn.agent for turn in own if turn.outside}
         assert len(scenes(events[rollout.id], "end")) == 1
-        assert all(turn.outside == (turn.agent in outside) for turn in own)
-        assert not {one.agent for one in rollout.rewards} & set(outside)
+        for turn in own:
+            assert drawn.setdefault((rollout.group, turn.agent), turn.outside) == turn.outside, "as in the whole group"
+        given = {one.agent for one in rollout.rewards} - {None}
+        assert given == {turn.agent for turn in own} - outside, "an outside model's player gets no rewards"
         turns.update(parse_role(turn.agent) for turn in own)
         faults.update(f"{one['what']}: {one['why']}" for one in scenes(events[rollout.id], "fault"))
-        assert not {one["player"] for one in scenes(events[rollout.id], "fault")} & set(outside), (
-            "it plays by the rules"
-        )
+        assert not {one["player"] for one in scenes(events[rollout.id], "fault")} & outside, "it plays by the rules"
     assert set(turns) == set(ROLES.values())
+    assert len(set(drawn.values())) == 2, "some are played by an outside model, others are not"
     batch = trained.batch(1)
     assert {turn.agent for turn in batch.turns} <= set(AGENTS)
     assert not any(turn.outside for turn in batch.turns)
@@ -314,7 +325,40 @@ def test_games_of_a_model_that_knows_nothing(tmp_path: Path) -> None:
     )
     written = [Path(line) for line in done.stdout.splitlines()]
     assert len(written) == 3
-    assert all(file.read_text().rstrip().endswith("CURTAIN") for file in written)
+    for file in written:
+        rollout = next(one for one in trained.rollouts if one.id == file.stem)
+        outside = {turn.agent for turn in trained.turns(rollout) if turn.outside}
+        text = file.read_text()
+        assert text.rstrip().endswith("CURTAIN")
+        assert set(re.findall(r"\((\S+), played by scripted\)", text)) == outside
+
+
+@SMOLLM2
+@needs("werewolf")
+@pytest.mark.frameworks
+@pytest.mark.timeout(1200)
+def test_the_wolves_win_rate_is_measured(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    scripted = {"url": f"http://127.0.0.1:{port}/v1", "agents": ["*"], "probability": 0.2}
+    sets = (
+        f"policy.model={make_babbler(tmp_path / 'model')}",
+        f"gateway.outside.scripted={json.dumps(scripted)}",
+        *("loop.steps=1", "loop.groups=2", "loop.group_size=2", "learner.minibatches=2", "learner.token_budget=2048"),
+        *("tasks_args.days=1", "tasks_args.context=1024", "policy.context=1024", "runner.workers=4"),
+    )
+    command = [sys.executable, str(RECIPE / "measure.py"), "--folder", str(tmp_path / "wolves"), "--games", "6"]
+    command += [*(f"--set={one}" for one in sets), "--limit", "500", "500", "--json", str(tmp_path / "told.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert json.loads(done.stdout) == told
+    assert (told["games"], told["steps"], told["cut"]) == (6, 1, [])
+    for figure in ("wolves_win", "readable_wolves", "readable_village", "turns"):
+        for value, low, high in told[figure].values():
+            assert low <= value <= high
+    assert 20 < told["turns"]["before"][0] < 60
+    assert told["training"]["succeeded"] == 4
 
 
 @SMOLLM2
