@@ -10,9 +10,11 @@ one update. vLLM samples on the GPU that the learner is on.
     strop-ahead   the same with loop.staleness 1: rollouts and learner work at once
     trl           TRL's GRPOTrainer with vLLM in its process (peers/trl_lora.py): all rows of a round in one call
 
-Neither side computes activations again unless --checkpointing is given. --budget and --micro-batch are the largest
-micro-batches that fit beside vLLM. TRL also reads the old logprobs of every batch, to correct for what vLLM rounds
-otherwise; Strop does not unless asked to. So there are two ratios: of whole steps, and with that pass taken off TRL's.
+Nothing is compiled on either side (Strop's learner would be by default: the first update was not done with it after
+84 s), and activations are not computed again unless --checkpointing is given. --budget and --micro-batch are the
+largest micro-batches that fit beside vLLM. TRL also reads the old logprobs of every batch, to correct for what vLLM
+rounds otherwise; Strop does not unless asked to. So there are two ratios: of whole steps, and with that pass taken off
+TRL's.
 
 `--shape tiny` runs without a GPU: Strop with vLLM for CPUs (peers/vllm_cpu.py), TRL with transformers' generate.
 
@@ -84,6 +86,7 @@ def settings(side: str, given: argparse.Namespace) -> list[str]:
         *("loop.eval_splits=[]", f"loop.checkpoint_every={given.steps}", f"loop.staleness={int(side != 'strop')}"),
         *(f"learner.lora.rank={given.rank}", f"learner.lora.alpha={2 * given.rank}", f"learner.optim.lr={given.lr}"),
         *(f"learner.token_budget={given.budget}", f"learner.gradient_checkpointing={str(given.checkpointing).lower()}"),
+        f"learner.compile={str(given.compile).lower()}",
         *(f"policy.context={CONTEXT}", f"policy.train.max_tokens={given.turn_tokens}"),
         *(f"runner.workers={given.groups * given.members}", f"tasks_args.seed={given.seed}"),
         *(f"tasks_args.count={given.groups * (given.steps + 2)}", "engine.name=vllm"),
@@ -284,7 +287,18 @@ def gather(sides: Found, given: argparse.Namespace) -> Found:
     for name in ("torch", "transformers", "peft", "vllm", "trl"):
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
-    sized = ("shape", "groups", "members", "turn_tokens", "rank", "checkpointing", "budget", "micro_batch", "set")
+    sized = (
+        "shape",
+        "groups",
+        "members",
+        "turn_tokens",
+        "rank",
+        "checkpointing",
+        "compile",
+        "budget",
+        "micro_batch",
+        "set",
+    )
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "hardware": hardware("cpu" if given.shape == "tiny" else "cuda"),
@@ -323,6 +337,7 @@ def parse() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, help=f"{what} (default: by the shape)")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing, on both sides")
+    parser.add_argument("--compile", action="store_true", help="learner.compile, which the first step waits for")
     parser.add_argument("--gpu-memory", type=float, default=0.2, help="vLLM's share of the GPU's memory")
     parser.add_argument("--lr", type=float, default=1e-5)
     parser.add_argument("--seed", type=int, default=0)
