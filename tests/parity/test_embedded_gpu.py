@@ -15,6 +15,7 @@ import torch
 from strop.config import EngineConfig
 from strop.engines.base import Chunk
 from strop.engines.embedded.core import Core
+from strop.engines.embedded.graphs import Graphs
 from strop.types import Sampling
 from tests.parity.agreement import Answer, Limits, agree, assert_agreement, off, prompts
 from tests.parity.test_embedded_agreement import CONFIGS, answer, finish, play, serving, tiny
@@ -89,6 +90,18 @@ def test_recorded_passes_follow_a_cache_that_grows_and_weights_that_change() -> 
         late = Answer([*a.prompt, *a.ids[:old]], a.sampling, a.ids[old:], a.logprobs[old:], a.versions[old:], a.finish)
         assert_agreement(other_whole, [late], noise(half, other_whole))
         assert float(off(whole, late).mean()) > 0.5, "the old weights would have done as well: this shows nothing"
+
+
+@torch.no_grad()
+def test_recordings_begin_anew_while_logits_of_old_ones_are_held() -> None:
+    """Their memory pool is then neither free nor to be had again."""
+    model = tiny(CONFIGS["llama"]).to("cuda")
+    graphs = Graphs(lambda _, ids: model(input_ids=ids).logits, model)
+    ids, held = torch.tensor([[1, 2, 3]]), list[torch.Tensor]()
+    for size in (10, 20, 30):  # the cache has moved
+        held.append(graphs.run(3, [ids], beside=[torch.zeros(size * 2**20, device="cuda")]))
+        assert not graphs._refused
+        assert torch.allclose(held[-1], model(input_ids=ids.to("cuda")).logits, atol=1e-4)
 
 
 def test_a_model_that_cannot_be_recorded_is_served_all_the_same(caplog: pytest.LogCaptureFixture) -> None:

@@ -43,7 +43,7 @@ class Graphs:
         """Weights may have moved."""
         weights = _addresses([*self._model.parameters(), *self._model.buffers()])
         if weights != self._weights:
-            self._recorded.clear()
+            self._forget()
             self._weights = weights
 
     def run(self, size: Hashable, given: Sequence[Tensor], *, beside: Sequence[Tensor]) -> Tensor:
@@ -54,7 +54,7 @@ class Graphs:
     def _run(self, size: Hashable, given: Sequence[Tensor], beside: Sequence[Tensor]) -> Tensor:
         others = _addresses(beside)
         if others != self._others:
-            self._recorded.clear()
+            self._forget()
             self._others = others
         if size not in self._recorded and not self._refused:
             try:
@@ -70,6 +70,11 @@ class Graphs:
             there.copy_(here)
         recording.graph.replay()
         return recording.logits
+
+    def _forget(self) -> None:
+        """Throw all recordings away. Their memory pool goes with the last of them: the next ones need another."""
+        self._recorded.clear()
+        self._pool = torch.cuda.graph_pool_handle()
 
     def _record(self, size: Hashable, given: Sequence[Tensor]) -> Recording:
         here = torch.cuda.current_stream()
