@@ -38,26 +38,56 @@ def draw_curves(path: Path, runs: Mapping[str, tuple[Points, Points]], title: st
                 axes.plot(*zip(*evaluated, strict=True), color=colour, marker="o", linestyle="none", label=label)
 
 
+def draw_agents(path: Path, rewards: Mapping[str, Mapping[str, Points]]) -> None:
+    """A panel for every reward that agents were given, with a line for each role; a role has one colour in all."""
+    roles = sorted({role for lines in rewards.values() for role in lines})
+    colours = {role: f"C{number % 10}" for number, role in enumerate(roles)}
+    columns = min(len(rewards), 2)
+    rows = -(-len(rewards) // columns)
+    with _figure(path, rows, columns, size=(4.6 * columns, 2.9 * rows + 0.4)) as (figure, panels):
+        for axes, (name, lines) in zip(panels, sorted(rewards.items()), strict=False):
+            for role, points in lines.items():
+                axes.plot(*zip(*points, strict=True), color=colours[role], linewidth=2)
+            _finish(axes, name, unit=all(_unit(points) for points in lines.values()))
+        for axes in panels[len(rewards) :]:
+            axes.set_visible(False)
+        handles = [figure.axes[0].plot([], [], color=colours[role], linewidth=2, label=role)[0] for role in roles]
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(roles), 6), frameon=False, fontsize=8)
+
+
 @contextmanager
 def _picture(path: Path, title: str, *, unit: bool) -> Generator[Any]:
     """Axes to draw rewards over steps on; the picture is saved when they are left."""
+    with _figure(path, 1, 1, size=(7.5, 4.2)) as (_, (axes,)):
+        yield axes
+        _finish(axes, title, unit=unit)
+        if axes.lines:
+            axes.legend(frameon=False, fontsize=8, loc="best")
+
+
+@contextmanager
+def _figure(path: Path, rows: int, columns: int, size: tuple[float, float]) -> Generator[tuple[Any, list[Any]]]:
+    """A figure and its panels; saved when it is left."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7.5, 4.2), dpi=140)
+    figure, panels = plt.subplots(rows, columns, figsize=size, dpi=140, layout="constrained", squeeze=False)
     try:
-        yield axes
-        axes.set(xlabel="step", ylabel="reward", title=title, ylim=(-0.03, 1.05) if unit else None)
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        if axes.lines:
-            axes.legend(frameon=False, fontsize=8, loc="best")
-        figure.tight_layout()
+        yield figure, list(panels.flat)
         figure.savefig(path)
     finally:
         plt.close(figure)
+
+
+def _finish(axes: Any, title: str, *, unit: bool) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set(xlabel="step", ylabel="reward", title=title, ylim=(-0.03, 1.05) if unit else None)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _unit(rewards: Points) -> bool:

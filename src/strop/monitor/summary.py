@@ -12,7 +12,7 @@ from msgspec import Struct
 from strop.config import Config, describe_algorithms, describe_models, weigh_rewards
 from strop.files import close_to_others, write_whole
 from strop.monitor.metrics import Scores, weigh
-from strop.monitor.plots import draw_curves, plot_rewards
+from strop.monitor.plots import draw_agents, plot_rewards
 from strop.types import Step
 
 Points = list[tuple[int, float]]
@@ -52,14 +52,14 @@ class Summary(Struct, kw_only=True):
     folder: str = ""
 
 
-def collect_agents(steps: Sequence[Step]) -> dict[str, list[tuple[int, float]]]:
-    """The mean of every reward that agents were given, by role and name, over the steps."""
-    found: dict[str, list[tuple[int, float]]] = {}
+def collect_agents(steps: Sequence[Step]) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """The mean of every reward that agents were given, by its name and role, over the steps."""
+    found: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for step in steps:
         for name, value in step.metrics.items():
             if name.startswith("agents/") and "/reward/" in name:
                 role, _, reward = name.removeprefix("agents/").partition("/reward/")
-                found.setdefault(f"{role}: {reward}", []).append((step.number, value))
+                found.setdefault(reward, {}).setdefault(role, []).append((step.number, value))
     return found
 
 
@@ -86,7 +86,7 @@ def summarize(
     plot_rewards(folder / "curve.png", rewards, evaluated, f"{describe_models(config)}, {describe_algorithms(config)}")
     close_to_others(folder / "curve.png")
     if agents := collect_agents(steps):
-        draw_curves(folder / "agents.png", {name: (line, []) for name, line in agents.items()}, "rewards by agent")
+        draw_agents(folder / "agents.png", agents)
         close_to_others(folder / "agents.png")
     points = curves(scores)
     summary = Summary(
