@@ -354,6 +354,15 @@ def version(lineage: int, step: int) -> str:
     return f"{lineage}.{step}"
 
 
+def parse_version(version: str) -> tuple[int, int]:
+    """
+    >>> parse_version("2.7")
+    (2, 7)
+    """
+    lineage, _, step = version.partition(".")
+    return int(lineage), int(step)
+
+
 def parse_lineage(version: str) -> int:
     """
     >>> parse_lineage("2.7")

@@ -77,11 +77,15 @@ def is_of(turn: Turn, version: str) -> bool:
     return turn.policy == "critic" and turn.versions == [(0, version)]
 
 
-def adapted(checkpoint: Path) -> Any:
+def whole_model(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def adapted(checkpoint: Path) -> Any:
     said = json.loads((checkpoint / "adapter_config.json").read_text())
-    model = AutoModelForCausalLM.from_pretrained(resolve("strop/nano"), dtype=torch.float32)
+    model = whole_model(resolve("strop/nano"))
     config = peft.LoraConfig(r=said["r"], lora_alpha=said["lora_alpha"], target_modules=said["target_modules"])
     model = peft.get_peft_model(model, config).eval()
     peft.set_peft_model_state_dict(model, load_file(checkpoint / "adapter_model.safetensors"))
@@ -135,6 +139,12 @@ def test_versions_that_are_whole_models(tmp_path: Path) -> None:
     runs.finish(runs.demo(folder, *whole, "loop.steps=3", "learner.optim.lr=0.0003"), timeout=900)
     told = runs.story(folder)
     assert set().union(*by_group(told).values()) > {"1.0"}
+    for name in ("1.1", "1.2"):
+        turns = [turn for turns in told.turns.values() for turn in turns if is_of(turn, name)]
+        model = whole_model(folder / "checkpoints" / f"step-{int(name[2:]):06d}-1")
+        assert max((distance(model, turn) for turn in turns), default=0.0) < 1e-4
+        other = whole_model(folder / "checkpoints" / "step-000003-1")
+        assert max((distance(other, turn) for turn in turns), default=1.0) > 1e-3
 
 
 def test_a_pool_that_is_empty_is_said_before_anything_starts(tmp_path: Path) -> None:

@@ -68,6 +68,12 @@ def refuse_values(policies: Any) -> None:
             )
 
 
+def find_policy(agent: str, policies: Mapping[str, Config]) -> str | None:
+    """Whose agent that is: the first policy with a pattern that it matches."""
+    matching = (name for name, own in policies.items() if any(fnmatchcase(agent, one) for one in own.policy.agents))
+    return next(matching, None)
+
+
 def default_policy(names: Mapping[str, Any]) -> str:
     """Who answers agents that no pattern matches, where anybody may ask: `strop chat` and `strop serve`."""
     return MAIN if MAIN in names else next(iter(names))
@@ -147,6 +153,11 @@ def _refuse_past(policies: Mapping[str, Config]) -> None:
             raise ConfigError(
                 "policy.past needs another policy, which is trained against it. Fix: set policies.NAME.past.of of an "
                 "opponent instead"
+            )
+        if own.loop.staleness:
+            raise ConfigError(
+                f"policies.{name}.past.of is {of!r}, and loop.staleness is {own.loop.staleness}: opponents would "
+                "change in the middle of a group. Fix: set one of them back"
             )
         if of in policies and policies[of].policy.frozen:
             raise ConfigError(

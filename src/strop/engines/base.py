@@ -13,7 +13,7 @@ from msgspec import Struct
 from strop.config import EngineConfig
 from strop.engines.receiver import WeightSource
 from strop.errors import ConfigError
-from strop.types import Sampling
+from strop.types import Rollout, Sampling
 
 if TYPE_CHECKING:
     from strop.engines.embedded.engine import Link
@@ -84,6 +84,10 @@ class Engine(ABC):
 
     def of_policy(self, policy: str) -> Engine:
         """This engine for one of the policies that it was made with."""
+        return self
+
+    def of_rollout(self, rollout: Rollout) -> Engine:
+        """This engine for the requests of one rollout."""
         return self
 
     @property

@@ -256,7 +256,7 @@ class Gateway:
                 raise ApiError(message, status=404, param="model", code="model_not_found")
             route, name = self.routes.models[asked], asked
         dialect = _dialect_of(scope, address.path)
-        context = route.engine.context if isinstance(route, PolicyRoute) else 0
+        context = route.context if isinstance(route, PolicyRoute) else 0
         model = dialect.write_model(name, created=started, context=context)
         await _answer_json(send, model if listed else dialect.write_models([model]))
 

@@ -47,10 +47,10 @@ class ModelCall:
         for conversation in read_conversations(request, route, contexts):
             check_length(conversation, route)
             prompt = contexts.prompt(route.renderer, conversation, route.history)
-            num_left = route.engine.context - len(prompt.ids)
+            num_left = route.context - len(prompt.ids)
             if num_left < 1:
                 raise ContextOverflow(
-                    f"This model's maximum context length is {route.engine.context} tokens. However, your messages "
+                    f"This model's maximum context length is {route.context} tokens. However, your messages "
                     f"resulted in {len(prompt.ids)} tokens. {SHORTEN}"
                 )
             prompts.append((conversation, prompt, self._sampling(num_left)))
@@ -145,7 +145,7 @@ def _raw(prompt: str | list[int], num_ids: int) -> Conversation:
 def check_length(conversation: Conversation, route: PolicyRoute) -> None:
     """Refuse what is far too long for the model by its beginning: nobody else is answered while text is tokenised, and
     an agent may send megabytes of it, in messages, in calls or in tools."""
-    context = route.engine.context
+    context = route.context
     if conversation.num_chars <= 8 * context and conversation.longest_thought <= 8 * context:
         return
     messages, tools, variables = conversation.messages, conversation.tools, conversation.variables

@@ -33,7 +33,10 @@ class PastVersions(Engine):
         self.policy, self.own, self.slots = policy, own, slots
         self.members: list[PoolMember] = []
 
-    def choose(self, rollout: Rollout) -> Engine:
+    def of_rollout(self, rollout: Rollout) -> Engine:
+        return self._choose(rollout).of_rollout(rollout)
+
+    def _choose(self, rollout: Rollout) -> Engine:
         """Who answers in a rollout."""
         if rollout.mode != "train" or not self.members:
             return self.own
@@ -68,4 +71,4 @@ class PastVersions(Engine):
         raise AssertionError("a pool's versions are loaded one by one, each into its slot")
 
     async def close(self) -> None:
-        """Whoever made them closes them."""
+        """They are closed by what made them."""

@@ -25,7 +25,7 @@ from typing import cast
 from strop.engines.base import Chunk, Engine
 from strop.engines.receiver import WeightSource
 from strop.errors import ContextOverflow, EngineError
-from strop.types import Sampling
+from strop.types import Rollout, Sampling
 
 REST = 5.0
 """Seconds a replica that failed is left out for."""
@@ -55,6 +55,9 @@ class Replicas(Engine):
         self._homes: OrderedDict[str, Replica] = OrderedDict()
         self._open = asyncio.Event()
         self._open.set()
+
+    def of_rollout(self, rollout: Rollout) -> Engine:
+        return self.of(rollout.id)
 
     def of(self, rollout: str) -> Engine:
         """These replicas for the requests of one rollout."""

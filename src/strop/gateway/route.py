@@ -21,8 +21,6 @@ from strop.gateway.dialects.base import ApiError, Json, ModelRequest
 from strop.gateway.draw import draw_number
 from strop.gateway.jinja import EFFORT, THINKING
 from strop.gateway.outside import OutsideRoute
-from strop.gateway.past_versions import PastVersions
-from strop.gateway.replicas import Replicas
 from strop.gateway.template import Renderer
 from strop.store.base import Store
 from strop.types import Rollout, Sampling
@@ -37,7 +35,8 @@ class PolicyRoute(Struct, frozen=True, kw_only=True):
     """A policy, the engine that serves it, its renderer, and how a rollout samples.
 
     `sampling_for` decides by rollout (training, evaluation, greedy evaluation); its settings win over the request's.
-    `history`: what the model is shown of what it said before, see `strop.gateway.contexts`.
+    `history`: what the model is shown of what it said before, see `strop.gateway.contexts`. `most` tokens a sequence
+    may have, where the engine, which others may share, takes more.
     """
 
     policy: str
@@ -46,11 +45,16 @@ class PolicyRoute(Struct, frozen=True, kw_only=True):
     renderer: Renderer
     sampling_for: Callable[[Rollout], Sampling]
     history: History = "sampled"
+    most: int | None = None
+
+    @property
+    def context(self) -> int:
+        """The most tokens (prompt and answer together) that a sequence of this policy may have."""
+        return min(self.engine.context, self.most or self.engine.context)
 
     def of(self, rollout: Rollout) -> PolicyRoute:
         """The same for one rollout, where several engines serve the policy, or several of its versions are served."""
-        engine = self.engine.choose(rollout) if isinstance(self.engine, PastVersions) else self.engine
-        return replace(self, engine=engine.of(rollout.id) if isinstance(engine, Replicas) else engine)
+        return replace(self, engine=self.engine.of_rollout(rollout))
 
     def asked_by(self, request: ModelRequest) -> PolicyRoute:
         """The same with the chat template's variables as a request wants them: the request goes before the policy, and
@@ -117,9 +121,8 @@ class Routes:
             route = OutsideRoute.of(name, config)
             if config.probability < 1:
                 chances += [Chance(pattern, route, config.probability) for pattern in config.agents]
-                models |= dict.fromkeys(config.models, route)
-                continue
-            for place, names in ((agents, config.agents), (models, config.models)):
+            places = ((agents, config.agents), (models, config.models))
+            for place, names in places if config.probability == 1 else places[1:]:
                 for taken in (taken for taken in names if taken in place):
                     raise ConfigError(
                         f"gateway.outside.{name}: another outside model has {taken!r} too. Fix: leave one out"
@@ -198,8 +201,8 @@ class Routes:
 
 def _refuse_likely(chances: Sequence[Chance]) -> None:
     """Raises `ConfigError` where outside models would answer for the same agents more often than always."""
-    for pattern in {chance.pattern for chance in chances}:
-        same = [chance for chance in chances if chance.pattern == pattern]
+    for pattern in dict.fromkeys(chance.pattern for chance in chances):
+        same = [chance for chance in chances if fnmatchcase(pattern, chance.pattern)]
         if sum(chance.probability for chance in same) > 1:
             names = " and ".join(chance.route.policy for chance in same)
             raise ConfigError(

@@ -122,7 +122,7 @@ class LearnerChild(ProcessVerbs):
         several = len(settings) > 1 or (train and first.learner.lora.rank)
         model = self._load_adapters(settings) if several else self._load_model(first)
         longest = int(model.config.max_position_embeddings)
-        context = min(*(one.policy.context or longest for one in settings), longest)
+        context = min(max(one.policy.context or longest for one in settings), longest)
         if first.overlap and train and first.serve:
             self.aside = ThreadPoolExecutor(1, "learner")
         if first.serve:
@@ -139,7 +139,7 @@ class LearnerChild(ProcessVerbs):
         if settings.overlap and settings.train and settings.serve:
             self.copy = ModelCopy(model)
         self._hold(settings, learner, learner.plain if learner is not None else model)
-        self.policies[settings.name].past = model if settings.past else None
+        self.policies[settings.name].served = model if settings.from_checkpoints else None
         return model
 
     def _load_adapters(self, settings: list[LearnerSettings]) -> Any:
@@ -152,8 +152,8 @@ class LearnerChild(ProcessVerbs):
         for one in settings:
             learner = _make_learner(one, base) if one.train else None
             self._hold(one, learner, learner.plain if learner is not None else base)
-            if one.past:
-                self.policies[one.name].past = lora.make_served(base, one.learner.lora)
+            if one.from_checkpoints:
+                self.policies[one.name].served = lora.make_served(base, one.learner.lora)
         if settings[0].serve:
             adapted = {name: held.model for name, held in self.policies.items()}
             self.copy = AdapterCopy(base, adapted, rows=settings[0].engine.max_sequences + 1)
@@ -176,12 +176,12 @@ class LearnerChild(ProcessVerbs):
 
 
 class HeldPolicy(LearnerVerbs):
-    """One policy of the process: what trains it, if anything does, and its weights for engines elsewhere. `past` is the
-    model of a policy that takes its weights from checkpoints."""
+    """One policy of the process: what trains it, if anything does, and its weights for engines elsewhere. `served` is
+    the model of a policy that takes its weights from checkpoints."""
 
     def __init__(self, child: LearnerChild, name: str, learner: Learner | None, weights: ModelWeights) -> None:
         self._child, self._name, self._learner, self.weights = child, name, learner, weights
-        self.past: Any = None
+        self.served: Any = None
 
     @property
     def learner(self) -> Learner:
@@ -192,7 +192,7 @@ class HeldPolicy(LearnerVerbs):
     @property
     def model(self) -> Any:
         """What has weights of the policy's own; None where that is the plain model."""
-        return self._learner.model if self._learner is not None else self.past
+        return self._learner.model if self._learner is not None else self.served
 
     def load(self, version: str) -> None:
         assert self._child.core is not None
@@ -217,9 +217,9 @@ class HeldPolicy(LearnerVerbs):
         from strop.learner import checkpoint
         from strop.models.checksums import verify
 
-        assert self.past is not None, "what is trained keeps its weights"
+        assert self.served is not None, "what is trained keeps its weights"
         verify(folder)
-        own = dict(self.past.named_parameters())
+        own = dict(self.served.named_parameters())
         adapter = {name: tensor for name, tensor in own.items() if ".lora_" in name}
         checkpoint.read(folder, adapter or own, adapter=bool(adapter))
 

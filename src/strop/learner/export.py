@@ -18,6 +18,7 @@ from strop.errors import ConfigError, ModelError, PlaceError
 from strop.learner import lora
 from strop.learner.checkpoint import ADAPTER, MODEL, explain_unwritten, read, report_damage, write, write_whole
 from strop.learner.model import load
+from strop.models.adapter_config import read_adapter
 from strop.models.checksums import SUMS, TRAINING, verify
 
 
@@ -44,7 +45,7 @@ def export(
         if not merge:
             _copy(checkpoint, to)
             return
-        base, config = lora.read_adapter(checkpoint)
+        base, config = read_adapter(checkpoint)
         if not base.is_dir():
             raise ModelError(
                 f"the adapter in {checkpoint} belongs to the model in {base}, which is not there. Fix: name its "

@@ -7,7 +7,6 @@ The reference policy is the model without them. On disk an adapter is a folder i
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -174,10 +173,3 @@ def describe(model: PreTrainedModel, base: Path) -> dict[str, Any]:
         "inference_mode": True,
         "target_modules": sorted({name.rpartition(".")[2] for name in layers}),
     }
-
-
-def read_adapter(folder: Path) -> tuple[Path, LoraConfig]:
-    """The folder of the model that an adapter belongs to, and how the adapter is put into it."""
-    said = json.loads((folder / "adapter_config.json").read_text())
-    config = LoraConfig(rank=said["r"], alpha=int(said["lora_alpha"]), targets=tuple(said["target_modules"]))
-    return Path(said["base_model_name_or_path"]), config

@@ -26,7 +26,7 @@ class LearnerSettings(Struct, frozen=True, kw_only=True):
     """What a process is started with for one policy.
 
     `folder` holds the model. `serve`: the embedded engine serves it there. `train`: it is trained; a model that is only
-    served has no learner, and its weights stay as they are, or, of a `past` version, are taken from checkpoints.
+    served has no learner, and its weights stay as they are, or are taken `from_checkpoints`, by `take`.
     `overlap`: rollouts go on while the learner works, so that the engine needs a copy of the weights. `steps` is how
     many a whole run has.
     """
@@ -42,11 +42,17 @@ class LearnerSettings(Struct, frozen=True, kw_only=True):
     overlap: bool
     serve: bool
     train: bool
-    past: bool = False
+    from_checkpoints: bool = False
 
     @staticmethod
     def of(
-        config: Config, folder: Path, *, name: str = MAIN, serve: bool = True, train: bool = True, past: bool = False
+        config: Config,
+        folder: Path,
+        *,
+        name: str = MAIN,
+        serve: bool = True,
+        train: bool = True,
+        from_checkpoints: bool = False,
     ) -> LearnerSettings:
         """Those of a policy, from the configuration that it would have as the only one."""
         return LearnerSettings(
@@ -61,7 +67,7 @@ class LearnerSettings(Struct, frozen=True, kw_only=True):
             overlap=config.loop.staleness > 0,
             serve=serve,
             train=train,
-            past=past,
+            from_checkpoints=from_checkpoints,
         )
 
 

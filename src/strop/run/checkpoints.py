@@ -53,8 +53,8 @@ def keep_checkpoints(run: Run) -> None:
         seen = len(run.steps) - run.config.loop.staleness
         known = [step for step in order if step.number < seen and score_step(run, step) is None]
         known = order if evaluates_every_checkpoint(run.config) else known
-        newest = max([run.config.loop.keep_checkpoints, *(pool.config.size for pool in run.past)])  # opponents stay
-        kept = [order[-1], *known[-1:], *there[-newest:]]
+        kept = [order[-1], *known[-1:], *there[-run.config.loop.keep_checkpoints :]]
+        kept += [step for pool in run.opponents for step in pool.list_steps(run)[-pool.config.size :]]
         run.folder.prune([str(step.checkpoint) for step in kept])
 
 

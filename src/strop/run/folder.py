@@ -11,6 +11,7 @@ runs/demo/
                   of them, and .damaged follows the name of one that could not be read
   .overwritten/   the run that was here before, until this one has begun
   address.json    where its gateway is, while it is up
+  past/           NAME/1.4/ ...: checkpoints of an earlier run that answer in the place of a policy
   policies/       NAME/ ...: learner.log and weights of each, where there are several
   learner.log, agents.log, gateway.log (if it has anything to say)
   summary.json, curve.png, agents.png (by role, where several agents are rewarded), transcripts.md

@@ -28,7 +28,7 @@ from strop.run.collect import check_rewards, collect
 from strop.run.health import find_collapse
 from strop.run.learn import learn_all, take_digest
 from strop.run.notes import note_trouble, stop_collapsed, stop_if_hopeless
-from strop.run.past import describe_past
+from strop.run.opponents import describe_opponents
 from strop.run.resume import clear_queue, find_finished_evaluations, go_back
 from strop.run.runtime import open_run
 from strop.run.scoring import evaluate_if_due, show_scores
@@ -59,7 +59,7 @@ async def train(
             for collected in left:
                 await advance(run, collected)
             await clear_queue(run)
-        for pool in run.past:
+        for pool in run.opponents:
             await pool.refresh(run)
         # Agents begin only now: what is queued only the restored weights may sample.
         return await run_with_agents(run, repeat_steps(run))
@@ -108,7 +108,7 @@ async def advance(run: Run, collected: Collected) -> None:
         for engine in run.engines:
             await engine.pause()
     learnt = await learn_all(run.policies, collected.samples, step=number, versions=run.versions)
-    metrics = learnt.metrics | describe_past(run.past, collected.samples, run.config)
+    metrics = learnt.metrics | describe_opponents(run.config, collected.samples)
     with run.timed("save_checkpoint"):
         saved = await write_checkpoint(run, number)
     metrics |= measure_time(run, collected, time.monotonic() - began)
@@ -145,7 +145,7 @@ async def publish(run: Run, step: Step) -> None:
     with run.timed("update_weights"):
         for policy in run.policies.values():
             await policy.publisher.publish(step.version)
-        for pool in run.past:
+        for pool in run.opponents:
             await pool.refresh(run)
         if not run.overlaps:
             for engine in run.engines:

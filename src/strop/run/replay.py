@@ -38,6 +38,7 @@ from strop.monitor.transcripts import list_message_texts
 from strop.run.collect import take_last_line
 from strop.run.folder import find_parts
 from strop.run.learn import learn_all, take_digest
+from strop.run.opponents import describe_opponents
 from strop.run.state import PolicyLearner
 from strop.runners.base import Job, Outcome
 from strop.runners.rewards import RewardFunction, compute_outcome_now, load_reward_function
@@ -227,6 +228,7 @@ async def retrain(store: Store, config: Config, number: int, tell: Callable[[str
             samples = [Sample(await store.get(id), await store.turns(id)) for id in step.rollouts]
             versions = _versions(line, step, samples, overlap=config.loop.staleness > 0)
             metrics = (await learn_all(policies, samples, step=step.number, versions=versions)).metrics
+            metrics |= describe_opponents(config, samples)
         digest = (wanted.digest, str(await take_digest(policies))) if wanted.digest else None
     names = sorted(name for name in {*wanted.metrics, *metrics} if not plain_name(name).startswith(UNLIKE))
     pairs = {name: (wanted.metrics.get(name), metrics.get(name)) for name in names}

@@ -43,7 +43,7 @@ from strop.net.secrets import hide_keys
 from strop.net.server import serve
 from strop.run.folder import RunFolder
 from strop.run.group_reward import load as load_group_reward
-from strop.run.past import PastPool, PoolSource, find_source
+from strop.run.opponents import OpponentPool, PoolSource, find_pool_source, keep_copies
 from strop.run.settings import check_agents, load_tasks
 from strop.run.state import Run, TrainedPolicy
 from strop.runners.pool import Pool
@@ -64,19 +64,19 @@ WEIGHTS = "weights"
 @dataclass(frozen=True, kw_only=True)
 class PreparedPolicy:
     """A policy before anything of it runs: its configuration as if it were the only one, the folder with its model, its
-    chat template, and where past versions of it come from. `past`: it is itself the slot of such a version."""
+    chat template, and where past versions come from that answer in its place. `is_slot`: it is itself one of these."""
 
     name: str
     config: Config
     model: Path
     renderer: Renderer
-    pool: PoolSource | None = None
-    past: bool = False
+    opponents: PoolSource | None = None
+    is_slot: bool = False
 
     @property
     def rank(self) -> int:
         """How large its adapter is; 0: it is the model as it is, or all of its weights are trained."""
-        return self.config.learner.lora.rank if self.past or not self.config.policy.frozen else 0
+        return self.config.learner.lora.rank if self.is_slot or not self.config.policy.frozen else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,19 +111,26 @@ async def prepare_policies(
         policy = own.policy
         model = await asyncio.to_thread(find_model, policy)
         renderer = Renderer.from_folder(model, variables=policy.chat_template_kwargs, tools=policy.tools)
-        pool = find_source(name, policies, model)
-        found.append(PreparedPolicy(name=name, config=own, model=model, renderer=renderer, pool=pool))
+        source = find_pool_source(name, policies, model)
+        found.append(PreparedPolicy(name=name, config=own, model=model, renderer=renderer, opponents=source))
     return found
+
+
+def keep_opponents(policy: PreparedPolicy, folder: Path) -> PreparedPolicy:
+    """The policy with an earlier run's checkpoints, where those are its opponents, copied into this run's folder."""
+    if policy.opponents is None:
+        return policy
+    return replace(policy, opponents=keep_copies(policy.name, policy.opponents, folder))
 
 
 def prepare_slots(policy: PreparedPolicy) -> list[PreparedPolicy]:
     """The places for past versions of a policy, served as what they are versions of is."""
-    if policy.pool is None:
+    if policy.opponents is None:
         return []
-    source = policy.pool.config
+    source = policy.opponents.config
     own = msgspec.structs.replace(source, policy=msgspec.structs.replace(source.policy, frozen=True))
     return [
-        replace(policy, name=f"{policy.name}.{n}", config=own, pool=None, past=True)
+        replace(policy, name=f"{policy.name}.{n}", config=own, opponents=None, is_slot=True)
         for n in range(1, policy.config.policy.past.size + 1)
     ]
 
@@ -154,7 +161,7 @@ async def open_policies(
         for one in group:
             engine = Replicas([engines[one.name]], patience=config.gateway.pause_timeout)
             stack.push_async_callback(engine.close)
-            learner = process.of(one.name) if process is not None and (here or not one.past) else None
+            learner = process.of(one.name) if process is not None and (here or not one.is_slot) else None
             served.append(ServedPolicy(prepared=one, engine=engine, learner=learner, place=places[one.name]))
     by_name = {one.name: one for one in served}
     served = [put_past_before(by_name[one.name], by_name) for one in prepared]
@@ -186,7 +193,7 @@ def shares_base(one: PreparedPolicy, other: PreparedPolicy) -> bool:
     ours, theirs = one.config, other.config
     return (
         one.model == other.model
-        and all(each.rank or (each.config.policy.frozen and not each.past) for each in (one, other))
+        and all(each.rank or (each.config.policy.frozen and not each.is_slot) for each in (one, other))
         and (ours.engine, ours.learner.device, ours.learner.dtype)
         == (theirs.engine, theirs.learner.device, theirs.learner.dtype)
     )
@@ -205,7 +212,7 @@ async def load_policies(policies: Sequence[ServedPolicy], *, train: bool) -> Non
                 name=policy.name,
                 serve=here,
                 train=taught,
-                past=policy.prepared.past,
+                from_checkpoints=policy.prepared.is_slot,
             )
             settings.setdefault(policy.learner.process, []).append(given)
     learners = [process.start(*given) for process, given in settings.items()]
@@ -223,6 +230,7 @@ def make_gateway(config: Config, store: Store, policies: Sequence[ServedPolicy],
             renderer=policy.prepared.renderer,
             sampling_for=partial(choose_sampling, policy.config),
             history=policy.config.policy.history,
+            most=policy.config.policy.context,
         )
         for policy in policies
     }
@@ -274,6 +282,7 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
                 )
             for one in prepared:
                 await store.put_policy(make_first_version(one))
+        prepared = [keep_opponents(one, folder.path) for one in prepared]
         view.phase("loading the model")
         served, gateway = await open_policies(stack, config, prepared, store, folder.path, train=True)
         app = AddressApp(gateway)
@@ -298,17 +307,17 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
             store=store,
             policies={one.name: make_trained(one, made[one.name]) for one in served if one.name in made},
             engines=[one.engine for one in served],
-            learners=[one.learner for one in served if one.learner is not None],
+            learners=[one.learner for each in served for one in (each, *each.slots) if one.learner is not None],
             gateway=gateway,
             pool=pool,
             writers=writers,
             group_reward=group_reward,
-            past=[make_pool(one) for one in served if one.slots],
+            opponents=[make_opponents(one) for one in served if one.slots],
         )
 
 
 def default_config(config: Config) -> Config:
-    """The configuration of the policy that answers whoever no other one does."""
+    """The configuration of the policy that answers agents that no other one does."""
     policies = resolve_policies(config)
     return policies[default_policy(policies)]
 
@@ -337,16 +346,16 @@ def make_trained(policy: ServedPolicy, algorithm: Algorithm) -> TrainedPolicy:
     )
 
 
-def make_pool(policy: ServedPolicy) -> PastPool:
+def make_opponents(policy: ServedPolicy) -> OpponentPool:
     """A policy's past versions, of which none is loaded yet."""
-    assert policy.prepared.pool is not None
+    assert policy.prepared.opponents is not None
     assert isinstance(policy.engine, PastVersions)
-    return PastPool(
+    return OpponentPool(
         policy=policy.name,
         config=policy.config.policy.past,
-        source=policy.prepared.pool,
+        source=policy.prepared.opponents,
         engine=policy.engine,
-        holders=[slot.learner for slot in policy.slots],
+        processes=[slot.learner for slot in policy.slots],
     )
 
 
@@ -396,7 +405,7 @@ def make_engines(
                 config=first.config.engine,
                 folder=folder,
                 context=max(contexts) if len(contexts) == len(group) else None,
-                renewed=process is not None,
+                renewed=process is not None or any(one.is_slot for one in group),
                 link=process.of(policy) if process is not None else None,
                 adapters=adapters,
             )

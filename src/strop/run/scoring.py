@@ -12,12 +12,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
-from fnmatch import fnmatchcase
 from statistics import fmean
 from typing import Any
 
 from strop.algorithms.rewards import select_last_rewards
-from strop.config import Config, resolve_policies, trained_policies, weigh_rewards
+from strop.config import Config, find_policy, resolve_policies, trained_policies, weigh_rewards
 from strop.monitor.metrics import flat, is_part, weigh_parts
 from strop.run.agent_metrics import name_roles
 from strop.run.collect import check_rewards, stop_if_all_failed, wait_until_ended
@@ -72,10 +71,10 @@ def show_scores(run: Run, step: int, split: str, ended: Sequence[Rollout]) -> No
 def collect_rewards(config: Config, ended: Sequence[Rollout]) -> dict[str, list[float]]:
     """By name, what each of the rollouts got: 0 where it failed or got none, the mean where several turns, or agents of
     one role, got it."""
-    policies = (trained_policies(config) or resolve_policies(config)).values()
-    patterns = [pattern for own in policies for pattern in own.policy.agents]
+    policies = resolve_policies(config)
+    wanted = trained_policies(config) or policies
     agents = {reward.agent for rollout in ended for reward in rollout.rewards if reward.agent is not None}
-    roles = name_roles(sorted(name for name in agents if any(fnmatchcase(name, pattern) for pattern in patterns)))
+    roles = name_roles(sorted(name for name in agents if find_policy(name, policies) in wanted))
     found: dict[str, list[list[float]]] = {}
     for k, rollout in enumerate(ended):
         for reward in select_last_rewards(rollout) if not rollout.cause else ():

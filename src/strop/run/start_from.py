@@ -175,7 +175,11 @@ def begin_from(checkpoint: Path, config: Config) -> Config:
     models = find_parts(place, policies)
     for name, part in find_parts(checkpoint, policies).items():
         export(part, models[name])
-    begun = replace_models(config, {name: str(model) for name, model in models.items()})
+    given = {name: str(model) for name, model in models.items()}
+    for name, own in resolve_policies(config).items():  # past versions are of the model that they are versions of
+        if own.policy.past.of in models:
+            given[name] = given[own.policy.past.of]
+    begun = replace_models(config, given)
     source = msgspec.json.encode({"checkpoint": os.path.abspath(checkpoint)})
     place.with_suffix(".json").write_bytes(source + b"\n")
     return begun

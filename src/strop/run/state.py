@@ -19,7 +19,7 @@ from strop.monitor.metrics import MetricsFile, Scores
 from strop.monitor.writers import Writers
 from strop.run.folder import RunFolder
 from strop.run.group_reward import GroupReward
-from strop.run.past import PastPool
+from strop.run.opponents import OpponentPool
 from strop.runners.pool import Pool
 from strop.store.base import Store
 from strop.tasks.sampling import evaluation, group, group_number
@@ -78,7 +78,7 @@ class Run:
     pool: Pool
     writers: Writers
     group_reward: GroupReward | None = None
-    past: Sequence[PastPool] = ()
+    opponents: Sequence[OpponentPool] = ()
     metrics: MetricsFile | None = None
     lineage: int = 1
     step: int = 0

@@ -37,7 +37,7 @@ def assemble(
     """
     samples = sorted(samples, key=lambda s: (s.rollout.group, s.rollout.member))
     groups = sorted({s.rollout.group for s in samples})
-    names = _match_names(samples, agents)
+    names = _match_names(samples, agents, policy)
     counted = np.ones(len(samples), bool)
     stand_in: list[Failure | None] = [None] * len(samples)
     dropped: dict[str, str] = {}
@@ -84,9 +84,9 @@ def find_cause(rollout: Rollout) -> Cause | None:
     return rollout.cause or ("cancelled" if rollout.status == "cancelled" else "agent_error")
 
 
-def _match_names(samples: Sequence[Sample], agents: Collection[str]) -> list[str]:
-    """The names of the trained agents: those given, and those that spoke and match a pattern."""
-    spoke = {turn.agent for sample in samples for turn in sample.turns}
+def _match_names(samples: Sequence[Sample], agents: Collection[str], policy: str | None) -> list[str]:
+    """The names of the trained agents: those given, and those that the policy answered and match a pattern."""
+    spoke = {turn.agent for sample in samples for turn in sample.turns if policy in (None, turn.policy)}
     patterns = [pattern for pattern in agents if any(sign in pattern for sign in "*?[")]
     matching = {name for name in spoke if any(fnmatchcase(name, pattern) for pattern in patterns)}
     return sorted({*agents} - {*patterns} | matching)

@@ -4,12 +4,13 @@
     files    a folder per version, which engines read; the only way that also serves an engine that was started again
              after the learner has trained on
     adapters the same, for LoRA adapters beside weights that stay as they are
+    checkpoints   past versions, from where they lie
     ipc      handles of the learner's GPU memory, to an engine on the same GPUs
     nccl     tensors broadcast to an engine on GPUs of its own
 
-`Publisher` (publisher.py) drives all of them. All but `shared` end with a probe: the logprobs of a few tokens, computed
-by the learner and asked of the engine, must agree. It costs one short forward pass and shows what no checksum would:
-that the tensors are where they belong.
+`Publisher` (publisher.py) drives all of them. All but `shared` and `checkpoints` end with a probe: the logprobs of a
+few tokens, computed by the learner and asked of the engine, must agree. It costs one short forward pass and shows what
+no checksum would: that the tensors are where they belong.
 """
 
 from __future__ import annotations

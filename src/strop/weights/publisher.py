@@ -1,6 +1,6 @@
 """A new version, from the learner to the engine.
 
-    publish    stage (the learner) ──▶ engine.load: requests are held back
+    publish    stage (the learner) ──▶ engine.load: requests are held back, unless it goes beside what is served
     deliver        hold the server ──▶ send ──▶ let it go on ──▶ verify (a probe's logprobs)
                ◀── requests go on, with the new version
 
@@ -18,14 +18,15 @@ from strop.weights.base import Sent, Transfer
 
 
 class Publisher:
-    """Gives `engine` the learner's weights, version by version, by one way."""
+    """Gives `engine` weights, version by version, by one way."""
 
     def __init__(self, engine: Engine, transfer: Transfer) -> None:
         self._engine = engine
         self._transfer = transfer
 
     async def publish(self, version: str) -> None:
-        """Have the engine serve the learner's present weights as `version`; returns once it does."""
+        """Have the engine serve `version`, the learner's present weights or what lies in a checkpoint; returns once it
+        does."""
         await self._transfer.stage(version)
         await self._engine.load(version, self)
         await self._transfer.discard_others(version)

@@ -29,19 +29,19 @@ def name(engine: object) -> str:
 
 
 def test_as_often_as_it_weighs(pool: PastVersions) -> None:
-    drawn = Counter(name(pool.choose(rollout(n))) for n in range(4000))
+    drawn = Counter(name(pool._choose(rollout(n))) for n in range(4000))
     assert drawn.keys() == {"own", "b"}
     assert abs(drawn["b"] / 4000 - 0.75) < 0.03  # four standard deviations
 
 
 def test_a_group_meets_one(pool: PastVersions) -> None:
     for n in range(50):
-        assert len({name(pool.choose(rollout(n, member))) for member in range(8)}) == 1
+        assert len({name(pool._choose(rollout(n, member))) for member in range(8)}) == 1
         again = replace(rollout(n), id=f"g{n:06d}~2.0", group=f"g{n:06d}~2")  # sampled anew after a resume
-        assert pool.choose(again) is pool.choose(rollout(n))
+        assert pool._choose(again) is pool._choose(rollout(n))
 
 
 def test_in_evaluations_and_before_there_is_a_pool_it_is_the_model_itself(pool: PastVersions) -> None:
-    assert {name(pool.choose(replace(rollout(n), mode="eval"))) for n in range(50)} == {"own"}
+    assert {name(pool._choose(replace(rollout(n), mode="eval"))) for n in range(50)} == {"own"}
     pool.members = []
-    assert {name(pool.choose(rollout(n))) for n in range(50)} == {"own"}
+    assert {name(pool._choose(rollout(n))) for n in range(50)} == {"own"}

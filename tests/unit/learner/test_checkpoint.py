@@ -126,6 +126,7 @@ def test_the_newest_checkpoints_stay_and_the_best(tmp_path):
         folder=RunFolder(tmp_path, io.BytesIO()),
         steps=[],
         scores={},
+        opponents=(),
     )
 
     def stand(number, reward):
@@ -159,7 +160,7 @@ def test_where_some_checkpoints_were_evaluated_the_best_of_those_is_the_best(tmp
     (tmp_path / "checkpoints").mkdir()
     folder, steps, scores = RunFolder(tmp_path, io.BytesIO()), [], {}
     config = configs.load(sets=["loop.keep_checkpoints=1", "loop.eval_every=0"])
-    run = SimpleNamespace(config=config, folder=folder, steps=steps, scores=scores)
+    run = SimpleNamespace(config=config, folder=folder, steps=steps, scores=scores, opponents=())
 
     def stand(number, reward, score=None):
         folder.checkpoint(name := f"step-{number:06d}-1").mkdir()
@@ -180,7 +181,8 @@ def test_the_best_checkpoint_outlives_a_guess(tmp_path):
     """What the newest weights are worth is not known yet: nothing better is given up for them."""
     (tmp_path / "checkpoints").mkdir()
     folder, steps = RunFolder(tmp_path, io.BytesIO()), []
-    run = SimpleNamespace(config=configs.load(sets=["loop.keep_checkpoints=1"]), folder=folder, steps=steps, scores={})
+    config = configs.load(sets=["loop.keep_checkpoints=1"])
+    run = SimpleNamespace(config=config, folder=folder, steps=steps, scores={}, opponents=())
     for number, (reward, due) in enumerate([(0.1, True), (0.9, False), (0.5, False), (0.95, True), (0.2, False)], 1):
         name = f"step-{number}" if due else None
         if name:

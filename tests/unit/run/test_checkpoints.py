@@ -71,7 +71,7 @@ def test_the_best_is_kept(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     folder, steps = RunFolder(tmp_path, io.BytesIO()), list[Step]()
     config = configs.load(sets=[*DUEL, "loop.keep_checkpoints=1"])
-    run: Any = SimpleNamespace(config=config, folder=folder, steps=steps, scores={}, past=())
+    run: Any = SimpleNamespace(config=config, folder=folder, steps=steps, scores={}, opponents=())
     for number, score in enumerate([0.1, 0.9, 0.2, 0.3], 1):
         folder.checkpoint(name := f"step-{number:06d}-1").mkdir()
         metrics = team(score, score)

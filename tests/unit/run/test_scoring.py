@@ -51,6 +51,11 @@ def test_agents_of_frozen_policies_are_left_out() -> None:
     config = configs.load(sets=["policies.left.model=strop/nano", "policies.right.frozen=true"])
     games = [ended(0, got("win", 1.0, "left"), got("win", 0.0, "right"))]
     assert collect_rewards(config, games) == {"agents/left/reward/win": [1.0]}
+    sets = ["policies.old.agents=['wolf-1']", "policies.old.frozen=true", "policies.new.agents=['wolf-*']"]
+    games = [ended(0, got("win", 1.0, "wolf-1"), got("win", 0.0, "wolf-2"))]
+    assert collect_rewards(configs.load(sets=sets), games) == {
+        "agents/wolf/reward/win": [0.0]
+    }  # the first one takes it
 
 
 def test_an_evaluation_has_them_all_and_shows_their_sum() -> None:

@@ -170,6 +170,6 @@ def test_a_policy_learns_from_its_own_turns_alone():
         "critic": [3, 4],
         "judge": [],
     }
-    assert by["critic"].agents == ["critic-a", "critic-b"]
+    assert by["critic"].agents == ["critic-a"]  # what another policy's agent got is compared with nobody here
     assert by["judge"].dropped == {"g1.0": "untrained"}
     assert all(batch.counted.all() for batch in by.values())  # what the rollout got counts for all of them
