@@ -133,6 +133,25 @@ def test_the_checkpoints_of_an_earlier_run(played: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_the_commands_that_begin_with_what_it_left(played: Path, tmp_path: Path) -> None:
+    """In an evaluation the opponent is the model itself; a new run begins with the new model for both."""
+    options = ("--split", "test", "--compare", "start", "--folder", tmp_path / "eval", "--json")
+    told = json.loads(runs.finish(runs.strop("eval", played, *options)).stdout)
+    assert all(one["turns"] > 0 for one in told["evaluations"])
+    runs.finish(runs.strop("train", "--from", played, "--folder", tmp_path / "new", "--json", "--set=loop.steps=2"))
+    assert runs.story(tmp_path / "new").steps[-1].number == 2
+    told = json.loads(runs.finish(runs.strop("replay", played, "--step", "2", "--json")).stdout)
+    assert told["same_weights"] is True
+    done = subprocess.run(
+        runs.strop("export", played, tmp_path / "out", "--policy", "critic"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "policies.critic is not trained" in " ".join(done.stderr.split())
+
+
+@pytest.mark.slow
 def test_versions_that_are_whole_models(tmp_path: Path) -> None:
     whole = [one for one in POOL if not one.startswith("learner.lora")]
     folder = tmp_path / "run"

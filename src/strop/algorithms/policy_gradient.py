@@ -132,7 +132,7 @@ class PolicyGradient(Algorithm):
     def assign_credit(self, batch: Batch) -> dict[str, float]:
         entries = batch.entries
         rewards = Rewards.of(batch, self.rewards)
-        metrics = summarize("critic/rewards", rewards.totals[batch.counted])
+        metrics = summarize("critic/rewards", (rewards.totals + rewards.agents.sum(axis=1))[batch.counted])
         if self.overlong == "penalise":
             rewards.totals -= self.overlong_penalty * find_overlong(batch)
         if self.kl == "reward":

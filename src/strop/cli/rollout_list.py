@@ -21,7 +21,7 @@ from strop.monitor import console as views
 from strop.monitor.metrics import weigh
 from strop.run.folder import RunFolder
 from strop.store.base import Store
-from strop.types import Mode, Rollout, Status
+from strop.types import Mode, Reward, Rollout, Status
 
 PAGE = 1000
 _COMPARED: dict[str, Callable[[float, float], bool]] = {
@@ -141,8 +141,16 @@ def _table(found: Sequence[Rollout]) -> Table:
     return table
 
 
+def name_reward(reward: Reward) -> str:
+    """
+    >>> name_reward(Reward(name="score", value=1.0, agent="left")), name_reward(Reward(value=1.0))
+    ('left/score', 'reward')
+    """
+    return f"{reward.agent}/{reward.name}" if reward.agent else reward.name
+
+
 def _cells(r: Rollout) -> dict[str, Text]:
-    rewards = "  ".join(f"{reward.name} {views.format_figure(reward.value)}" for reward in r.rewards)
+    rewards = "  ".join(f"{name_reward(reward)} {views.format_figure(reward.value)}" for reward in r.rewards)
     why = f"{r.cause}: {find_last_line(r.detail)}" if r.cause else ""
     return {
         "rollout": Text(r.id),

@@ -141,6 +141,7 @@ def print_summary(summary: Summary, folder: Path, arguments: argparse.Namespace)
         console.print(table)
     places = {
         "the curve": f"{folder}/curve.png",
+        **({"rewards by agent": f"{folder}/agents.png"} if (Path(folder) / "agents.png").is_file() else {}),
         "these figures": f"{folder}/summary.json",
         "some rollouts to read": f"{folder}/transcripts.md",
         "every rollout": f"{get_program()} rollouts {folder}",

@@ -164,11 +164,6 @@ def _refuse_past(policies: Mapping[str, Config]) -> None:
                 f"policies.{name}.past.of is {of!r}, which is never trained and so has no past. Fix: name a policy "
                 "that is"
             )
-        if of in policies and policies[of].policy.model != own.policy.model:
-            raise ConfigError(
-                f"policies.{name}.past.of is {of!r}, and their models differ ({own.policy.model}, "
-                f"{policies[of].policy.model}). Fix: give both the same model"
-            )
 
 
 def _refuse_frozen_adapters(config: Config, policies: Mapping[str, Config]) -> None:

@@ -31,6 +31,8 @@ from strop.types import Finish, Turn
 
 AGAIN = frozenset({408, 429, 500, 502, 503, 504, 529})
 """What providers answer that are busy or failing."""
+REFUSED = frozenset({401, 402, 403, *AGAIN})
+"""What they answer for reasons that are not the agent's: a wrong key, no credit, or nothing but failures."""
 TRIES = 4
 WAIT = 0.5
 """Seconds before the second try, each further one waiting twice as long."""
@@ -147,7 +149,8 @@ class ProxiedRequest:
             await self._record()
         elif answer.status >= 400:
             text = body[:2000].decode(errors="replace")
-            said = ApiError(f"{self._route.url} answered {answer.status}: {text}", status=answer.status, code="outside")
+            code = "outside_refused" if answer.status in REFUSED else "outside"
+            said = ApiError(f"{self._route.url} answered {answer.status}: {text}", status=answer.status, code=code)
             await self._recorder.record_error(self._session, self._agent, said)
         await self._start(answer, [(b"content-length", b"%d" % len(body))])
         await self._send({"type": "http.response.body", "body": body, "more_body": False})

@@ -117,7 +117,10 @@ class Routes:
         agents: dict[str, Route] = {}
         models: dict[str, Route] = {}
         chances: list[Chance] = []
+        named = {route.policy for route in (policy, *(policies or {}).values()) if route is not None}
         for name, config in outside.items():
+            if name in named:
+                raise ConfigError(f"gateway.outside.{name}: a policy is called that too. Fix: call it something else")
             route = OutsideRoute.of(name, config)
             if config.probability < 1:
                 chances += [Chance(pattern, route, config.probability) for pattern in config.agents]

@@ -11,11 +11,13 @@ from typing import Any
 
 Points = Sequence[tuple[int, float]]
 """Step and value."""
+PANELS = 12
+"""Rewards of agents that are drawn at most."""
 
 
 def plot_rewards(path: Path, rewards: Points, evaluations: Mapping[str, Points], title: str) -> None:
     """Mean training reward per step, and every evaluation as points. Needs matplotlib (the `train` extra)."""
-    with _picture(path, title, unit=_unit(rewards)) as axes:
+    with _picture(path, title, unit=all(map(_unit, [rewards, *evaluations.values()]))) as axes:
         if rewards:
             axes.plot(
                 *zip(*rewards, strict=True), color="#2563eb", linewidth=2, label="training reward, mean of a step"
@@ -40,12 +42,13 @@ def draw_curves(path: Path, runs: Mapping[str, tuple[Points, Points]], title: st
 
 def draw_agents(path: Path, rewards: Mapping[str, Mapping[str, Points]]) -> None:
     """A panel for every reward that agents were given, with a line for each role; a role has one colour in all."""
+    rewards = dict([*sorted(rewards.items())][:PANELS])
     roles = sorted({role for lines in rewards.values() for role in lines})
     colours = {role: f"C{number % 10}" for number, role in enumerate(roles)}
     columns = min(len(rewards), 2)
     rows = -(-len(rewards) // columns)
     with _figure(path, rows, columns, size=(4.6 * columns, 2.9 * rows + 0.4)) as (figure, panels):
-        for axes, (name, lines) in zip(panels, sorted(rewards.items()), strict=False):
+        for axes, (name, lines) in zip(panels, rewards.items(), strict=False):
             for role, points in lines.items():
                 axes.plot(*zip(*points, strict=True), color=colours[role], linewidth=2)
             _finish(axes, name, unit=all(_unit(points) for points in lines.values()))
@@ -84,7 +87,7 @@ def _figure(path: Path, rows: int, columns: int, size: tuple[float, float]) -> G
 def _finish(axes: Any, title: str, *, unit: bool) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.set(xlabel="step", ylabel="reward", title=title, ylim=(-0.03, 1.05) if unit else None)
+    axes.set(xlabel="step", ylabel="reward", title=title.replace("$", r"\$"), ylim=(-0.03, 1.05) if unit else None)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

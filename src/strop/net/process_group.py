@@ -55,6 +55,16 @@ def kill_tree(pid: int, cookie: str) -> int:
     return len(tree.killed)
 
 
+def kill_leftovers(cookie: str) -> None:
+    """Kill what a tree whose leader is gone left behind, until nothing of it is found."""
+    deadline = time.monotonic() + KILL_SECONDS
+    while (left := find_leftovers(cookie)) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(PAUSE)
+
+
 def find_leftovers(cookie: str) -> list[int]:
     """The processes that a tree whose leader has ended by itself left behind."""
     return [process.pid for process in list_processes({cookie}, set()) if process.cookie]

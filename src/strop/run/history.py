@@ -147,10 +147,16 @@ def select_points(lines: Sequence[tuple[int, dict[str, float]]], name: str) -> P
 
 
 def _evaluated(lines: Sequence[tuple[int, dict[str, float]]], split: str, config: Config) -> Points:
-    """The total of the rewards that count, wherever the split was evaluated."""
-    weights = weigh_rewards(config)
-    names = {name: next(iter(flat(split, {name: 0.0}, config.loop.eval_samples))) for name in weights}
-    found = [(s, weigh({n: m[key] for n, key in names.items() if key in m}, weights)) for s, m in lines]
+    """The total of the rewards that count, or where only agents get them what those got, wherever the split was
+    evaluated."""
+    weights, mark = weigh_rewards(config), "*"
+    before, after = next(iter(flat(split, {mark: 0.0}, config.loop.eval_samples))).split(mark)
+
+    def read(metrics: dict[str, float]) -> dict[str, float]:
+        named = (key for key in metrics if key.startswith(before) and key.endswith(after))
+        return {key.removeprefix(before).removesuffix(after): metrics[key] for key in named}
+
+    found = [(step, weigh(read(metrics), weights)) for step, metrics in lines]
     return sorted((step, total) for step, total in found if total is not None)
 
 

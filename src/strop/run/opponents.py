@@ -16,6 +16,7 @@ adapters cost next to nothing.
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections import defaultdict
@@ -69,6 +70,11 @@ def find_pool_source(name: str, policies: Mapping[str, Config], model: Path) -> 
     if not past.of or not own.loop.steps:  # in evaluations it is the model itself that answers
         return None
     if past.of in policies:
+        if (trained := policies[past.of].policy.model) != own.policy.model:
+            raise ConfigError(
+                f"policies.{name}.past.of is {past.of!r}, and their models differ ({own.policy.model}, {trained}). "
+                "Fix: give both the same model"
+            )
         source = PoolSource(policies[past.of])
     else:
         checkpoints = find_checkpoints(name, past, kept=Path(own.folder) / KEPT / name)
@@ -115,12 +121,21 @@ def read_lora(name: str, checkpoints: Mapping[str, Path], model: Path) -> LoraCo
     """How the adapters of a pool are made, all alike; rank 0 where its versions are whole models."""
     found: dict[LoraConfig, Path] = {}
     for place in checkpoints.values():
-        base, lora = model, LoraConfig()
-        if (place / adapter_config.FILE).is_file():
-            base, lora = adapter_config.read_adapter(place)
-        if base.resolve() != model.resolve():
+        lora, what = LoraConfig(), "a whole model of another shape"
+        try:
+            if (place / adapter_config.FILE).is_file():
+                base, lora = adapter_config.read_adapter(place)
+                same, what = base.resolve() == model.resolve(), f"an adapter on {base}"
+            else:
+                same = read_shape(place) == read_shape(model)
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"policies.{name}.past: {place} is an adapter on {base}, and the policy's model is {model}. Fix: give "
+                f"policies.{name}.past: {place} cannot be read ({error}). Fix: delete that checkpoint, or name another "
+                "run"
+            ) from None
+        if not same:
+            raise ConfigError(
+                f"policies.{name}.past: {place} is {what}, and the policy's model is {model}. Fix: give "
                 f"policies.{name}.model the same model"
             )
         found.setdefault(lora, place)
@@ -131,6 +146,12 @@ def read_lora(name: str, checkpoints: Mapping[str, Path], model: Path) -> LoraCo
             "a run whose learner.lora stayed the same"
         )
     return next(iter(found))
+
+
+def read_shape(folder: Path) -> dict[str, object]:
+    """What a model's weights depend on, from its config.json: its kind, and all that is counted."""
+    about: dict[str, object] = json.loads((folder / "config.json").read_text())
+    return {name: value for name, value in about.items() if isinstance(value, int) or name == "architectures"}
 
 
 def keep_copies(name: str, source: PoolSource, folder: Path) -> PoolSource:
@@ -217,33 +238,42 @@ class OpponentPool:
         was stopped is not: a run that was not stopped has none."""
         if self.source.checkpoints:
             return []
-        due = (step for step in run.steps if step.checkpoint and step.number % run.config.loop.checkpoint_every == 0)
-        return [step for step in due if run.folder.checkpoint(str(step.checkpoint)).is_dir()]
+        due = [step for step in run.steps if step.checkpoint and step.number % run.config.loop.checkpoint_every == 0]
+        there = [step for step in due if run.folder.checkpoint(str(step.checkpoint)).is_dir()]
+        for step in due[-self.config.size :]:
+            if step not in there and step.version not in self._broken:
+                self._broken.add(step.version)
+                run.view.note(
+                    f"{step.checkpoint} is missing: version {step.version} is not among the opponents of {self.policy}"
+                )
+        return there
 
-    def count_won(self, steps: Sequence[Step]) -> dict[str, float]:
-        """What was got against each version, in the mean over all rollouts that met it so far."""
-        sums, counts = defaultdict[str, float](float), defaultdict[str, float](float)
+    def count_won(self, steps: Sequence[Step]) -> dict[int, float]:
+        """What was got against the version of each step, in the mean over all rollouts that met it so far. A step that
+        was made again after a resume has a new version, and the same weights or some that are as good."""
+        sums, counts = defaultdict[int, float](float), defaultdict[int, float](float)
         for step in steps:
             for key, mean in step.metrics.items():
                 if key.startswith(f"past/{self.policy}/") and key.endswith("/reward"):
-                    name, count = key.split("/")[2], step.metrics[key.replace("/reward", "/rollouts")]
-                    sums[name] += mean * count
-                    counts[name] += count
-        return {name: sums[name] / counts[name] for name in sums}
+                    count = step.metrics[key.replace("/reward", "/rollouts")]
+                    _, number = parse_version(key.split("/")[2])
+                    sums[number] += mean * count
+                    counts[number] += count
+        return {number: sums[number] / counts[number] for number in sums}
 
 
-def weigh_versions(names: Sequence[str], sample: str, won: Mapping[str, float]) -> dict[str, float]:
+def weigh_versions(names: Sequence[str], sample: str, won: Mapping[int, float]) -> dict[str, float]:
     """How likely each version, given oldest first, is drawn: as 1, 1/2, 1/3, ... from the newest, or from the one
-    against whom least was won; one that nobody has met yet comes before those.
+    against whom least was won, by the number of its step; one that nobody has met yet comes before those.
 
     >>> weigh_versions(["1.0", "1.4", "1.8"], "recency", {})
     {'1.8': 1.0, '1.4': 0.5, '1.0': 0.3333333333333333}
-    >>> weigh_versions(["1.0", "1.4", "1.8"], "score", {"1.0": 0.2, "1.8": 0.9})
+    >>> weigh_versions(["1.0", "1.4", "1.8"], "score", {0: 0.2, 8: 0.9})
     {'1.4': 1.0, '1.0': 0.5, '1.8': 0.3333333333333333}
     """
     order = [*reversed(names)]
     if sample == "score":
-        order.sort(key=lambda name: won.get(name, -math.inf))
+        order.sort(key=lambda name: won.get(parse_version(name)[1], -math.inf))
     return {name: 1.0 if sample == "uniform" else 1.0 / rank for rank, name in enumerate(order, 1)}
 
 

@@ -106,14 +106,19 @@ async def prepare_policies(
     """Every policy of a configuration, with `find_model` for the folder of its model."""
     hide_keys(config)
     found: list[PreparedPolicy] = []
-    policies = resolve_policies(config)
-    for name, own in policies.items():
+    for name, own in resolve_policies(config).items():
         policy = own.policy
         model = await asyncio.to_thread(find_model, policy)
         renderer = Renderer.from_folder(model, variables=policy.chat_template_kwargs, tools=policy.tools)
-        source = find_pool_source(name, policies, model)
-        found.append(PreparedPolicy(name=name, config=own, model=model, renderer=renderer, opponents=source))
+        found.append(PreparedPolicy(name=name, config=own, model=model, renderer=renderer))
     return found
+
+
+def find_opponents(prepared: Sequence[PreparedPolicy]) -> list[PreparedPolicy]:
+    """The same with where their past versions come from, which answer in training. Raises `ConfigError` where there are
+    none, or nobody could serve them."""
+    policies = {one.name: one.config for one in prepared}
+    return [replace(one, opponents=find_pool_source(one.name, policies, one.model)) for one in prepared]
 
 
 def keep_opponents(policy: PreparedPolicy, folder: Path) -> PreparedPolicy:
@@ -131,7 +136,7 @@ def prepare_slots(policy: PreparedPolicy) -> list[PreparedPolicy]:
     own = msgspec.structs.replace(source, policy=msgspec.structs.replace(source.policy, frozen=True))
     return [
         replace(policy, name=f"{policy.name}.{n}", config=own, opponents=None, is_slot=True)
-        for n in range(1, policy.config.policy.past.size + 1)
+        for n in range(1, (len(policy.opponents.checkpoints) or policy.config.policy.past.size) + 1)
     ]
 
 
@@ -265,7 +270,7 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
     made = {name: make_algorithm(own) for name, own in trained_policies(config).items()}
     check(config.monitor.writers)
     check_agents(config)
-    prepared = await prepare_policies(config)
+    prepared = find_opponents(await prepare_policies(config))
     for note in dict.fromkeys(one.renderer.tooling.note for one in prepared if one.renderer.tooling.note):
         view.note(note)
     tasks = load_tasks(config)

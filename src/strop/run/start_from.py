@@ -27,7 +27,7 @@ from strop.files import private_folder
 from strop.models.checksums import verify
 from strop.monitor.summary import Summary
 from strop.run import new_folder
-from strop.run.folder import BEST, CHANGES, RunFolder, explain_no_run, find_free, find_parts
+from strop.run.folder import BEST, CHANGES, RunFolder, explain_no_run, find_free, find_parts, list_parts
 from strop.run.history import find_differences
 from strop.run.settings import make_absolute
 
@@ -122,7 +122,21 @@ def find_checkpoint(name: str, *, best: bool = False, policy: str = "") -> Path 
     if (found := RunFolder.parse_name(name)) is None:
         return None
     run, step = found
-    return RunFolder.choose_part(RunFolder.chosen_checkpoint(run, BEST if best else step), policy)
+    chosen = RunFolder.chosen_checkpoint(run, BEST if best else step)
+    if policy and not list_parts(chosen) and (policies := resolve_policies(RunFolder.config(run))).keys() != {policy}:
+        refuse_untrained(policy, policies)
+        return chosen
+    return RunFolder.choose_part(chosen, policy)
+
+
+def refuse_untrained(policy: str, policies: Mapping[str, Config]) -> None:
+    """Raises `PlaceError` where a run has no checkpoints of a policy."""
+    if policy not in policies:
+        raise PlaceError(f"the run has no policy {policy!r}. Fix: name one of {', '.join(policies)}")
+    if (own := policies[policy].policy).frozen:
+        raise PlaceError(
+            f"policies.{policy} is not trained, so that there is no checkpoint of it. Fix: use its model, {own.model}"
+        )
 
 
 def require_checkpoint(name: str, *, best: bool, policy: str = "") -> Path:
@@ -139,11 +153,26 @@ def refuse_missing_parts(checkpoint: Path, config: Config) -> Path:
     """The checkpoint, where it has a part for each of the policies that `config` trains. Raises `PlaceError`."""
     parts = find_parts(checkpoint, trained_policies(config))
     if missing := [name for name, part in parts.items() if not (part / "strop.json").is_file()]:
-        raise PlaceError(
-            f"{checkpoint} has no part of the policy {missing[0]}. Fix: name a checkpoint of a run that has the same "
-            "policies, or each one's model in policies.NAME.model"
-        )
+        raise explain_missing_part(checkpoint, missing[0])
     return checkpoint
+
+
+def explain_missing_part(checkpoint: Path, policy: str) -> PlaceError:
+    return PlaceError(
+        f"{checkpoint} has no part of the policy {policy}. Fix: name a checkpoint of a run that has the same policies, "
+        "or each one's model in policies.NAME.model"
+    )
+
+
+def drop_frozen_adapters(config: Config) -> Config:
+    """The configuration without adapters of policies that are frozen: one that was trained in the earlier run is merged
+    into its model."""
+
+    def drop(table: dict[str, Any]) -> dict[str, Any]:
+        learner = {name: value for name, value in table.get("learner", {}).items() if name != "lora"}
+        return table | {"learner": learner} if table.get("frozen") and "learner" in table else table
+
+    return replace(config, policies={name: drop(table) for name, table in config.policies.items()})
 
 
 @contextmanager
@@ -170,10 +199,15 @@ def begin_from(checkpoint: Path, config: Config) -> Config:
     place = Path(config.folder).absolute() / START
     shutil.rmtree(place, ignore_errors=True)  # of a run that never began
     private_folder(place.parent)
-    policies = trained_policies(config)
-    checkpoint = RunFolder.choose_part(checkpoint) if len(policies) == 1 else refuse_missing_parts(checkpoint, config)
-    models = find_parts(place, policies)
-    for name, part in find_parts(checkpoint, policies).items():
+    config = drop_frozen_adapters(config)
+    policies, parts = trained_policies(config), dict[str, Path]()
+    if there := list_parts(checkpoint):  # also of a policy that was trained there, and is frozen from now on
+        parts = {name: checkpoint / name for name in resolve_policies(config) if name in there}
+    if missing := [name for name in policies if name not in parts and (there or len(policies) > 1)]:
+        raise explain_missing_part(checkpoint, missing[0])
+    parts = parts or find_parts(checkpoint, policies)
+    models = find_parts(place, parts)
+    for name, part in parts.items():
         export(part, models[name])
     given = {name: str(model) for name, model in models.items()}
     for name, own in resolve_policies(config).items():  # past versions are of the model that they are versions of

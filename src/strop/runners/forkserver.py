@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -30,7 +31,7 @@ from typing import NamedTuple, NoReturn
 from strop.errors import AgentError
 from strop.files import private
 from strop.imports import with_fix
-from strop.net.process_group import become_subreaper, kill_descendants
+from strop.net.process_group import become_subreaper, kill_descendants, kill_leftovers
 
 Serve = Callable[[socket.socket], None]
 BEGIN = """
@@ -49,6 +50,8 @@ forkserver.main(serve, *sys.argv[1:])
 """What it runs: anything may be missing, strop's own packages too, and must be told."""
 
 
+TOKEN = "STROP_WORKERS"
+"""The variable by which what agents started is found where a fork server was killed, and is not above it any more."""
 STARTS, KILLS = 3, 12
 """How often the process is started for one worker before that counts as its fault; where it was killed each time, which
 others do to it."""
@@ -69,9 +72,10 @@ class ForkServer:
         self._python = python
         self._folder = folder
         self._log = log
-        self._environment = environment
+        self._token = secrets.token_hex(16)
+        self._environment = environment | {TOKEN: self._token}
         self._process: subprocess.Popen[bytes] | None = None
-        self._closed = False
+        self._closed = self._was_killed = False
         self._forking = asyncio.Lock()
         self._forked: asyncio.Future[ForkedWorker] | None = None
         self._why = ""
@@ -120,6 +124,7 @@ class ForkServer:
         self._closed = True
         if self._process is None:
             return
+        self._was_killed |= self._process.poll() is not None
         self._writer.close()
         self._listening.cancel()
         await asyncio.gather(self._listening, return_exceptions=True)
@@ -130,9 +135,12 @@ class ForkServer:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
         self._process = None
+        if self._was_killed:
+            await asyncio.to_thread(kill_leftovers, self._token)
 
     async def _launch(self) -> None:
         if self._process is not None:
+            self._was_killed = True
             self._writer.close()
         self._control, theirs = socket.socketpair()
         with theirs:

@@ -39,7 +39,15 @@ from strop.store.base import Ref, Store
 from strop.types import Event, EventKind, Lease, Rollout, Sampling, Task
 
 LET_DOWN = frozenset(
-    {"engine_error", "store_error", "server_error", "deadline_exceeded", "outside_unreachable", "budget_used_up"}
+    {
+        "engine_error",
+        "store_error",
+        "server_error",
+        "deadline_exceeded",
+        "outside_unreachable",
+        "outside_refused",
+        "budget_used_up",
+    }
 )
 """What the gateway writes into an error event when it was not the agent's doing."""
 STOPPED = Outcome(cause="interrupted", detail="the runner was told to stop", clean=False)

@@ -14,10 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from strop.agent.llm import bypass_proxy
 from strop.config import RunnerConfig
 from strop.errors import AgentError, PlaceError
 from strop.files import private
-from strop.net.process_group import KILL_SECONDS, ProcessTrees, find_leftovers
+from strop.net.process_group import ProcessTrees, kill_leftovers
 from strop.net.secrets import child_environment
 from strop.runners import output, worker_messages
 from strop.runners.base import Agent, Job, Outcome, Say
@@ -171,7 +169,7 @@ class ProcessAgent(Agent):
                 self._trees.add(worker.pid, cookie)
                 await self._trees.end(worker.pid)
             elif cookie:  # its number may belong to someone else by now; its group was ended when it was
-                await asyncio.to_thread(_kill_leftovers, cookie)
+                await asyncio.to_thread(kill_leftovers, cookie)
         finally:
             worker.close()
 
@@ -254,12 +252,3 @@ def _try_out(python: str) -> None:
 async def _tell(printed: list[dict[str, Any]], say: Say) -> None:
     for data in printed:
         await say("message", data)
-
-
-def _kill_leftovers(cookie: str) -> None:
-    deadline = time.monotonic() + KILL_SECONDS
-    while (left := find_leftovers(cookie)) and time.monotonic() < deadline:
-        for pid in left:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)

@@ -24,6 +24,7 @@ from strop.gateway.route import PolicyRoute, Routes
 from strop.gateway.template import Renderer
 from strop.net.server import serve
 from strop.run.runtime import PreparedPolicy, ServedPolicy, make_gateway
+from strop.runners.pool import LET_DOWN
 from strop.store.sqlite import SqliteStore
 from strop.types import Attempt, Sampling
 from tests.integration.gateway.stand import Stand, fetch
@@ -307,6 +308,21 @@ async def test_a_provider_that_stays_busy_has_the_last_word(
         with pytest.raises(openai.RateLimitError, match="slow down"):
             await stand.client(attempt, "judge").chat.completions.create(model="m", messages=HI)
         assert len(fake.asked) == proxy.TRIES
+
+
+@pytest.mark.parametrize(("status", "code"), [(401, "outside_refused"), (403, "outside_refused"), (400, "outside")])
+async def test_whose_fault_a_refusal_is(renderer: Renderer, tmp_path: Path, status: int, code: str) -> None:
+    """A provider that takes the key for none of its own does not tell of the agent."""
+
+    async def answer(number: int, send: Any) -> None:
+        await say(send, status, b'{"error": {"message": "no"}}')
+
+    async with faked(answer, tmp_path / "g", renderer) as (_, stand):
+        attempt = await stand.attempt("r1")
+        with pytest.raises(openai.APIStatusError):
+            await stand.client(attempt, "judge").chat.completions.create(model="m", messages=HI)
+        (event,) = await stand.store.events("r1")
+        assert (event.data["code"], code in LET_DOWN) == (code, status != 400)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -88,7 +88,6 @@ def test_an_agent_without_a_policy_is_answered_by_main_or_the_first() -> None:
             r"never trained and so has no",
         ),
         (["policies.a.past={of = 'a'}", "policies.b.model=x"], r"past\.of is 'a', which is never trained"),
-        (["policies.a.past={of = 'b'}", "policies.b.model=x"], r"their models differ \(strop/nano, x\)\. Fix: "),
         (["policies.a.past={of = 'b'}"], r"policy\.past needs another policy|nothing would be trained"),
         (["policies.a.agents=[]"], r"policies\.a\.agents is empty, so it would answer nobody\. Fix: "),
         (["policies.a.lr=1"], r"no setting 'policies\.a\.lr'\. Fix: write policies\.a\.learner\.optim\.lr"),

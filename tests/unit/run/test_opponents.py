@@ -74,6 +74,12 @@ def test_only_checkpoints_that_were_due_are_in_it(tmp_path: Path) -> None:
     for name in ("step-000004-1", "step-000006-1"):
         (tmp_path / name).mkdir()
     assert [*pool(config).list_members(run)] == ["1.4", "1.6"]
+    notes: list[str] = []
+    run.view = SimpleNamespace(note=notes.append)
+    shutil.rmtree(tmp_path / "step-000006-1")
+    opponents = pool(config)
+    assert [[*opponents.list_members(run)] for _ in range(2)] == [["1.2", "1.4"]] * 2
+    assert notes == ["step-000006-1 is missing: version 1.6 is not among the opponents of right"]
 
 
 async def test_a_version_whose_checkpoint_is_damaged_is_left_out(tmp_path: Path) -> None:
@@ -112,7 +118,9 @@ def test_what_was_won_against_whom() -> None:
     told = describe_opponents(config, [Sample(rollout, met), Sample(rollout, nobody)])
     assert told == {"past/right/1.4/reward": 1.0, "past/right/1.4/rollouts": 1.0}
     opponents = pool(config)
-    assert opponents.count_won([step(1, **told), step(2, **{**told, "past/right/1.4/reward": 0.0})]) == {"1.4": 0.5}
+    assert opponents.count_won([step(1, **told), step(2, **{**told, "past/right/1.4/reward": 0.0})]) == {4: 0.5}
+    again = {name.replace("1.4", "2.4"): value for name, value in told.items()}  # made again in a later lineage
+    assert opponents.count_won([step(1, **told), step(2, **again)]) == {4: 1.0}
 
 
 @pytest.mark.parametrize(
@@ -121,6 +129,7 @@ def test_what_was_won_against_whom() -> None:
         (["engine.name=vllm"], r"versions are whole models, and vllm serves none beside its model"),
         (["engine.name=sglang", "learner.lora.rank=4"], r"versions are adapters, and sglang serves none"),
         (["engine.name=vllm", "learner.lora.rank=4", "engine.vllm.servers=2"], r"versions are adapters, and vllm"),
+        (["policies.left.model=other"], r"their models differ \(strop/nano, other\)\. Fix: "),
         (["policies.right.past.of=nobody"], r"neither a policy nor the folder of a run\. Fix: "),
     ],
 )
@@ -175,6 +184,24 @@ def test_adapters_that_are_not_alike(earlier: Path, tmp_path: Path, change: dict
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     policies = resolve_policies(load(f"policies.right.past.of={earlier}"))
     with pytest.raises(ConfigError, match=says):
+        find_pool_source("right", policies, tmp_path)
+
+
+def test_whole_models_of_another_shape(earlier: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 4, "dtype": "float32"}))
+    for part in earlier.glob("checkpoints/*/right"):
+        (part / "adapter_config.json").unlink()
+        (part / "config.json").write_text(json.dumps({"num_hidden_layers": 4, "dtype": "bfloat16"}))
+    policies = resolve_policies(load(f"policies.right.past.of={earlier}"))
+    source = find_pool_source("right", policies, tmp_path)
+    assert source is not None
+    assert source.config.learner.lora.rank == 0
+    file = earlier / "checkpoints" / "step-000010-1" / "right" / "config.json"
+    file.write_text(json.dumps({"num_hidden_layers": 5}))
+    with pytest.raises(ConfigError, match=r"is a whole model of another shape, and the policy's model is"):
+        find_pool_source("right", policies, tmp_path)
+    file.write_text("{")
+    with pytest.raises(ConfigError, match=r"cannot be read .* Fix: delete that checkpoint"):
         find_pool_source("right", policies, tmp_path)
 
 

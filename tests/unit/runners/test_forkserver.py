@@ -1,6 +1,7 @@
 """The process that workers are forked from, killed at bad moments."""
 
 import asyncio
+import signal
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,15 @@ async def test_one_that_is_always_killed_is_told(tmp_path: Path) -> None:
         await server.fork()
     await killing
     await server.close()
+
+
+async def test_what_agents_started_does_not_outlive_one_that_was_killed(tmp_path: Path) -> None:
+    """It is above nothing any more: what was started below it is found by its environment."""
+    server = ForkServer(tmp_path / "log", str(tmp_path / "folder"), child_environment())
+    _, connection = await server.fork()
+    left = await asyncio.create_subprocess_exec("sleep", "600", env=server._environment, start_new_session=True)
+    assert server._process is not None
+    server._process.kill()
+    connection.close()
+    await server.close()
+    assert await asyncio.wait_for(left.wait(), 20) == -signal.SIGKILL

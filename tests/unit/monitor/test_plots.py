@@ -1,0 +1,23 @@
+"""Pictures of rewards: whatever rewards and agents are called, and however many there are."""
+
+from pathlib import Path
+
+from PIL import Image
+
+from strop.monitor.plots import PANELS, draw_agents, plot_rewards
+
+
+def test_names_are_texts_and_not_formulas(tmp_path: Path) -> None:
+    """A run that is done must not fail for its picture."""
+    draw_agents(tmp_path / "a.png", {"a$b_c_d$": {"left$": [(1, 0.0), (2, 1.0)], "right_$x": [(1, 0.5)]}})
+    assert (tmp_path / "a.png").stat().st_size > 5000
+    plot_rewards(tmp_path / "b.png", [(1, 0.5)], {"test$": [(0, 1.5)]}, "a$b_c_d$")
+    assert (tmp_path / "b.png").stat().st_size > 5000
+
+
+def test_hundreds_of_rewards_are_not_all_drawn(tmp_path: Path) -> None:
+    lines = {f"r{n:03d}": {"left": [(1, 0.0), (2, 1.0)]} for n in range(300)}
+    draw_agents(tmp_path / "many.png", lines)
+    draw_agents(tmp_path / "few.png", dict([*lines.items()][:PANELS]))
+    with Image.open(tmp_path / "many.png") as many, Image.open(tmp_path / "few.png") as few:
+        assert many.size == few.size
