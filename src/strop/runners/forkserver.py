@@ -124,7 +124,6 @@ class ForkServer:
         self._closed = True
         if self._process is None:
             return
-        self._was_killed |= self._process.poll() is not None
         self._writer.close()
         self._listening.cancel()
         await asyncio.gather(self._listening, return_exceptions=True)
@@ -134,9 +133,9 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
-        self._process = None
-        if self._was_killed:
+        if self._was_killed or self._process.returncode:
             await asyncio.to_thread(kill_leftovers, self._token)
+        self._process = None
 
     async def _launch(self) -> None:
         if self._process is not None:
