@@ -47,7 +47,6 @@ def resolve_policies(config: Config) -> dict[str, Config]:
         return {MAIN: config}
     found = {name: _resolve(config, name, table) for name, table in config.policies.items()}
     _refuse_all_frozen(config, found)
-    _refuse_frozen_adapters(config, found)
     _refuse_shared_servers(found)
     _refuse_past(found)
     _refuse_overlaps({name: one.policy.agents for name, one in found.items()})
@@ -166,9 +165,10 @@ def _refuse_past(policies: Mapping[str, Config]) -> None:
             )
 
 
-def _refuse_frozen_adapters(config: Config, policies: Mapping[str, Config]) -> None:
-    """What stands in [learner] is for the policies that are trained; what a frozen one has of its own is a mistake."""
-    for name, own in policies.items():
+def refuse_frozen_adapters(config: Config) -> None:
+    """What stands in [learner] is for the policies that are trained; what a frozen one has of its own is a mistake,
+    unless it is from an earlier run in which it was trained (`--from`)."""
+    for name, own in resolve_policies(config).items() if config.policies else ():
         learner: dict[str, Any] = config.policies[name].get("learner", {})
         if own.policy.frozen and learner.get("lora", {}).get("rank"):
             because = "answers with past versions" if own.policy.past.of else "is frozen"

@@ -22,7 +22,16 @@ import msgspec
 
 from strop import algorithms
 from strop.algorithms import Algorithm
-from strop.config import MAIN, Config, PolicyConfig, RunnerConfig, default_policy, resolve_policies, trained_policies
+from strop.config import (
+    MAIN,
+    Config,
+    PolicyConfig,
+    RunnerConfig,
+    default_policy,
+    refuse_frozen_adapters,
+    resolve_policies,
+    trained_policies,
+)
 from strop.engines.base import Engine, EngineSetup
 from strop.engines.registry import engine_class, engine_name
 from strop.errors import ConfigError, PlaceError
@@ -270,6 +279,7 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
     made = {name: make_algorithm(own) for name, own in trained_policies(config).items()}
     check(config.monitor.writers)
     check_agents(config)
+    refuse_frozen_adapters(config)
     prepared = find_opponents(await prepare_policies(config))
     for note in dict.fromkeys(one.renderer.tooling.note for one in prepared if one.renderer.tooling.note):
         view.note(note)

@@ -13,6 +13,7 @@ from strop.config import (
     default_policy,
     describe_algorithms,
     describe_models,
+    refuse_frozen_adapters,
     replace_models,
     resolve_policies,
     trained_policies,
@@ -149,14 +150,14 @@ def test_an_adapter_of_a_frozen_policys_own_would_train_nothing() -> None:
     says = (
         r"policies\.b is frozen, and policies\.b\.learner\.lora\.rank would train nothing\. Fix: leave one of them out"
     )
+    wrong = configs.load(sets=[*both, "policies.b.learner.lora.rank=16"])
     with pytest.raises(ConfigError, match=says):
-        configs.load(sets=[*both, "policies.b.learner.lora.rank=16"])
+        refuse_frozen_adapters(wrong)
+    wrong = configs.load(sets=["policy.frozen=true", "policies.a.frozen=false", "policies.b.learner.lora.rank=16"])
     with pytest.raises(ConfigError, match=r"policies\.b is frozen"):  # of all of them, but for a
-        configs.load(
-            sets=["policy.frozen=true", "policies.a.frozen=false", "policies.b.learner.lora.rank=16"],
-        )
+        refuse_frozen_adapters(wrong)
     for fine in ("learner.lora.rank=16", "policies.b.learner.lora.rank=0", "policies.b.learner.dtype=float32"):
-        configs.load(sets=[*both, fine])
+        refuse_frozen_adapters(configs.load(sets=[*both, fine]))
 
 
 ADAPTERS = ("learner.lora.rank=8", "policies.a.model=x", "policies.b.model=x")

@@ -385,3 +385,20 @@ def test_checkpoints_by_step(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "new").close()
     with pytest.raises(PlaceError, match="no checkpoint yet"):
         start_from.find_source(str(tmp_path / "new:3"))
+
+
+def test_a_policy_that_is_frozen_from_now_on_keeps_what_it_learnt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its adapter is merged into its model, and it has none any more."""
+    monkeypatch.setattr("strop.learner.export.export", lambda part, place: place.mkdir(parents=True))
+    for name in ("left", "right"):
+        (tmp_path / "checkpoint" / name).mkdir(parents=True)
+        (tmp_path / "checkpoint" / name / "strop.json").write_text("{}")
+    sets = [f"policies.{name}.learner.lora.rank=4" for name in ("left", "right")]
+    config = configs.load(sets=[*sets, "policies.right.frozen=true", f"folder={tmp_path / 'run'}"])
+    begun = start_from.begin_from(tmp_path / "checkpoint", config)
+    configs.refuse_frozen_adapters(begun)
+    models = {name: Path(own.policy.model) for name, own in configs.resolve_policies(begun).items()}
+    assert models == {name: tmp_path / "run" / "start" / name for name in ("left", "right")}
+    assert begun.policies["left"]["learner"] == {"lora": {"rank": 4}}
