@@ -368,7 +368,7 @@ def parse_lineage(version: str) -> int:
     >>> parse_lineage("2.7")
     2
     """
-    return int(version.partition(".")[0])
+    return parse_version(version)[0]
 
 
 def stable_hash(*parts: str | int | Sequence[int]) -> int:

@@ -28,6 +28,7 @@ from strop.config import (
 )
 from strop.errors import ConfigError
 from strop.run.folder import BEST, RunFolder, find_parts
+from strop.run.start_from import choose_policy
 
 
 def add(commands: Commands) -> None:
@@ -124,7 +125,7 @@ def _as_in(run: Path, step: str, *, policy: str, agent: bool) -> Config:
         models = {name: str(part) for name, part in find_parts(checkpoint, trained_policies(ran)).items()}
         served = replace_models(ran, models)
     else:
-        part = str(RunFolder.choose_part(checkpoint, policy))
+        part = str(choose_policy(run, checkpoint, policy))
         own = policies[policy] if policy else next(iter(trained_policies(ran).values()))
         served = replace(own, policies={}, policy=replace(own.policy, model=part))
     return Config(

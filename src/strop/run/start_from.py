@@ -122,11 +122,15 @@ def find_checkpoint(name: str, *, best: bool = False, policy: str = "") -> Path 
     if (found := RunFolder.parse_name(name)) is None:
         return None
     run, step = found
-    chosen = RunFolder.chosen_checkpoint(run, BEST if best else step)
-    if policy and not list_parts(chosen) and (policies := resolve_policies(RunFolder.config(run))).keys() != {policy}:
+    return choose_policy(run, RunFolder.chosen_checkpoint(run, BEST if best else step), policy)
+
+
+def choose_policy(run: Path, checkpoint: Path, policy: str) -> Path:
+    """The part of a run's checkpoint that is a policy's: the whole of it, where no other policy is trained there."""
+    if policy and not list_parts(checkpoint) and len(policies := resolve_policies(RunFolder.config(run))) > 1:
         refuse_untrained(policy, policies)
-        return chosen
-    return RunFolder.choose_part(chosen, policy)
+        return checkpoint
+    return RunFolder.choose_part(checkpoint, policy)
 
 
 def refuse_untrained(policy: str, policies: Mapping[str, Config]) -> None:

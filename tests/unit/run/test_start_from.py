@@ -402,3 +402,14 @@ def test_a_policy_that_is_frozen_from_now_on_keeps_what_it_learnt(
     models = {name: Path(own.policy.model) for name, own in configs.resolve_policies(begun).items()}
     assert models == {name: tmp_path / "run" / "start" / name for name in ("left", "right")}
     assert begun.policies["left"]["learner"] == {"lora": {"rank": 4}}
+
+
+def test_the_one_policy_that_is_trained_is_the_whole_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    config = configs.load(sets=["policies.left.model=x", "policies.right.model=y", "policies.right.frozen=true"])
+    (tmp_path / "config.json").write_bytes(configs.to_json(config))
+    assert start_from.choose_policy(tmp_path, tmp_path / "checkpoint", "left") == tmp_path / "checkpoint"
+    with pytest.raises(PlaceError, match=r"policies\.right is not trained, .* Fix: use its model, y"):
+        start_from.choose_policy(tmp_path, tmp_path / "checkpoint", "right")
+    with pytest.raises(PlaceError, match=r"no policy 'nobody'\. Fix: name one of left, right"):
+        start_from.choose_policy(tmp_path, tmp_path / "checkpoint", "nobody")
