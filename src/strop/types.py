@@ -179,6 +179,7 @@ class Rollout(Struct, frozen=True, kw_only=True):
     `seed` fixes every token the rollout samples in deterministic mode; it depends on the run's seed, the group and the
     member, never on attempt or time. `cause` and `detail` say why it failed. `rewards` are those of its last attempt.
     `retries` says which causes lead back to the queue, and how often; `due` is when a queued one may be leased again.
+    `prompts` are the texts, by name, that its agent is given: it keeps the version that it began with.
 
     >>> r = Rollout(id="g000003.1", group="g000003", member=1, task=Task(id="calc-17"), seed=99, created=0.0)
     >>> r.status, r.ended
@@ -200,6 +201,7 @@ class Rollout(Struct, frozen=True, kw_only=True):
     cause: Cause | None = None
     detail: str | None = None
     rewards: tuple[Reward, ...] = ()
+    prompts: dict[str, str] = {}
 
     def reward(self, name: str = "reward") -> float | None:
         """The rollout-wide reward called `name`, or None if nobody gave one."""

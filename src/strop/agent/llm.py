@@ -16,7 +16,8 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from strop.errors import BadReward, StropError
+from strop.config.prompts import fill_placeholders
+from strop.errors import BadReward, ConfigError, StropError
 from strop.net.client import ssl_context
 from strop.types import EventKind, Lease, Reward, Sampling, Task
 
@@ -34,9 +35,9 @@ class LLM(Struct, frozen=True, kw_only=True):
             answer = llm.client().chat.completions.create(model=llm.model, messages=[...])
             return float(answer.choices[0].message.content == task.data["answer"])
 
-    `sampling` is what the policy will use; what an agent asks for is recorded, but does not win. `prompts` will hold
-    prompts that are being improved, by name; none are yet. `api_key` opens this attempt and nothing else; `trace_id` is
-    the same secret, to be passed on to services so that they can be told apart.
+    `sampling` is what the policy will use; what an agent asks for is recorded, but does not win. `prompts` are the
+    texts of the configuration's table `prompts`, by name, as this rollout has them. `api_key` opens this attempt and
+    nothing else; `trace_id` is the same secret, to be passed on to services so that they can be told apart.
     """
 
     shares_loop: ClassVar[bool] = False
@@ -66,7 +67,21 @@ class LLM(Struct, frozen=True, kw_only=True):
             rollout=attempt.rollout,
             task=lease.rollout.task,
             sampling=sampling or Sampling(),
+            prompts=lease.rollout.prompts,
         )
+
+    def prompt(self, name: str, **values: object) -> str:
+        """The prompt called `name` with values in the place of its placeholders.
+
+        >>> llm = LLM(base_url="", api_key="", model="", trace_id="", events_url="", rollout="g1.0", task=Task(id="t"),
+        ...     prompts={"system": "Today is {date}."})
+        >>> llm.prompt("system", date="Monday")
+        'Today is Monday.'
+        """
+        if name not in self.prompts:
+            there = ", ".join(self.prompts) or "none"
+            raise ConfigError(f"there is no prompt {name!r} (there: {there}). Fix: set prompts.{name}.text")
+        return fill_placeholders(self.prompts[name], values)
 
     def as_agent(self, name: str) -> LLM:
         """The same model for another agent of this rollout: what it is asked there is recorded under that name.
@@ -90,6 +105,7 @@ class LLM(Struct, frozen=True, kw_only=True):
             "STROP_TASK": task_file,
             "STROP_ROLLOUT": self.rollout,
             "STROP_EVENTS_URL": self.events_url,
+            "STROP_PROMPTS": msgspec.json.encode(self.prompts).decode(),
             "AGL_OPENAI_BASE_URL": self.base_url,
             "AGL_EVENT_URL": self.events_url,
             "AGL_KEY": self.api_key,

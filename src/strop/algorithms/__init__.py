@@ -1,4 +1,5 @@
 """How rewards become a loss: one class in one file per algorithm, each under 120 lines, none of which knows torch.
+Beside them the prompt optimisers (prompt_optimizer.py), which improve texts instead of weights.
 
     assign_credit(batch)                          fills entries.advantage, .ret and .weight before anything is packed
     compute_loss(logp, entropy, value, entries)   one number per entry; the batch loss is the sum of weight x loss
@@ -7,12 +8,14 @@ A new algorithm is a new file here, or a file of your own that `algorithm.name` 
 the fields of its class. Nothing else here, in the learner or in the configuration changes.
 """
 
-from strop.algorithms.base import Algorithm, EntryTensors
+from strop.algorithms.base import Algorithm, EntryTensors, Improver
+from strop.algorithms.prompt_optimizer import PromptOptimizer, PromptSession, Trial
 from strop.algorithms.registry import (
     every_setting,
     find,
     find_class,
     make,
+    make_improver,
     names,
     own_settings,
     registered_name,
@@ -23,10 +26,15 @@ from strop.algorithms.registry import (
 __all__ = [
     "Algorithm",
     "EntryTensors",
+    "Improver",
+    "PromptOptimizer",
+    "PromptSession",
+    "Trial",
     "every_setting",
     "find",
     "find_class",
     "make",
+    "make_improver",
     "names",
     "own_settings",
     "registered_name",

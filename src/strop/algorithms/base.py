@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -41,13 +41,21 @@ class EntryTensors:
     group: Tensor
 
 
-class Algorithm(Configurable, ABC):
-    """How rewards become a loss. The fields of a subclass are its settings: `algorithm.settings.NAME` in a TOML file,
-    and keyword arguments of its constructor."""
+class Improver(Configurable, ABC):
+    """What `algorithm.name` may name: an `Algorithm`, which improves weights, or a `PromptOptimizer`. The fields of a
+    subclass are its settings: `algorithm.settings.NAME` in a TOML file, and keyword arguments of its constructor."""
+
+    improves: ClassVar[Literal["weights", "prompts"]]
 
     rewards: Annotated[
         dict[str, Weight], Meta(description="weight of each named reward in a rollout's total: algorithm.rewards")
     ] = field(default_factory=lambda: {"reward": 1.0})
+
+
+class Algorithm(Improver):
+    """How rewards become a loss."""
+
+    improves = "weights"
 
     @property
     def needs(self) -> frozenset[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
-from strop.algorithms.base import Algorithm
+from strop.algorithms.base import Algorithm, Improver
 from strop.algorithms.configurable import PATH
 from strop.config import (
     DECLARED,
@@ -31,18 +31,26 @@ from strop.imports import resolve
 
 
 def make(config: AlgorithmConfig, learner: LearnerConfig, policy: PolicyConfig | None = None) -> Algorithm:
-    """The algorithm that a run is configured with. Raises `ConfigError`."""
-    algorithm = _configured(config)
+    """The algorithm that a policy's weights are trained with. Raises `ConfigError`."""
+    algorithm = make_improver(config)
+    if not isinstance(algorithm, Algorithm):
+        raise ConfigError(
+            f"algorithm.name is {config.name!r}, which improves {algorithm.improves}, and a policy's weights are to be "
+            "trained. Fix: name an algorithm for weights, or set it at the top, where it improves [prompts]"
+        )
     algorithm.prepare(learner, policy or PolicyConfig())
     return algorithm
 
 
-def find(name: str) -> type[Algorithm]:
+def find(name: str) -> type[Improver]:
     """The class of a registered algorithm, of FILE.py:Class or of package.module:Class. Raises `ConfigError`."""
     if ":" in name:
         found = resolve(name, "algorithm")
-        if not (isinstance(found, type) and issubclass(found, Algorithm)):
-            raise ConfigError(f"{name} is not an algorithm. Fix: make it a subclass of strop.algorithms.Algorithm")
+        if not (isinstance(found, type) and issubclass(found, Improver)):
+            raise ConfigError(
+                f"{name} is not an algorithm. Fix: make it a subclass of strop.algorithms.Algorithm, or of "
+                "strop.algorithms.PromptOptimizer"
+            )
         if missing := sorted(getattr(found, "__abstractmethods__", ())):
             raise ConfigError(f"{name} is not whole. Fix: give it {' and '.join(missing)}")
         return found
@@ -58,13 +66,13 @@ def names() -> list[str]:
     return [name for name in _files() if _registered(name) is not None]
 
 
-def registered_name(algorithm: type[Algorithm]) -> str | None:
+def registered_name(algorithm: type[Improver]) -> str | None:
     """The name that a class is registered by, if it is."""
     package, _, name = algorithm.__module__.rpartition(".")
     return name if package == __package__ and _registered(name) is algorithm else None
 
 
-def find_class(class_name: str) -> type[Algorithm] | None:
+def find_class(class_name: str) -> type[Improver] | None:
     """The registered algorithm whose class is called so."""
     return next((found for name in names() if (found := find(name)).__name__ == class_name), None)
 
@@ -73,14 +81,14 @@ def _files() -> list[str]:
     return [found.name for found in iter_modules([str(Path(__file__).parent)])]
 
 
-def _registered(name: str) -> type[Algorithm] | None:
+def _registered(name: str) -> type[Improver] | None:
     """The class of a file of this folder. The other files are parts that algorithms share."""
     file = import_module(f"{__package__}.{name}")
     found = [
         each
         for each in vars(file).values()
         if isinstance(each, type)
-        and issubclass(each, Algorithm)
+        and issubclass(each, Improver)
         and each.__module__ == file.__name__
         and not isabstract(each)
     ]
@@ -98,7 +106,7 @@ def setting_names(name: str) -> list[str]:
 
 def own_settings(config: AlgorithmConfig) -> Iterator[Setting]:
     """The settings of one algorithm, with their values."""
-    algorithm = _configured(config)
+    algorithm = make_improver(config)
     wanted = {PATH + name for name in _setting_types(type(algorithm))}
     yield from (setting for setting in walk(algorithm, PATH) if setting.key in wanted)
 
@@ -125,7 +133,8 @@ def registered_settings() -> Iterator[Setting]:
 DECLARED.append(registered_settings)
 
 
-def _configured(config: AlgorithmConfig) -> Algorithm:
+def make_improver(config: AlgorithmConfig) -> Improver:
+    """The algorithm or the prompt optimiser of a configuration. Raises `ConfigError`."""
     algorithm = find(config.name)
     settings = rename_old(config.settings, PATH, quiet=True)  # loading has said so
     try:
@@ -142,5 +151,5 @@ def _configured(config: AlgorithmConfig) -> Algorithm:
         ) from error
 
 
-def _setting_types(algorithm: type[Algorithm]) -> dict[str, Any]:
+def _setting_types(algorithm: type[Improver]) -> dict[str, Any]:
     return {name: type for name, type in field_types(algorithm).items() if name != "rewards"}  # algorithm.rewards

@@ -22,12 +22,14 @@ from strop.config import (
     LearnerConfig,
     PolicyConfig,
     SamplingConfig,
+    answers_outside,
     replace_models,
     resolve_policies,
     trained_policies,
 )
 from strop.errors import ConfigError
 from strop.run.folder import BEST, RunFolder, find_parts
+from strop.run.prompts.pool import read_prompts, replace_prompts
 from strop.run.start_from import choose_policy
 
 
@@ -68,6 +70,8 @@ def _chat(arguments: argparse.Namespace) -> int:
         raise ConfigError("an agent has its own tools and prompts. Fix: leave out --tools and --system, or --agent")
     config = read_config(arguments)
     arguments.tools = _tools(arguments, config)
+    if len(config.prompts) == 1 and not arguments.agent:  # a run's agent puts it into its requests itself
+        arguments.system = arguments.system or next(iter(config.prompts.values())).text
     from strop.cli.chat_loop import talk
     from strop.cli.chat_view import ChatJson, ChatLines, ChatTerminal
 
@@ -121,7 +125,14 @@ def _as_in(run: Path, step: str, *, policy: str, agent: bool) -> Config:
     talked to, of all of them where the agent is."""
     ran = RunFolder.config(run)
     checkpoint, policies = RunFolder.chosen_checkpoint(run, step), resolve_policies(ran)
-    if agent:
+    if (prompts := read_prompts(checkpoint)) is not None:
+        ran = served = replace_prompts(ran, prompts)
+        if not agent and (outside := answers_outside(ran)):
+            raise ConfigError(
+                f"the outside model {outside} answers in {run}: there is no model of its own to talk to. Fix: talk to "
+                f"its agent, with --agent"
+            )
+    elif agent:
         models = {name: str(part) for name, part in find_parts(checkpoint, trained_policies(ran)).items()}
         served = replace_models(ran, models)
     else:
@@ -131,6 +142,7 @@ def _as_in(run: Path, step: str, *, policy: str, agent: bool) -> Config:
     return Config(
         agent=ran.agent,
         agents=ran.agents,
+        prompts=ran.prompts,
         reward=ran.reward,
         policy=served.policy,
         policies={name: _leave_out_training(table) for name, table in served.policies.items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from strop.cli.commands import Commands
 from strop.cli.output import print_json
@@ -10,7 +11,7 @@ from strop.run.api import export
 
 
 def add(commands: Commands) -> None:
-    command = commands.add_parser("export", help="write a trained model as a plain Hugging Face folder")
+    command = commands.add_parser("export", help="write a trained model as a Hugging Face folder, or prompts as files")
     command.add_argument(
         "source", metavar="RUN", help="a run, for its last checkpoint, RUN:STEP, or a checkpoint's folder"
     )
@@ -35,6 +36,9 @@ def _export(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"checkpoint": str(checkpoint), "folder": arguments.to})
     else:
+        if (texts := sorted(Path(arguments.to).glob("*.md"))) and (Path(arguments.to) / "prompts.json").is_file():
+            print(f"{arguments.to} holds the prompts of {checkpoint}: {', '.join(text.name for text in texts)}")
+            return 0
         print(
             f"{arguments.to} holds the model of {checkpoint}: use it with Hugging Face, vLLM, or --model {arguments.to}"
         )

@@ -79,8 +79,11 @@ def _resume(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.resume)
     config, changes = start_from.change_settings(folder, sets=arguments.set)
     if done := start_from.find_summary(folder, changes):
-        more = f"Fix: --steps {done.steps + 10} for more"
-        print_json(done) if arguments.json else print(f"all {done.steps} steps of {folder} are done. {more}")
+        said = f"all {done.steps} steps of {folder} are done. Fix: --steps {done.steps + 10} for more"
+        if config.algorithm.improves == "prompts" and done.steps < config.loop.steps:
+            raised = "--set algorithm.settings.max_calls=N or another budget"
+            said = f"{folder} was done after {done.steps} steps, see {folder}/prompts.json. Fix: for more, {raised}"
+        print_json(done) if arguments.json else print(said)
         return 0
     if changes and (warning := start_from.warn_of_rate(config)):
         print(f"strop: {warning}", file=sys.stderr)

@@ -146,9 +146,13 @@ def print_summary(summary: Summary, folder: Path, arguments: argparse.Namespace)
         "some rollouts to read": f"{folder}/transcripts.md",
         "every rollout": f"{get_program()} rollouts {folder}",
     }
-    if summary.checkpoint:
+    config = RunFolder.config(folder)
+    if summary.checkpoint and config.algorithm.improves == "prompts":
+        places["the best prompts"] = f"{folder}/checkpoints/{summary.checkpoint}"
+        places["versions, who wins what"] = f"{get_program()} prompts {folder}"
+        places["as plain files"] = f"{get_program()} export {folder} FOLDER"
+    elif summary.checkpoint:
         places["the trained model"] = f"{folder}/checkpoints/{summary.checkpoint}"
-        config = RunFolder.config(folder)
         one = f" --policy {next(iter(config.policies))}" if len(config.policies) > 1 else ""
         places["as a plain folder"] = f"{get_program()} export {folder} FOLDER{one}"
         places["to talk to it"] = f"{get_program()} chat {folder}{one if config.agent == demo.AGENT else ' --agent'}"

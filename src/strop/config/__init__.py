@@ -14,6 +14,7 @@ from strop.config.learner import LearnerConfig, LoraConfig, OptimConfig
 from strop.config.loading import changed, from_builtins, from_json, load, to_json
 from strop.config.policies import (
     MAIN,
+    answers_outside,
     default_policy,
     describe_algorithms,
     describe_models,
@@ -25,6 +26,7 @@ from strop.config.policies import (
     weigh_rewards,
 )
 from strop.config.policy import PastConfig, PolicyConfig, SamplingConfig
+from strop.config.prompts import PromptConfig
 from strop.config.renamed import RENAMED, RenamedSetting, find_new_names, rename_old
 from strop.config.run import Config, LoopConfig, MonitorConfig, StoreConfig, settings
 from strop.config.runner import RetriesConfig, RunnerConfig
@@ -46,6 +48,7 @@ __all__ = [
     "OutsideConfig",
     "PastConfig",
     "PolicyConfig",
+    "PromptConfig",
     "RenamedSetting",
     "RetriesConfig",
     "RunnerConfig",
@@ -54,6 +57,7 @@ __all__ = [
     "SglangConfig",
     "StoreConfig",
     "VllmConfig",
+    "answers_outside",
     "changed",
     "convert",
     "default_policy",

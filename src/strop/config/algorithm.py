@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
@@ -39,5 +39,8 @@ class AlgorithmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     rewards: Annotated[dict[str, Weight], doc("weight of each named reward in a rollout's total")] = field(
         default_factory=lambda: {"reward": 1.0}
     )
+    improves: Annotated[
+        Literal["weights", "prompts"], doc("what it improves; follows from the algorithm when a run begins")
+    ] = "weights"
     failures: Annotated[FailuresConfig, doc("what failed rollouts count as")] = FailuresConfig()
     settings: Annotated[dict[str, Any], doc("the algorithm's own settings")] = {}

@@ -10,6 +10,7 @@ import msgspec
 
 from strop.config.checks import convert, refuse_unknown
 from strop.config.describe import field_types
+from strop.config.prompts import refuse_prompts
 from strop.config.renamed import rename_old
 from strop.config.run import Config
 from strop.config.toml import parse_value, read_file
@@ -64,7 +65,7 @@ def from_builtins(raw: dict[str, Any]) -> Config:
     refuse_unknown(raw, field_types(Config), "")
     refuse_values(raw.get("policies"))
     config = convert(raw, Config, "")
-    resolve_policies(config)
+    refuse_prompts(config.prompts, resolve_policies(config))
     return config
 
 

@@ -42,10 +42,11 @@ S = TypeVar("S", bound=Struct)
 def resolve_policies(config: Config) -> dict[str, Config]:
     """The configuration of every policy, by name, in the order they are given in. Raises `ConfigError`."""
     if not config.policies:
-        _refuse_all_frozen(config, {MAIN: config})
-        _refuse_past({MAIN: config})
-        return {MAIN: config}
-    found = {name: _resolve(config, name, table) for name, table in config.policies.items()}
+        found = _freeze_for_prompts({MAIN: config})
+        _refuse_all_frozen(config, found)
+        _refuse_past(found)
+        return found
+    found = _freeze_for_prompts({name: _resolve(config, name, table) for name, table in config.policies.items()})
     _refuse_all_frozen(config, found)
     _refuse_shared_servers(found)
     _refuse_past(found)
@@ -56,6 +57,15 @@ def resolve_policies(config: Config) -> dict[str, Config]:
 def trained_policies(config: Config) -> dict[str, Config]:
     """The same without those that are frozen."""
     return {name: own for name, own in resolve_policies(config).items() if not own.policy.frozen}
+
+
+def answers_outside(config: Config) -> str:
+    """The model of the outside provider that answers for every agent, where no weights are trained: then no model is
+    loaded."""
+    found = [one for one in config.gateway.outside.items() if "*" in one[1].agents and one[1].probability == 1]
+    if not found or (config.loop.steps and trained_policies(config)):
+        return ""
+    return found[0][1].model or found[0][0]
 
 
 def refuse_values(policies: Any) -> None:
@@ -80,12 +90,16 @@ def default_policy(names: Mapping[str, Any]) -> str:
 
 def describe_models(config: Config) -> str:
     """A run's model in a few words, or the models by policy."""
+    if outside := answers_outside(config):
+        return outside
     models = {name: one.policy.model for name, one in resolve_policies(config).items()}
     return next(iter(models.values())) if len(models) == 1 else _by_policy(models)
 
 
 def describe_algorithms(config: Config) -> str:
     """The name of a run's algorithm, or the names by policy where they differ."""
+    if config.algorithm.improves == "prompts":
+        return config.algorithm.name
     names = {name: one.algorithm.name for name, one in trained_policies(config).items()} or {"": "nothing is trained"}
     return next(iter(names.values())) if len(set(names.values())) == 1 else _by_policy(names)
 
@@ -136,7 +150,17 @@ def _lay_over(base: S, table: Any, path: str) -> S:
     return convert(raw, type(base), path[:-1])
 
 
+def _freeze_for_prompts(policies: dict[str, Config]) -> dict[str, Config]:
+    """Where prompts are improved, weights stay as they are."""
+    return {
+        name: replace(own, policy=replace(own.policy, frozen=True)) if own.algorithm.improves == "prompts" else own
+        for name, own in policies.items()
+    }
+
+
 def _refuse_all_frozen(config: Config, policies: Mapping[str, Config]) -> None:
+    if config.algorithm.improves == "prompts":
+        return
     if config.loop.steps and all(own.policy.frozen for own in policies.values()):
         which = "policy.frozen is" if not config.policies else "all policies are frozen: `frozen` is"
         raise ConfigError(f"{which} true, so that nothing would be trained. Fix: leave it out, or set loop.steps=0")

@@ -13,6 +13,7 @@ from strop.config.engine import EngineConfig
 from strop.config.gateway import GatewayConfig
 from strop.config.learner import LearnerConfig
 from strop.config.policy import PolicyConfig
+from strop.config.prompts import PromptConfig
 from strop.config.runner import RunnerConfig
 
 
@@ -112,6 +113,10 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "several policies by name: each a table like `policy`, with `agents`, the names or patterns of the agents "
             "it answers for and is trained on, and tables `algorithm`, `learner`, `engine` of its own"
         ),
+    ] = {}
+    prompts: Annotated[
+        dict[str, PromptConfig],
+        doc("prompts by name: text, placeholders, find; agents get them, and a prompt optimiser improves them"),
     ] = {}
     algorithm: Annotated[AlgorithmConfig, doc("how rewards become a loss")] = AlgorithmConfig()
     learner: Annotated[LearnerConfig, doc("how a batch becomes an update")] = LearnerConfig()

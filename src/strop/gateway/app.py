@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ import msgspec
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
+from strop.config import PromptConfig
 from strop.gateway.api_errors import to_api_error
 from strop.gateway.auth import RequestAddress
 from strop.gateway.dialects.base import ApiError, Dialect, ModelRequest
@@ -35,6 +36,7 @@ from strop.gateway.dialects.registry import BY_PATH, DIALECTS, is_model_path
 from strop.gateway.exchange import Exchange
 from strop.gateway.generate import ModelCall, check_length, read_conversations
 from strop.gateway.limits import Limits, RequestCounter
+from strop.gateway.marked_prompts import PromptReplacer
 from strop.gateway.outside import OutsideRoute
 from strop.gateway.proxy import ProxiedRequest
 from strop.gateway.record import Recorder
@@ -51,14 +53,24 @@ MANY = 10_000
 
 
 class Gateway:
-    """An ASGI app. `routes` says who answers whom; `counts` has what happened so far.
+    """An ASGI app. `routes` says who answers whom; `counts` has what happened so far. `prompts` are those that are
+    replaced in requests by the version that a rollout has.
 
     Sessions live while their attempt does: call `forget` when a rollout has ended. Should that be forgotten, the least
     recently used ones go once there are `max_sessions`; one that is needed again is rebuilt from the store.
     """
 
-    def __init__(self, store: Store, routes: Routes, *, limits: Limits | None = None, max_sessions: int = 4096) -> None:
+    def __init__(
+        self,
+        store: Store,
+        routes: Routes,
+        *,
+        limits: Limits | None = None,
+        max_sessions: int = 4096,
+        prompts: Mapping[str, PromptConfig] | None = None,
+    ) -> None:
         self._store = store
+        self._prompts = PromptReplacer(prompts or {})
         self.routes = routes
         self.sessions = Sessions(store, max_sessions)
         self.recorder = Recorder(store)
@@ -171,7 +183,7 @@ class Gateway:
         session, agent, deadline = await self.session(scope, address), address.agent, self._limits.deadline
         with self._requests.count(session):
             async with self._recording_errors(session, agent):
-                body = await _body(receive, deadline)
+                body = self._prompts.replace(await _body(receive, deadline), session.rollout.prompts)
                 if (outside := self.routes.outside(agent, body, session.rollout)) is not None:
                     return await self._proxy(outside, dialect, address, body, session, scope, receive, send)
                 call = self._call(session, agent, await self._resume(dialect, session, dialect.read(body)))
@@ -227,6 +239,7 @@ class Gateway:
         with self._requests.count(session):
             async with self._recording_errors(session, agent):
                 body = await _body(receive, self._limits.deadline)
+                body = self._prompts.replace(body, session.rollout.prompts)
                 if (outside := self.routes.outside(agent, body, session.rollout)) is not None:
                     return await self._proxy(outside, dialect, address, body, session, scope, receive, send)
                 request = await self._resume(dialect, session, dialect.read_count(body))

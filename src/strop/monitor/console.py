@@ -21,6 +21,12 @@ from strop.printable import escape_text
 REWARD = "critic/rewards/mean"
 BARS = "▁▂▃▄▅▆▇█"
 SHOWN = {
+    "prompts/best": "best on validation",
+    "prompts/best_version": "version",
+    "prompts/versions": "versions",
+    "prompts/calls": "calls",
+    "prompts/tokens": "tokens",
+    "prompts/cost": "cost",
     "actor/entropy": "entropy",
     "actor/grad_norm": "grad norm",
     "actor/pg_clipfrac": "clipped",
@@ -34,6 +40,7 @@ SHOWN = {
     "timing_s/step": "s/step",
 }
 
+COUNTS = ("prompts/best_version", "prompts/versions", "prompts/calls", "prompts/tokens")
 PATIENCE = 5.0
 """Seconds after which a rollout is worth a word."""
 Slow = tuple[str, float]
@@ -214,9 +221,14 @@ class Figures:
 
 def facts(metrics: Mapping[str, float]) -> list[str]:
     """The figures worth watching, each behind its label."""
-    shown = [f"{label} {format_figure(metrics[name])}" for name, label in SHOWN.items() if name in metrics]
+    shown = [f"{label} {_format_metric(name, metrics[name])}" for name, label in SHOWN.items() if name in metrics]
     failed = sum(value for name, value in metrics.items() if name.startswith("failed/"))
     return [*shown, f"failed {failed:.0f}"] if failed else shown
+
+
+def _format_metric(name: str, value: float) -> str:
+    """Numbers of things are whole."""
+    return f"{value:,.0f}" if name in COUNTS else format_figure(value)
 
 
 def facts_by_policy(metrics: Mapping[str, float]) -> dict[str, list[str]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
@@ -125,14 +126,21 @@ def export(
     adapter: bool = False,
     dtype: Literal["float32", "bfloat16"] | None = None,
 ) -> Path:
-    """Write a trained model into the new folder `to`, in Hugging Face format. `source` is a run, for its last
-    checkpoint or its `best`, "RUN:STEP", or a checkpoint's folder; where that has several policies, `policy` names one.
-    With `adapter` a LoRA adapter is written by itself, in PEFT's format. Returns the checkpoint it was made of."""
+    """Write a trained model into the new folder `to`, in Hugging Face format; prompts as text files. `source` is a run,
+    for its last checkpoint or its `best`, "RUN:STEP", or a checkpoint's folder; where that has several policies,
+    `policy` names one. With `adapter` a LoRA adapter is written by itself, in PEFT's format. Returns the checkpoint
+    that it was made of."""
+    from strop.run.prompts.pool import read_prompts
     from strop.run.start_from import require_checkpoint
 
     if os.path.exists(to):  # said before anything heavy is imported
         raise PlaceError(f"{to} is there already. Fix: choose another place")
     checkpoint = require_checkpoint(str(source), best=best, policy=policy)
+    if read_prompts(checkpoint) is not None:
+        if adapter or dtype:
+            raise ConfigError(f"{checkpoint} holds prompts, not a model. Fix: leave out --adapter and --dtype")
+        shutil.copytree(checkpoint, to)
+        return checkpoint
     from strop.learner.export import export as exported
 
     exported(checkpoint, to, merge=not adapter, dtype=dtype)

@@ -30,6 +30,7 @@ from strop.config import (
     Config,
     LoraConfig,
     MonitorConfig,
+    answers_outside,
     describe_models,
     replace_models,
     resolve_policies,
@@ -44,6 +45,7 @@ from strop.monitor.console import Silent, View
 from strop.monitor.evaluations import Evaluation, EvaluationReport, Way, report
 from strop.run.collect import stop_if_all_failed, wait_until_ended
 from strop.run.folder import BEST, RunFolder, find_parts, list_parts
+from strop.run.prompts.pool import read_prompts, replace_prompts
 from strop.run.runtime import open_run
 from strop.run.scoring import collect_rewards
 from strop.run.settings import check_agents, load_tasks, settle
@@ -134,6 +136,7 @@ async def _collect(run: Run, one: Evaluation, *, samples: int, greedy: bool, fir
             samples=samples,
             retries=run.config.runner.retries.by_cause(),
         )
+        wanted = [run.give_prompts(rollout) for rollout in wanted]
         ended = await wait_until_ended(run, wanted, f"evaluating {split}")
         if first:
             await stop_if_all_failed(run, ended, f"evaluating {split}")
@@ -215,8 +218,12 @@ def find_model(config: Config, name: str, *, best: bool) -> str:
 
 
 def give_models(config: Config, name: str, spare: Path) -> Config:
-    """The configuration with the weights that `find_model` found."""
+    """The configuration with the weights that `find_model` found, or with the prompts."""
     if not name:
+        return config
+    if (prompts := read_prompts(Path(name))) is not None:
+        return replace_prompts(config, prompts)
+    if answers_outside(config):
         return config
     parts = find_parts(Path(name), trained_policies(config))
     return replace_models(config, {one: str(find_weights(str(part), spare / one)) for one, part in parts.items()})

@@ -9,6 +9,8 @@ runs/demo/
   checkpoints/    step-000010-1/ ...: each a Hugging Face folder (of a LoRA adapter: PEFT's), the optimizer's state
                   beside; with several policies there is a folder like that in it for each, by name; best leads to one
                   of them, and .damaged follows the name of one that could not be read
+  first/          the prompts it began with, where it improves some: RUN:0
+  prompts.json    every version of them, with what each came to; calls.jsonl: every call of the optimiser model
   .overwritten/   the run that was here before, until this one has begun
   address.json    where its gateway is, while it is up
   past/           NAME/1.4/ ...: checkpoints of an earlier run that answer in the place of a policy
@@ -41,7 +43,7 @@ from strop.errors import ConfigError, PlaceError
 from strop.files import close_to_others, find_near, private, private_folder, sync_folder, write_whole
 from strop.types import version
 
-BEST, CHANGES, ASIDE = "best", "changes.jsonl", ".overwritten"
+BEST, CHANGES, ASIDE, FIRST = "best", "changes.jsonl", ".overwritten", "first"
 _STEP = re.compile(r"step-(\d+)-(\d+)")
 
 
@@ -188,6 +190,8 @@ class RunFolder:
         """That of a step, by its number, of the newest lineage that has it; or the `best`."""
         if step == BEST:
             return cls.best_checkpoint(path)
+        if int(step) == 0 and (path / FIRST).is_dir():
+            return path / FIRST
         found = _checkpoints(path)
         wanted = [name for name in found if int(name[1]) == int(step)]
         if not wanted:

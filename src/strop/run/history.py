@@ -102,7 +102,8 @@ def read(folder: Path) -> PastRun:
     steps = max((step for step, metrics in lines if "timing_s/step" in metrics), default=0)
     shown = evaluated or trained
     best = max(shown, key=lambda at: at[1], default=(None, None))
-    state = _state(folder, finished=steps >= config.loop.steps)
+    improves_prompts = config.algorithm.improves == "prompts"  # such a run may end before its last step
+    state = _state(folder, finished=steps >= config.loop.steps or improves_prompts)
     record = Record(
         name=str(folder),
         model=describe_models(config),

@@ -25,10 +25,11 @@ from strop.monitor.metrics import MetricsFile
 from strop.monitor.summary import Summary, summarize
 from strop.run.checkpoints import keep_checkpoints, write_checkpoint
 from strop.run.collect import check_rewards, collect
-from strop.run.health import find_collapse
+from strop.run.health import Collapse, find_collapse
 from strop.run.learn import learn_all, take_digest
 from strop.run.notes import note_trouble, stop_collapsed, stop_if_hopeless
 from strop.run.opponents import describe_opponents
+from strop.run.prompts.improve import go_back_to_prompts, improve_prompts, keep_first_prompts
 from strop.run.resume import clear_queue, find_finished_evaluations, go_back
 from strop.run.runtime import open_run
 from strop.run.scoring import evaluate_if_due, show_scores
@@ -51,18 +52,27 @@ async def train(
     view.title(f"{config.folder} · {describe_models(config)} · {describe_algorithms(config)}", config.loop.steps)
     async with open_run(config, view, resume=resume) as run:
         run.stop = stop or run.stop
-        if resume:
+        if resume and run.optimizer is not None:
+            await go_back_to_prompts(run)
+            note_changes(run, changes or {})
+        elif resume:
             left = await go_back(run)
-            if changes:
-                run.folder.change(changes, step=run.step)
-                view.note("; ".join(f"{key}: {old} → {new}" for key, (old, new) in changes.items()))
+            note_changes(run, changes or {})
             for collected in left:
                 await advance(run, collected)
             await clear_queue(run)
+        keep_first_prompts(run)
         for pool in run.opponents:
             await pool.refresh(run)
         # Agents begin only now: what is queued only the restored weights may sample.
         return await run_with_agents(run, repeat_steps(run))
+
+
+def note_changes(run: Run, changes: Mapping[str, tuple[Any, Any]]) -> None:
+    """Settings that a resumed run changes are written down, and said."""
+    if changes:
+        run.folder.change(changes, step=run.step)
+        run.view.note("; ".join(f"{key}: {old} → {new}" for key, (old, new) in changes.items()))
 
 
 async def repeat_steps(run: Run) -> Summary:
@@ -71,23 +81,28 @@ async def repeat_steps(run: Run) -> Summary:
     before = sum(step.metrics["timing_s/step"] for step in run.steps)  # what was spent before the run was resumed
     await show_past(run)
     await evaluate_if_due(run)
-    keep_checkpoints(run)
-    fallen = find_collapse(
-        run.steps, config.loop.collapse_patience
-    )  # a run that was resumed may have been stopped for it
-    while fallen is None and not run.finished and not run.stop.is_set():
-        await advance(run, await collect(run))
-        stop_if_hopeless(run)
-        fallen = find_collapse(run.steps, config.loop.collapse_patience)
-        if fallen is None:
-            await evaluate_if_due(run)
-            keep_checkpoints(run)
+    fallen = await train_weights(run) if run.optimizer is None else await improve_prompts(run)
     seconds = before + time.monotonic() - began
     await transcripts.leave(run.folder.path, run.store, run.steps, config)
     if fallen is not None:
         stop_collapsed(run, fallen, seconds)
     done = run.finished and all((run.step, split) in run.scores for split in run.evaluations(run.step, run.versions[0]))
     return summarize(config, run.folder.path, run.steps, run.scores, seconds=seconds, done=done)
+
+
+async def train_weights(run: Run) -> Collapse | None:
+    """Why it was stopped, if it has collapsed. A run that was resumed may have been stopped for it before."""
+    patience = run.config.loop.collapse_patience
+    keep_checkpoints(run)
+    fallen = find_collapse(run.steps, patience)
+    while fallen is None and not run.finished and not run.stop.is_set():
+        await advance(run, await collect(run))
+        stop_if_hopeless(run)
+        fallen = find_collapse(run.steps, patience)
+        if fallen is None:
+            await evaluate_if_due(run)
+            keep_checkpoints(run)
+    return fallen
 
 
 async def show_past(run: Run) -> None:

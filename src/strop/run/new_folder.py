@@ -16,6 +16,7 @@ _LEFT = (
     *("learner.log", "agents.log", "gateway.log", "vllm.log", "sglang.log", "curve.png", "agents.png"),
     "transcripts.md",
     *("tensorboard", "wandb", "mlruns", "monitor.json", "weights", "policies", "start", "start.json", "past"),
+    *("first", "prompts.json", "calls.jsonl"),
     *("checkpoints/step-[0-9]*", "checkpoints/.step-[0-9]*", f"checkpoints/{BEST}"),
 )
 """What a run leaves in its folder, beside its lock. (Tasks may be a user's.)"""

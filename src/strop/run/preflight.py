@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from strop.algorithms import Algorithm
 from strop.algorithms.rewards import Rewards
 from strop.config import Config, MonitorConfig, describe_models, trained_policies
-from strop.errors import AgentError
+from strop.errors import AgentError, ConfigError
 from strop.monitor.console import View
 from strop.run.collect import check_rewards, explain_if_all_failed, give_group_rewards, wait_until_ended
 from strop.run.health import suggest_easier
@@ -89,7 +89,13 @@ async def probe(config: Config, view: View, *, groups: int) -> PreflightResult:
     for own in trained_policies(config).values():
         make_algorithm(own)  # contradictions are refused before settings of the preflight's own hide them
     with TemporaryDirectory(prefix="strop-probe-") as place:
-        config = configure_probe(settle(config), groups, Path(place) / "run")
+        config = settle(config)
+        if config.algorithm.improves == "prompts":
+            raise ConfigError(
+                f"algorithm.name is {config.algorithm.name}, which compares prompts, not rollouts of a group. Fix: "
+                "evaluate the first version with `strop eval`"
+            )
+        config = configure_probe(config, groups, Path(place) / "run")
         view.title(f"probing {describe_models(config)}", 0)
         async with open_run(config, view, resume=False) as run:
             wanted = run.next_rollouts(groups)

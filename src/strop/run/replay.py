@@ -211,6 +211,11 @@ class Retrained(Struct, kw_only=True):
 
 async def retrain(store: Store, config: Config, number: int, tell: Callable[[str], None]) -> Retrained:
     """Make step `number` again from what is stored, in a learner of its own; its log is thrown away with it."""
+    if config.algorithm.improves == "prompts":
+        raise PlaceError(
+            f"{config.folder} improves prompts: its steps train no weights that could be trained again. Fix: look at "
+            f"its versions with `strop prompts {config.folder}`"
+        )
     folder, line = Path(config.folder), await store.steps()
     wanted = _wanted(folder, line, number)
     base = _base(folder, line, number)

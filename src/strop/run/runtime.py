@@ -27,6 +27,7 @@ from strop.config import (
     Config,
     PolicyConfig,
     RunnerConfig,
+    answers_outside,
     default_policy,
     refuse_frozen_adapters,
     resolve_policies,
@@ -53,6 +54,7 @@ from strop.net.server import serve
 from strop.run.folder import RunFolder
 from strop.run.group_reward import load as load_group_reward
 from strop.run.opponents import OpponentPool, PoolSource, find_pool_source, keep_copies
+from strop.run.prompts.improve import make_prompt_optimizer
 from strop.run.settings import check_agents, load_tasks
 from strop.run.state import Run, TrainedPolicy
 from strop.runners.pool import Pool
@@ -253,8 +255,8 @@ def make_gateway(config: Config, store: Store, policies: Sequence[ServedPolicy],
     agents = {agent: routes[policy.name] for policy in several for agent in policy.config.policy.agents}
     given = config.gateway
     limits = Limits(in_flight=given.in_flight, per_attempt=given.in_flight_per_attempt, deadline=given.deadline)
-    rest = routes[default_policy(routes)] if not strict or not several or MAIN in routes else None
-    return Gateway(store, Routes.of(rest, given.outside, agents), limits=limits)
+    rest = routes[default_policy(routes)] if routes and (not strict or not several or MAIN in routes) else None
+    return Gateway(store, Routes.of(rest, given.outside, agents), limits=limits, prompts=config.prompts)
 
 
 def open_pool(config: Config, runner: RunnerConfig, store: Store, gateway: Gateway, url: str, log: Path) -> Pool:
@@ -280,7 +282,8 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
     check(config.monitor.writers)
     check_agents(config)
     refuse_frozen_adapters(config)
-    prepared = find_opponents(await prepare_policies(config))
+    optimizer = make_prompt_optimizer(config)
+    prepared = [] if answers_outside(config) else find_opponents(await prepare_policies(config))
     for note in dict.fromkeys(one.renderer.tooling.note for one in prepared if one.renderer.tooling.note):
         view.note(note)
     tasks = load_tasks(config)
@@ -297,8 +300,11 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
                 )
             for one in prepared:
                 await store.put_policy(make_first_version(one))
+            for name in config.prompts:
+                model = config.algorithm.name if optimizer is not None else "given"
+                await store.put_policy(Policy(name=name, version=version(1, 0), model=model, kind="prompt"))
         prepared = [keep_opponents(one, folder.path) for one in prepared]
-        view.phase("loading the model")
+        view.phase("loading the model" if prepared else "starting")
         served, gateway = await open_policies(stack, config, prepared, store, folder.path, train=True)
         app = AddressApp(gateway)
         place = config.gateway
@@ -328,6 +334,8 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
             writers=writers,
             group_reward=group_reward,
             opponents=[make_opponents(one) for one in served if one.slots],
+            optimizer=optimizer,
+            prompts={name: prompt.text for name, prompt in config.prompts.items()},
         )
 
 

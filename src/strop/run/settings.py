@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from strop import algorithms
-from strop.config import Config
-from strop.errors import TaskError
+from strop.config import Config, PromptConfig
+from strop.config.prompts import refuse_prompts
+from strop.errors import ConfigError, TaskError
 from strop.runners import agents
 from strop.runners.agents import explain_near_miss, is_python
 from strop.tasks.load import load
@@ -23,8 +24,12 @@ def settle(config: Config) -> Config:
     """The configuration with what depends on this machine and folder written out, so that a resumed run does the same
     from anywhere. Left as they are: the words of a command, and package.module:function."""
     engine = msgspec.structs.replace(config.engine, threads=config.engine.threads or os.cpu_count() or 1)
-    algorithm = msgspec.structs.replace(config.algorithm, name=make_absolute(config.algorithm.name))
-    algorithm = msgspec.structs.replace(algorithm, settings=_fill_algorithm(config, algorithm.name, algorithm.settings))
+    algorithm = msgspec.structs.replace(config.algorithm, name=make_function_absolute(config.algorithm.name))
+    algorithm = msgspec.structs.replace(
+        algorithm,
+        settings=_fill_algorithm(config, algorithm.name, algorithm.settings),
+        improves=algorithms.find(algorithm.name).improves,
+    )
     policy = msgspec.structs.replace(
         config.policy, model=make_absolute(config.policy.model), template=make_absolute(config.policy.template)
     )
@@ -41,6 +46,7 @@ def settle(config: Config) -> Config:
         agents={name: make_agent_absolute(spec) for name, spec in config.agents.items()},
         reward=make_absolute(config.reward),
         group_reward=make_absolute(config.group_reward),
+        prompts={name: read_prompt(name, prompt) for name, prompt in config.prompts.items()},
         tasks=make_absolute(tasks)
         if isinstance(tasks, str)
         else {split: make_absolute(spec) for split, spec in tasks.items()},
@@ -63,8 +69,23 @@ def _settle_policy(config: Config, table: dict[str, Any]) -> dict[str, Any]:
     if "of" in (past := table.get("past", {})):  # a run's folder, or a policy's name
         found["past"] = past | {"of": past["of"] if past["of"] in config.policies else make_absolute(past["of"])}
     if "name" in (own := table.get("algorithm", {})):  # it has none of the settings of the algorithm at the top
-        name = make_absolute(own["name"])
+        name = make_function_absolute(own["name"])
         found["algorithm"] = own | {"name": name, "settings": _fill_algorithm(config, name, own.get("settings", {}))}
+    return found
+
+
+def read_prompt(name: str, prompt: PromptConfig) -> PromptConfig:
+    """A prompt with the text of its file, so that a run keeps what it began with."""
+    if not prompt.file:
+        return prompt
+    try:
+        text = Path(prompt.file).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"prompts.{name}.file: cannot read {prompt.file} ({error}). Fix: check the path") from None
+    if not text.strip():
+        raise ConfigError(f"prompts.{name}.file: {prompt.file} is empty. Fix: write the first version into it")
+    found = msgspec.structs.replace(prompt, text=text.strip("\n"), file="")
+    refuse_prompts({name: found})
     return found
 
 
@@ -74,6 +95,11 @@ def make_absolute(spec: str) -> str:
     if not place:
         return spec
     return f"{Path(place).expanduser().absolute()}{colon}{name}" if Path(place).expanduser().exists() else spec
+
+
+def make_function_absolute(spec: str) -> str:
+    """The same of FILE.py:name only: what has no colon is a name, whatever folder is called so."""
+    return make_absolute(spec) if ":" in spec else spec
 
 
 def make_agent_absolute(spec: str) -> str:

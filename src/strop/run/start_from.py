@@ -29,6 +29,7 @@ from strop.monitor.summary import Summary
 from strop.run import new_folder
 from strop.run.folder import BEST, CHANGES, RunFolder, explain_no_run, find_free, find_parts, list_parts
 from strop.run.history import find_differences
+from strop.run.prompts.pool import read_prompts, replace_prompts
 from strop.run.settings import make_absolute
 
 _MAY_CHANGE = (
@@ -36,6 +37,7 @@ _MAY_CHANGE = (
     "loop.group_deadline",
     *(f"learner.{optim}.{name}" for optim in ("optim", "critic") for name in ("lr", "warmup", "schedule", "decay")),
     *("policy.eval.*", "runner.*", "monitor.*"),
+    *(f"algorithm.settings.{name}" for name in ("max_calls", "max_tokens", "max_cost", "max_rollouts", "patience")),
 )
 MAY_CHANGE = (
     *_MAY_CHANGE,
@@ -82,7 +84,9 @@ def find_summary(folder: Path, changes: Mapping[str, tuple[Any, Any]]) -> Summar
     try:
         told = msgspec.json.decode((folder / "summary.json").read_bytes(), type=Summary)
         steps = max(config.loop.steps, changes.get("loop.steps", (0, 0))[1])
-        if not told.done or told.steps < steps or changes.keys() - {"loop.steps"} or RunFolder.is_held(folder):
+        # Prompts may be done before the last step: the budget is spent, or the best version is perfect.
+        open_steps = told.steps < steps and (changes or config.algorithm.improves == "weights")
+        if not told.done or open_steps or changes.keys() - {"loop.steps"} or RunFolder.is_held(folder):
             return None
         missing = not config.store.url and not (folder / "store.sqlite").exists()
         if missing or _time(folder / CHANGES) > _time(folder / "summary.json"):  # what was changed may not be done yet
@@ -200,11 +204,14 @@ def begin_from(checkpoint: Path, config: Config) -> Config:
     folder, an adapter merged into its model: the earlier run may delete the checkpoint one day."""
     from strop.learner.export import export
 
+    if (prompts := read_prompts(checkpoint)) is not None:
+        return replace_prompts(config, prompts)
     place = Path(config.folder).absolute() / START
     shutil.rmtree(place, ignore_errors=True)  # of a run that never began
     private_folder(place.parent)
     config = drop_frozen_adapters(config)
-    policies, parts = trained_policies(config), dict[str, Path]()
+    policies = resolve_policies(config) if config.algorithm.improves == "prompts" else trained_policies(config)
+    parts = dict[str, Path]()
     if there := list_parts(checkpoint):  # also of a policy that was trained there, and is frozen from now on
         parts = {name: checkpoint / name for name in resolve_policies(config) if name in there}
     if missing := [name for name in policies if name not in parts and (there or len(policies) > 1)]:

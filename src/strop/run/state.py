@@ -9,7 +9,9 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from strop.algorithms import Algorithm
+from msgspec.structs import replace
+
+from strop.algorithms import Algorithm, PromptOptimizer
 from strop.config import Config
 from strop.engines.base import Engine
 from strop.gateway.app import Gateway
@@ -63,7 +65,8 @@ class Run:
 
     `versions` are those that the present weights have been served under: more than one after a replay that made the
     very same weights again. Only rollouts sampled from them may be trained on. `superseded` are steps of earlier
-    lineages.
+    lineages. `prompts` are the texts that agents are given, by name; where an `optimizer` improves them, those that are
+    best so far. `over`: there is nothing left to do before all steps are made.
     """
 
     config: Config
@@ -79,6 +82,9 @@ class Run:
     writers: Writers
     group_reward: GroupReward | None = None
     opponents: Sequence[OpponentPool] = ()
+    optimizer: PromptOptimizer | None = None
+    prompts: dict[str, str] = field(default_factory=dict[str, str])
+    over: bool = False
     metrics: MetricsFile | None = None
     lineage: int = 1
     step: int = 0
@@ -105,7 +111,8 @@ class Run:
     @property
     def rewards(self) -> set[str]:
         """The names of the rewards that count for any of the policies."""
-        return {name for policy in self.policies.values() for name in policy.config.algorithm.rewards}
+        improved = {name for policy in self.policies.values() for name in policy.config.algorithm.rewards}
+        return improved | {*(self.optimizer.rewards if self.optimizer is not None else ())}
 
     @property
     def overlaps(self) -> bool:
@@ -114,7 +121,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        return self.step >= self.config.loop.steps
+        return self.over or self.step >= self.config.loop.steps
 
     @property
     def next_group(self) -> int:
@@ -145,7 +152,7 @@ class Run:
         first, loop = self.next_group, self.config.loop
         tasks = [task for task in self.tasks if task.split == "train"]
         return [
-            rollout
+            self.give_prompts(rollout)
             for n in range(first, first + (groups or loop.groups))
             for rollout in group(
                 tasks,
@@ -158,19 +165,27 @@ class Run:
         ]
 
     def evaluations(self, step: int, version: str) -> dict[str, list[Rollout]]:
-        """The rollouts of every evaluation of a version, by split, with `-greedy` where they are."""
+        """The rollouts of every evaluation of a version, by split, with `-greedy` where they are: not where outside
+        models answer, which draw as they like."""
         loop = self.config.loop
         return {
-            f"{split}-greedy" if greedy else split: evaluation(
-                self.tasks,
-                seed=self.config.seed,
-                version=version,
-                step=step,
-                split=split,
-                greedy=greedy,
-                samples=1 if greedy else loop.eval_samples,
-                retries=self.config.runner.retries.by_cause(),
-            )
+            f"{split}-greedy" if greedy else split: [
+                self.give_prompts(rollout)
+                for rollout in evaluation(
+                    self.tasks,
+                    seed=self.config.seed,
+                    version=version,
+                    step=step,
+                    split=split,
+                    greedy=greedy,
+                    samples=1 if greedy else loop.eval_samples,
+                    retries=self.config.runner.retries.by_cause(),
+                )
+            ]
             for split in loop.eval_splits
-            for greedy in ((False, True) if loop.eval_greedy else (False,))
+            for greedy in ((False, True) if loop.eval_greedy and self.engines else (False,))
         }
+
+    def give_prompts(self, rollout: Rollout) -> Rollout:
+        """The rollout with the texts that its agent is given."""
+        return replace(rollout, prompts=self.prompts) if self.prompts else rollout

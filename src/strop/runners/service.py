@@ -96,6 +96,7 @@ class ServiceAgent(Agent):
             "api_key": llm.api_key,
             "trace_id": llm.trace_id,
             "events_url": llm.events_url,
+            **({"prompts": llm.prompts} if llm.prompts else {}),
         }
         headers = {
             "content-type": "application/json",

@@ -13,7 +13,7 @@ from strop.errors import NewerStore, StoreError
 from strop.store import turns, version_3
 from strop.store.transitions import Db
 
-VERSION = turns.VERSION
+VERSION = max(5, turns.VERSION)
 """Rises when the tables change."""
 Script = str | Callable[[Db], None]
 """Statements, or what takes more than statements."""
@@ -30,6 +30,7 @@ CREATE TABLE rollouts (
     seed BIGINT NOT NULL, status TEXT NOT NULL, attempts BIGINT NOT NULL, retries TEXT NOT NULL,
     due DOUBLE PRECISION NOT NULL, created DOUBLE PRECISION NOT NULL, ended DOUBLE PRECISION, cause TEXT, detail TEXT,
     rewards TEXT NOT NULL,
+    prompts TEXT NOT NULL,  -- texts by name that the agent is given
     changed BIGINT NOT NULL  -- the number of its last change of status
 );
 CREATE INDEX rollouts_status ON rollouts (status, seq);
@@ -96,6 +97,8 @@ MIGRATIONS: dict[int, tuple[Script, ...]] = {
     2: ("CREATE INDEX attempts_key ON attempts (key);",),
     # Rows of turns hold what each adds.
     3: (version_3.BEFORE, version_3.move_turns, version_3.AFTER),
+    # Rollouts keep the prompts that they began with.
+    4: ("ALTER TABLE rollouts ADD COLUMN prompts TEXT NOT NULL DEFAULT '{}';",),
 }
 """What turns version n into n + 1."""
 

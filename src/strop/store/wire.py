@@ -86,6 +86,7 @@ class NewRollout(Struct, kw_only=True, forbid_unknown_fields=True):
     seed: Whole = 0
     retries: dict[Cause, Retry] = field(default_factory=lambda: dict(RETRIES))
     created: float = field(default_factory=time.time)
+    prompts: dict[str, str] = {}
 
     def rollout(self) -> Rollout:
         fields = msgspec.structs.asdict(self)

@@ -14,7 +14,7 @@ from tests.unit.store.conversations import talk
 SOURCE = Path(strop.__file__).parent
 EDITS = {
     "types.py": ("    started: float\n    ended: float\n\n    @property\n    def ids", "    queued: float = 0.0\n"),
-    "store/turns.py": ('    # "latency"', '    "queued": AddedColumn(5, "0"),\n'),
+    "store/turns.py": ('    # "latency"', '    "queued": AddedColumn(6, "0"),\n'),
 }
 
 USE = """

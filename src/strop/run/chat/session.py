@@ -100,7 +100,9 @@ class ChatSession(Struct, frozen=True, kw_only=True):
         """A new one, counted on from those that the folder has already."""
         id = f"{task.id}-{(number := next(self.numbers)):06d}"
         seed = stable_hash(self.config.seed, task.id, number)
-        return Rollout(id=id, group=id, member=0, task=task, mode="eval", seed=seed, retries={}, created=time.time())
+        prompts = {name: prompt.text for name, prompt in self.config.prompts.items()}
+        made = Rollout(id=id, group=id, member=0, task=task, mode="eval", seed=seed, retries={}, created=time.time())
+        return replace(made, prompts=prompts)
 
     async def alive(self, work: Coroutine[Any, Any, T]) -> T:
         """Do it, unless what answers dies meanwhile: that is raised then."""

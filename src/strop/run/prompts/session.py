@@ -1,0 +1,252 @@
+"""A run as a prompt optimiser sees it: what it asks for is queued, waited for and committed here.
+
+The optimiser is a plain function in a thread of its own; every question of it is answered by the run's event loop. All
+answers are durable: rollouts in the store, under names that follow from the order of the questions, and what the
+optimiser model said in calls.jsonl. An optimiser that is called again after a kill, with the same random numbers, asks
+the same questions, and gets everywhere the answer that is there, up to the first that nobody has. Steps that were
+committed before are compared by their digests on the way, and are not committed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from statistics import fmean
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from strop.algorithms import PromptOptimizer, PromptSession, Trial
+from strop.algorithms.metrics import summarize
+from strop.algorithms.prompt_optimizer import OptimizationOver, Prompts, score_rollout
+from strop.errors import StoreError
+from strop.monitor.metrics import check
+from strop.run.collect import stop_if_all_failed, wait_until_ended
+from strop.run.learn import describe_samples
+from strop.run.prompts.model import BudgetSpent, OptimizerModel
+from strop.run.prompts.pool import PromptCheckpoint, PromptPool, PromptVersion, write_pool, write_prompts
+from strop.run.rollouts import read_sample
+from strop.run.scoring import evaluate_if_due
+from strop.run.state import Run
+from strop.trajectory import Sample
+from strop.types import Rollout, Step, Task, stable_hash, version
+
+T = TypeVar("T")
+
+
+class NothingLeft(Exception):
+    """There is no next step. Says why."""
+
+
+class RunSession(PromptSession):
+    """The session of one run. `over` says why it ended, once it has."""
+
+    def __init__(self, run: Run, optimizer: PromptOptimizer, model: OptimizerModel, past: Sequence[Step]) -> None:
+        self._run, self._settings, self._model, self._past = run, optimizer, model, past
+        self._loop = asyncio.get_running_loop()
+        config = run.config
+        self.first = {name: prompt.text for name, prompt in config.prompts.items()}
+        self.placeholders = {name: prompt.list_placeholders() for name, prompt in config.prompts.items()}
+        self.train, self.validation = choose_tasks(run.tasks, optimizer.validation)
+        self.random = random.Random(stable_hash(config.seed, "prompts"))
+        self.pool = PromptPool()
+        self.over = ""
+        self.rollouts = 0
+        self._steps = 0
+        self._groups = 0
+        self._trials: dict[tuple[str, str], Trial] = {}
+        self._consumed: list[Sample] = []
+        self._scores: list[float] = []
+        self._rejected: Counter[str] = Counter()
+        self._answering: Future[Any] | None = None
+        self._aborted = False
+        self._began = time.monotonic()
+
+    # -- what the optimiser calls, in its thread -------------------------------------------------------------------
+
+    def evaluate(self, wanted: Sequence[tuple[Prompts, Sequence[Task]]]) -> list[list[Trial]]:
+        return self._wait_for(self._evaluate(wanted))
+
+    def ask(self, questions: Sequence[str]) -> list[str]:
+        return self._wait_for(self._ask(questions))
+
+    def accept(self, prompts: Prompts, scores: Mapping[str, float], parents: Sequence[int]) -> int:
+        number = len(self.pool.versions)
+        step = self._steps + 1 if number else 0
+        self.pool.add(
+            PromptVersion(number=number, step=step, parents=list(parents), prompts=dict(prompts), scores=dict(scores))
+        )
+        return number
+
+    def reject(self, reason: str) -> None:
+        self._rejected[reason] += 1
+
+    def end_step(self) -> None:
+        self._wait_for(self._end_step())
+
+    def abort(self) -> None:
+        """The run ends, whatever the optimiser is at."""
+        self._aborted = True
+        if self._answering is not None:
+            self._answering.cancel()
+
+    def _wait_for(self, answer: Coroutine[Any, Any, T]) -> T:
+        """What the run's event loop says. Anything that goes wrong there ends the optimiser."""
+        if self._aborted:
+            answer.close()
+            raise OptimizationOver
+        self._answering = asyncio.run_coroutine_threadsafe(answer, self._loop)
+        try:
+            return self._answering.result()
+        except (BudgetSpent, NothingLeft) as why:
+            self.over = f"the budget is spent ({why})" if isinstance(why, BudgetSpent) else str(why)
+            raise OptimizationOver from None
+        except Exception as error:
+            raise OptimizationOver from error
+
+    # -- what answers it, in the run's event loop -------------------------------------------------------------------
+
+    async def _ask(self, questions: Sequence[str]) -> list[str]:
+        self._run.view.phase("asking the optimiser model", 0, len(questions))
+        return await self._model.ask(questions)
+
+    async def _evaluate(self, wanted: Sequence[tuple[Prompts, Sequence[Task]]]) -> list[list[Trial]]:
+        plan: dict[tuple[str, str], list[Rollout]] = {}
+        for prompts, tasks in wanted:
+            for task in tasks:
+                if (key := _key(prompts, task)) not in self._trials and key not in plan:
+                    plan[key] = self._make_rollouts(prompts, task, len(plan))
+        self._refuse_beyond(sum(map(len, plan.values())))
+        self._groups += len(plan)
+        rollouts = [rollout for group in plan.values() for rollout in group]
+        self.rollouts += len(rollouts)
+        phase = f"step {self._steps + 1}: trying prompts"
+        ended = {one.id: one for one in await wait_until_ended(self._run, rollouts, phase)} if rollouts else {}
+        if ended and not self._past:
+            await stop_if_all_failed(self._run, list(ended.values()), phase)
+        for key, group in plan.items():
+            samples = [await read_sample(self._run.store, ended[rollout.id]) for rollout in group]
+            score = fmean(score_rollout(one.rollout, self._settings.rewards) for one in samples)
+            self._trials[key] = Trial(group[0].task, score, samples)
+            self._consumed += samples
+        found = [[self._trials[_key(prompts, task)] for task in tasks] for prompts, tasks in wanted]
+        self._scores += [trial.score for trials in found for trial in trials]
+        return found
+
+    def _make_rollouts(self, prompts: Prompts, task: Task, place: int) -> list[Rollout]:
+        """Rollouts of a version on a task. Versions are compared with the same seeds."""
+        name, config = f"g{self._groups + place:06d}", self._run.config
+        return [
+            Rollout(
+                id=f"{name}.{member}",
+                group=name,
+                member=member,
+                task=task,
+                seed=stable_hash(config.seed, "prompts", task.id, member),
+                retries=config.runner.retries.by_cause(),
+                created=time.time(),
+                prompts=dict(prompts),
+            )
+            for member in range(self._settings.samples)
+        ]
+
+    def _refuse_beyond(self, count: int) -> None:
+        most = self._settings.max_rollouts
+        if most and self.rollouts + count > most:
+            raise BudgetSpent(
+                f"algorithm.settings.max_rollouts: {self.rollouts:,} of {most:,} rollouts are spent, and the next "
+                f"trial takes {count:,}"
+            )
+
+    async def _end_step(self) -> None:
+        number, run = self._steps + 1, self._run
+        rollouts = [sample.rollout.id for sample in self._consumed]
+        if number <= len(self._past):
+            self._compare(self._past[number - 1], rollouts)
+        else:
+            await self._commit(number, rollouts)
+        self._steps, self._consumed, self._scores = number, [], []
+        self._began = time.monotonic()
+        if number > len(self._past):
+            await evaluate_if_due(run)
+        if number < len(self._past):
+            return
+        if self.pool.versions and min(self.pool.best.scores.values()) >= self._settings.perfect:
+            raise NothingLeft("the best version is perfect on every validation task")
+        if run.finished or run.stop.is_set():
+            raise NothingLeft("all steps are made" if run.finished else "the run was told to stop")
+
+    def _compare(self, step: Step, rollouts: Sequence[str]) -> None:
+        """A step that was committed before comes out the same, or nothing that follows can be trusted."""
+        if step.digest != self.pool.digest() or sorted(step.rollouts) != sorted(rollouts):
+            raise StoreError(
+                f"step {step.number} of {self._run.folder.path} comes out differently than it did: the optimiser or "
+                "its package has changed since. Fix: resume with the versions that the run began with, or begin a new "
+                "run from its prompts with `strop train --from`"
+            )
+
+    async def _commit(self, number: int, rollouts: list[str]) -> None:
+        run, best = self._run, self.pool.best
+        name = f"step-{number:06d}-{run.lineage}"
+        at = PromptCheckpoint(
+            version=version(run.lineage, number), prompts=best.prompts, number=best.number, score=best.score
+        )
+        write_pool(run.folder.path, self.pool)
+        write_prompts(run.folder.checkpoint(name), at)
+        metrics = self._measure()
+        check(metrics)
+        step = Step(
+            lineage=run.lineage,
+            number=number,
+            rollouts=rollouts,
+            metrics=metrics,
+            checkpoint=name,
+            digest=self.pool.digest(),
+            time=time.time(),
+        )
+        await run.store.commit_step(step)
+        run.step, run.versions, run.prompts = number, [step.version], best.prompts
+        run.steps.append(step)
+        run.spent.clear()
+        run.folder.name_best(name)
+        run.folder.prune([str(one.checkpoint) for one in run.steps[-run.config.loop.keep_checkpoints :]])
+        run.view.step(number, metrics)
+        if run.metrics is not None:
+            run.metrics.write(number, metrics)
+
+    def _measure(self) -> dict[str, float]:
+        spent, best, seconds = self._model.ledger.spent, self.pool.best, time.monotonic() - self._began
+        metrics = describe_samples(self._consumed) if self._consumed else {}
+        metrics |= summarize("critic/rewards", np.array(self._scores)) if self._scores else {}
+        metrics |= {f"prompts/rejected/{reason}": float(count) for reason, count in self._rejected.items()}
+        return metrics | {
+            "prompts/best": best.score,
+            "prompts/best_version": float(best.number),
+            "prompts/versions": float(len(self.pool.versions)),
+            "prompts/front": float(len(self.pool.find_front())),
+            "prompts/calls": float(spent.calls),
+            "prompts/calls_failed": float(self._model.ledger.errors),
+            "prompts/calls_lost": float(self._model.ledger.lost),
+            "prompts/tokens": float(spent.tokens),
+            "prompts/cost": spent.cost,
+            "prompts/rollouts": float(self.rollouts),
+            "timing_s/step": seconds,
+            "perf/rollouts": len(self._consumed) / max(seconds, 1e-9),
+        }
+
+
+def choose_tasks(tasks: Sequence[Task], split: str) -> tuple[list[Task], list[Task]]:
+    """What an optimiser learns from, and what tells which version is best: the split of that name, or the training
+    tasks where there is none."""
+    train = [task for task in tasks if task.split == "train"]
+    kept = [task for task in tasks if task.split == (split or "validation")]
+    return train, kept or train
+
+
+def _key(prompts: Prompts, task: Task) -> tuple[str, str]:
+    return msgspec.json.encode(dict(prompts), order="sorted").decode(), task.id
