@@ -164,6 +164,7 @@ def main() -> None:
     given.add_argument("--port", type=int, default=0)
     config = uvicorn.Config(Models(), host="127.0.0.1", port=given.parse_args().port, log_level="warning")
     server, listening = uvicorn.Server(config), config.bind_socket()
+    listening.listen(1024)  # who reads the address may come at once
     print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
     asyncio.run(server.serve(sockets=[listening]))
 

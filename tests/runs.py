@@ -48,7 +48,8 @@ def kill_when(command: list[str], ripe: Callable[[], bool], *, limit: float = 12
     while not ripe():
         assert time.monotonic() < deadline, "the moment never came"
         if process.poll() is not None:
-            assert process.returncode == 0, process.communicate()[1]
+            said = process.communicate()[1]
+            assert process.returncode == 0, said
             return False
         time.sleep(0.005)
     family = descendants(process.pid)

@@ -36,8 +36,8 @@ Limit = Annotated[int, Meta(ge=0)]
 
 
 class OptimizationOver(BaseException):
-    """Nothing more can be asked: a budget is spent, all steps are made, the run is told to stop, or something is wrong
-    (`__cause__`). It is not an `Exception`, so that no optimiser takes it for a proposal that failed."""
+    """Nothing more can be asked: a budget is spent, all steps are made, the run is told to stop, or something is wrong.
+    It is not an `Exception`, so that no optimiser takes it for a proposal that failed."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,8 @@ def score_rollout(rollout: Rollout, weights: Mapping[str, float]) -> float:
 
 
 def describe_trial(trial: Trial, most: int = 6000) -> dict[str, str]:
-    """A trial as an optimiser model reads it: the task, what was said, what came of it; of several rollouts the worst."""
+    """A trial as an optimiser model reads it: the task, what was said, what came of it; of several rollouts, the worst
+    one's."""
     sample = min(trial.samples, key=lambda one: one.rollout.reward() or 0.0)
     rollout = sample.rollout
     said: list[str] = []

@@ -57,8 +57,8 @@ NAMES: dict[str, str] = {
     "training/rollout_logprobs_checked": "sampled tokens that were compared",
     "training/rollout_logprobs_off": "those of them that differ by more than learner.logprob_limit",
     "training/off_policy/*": "ratios of learner to engine where they are corrected; staleness of rollouts",
-    "prompts/*": "where prompts are improved: the best version's score on validation tasks, versions and those that win "
-    "a task, proposals rejected by reason, and what is spent: calls of the optimiser model (failed and lost ones too), "
+    "prompts/*": "where prompts are improved: the best version's score on validation tasks, versions, those that win a "
+    "task, proposals rejected by reason, and what is spent: calls of the optimiser model (failed and lost ones too), "
     "its tokens and cost, rollouts",
     "algorithm/*": "what an algorithm of your own reports beside these",
     "timing_s/*": "seconds by phase",

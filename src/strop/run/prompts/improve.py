@@ -8,6 +8,7 @@ optimiser, and its version is the best prompts known after it.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from strop.algorithms import PromptOptimizer, make_improver
 from strop.algorithms.prompt_optimizer import OptimizationOver
@@ -54,28 +55,23 @@ async def improve_prompts(run: Run) -> None:
     session = RunSession(run, run.optimizer, model, list(run.steps))
     working = asyncio.get_running_loop().run_in_executor(None, _work, run.optimizer, session)
     try:
-        error = await asyncio.shield(working)
+        await asyncio.shield(working)
     finally:
         session.abort()
         await asyncio.wait([working])
         await model.close()
-    if error is not None:
-        raise error
+    if session.error is not None:
+        raise session.error
     if not run.finished and not run.stop.is_set():
         run.over = True
         run.view.note(f"{session.over or 'the optimiser has nothing left to try'}: ending after step {run.step}")
         await evaluate_if_due(run)
 
 
-def _work(optimizer: PromptOptimizer, session: RunSession) -> BaseException | None:
-    """In a thread of its own: what went wrong, if anything did."""
-    try:
+def _work(optimizer: PromptOptimizer, session: RunSession) -> None:
+    """In a thread of its own."""
+    with suppress(OptimizationOver):
         optimizer.optimize(session)
-    except OptimizationOver as over:
-        return over.__cause__
-    except Exception as error:
-        return error
-    return None
 
 
 def keep_first_prompts(run: Run) -> None:

@@ -63,6 +63,7 @@ class OptimizerModel:
         )
         self._pace = Pace(self._outside.requests_per_minute, self._outside.max_concurrency)
         self.ledger = CallLedger(folder / CALLS)
+        self._under_way, self._settled = 0, asyncio.Event()
         self._calls = 0
 
     async def close(self) -> None:
@@ -88,12 +89,9 @@ class OptimizerModel:
         pause, deadline = PAUSES[0], time.monotonic() + self._settings.patience
         while True:
             async with self._pace.one():
-                self._refuse_beyond(tokens, cost)
-                attempt = self.ledger.reserve(call, key, tokens=tokens, cost=cost, time=time.time())
-                record = CallRecord(call=call, attempt=attempt, tokens=tokens, cost=cost)
-                wait = await self._send(request, record)
-            record.time = time.time()
-            self.ledger.settle(record)
+                record = CallRecord(call=call, attempt=0, tokens=tokens, cost=cost)
+                await self._reserve(record, key)
+                wait = await self._send_reserved(request, record)
             if wait is None:
                 assert record.answer is not None
                 return record.answer
@@ -105,6 +103,27 @@ class OptimizerModel:
                 )
             await asyncio.sleep(wait)
             pause = min(2 * pause, PAUSES[1])
+
+    async def _reserve(self, record: CallRecord, key: str) -> None:
+        """Returns once a call fits into the budget and is on disk. Those under way may come to less than was reserved
+        for them. Raises `BudgetSpent` if it does not fit even then."""
+        while why := self._explain_beyond(record.tokens, record.cost):
+            if not self._under_way:
+                raise BudgetSpent(why)
+            self._settled.clear()
+            await self._settled.wait()
+        record.attempt = self.ledger.reserve(record.call, key, tokens=record.tokens, cost=record.cost, time=time.time())
+
+    async def _send_reserved(self, request: dict[str, Any], record: CallRecord) -> float | None:
+        self._under_way += 1
+        try:
+            wait = await self._send(request, record)
+            record.time = time.time()
+            self.ledger.settle(record)
+            return wait
+        finally:
+            self._under_way -= 1
+            self._settled.set()
 
     async def _send(self, request: dict[str, Any], record: CallRecord) -> float | None:
         """Fill in what came of a call. None: it was answered; otherwise the least seconds to wait before the next."""
@@ -149,20 +168,22 @@ class OptimizerModel:
     def _cost(self, asked: int, answered: int) -> float:
         return (asked * self._outside.price_in + answered * self._outside.price_out) / 1e6
 
-    def _refuse_beyond(self, tokens: int, cost: float) -> None:
+    def _explain_beyond(self, tokens: int, cost: float) -> str:
+        """Which budget a call does not fit into, if there is one."""
         spent, limits = self.ledger.spent, self._settings
         if limits.max_calls and spent.calls + 1 > limits.max_calls:
-            raise BudgetSpent(f"algorithm.settings.max_calls: {spent.calls} of {limits.max_calls} calls are spent")
+            return f"algorithm.settings.max_calls: {spent.calls} of {limits.max_calls} calls are spent"
         if limits.max_tokens and spent.tokens + tokens > limits.max_tokens:
-            raise BudgetSpent(
+            return (
                 f"algorithm.settings.max_tokens: {spent.tokens:,} of {limits.max_tokens:,} tokens are spent, and the "
                 f"next call may take {tokens:,}"
             )
         if limits.max_cost and spent.cost + cost > limits.max_cost:
-            raise BudgetSpent(
+            return (
                 f"algorithm.settings.max_cost: {spent.cost:.4g} of {limits.max_cost:.4g} are spent, and the next call "
                 f"may cost {cost:.4g}"
             )
+        return ""
 
     def _count(self, answer: Any, record: CallRecord) -> None:
         """What an answer came to, as the provider counts; where it does not, what was reserved."""

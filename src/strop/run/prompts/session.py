@@ -44,7 +44,7 @@ class NothingLeft(Exception):
 
 
 class RunSession(PromptSession):
-    """The session of one run. `over` says why it ended, once it has."""
+    """The session of one run. `over` says why it ended, once it has, and `error` what went wrong, if anything did."""
 
     def __init__(self, run: Run, optimizer: PromptOptimizer, model: OptimizerModel, past: Sequence[Step]) -> None:
         self._run, self._settings, self._model, self._past = run, optimizer, model, past
@@ -56,6 +56,7 @@ class RunSession(PromptSession):
         self.random = random.Random(stable_hash(config.seed, "prompts"))
         self.pool = PromptPool()
         self.over = ""
+        self.error: Exception | None = None
         self.rollouts = 0
         self._steps = 0
         self._groups = 0
@@ -105,9 +106,12 @@ class RunSession(PromptSession):
             return self._answering.result()
         except (BudgetSpent, NothingLeft) as why:
             self.over = f"the budget is spent ({why})" if isinstance(why, BudgetSpent) else str(why)
-            raise OptimizationOver from None
         except Exception as error:
-            raise OptimizationOver from error
+            self.error = error
+        # From here on nothing is answered: an optimiser that clears up on its way out must not end a step that it was
+        # in the middle of.
+        self._aborted = True
+        raise OptimizationOver
 
     # -- what answers it, in the run's event loop -------------------------------------------------------------------
 

@@ -1,0 +1,226 @@
+"""Prompts that are improved: whole runs against scripted models, and what commands make of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import prompt_runs, runs
+from tests.prompt_runs import AGENTS, Models, configure, metrics, refuse, train
+
+
+@pytest.fixture(scope="module")
+def models() -> Iterator[Models]:
+    with prompt_runs.open_models() as models:
+        yield models
+
+
+@pytest.fixture(scope="module")
+def improved(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("improved") / "run"
+    before = models.counts["writer"]
+    told = train(configure(models, folder, "gepa"))
+    assert told["start"] < 0.4, told
+    assert told["end"] > 0.9, told
+    assert told["done"]
+    last = metrics(folder)[-1]
+    assert last["prompts/calls"] == models.counts["writer"] - before <= 400
+    assert last["prompts/rollouts"] <= 4000
+    return folder
+
+
+def test_apo_finds_the_hints_within_its_budget(models: Models, tmp_path: Path) -> None:
+    before = models.counts["writer"]
+    told = train(configure(models, tmp_path / "run", "apo", beam_width=2, branch_factor=4))
+    assert told["start"] < 0.4
+    assert told["end"] > 0.9
+    assert metrics(tmp_path / "run")[-1]["prompts/calls"] == models.counts["writer"] - before <= 400
+
+
+def test_a_rollout_keeps_the_version_it_began_with(improved: Path) -> None:
+    """What its agent sent is what is recorded with it; several versions were tried."""
+    story = runs.story(improved)
+    rollouts = [rollout for rollout in story.rollouts if rollout.mode == "train"]
+    for rollout in rollouts:
+        (turn,) = story.turns[rollout.id]
+        assert turn.messages[0] == {"role": "system", "content": rollout.prompts["system"]}
+    assert len({rollout.prompts["system"] for rollout in rollouts}) > 3
+    consumed = [id for step in story.steps for id in step.rollouts]
+    assert len(consumed) == len(set(consumed))
+    assert set(consumed) <= {rollout.id for rollout in rollouts}
+
+
+def test_the_last_evaluation_is_of_the_best_version(improved: Path) -> None:
+    pool = json.loads((improved / "prompts.json").read_text())["versions"]
+    best = max(pool, key=lambda one: sum(one["scores"].values()))
+    story = runs.story(improved)
+    last = story.steps[-1]
+    evaluated = [one for one in story.rollouts if one.group.startswith(f"e{last.version}-")]
+    assert {one.prompts["system"] for one in evaluated} == {best["prompts"]["system"]}
+    first = [one for one in story.rollouts if one.group.startswith("e1.0-")]
+    assert {one.prompts["system"] for one in first} == {"You answer questions about topics."}
+
+
+def test_versions_diffs_and_winners_are_shown(improved: Path) -> None:
+    shown = runs.finish(runs.strop("prompts", improved)).stdout
+    assert "(best)" in shown
+    assert "+Hint " in shown
+    told = json.loads(runs.finish(runs.strop("prompts", improved, "--json")).stdout)
+    best = told["versions"][told["best"]]
+    assert all(told["best"] in numbers for task, numbers in told["winners"].items() if best["scores"][task] == 1.0)
+    assert "all" in runs.finish(runs.strop("prompts", improved, "--tasks")).stdout
+    assert "from version 0 to 1" in runs.finish(runs.strop("prompts", improved, "--diff", "0", "1")).stdout
+    calls = json.loads(runs.finish(runs.strop("prompts", improved, "--calls", "--json")).stdout)
+    assert sum("key" in call and bool(call["key"]) for call in calls) == metrics(improved)[-1]["prompts/calls"]
+    assert "there is no version 99" in refuse("prompts", improved, "99")
+
+
+def test_runs_rollouts_eval_and_export(improved: Path, tmp_path: Path) -> None:
+    record = json.loads(runs.finish(runs.strop("runs", improved, "--json")).stdout)
+    assert (record["state"], record["algorithm"], record["model"]) == ("done", "gepa", "follower")
+    assert "succeeded" in runs.finish(runs.strop("rollouts", improved)).stdout
+    options = ("--compare", "start", "--folder", tmp_path / "eval", "--json")
+    told = json.loads(runs.finish(runs.strop("eval", improved, *options)).stdout)
+    scores = [one["scores"]["val-core/test/reward/mean@1"]["value"] for one in told["evaluations"]]
+    assert scores[0] > 0.9
+    assert scores[1] < 0.4
+    runs.finish(runs.strop("export", improved, tmp_path / "prompts"))
+    pool = json.loads((improved / "prompts.json").read_text())["versions"]
+    best = max(pool, key=lambda one: sum(one["scores"].values()))
+    assert (tmp_path / "prompts" / "system.md").read_text() == best["prompts"]["system"]
+    assert "train no weights" in refuse("replay", improved, "--step", "1")
+    assert "no model of its own" in refuse("chat", improved)
+
+
+def test_a_new_run_begins_with_the_prompts_of_another(models: Models, improved: Path, tmp_path: Path) -> None:
+    done = runs.finish(runs.strop("train", "--from", improved, "--folder", tmp_path / "run", "--json"))
+    assert json.loads(done.stdout)["start"] > 0.9
+
+
+def test_a_run_that_is_done_says_so(models: Models, improved: Path) -> None:
+    before = models.counts["writer"]
+    assert "was done after" in runs.finish(runs.strop("train", "--resume", improved)).stdout
+    assert models.counts["writer"] == before
+
+
+def test_an_unmodified_agent_is_given_prompts_by_the_gateway(models: Models, tmp_path: Path) -> None:
+    (tmp_path / "agents.py").write_text(AGENTS)
+    toml = configure(models, tmp_path / "run", "gepa", agent=f"{tmp_path}/agents.py:marked")
+    assert train(toml)["end"] > 0.9
+    story = runs.story(tmp_path / "run")
+    for rollout in story.rollouts:
+        (turn,) = story.turns[rollout.id]
+        assert turn.messages[0]["content"] == f"{rollout.prompts['system']}\nBe brief."
+
+
+def test_the_budget_of_calls_binds(models: Models, tmp_path: Path) -> None:
+    before = models.counts["writer"]
+    told = train(configure(models, tmp_path / "run", "gepa", max_calls=7))
+    assert told["done"]
+    assert models.counts["writer"] - before == 7
+    resumed = runs.finish(runs.strop("train", "--resume", tmp_path / "run", "--json"))
+    assert json.loads(resumed.stdout)["steps"] == told["steps"]
+    assert models.counts["writer"] - before == 7
+    more = runs.strop("train", "--resume", tmp_path / "run", "--json", "--set=algorithm.settings.max_calls=12")
+    assert json.loads(runs.finish(more).stdout)["steps"] > told["steps"]
+    assert models.counts["writer"] - before == 12
+
+
+def test_the_budgets_of_tokens_money_and_rollouts_bind(models: Models, tmp_path: Path) -> None:
+    train(configure(models, tmp_path / "tokens", "gepa", max_tokens=40_000, answer_tokens=1000))
+    assert 20_000 < sum_of(tmp_path / "tokens", "tokens") <= 40_000
+    prices = ("--set=gateway.outside.writer.price_in=1", "--set=gateway.outside.writer.price_out=10")
+    train(configure(models, tmp_path / "cost", "apo", max_cost=0.02, answer_tokens=500), *prices)
+    assert 0.01 < sum_of(tmp_path / "cost", "cost") <= 0.02
+    train(configure(models, tmp_path / "rollouts", "apo", max_rollouts=100))
+    rollouts = [one for one in runs.story(tmp_path / "rollouts").rollouts if one.mode == "train"]
+    assert 20 <= len(rollouts) <= 100
+
+
+def sum_of(folder: Path, what: str) -> float:
+    """What calls came to, as calls.jsonl has it."""
+    last: dict[tuple[int, int], float] = {}
+    for one in prompt_runs.calls(folder):
+        last[one["call"], one["attempt"]] = one.get(what, 0)
+    return sum(last.values())
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_optimiser_model_that_talks_nonsense(models: Models, tmp_path: Path) -> None:
+    """It is counted, and the run goes on."""
+    models.control(nonsense=5)
+    told = train(configure(models, tmp_path / "run", "gepa", max_calls=150))
+    assert metrics(tmp_path / "run")[-1]["prompts/rejected/empty"] == 5
+    assert told["end"] > told["start"]
+
+
+def test_an_optimiser_model_that_is_busy(models: Models, tmp_path: Path) -> None:
+    """It is asked again, each time counted; nothing is lost."""
+    models.control(busy=4)
+    before = models.counts
+    told = train(configure(models, tmp_path / "run", "gepa", max_calls=30))
+    after = models.counts
+    refused = after["refused"] - before["refused"]
+    assert refused >= 2
+    assert after["writer"] - before["writer"] == 30
+    assert metrics(tmp_path / "run")[-1]["prompts/calls_failed"] == refused
+    assert told["steps"] >= 30 - refused - 1
+
+
+def test_an_optimiser_model_that_stays_away(models: Models, tmp_path: Path) -> None:
+    """The run ends with a sentence, and goes on once it is back."""
+    toml = configure(models, tmp_path / "run", "gepa", max_calls=40, patience=2)
+    models.control(busy=1000)
+    assert "gave no answer for 2 s" in refuse("train", "--config", toml)
+    models.control()
+    told = json.loads(runs.finish(runs.strop("train", "--resume", tmp_path / "run", "--json")).stdout)
+    assert told["done"]
+
+
+def test_a_placeholder_that_is_lost(models: Models, tmp_path: Path) -> None:
+    """No version without it is ever tried."""
+    toml = configure(models, tmp_path / "run", "apo", max_calls=20)
+    train(toml, "--set=prompts.system.text='You answer questions about {topics}.'")
+    assert metrics(tmp_path / "run")[-1]["prompts/rejected/placeholder"] >= 4
+    story = runs.story(tmp_path / "run")
+    assert {one.prompts["system"] for one in story.rollouts} == {"You answer questions about {topics}."}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["prompts.system.placeholders=['room']"], "does not have its placeholder {room}"),
+        (["prompts.system.text=''"], "neither is set"),
+        (["prompts.system.file=nowhere.md"], "both are set"),
+        (["prompts.main.text=x"], "has the name of a policy"),
+        (["algorithm.settings.optimizer=nobody"], "gateway.outside does not have"),
+        (["algorithm.settings.max_cost=1"], "has no prices"),
+        (["gateway.outside.writer.key_env=NO_SUCH_KEY"], "the environment has no NO_SUCH_KEY"),
+        (["algorithm.settings.validation=nowhere"], "no task has that split"),
+        (["algorithm.settings.minibach=3"], "minibatch"),
+        (["group_reward=x.py:f"], "compares rollouts"),
+        (["algorithm.name=grpo", "algorithm.settings={}", "policy.frozen=true"], "nothing would be trained"),
+    ],
+)
+def test_what_users_get_wrong(models: Models, tmp_path: Path, settings: list[str], said: str) -> None:
+    toml = configure(models, tmp_path / "run", "gepa")
+    assert said in refuse("train", "--config", toml, *(f"--set={one}" for one in settings))
+
+
+def test_without_prompts_there_is_nothing_to_improve(models: Models, tmp_path: Path) -> None:
+    toml = configure(models, tmp_path / "run", "gepa")
+    toml.write_text(toml.read_text().replace("[prompts.system]\ntext", "[monitor]\nname"))
+    assert "there are none" in refuse("train", "--config", toml)
+
+
+def test_a_provider_that_cannot_be_used(models: Models, tmp_path: Path) -> None:
+    toml = configure(models, tmp_path / "run", "gepa")
+    toml.write_text(
+        toml.read_text().replace(f'{models.url}/v1"\nmodel = "writer"', 'http://127.0.0.1:9/v1"\nmodel = "writer"')
+    )
+    assert "gave no answer" in refuse("train", "--config", toml, "--set=algorithm.settings.patience=1")
