@@ -9,7 +9,7 @@ the fields of its class. Nothing else here, in the learner or in the configurati
 """
 
 from strop.algorithms.base import Algorithm, EntryTensors, Improver
-from strop.algorithms.prompt_optimizer import PromptOptimizer, PromptSession, Trial
+from strop.algorithms.prompt_optimizer import PromptOptimizer, PromptSession, PromptTrial
 from strop.algorithms.registry import (
     every_setting,
     find,
@@ -29,7 +29,7 @@ __all__ = [
     "Improver",
     "PromptOptimizer",
     "PromptSession",
-    "Trial",
+    "PromptTrial",
     "every_setting",
     "find",
     "find_class",

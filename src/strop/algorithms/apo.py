@@ -15,7 +15,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from strop.algorithms.prompt_optimizer import PromptOptimizer, Prompts, PromptSession, Trial, describe_trial
+from strop.algorithms.prompt_optimizer import PromptOptimizer, Prompts, PromptSession, PromptTrial, describe_trial
 from strop.types import Task
 
 CRITIQUE = """\
@@ -107,7 +107,7 @@ class APO(PromptOptimizer):
             for branch in range(self.branch_factor)
         ]
 
-    def _write(self, session: PromptSession, edits: list[_Edit], found: list[list[Trial]]) -> list[str | None]:
+    def _write(self, session: PromptSession, edits: list[_Edit], found: list[list[PromptTrial]]) -> list[str | None]:
         """The new texts; None where nothing came that could be tried."""
         critiques = session.ask(
             [
@@ -128,7 +128,7 @@ class APO(PromptOptimizer):
         ]
 
 
-def _list_trials(trials: list[Trial]) -> str:
+def _list_trials(trials: list[PromptTrial]) -> str:
     described = [describe_trial(trial) for trial in trials]
     return "\n\n".join(
         f"<task>\n{one['Inputs']}\n\n{one['Generated Outputs']}\n\n{one['Feedback']}\n</task>" for one in described

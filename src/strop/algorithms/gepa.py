@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, cast
 
 from msgspec import Meta
 
-from strop.algorithms.prompt_optimizer import PromptOptimizer, PromptSession, Trial, describe_trial
+from strop.algorithms.prompt_optimizer import PromptOptimizer, PromptSession, PromptTrial, describe_trial
 from strop.errors import ConfigError
 from strop.types import Task
 
@@ -92,7 +92,7 @@ class _Adapter:
     def make_reflective_dataset(
         self, candidate: dict[str, str], eval_batch: Any, components_to_update: list[str]
     ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        trials: list[Trial] = eval_batch.trajectories
+        trials: list[PromptTrial] = eval_batch.trajectories
         records = [describe_trial(trial) for trial in trials]
         return dict.fromkeys(components_to_update, records)
 

@@ -41,7 +41,7 @@ class OptimizationOver(BaseException):
 
 
 @dataclass(frozen=True)
-class Trial:
+class PromptTrial:
     """A version of the prompts on one task: its rollouts, and the mean of what they got."""
 
     task: Task
@@ -60,7 +60,7 @@ class PromptSession(ABC):
     random: random.Random
 
     @abstractmethod
-    def evaluate(self, wanted: Sequence[tuple[Prompts, Sequence[Task]]]) -> list[list[Trial]]:
+    def evaluate(self, wanted: Sequence[tuple[Prompts, Sequence[Task]]]) -> list[list[PromptTrial]]:
         """Run the agent with versions of the prompts, each on its tasks, all at once. What was run before is not run
         again."""
 
@@ -158,7 +158,7 @@ def score_rollout(rollout: Rollout, weights: Mapping[str, float]) -> float:
     return sum(weights.get(reward.name, 0.0) * reward.value for reward in select_last_rewards(rollout))
 
 
-def describe_trial(trial: Trial, most: int = 6000) -> dict[str, str]:
+def describe_trial(trial: PromptTrial, most: int = 6000) -> dict[str, str]:
     """A trial as an optimiser model reads it: the task, what was said, what came of it; of several rollouts, the worst
     one's."""
     sample = min(trial.samples, key=lambda one: one.rollout.reward() or 0.0)

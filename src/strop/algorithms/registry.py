@@ -91,6 +91,7 @@ def _registered(name: str) -> type[Improver] | None:
         and issubclass(each, Improver)
         and each.__module__ == file.__name__
         and not isabstract(each)
+        and hasattr(each, "improves")
     ]
     assert len(found) < 2, f"{file.__name__} has {len(found)} algorithms: one class in one file"
     return found[0] if found else None

@@ -57,13 +57,13 @@ class CallLedger:
         self._attempts: dict[int, int] = {}
         self._answers: dict[int, str] = {}
         self._open: dict[tuple[int, int], CallRecord] = {}
-        self._file = open(path, "ab", opener=private)  # noqa: SIM115 - closed by `close`
-        written = path.read_bytes()
+        written = path.read_bytes() if path.exists() else b""
         whole = written[: written.rfind(b"\n") + 1]  # what was cut off in the middle was never sent, or never counted
-        self._file.truncate(len(whole))
         for line in whole.splitlines():
             self._take(_read(line, path))
         self.lost = len(self._open)
+        self._file = open(path, "ab", opener=private)  # noqa: SIM115 - closed by `close`
+        self._file.truncate(len(whole))
         sync_folder(path.parent)
 
     def find(self, call: int, key: str) -> str | None:
@@ -90,6 +90,12 @@ class CallLedger:
 
     def close(self) -> None:
         self._file.close()
+
+    def __enter__(self) -> CallLedger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _write(self, record: CallRecord) -> None:
         self._file.write(msgspec.json.encode(record) + b"\n")

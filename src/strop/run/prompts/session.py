@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from strop.algorithms import PromptOptimizer, PromptSession, Trial
+from strop.algorithms import PromptOptimizer, PromptSession, PromptTrial
 from strop.algorithms.metrics import summarize
 from strop.algorithms.prompt_optimizer import OptimizationOver, Prompts, score_rollout
 from strop.errors import StoreError
@@ -60,7 +60,7 @@ class RunSession(PromptSession):
         self.rollouts = 0
         self._steps = 0
         self._groups = 0
-        self._trials: dict[tuple[str, str], Trial] = {}
+        self._trials: dict[tuple[str, str], PromptTrial] = {}
         self._consumed: list[Sample] = []
         self._scores: list[float] = []
         self._rejected: Counter[str] = Counter()
@@ -70,7 +70,7 @@ class RunSession(PromptSession):
 
     # -- what the optimiser calls, in its thread -------------------------------------------------------------------
 
-    def evaluate(self, wanted: Sequence[tuple[Prompts, Sequence[Task]]]) -> list[list[Trial]]:
+    def evaluate(self, wanted: Sequence[tuple[Prompts, Sequence[Task]]]) -> list[list[PromptTrial]]:
         return self._wait_for(self._evaluate(wanted))
 
     def ask(self, questions: Sequence[str]) -> list[str]:
@@ -119,7 +119,7 @@ class RunSession(PromptSession):
         self._run.view.phase("asking the optimiser model", 0, len(questions))
         return await self._model.ask(questions)
 
-    async def _evaluate(self, wanted: Sequence[tuple[Prompts, Sequence[Task]]]) -> list[list[Trial]]:
+    async def _evaluate(self, wanted: Sequence[tuple[Prompts, Sequence[Task]]]) -> list[list[PromptTrial]]:
         plan: dict[tuple[str, str], list[Rollout]] = {}
         for prompts, tasks in wanted:
             for task in tasks:
@@ -136,7 +136,7 @@ class RunSession(PromptSession):
         for key, group in plan.items():
             samples = [await read_sample(self._run.store, ended[rollout.id]) for rollout in group]
             score = fmean(score_rollout(one.rollout, self._settings.rewards) for one in samples)
-            self._trials[key] = Trial(group[0].task, score, samples)
+            self._trials[key] = PromptTrial(group[0].task, score, samples)
             self._consumed += samples
         found = [[self._trials[_key(prompts, task)] for task in tasks] for prompts, tasks in wanted]
         self._scores += [trial.score for trials in found for trial in trials]
