@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -224,3 +225,75 @@ def test_a_provider_that_cannot_be_used(models: Models, tmp_path: Path) -> None:
         toml.read_text().replace(f'{models.url}/v1"\nmodel = "writer"', 'http://127.0.0.1:9/v1"\nmodel = "writer"')
     )
     assert "gave no answer" in refuse("train", "--config", toml, "--set=algorithm.settings.patience=1")
+
+
+# -- a model that is served here ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def served(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps with the model in the box, which stays as it is."""
+    place = tmp_path_factory.mktemp("served")
+    (place / "agents.py").write_text(AGENTS)
+    toml = configure(models, place / "run", "gepa", agent=f"{place}/agents.py:local", minibatch=2)
+    text = toml.read_text().replace('agents = ["*"]', 'agents = ["nobody"]').replace("steps = 400", "steps = 2")
+    lines = [line for line in text.splitlines() if not line.startswith(("agents_in", "tasks"))]
+    toml.write_text("\n".join(lines))
+    train(toml, f"--tasks={Path(__file__).parents[1]}/small.py:tasks", "--set=loop.eval_greedy=false")
+    return place / "run"
+
+
+def test_the_model_reads_the_prompt_of_its_rollout(served: Path) -> None:
+    """Token for token: what was sent is in what the engine saw. No weights are trained, and none are kept."""
+    from strop.gateway.template import Renderer
+    from strop.models.names import resolve
+
+    renderer = Renderer.from_folder(resolve("strop/nano"))
+    story = runs.story(served)
+    tried = [rollout for rollout in story.rollouts if rollout.mode == "train"]
+    assert len({rollout.prompts["system"] for rollout in tried}) == 3
+    for rollout in story.rollouts:
+        (turn,) = story.turns[rollout.id]
+        assert rollout.prompts["system"] in renderer.decode(turn.prompt_ids)
+        assert {name for _, name in turn.versions} == {"1.0"}
+    assert not list(served.glob("checkpoints/*/*.safetensors"))
+
+
+def test_weights_are_trained_on_top_of_prompts(served: Path, tmp_path: Path) -> None:
+    """A new run takes the prompts over, gives them to every rollout, and trains the model."""
+    sets = ("algorithm.name=grpo", "loop.steps=1", "loop.groups=2", "loop.group_size=2",
+            "loop.eval_splits=[]")  # fmt: skip
+    runs.finish(runs.strop("train", "--from", served, "--folder", tmp_path / "run", *(f"--set={one}" for one in sets)))
+    story = runs.story(tmp_path / "run")
+    assert len(story.steps) == 1
+    assert (tmp_path / "run" / "checkpoints" / "best" / "model.safetensors").is_file()
+    best = json.loads((served / "checkpoints" / "best" / "prompts.json").read_text())["prompts"]
+    assert [rollout.prompts for rollout in story.rollouts] == [best] * 4
+
+
+def test_prompts_are_improved_on_top_of_weights(models: Models, served: Path, tmp_path: Path) -> None:
+    """And the other way round: the model of a run that trained it, with prompts."""
+    sets = ("algorithm.name=grpo", "loop.steps=1", "loop.groups=2", "loop.group_size=2",
+            "loop.eval_splits=[]")  # fmt: skip
+    trained = tmp_path / "trained"
+    runs.finish(runs.strop("train", "--from", served, "--folder", trained, *(f"--set={one}" for one in sets)))
+    settings = "{optimizer = 'writer', max_calls = 2, minibatch = 2}"
+    sets = ("algorithm.name=apo", f"algorithm.settings={settings}", "loop.steps=1")
+    again = tmp_path / "again"
+    runs.finish(runs.strop("train", "--from", trained, "--folder", again, *(f"--set={one}" for one in sets)))
+    config = json.loads((again / "config.json").read_text())
+    assert config["policy"]["model"] == str(again / "start")
+    weights = [place / "model.safetensors" for place in (again / "start", trained / "checkpoints" / "best")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_talking_to_it(served: Path, tmp_path: Path) -> None:
+    """Its best prompt is the system message."""
+    done = subprocess.run(
+        runs.strop("chat", served, "--folder", tmp_path / "chat", "--json", "--max-tokens", "4"),
+        input="hello\n", capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    best = json.loads((served / "checkpoints" / "best" / "prompts.json").read_text())["prompts"]
+    (turns,) = runs.story(tmp_path / "chat").turns.values()
+    assert turns[0].messages[0] == {"role": "system", "content": best["system"]}

@@ -138,8 +138,14 @@ def make_improver(config: AlgorithmConfig) -> Improver:
     """The algorithm or the prompt optimiser of a configuration. Raises `ConfigError`."""
     algorithm = find(config.name)
     settings = rename_old(config.settings, PATH, quiet=True)  # loading has said so
+    types = _setting_types(algorithm)
+    for name in (name for name in settings if name not in types):
+        if others := [other for other in names() if name in _setting_types(find(other))]:
+            raise ConfigError(
+                f"{config.name} has no setting {PATH}{name}, which {', '.join(others)} have. Fix: leave it out"
+            )
     try:
-        refuse_unknown(settings, _setting_types(algorithm), PATH)
+        refuse_unknown(settings, types, PATH)
         return algorithm(rewards=config.rewards, **settings)
     except ConfigError:
         raise

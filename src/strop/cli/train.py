@@ -52,6 +52,8 @@ def _train(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         policy={"model": arguments.model} if arguments.model else None,
     )
+    if before:
+        config = start_from.drop_foreign_settings(config, RunFolder.config(before))
     if before and arguments.model:
         raise ConfigError(f"--from {arguments.source} brings its model. Fix: leave out --model")
     if not config.agent:

@@ -90,7 +90,8 @@ def train(
             start_from.choose_place(wanted, overwrite=overwrite, beside=before) as place,
             console.choose(json=quiet, out=sys.stdout) as view,
         ):
-            made = settle(_config(agent, tasks, reward, model, algorithm, place, seed, base, sections))
+            made = _config(agent, tasks, reward, model, algorithm, place, seed, base, sections)
+            made = settle(start_from.drop_foreign_settings(made, RunFolder.config(before)) if before else made)
             if place != wanted:
                 view.note(f"{wanted} holds a run: this one is kept in {place}")
             if checkpoint is not None:

@@ -21,6 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from strop import config as configs
+from strop.algorithms import setting_names
 from strop.config import Config, replace_models, resolve_policies, trained_policies
 from strop.errors import ConfigError, DamagedCheckpoint, PlaceError
 from strop.files import private_folder
@@ -118,6 +119,17 @@ def find_source(name: str) -> tuple[Path, Path]:
     if (found := RunFolder.parse_name(name)) is None:
         raise explain_no_run(Path(re.sub(rf":(\d+|{BEST})$", "", name)).expanduser())
     return found[0], RunFolder.chosen_checkpoint(*found)
+
+
+def drop_foreign_settings(config: Config, before: Config) -> Config:
+    """The configuration of a new run with another algorithm than the earlier one's, without the settings that were only
+    that one's."""
+    name, settings, old = config.algorithm.name, config.algorithm.settings, before.algorithm.settings
+    if name == before.algorithm.name:
+        return config
+    own = setting_names(name)
+    kept = {key: value for key, value in settings.items() if key in own or old.get(key) != value}
+    return replace(config, algorithm=replace(config.algorithm, settings=kept))
 
 
 def find_checkpoint(name: str, *, best: bool = False, policy: str = "") -> Path | None:
