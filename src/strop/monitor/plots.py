@@ -15,8 +15,11 @@ PANELS = 12
 """Rewards of agents that are drawn at most."""
 
 
-def plot_rewards(path: Path, rewards: Points, evaluations: Mapping[str, Points], title: str) -> None:
-    """Mean training reward per step, and every evaluation as points. Needs matplotlib (the `train` extra)."""
+def plot_rewards(
+    path: Path, rewards: Points, evaluations: Mapping[str, Points], title: str, losses: Points = ()
+) -> None:
+    """Mean training reward per step, or where there is none the loss, on an axis of its own; and every evaluation as
+    points. Needs matplotlib (the `train` extra)."""
     with _picture(path, title, unit=all(map(_unit, [rewards, *evaluations.values()]))) as axes:
         if rewards:
             axes.plot(
@@ -26,6 +29,12 @@ def plot_rewards(path: Path, rewards: Points, evaluations: Mapping[str, Points],
         for name, points in evaluations.items():
             style = ":" if len(points) > 2 else "none"  # a line between two points would claim what nobody measured
             axes.plot(*zip(*points, strict=True), marker=next(marks), linestyle=style, linewidth=1, label=name)
+        if losses:
+            other = axes.twinx()
+            (line,) = other.plot(*zip(*losses, strict=True), color="#9ca3af", linewidth=2)
+            other.set(ylabel="loss", ylim=(min(0.0, *(loss for _, loss in losses)), None))
+            other.spines[["top"]].set_visible(False)
+            axes.plot([], [], color=line.get_color(), linewidth=2, label="training loss, mean of a step")
 
 
 def draw_curves(path: Path, runs: Mapping[str, tuple[Points, Points]], title: str) -> None:

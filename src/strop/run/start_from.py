@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from strop import algorithms
 from strop import config as configs
 from strop.config import Config, replace_models, resolve_policies, trained_policies
 from strop.errors import ConfigError, DamagedCheckpoint, PlaceError
@@ -73,6 +74,15 @@ def list_policy_settings(config: Config) -> dict[str, Any]:
         for section, table in (("", own.policy), ("learner.", own.learner))
     ]
     return {setting.key: setting.value for path, table in sections for setting in configs.walk(table, path)}
+
+
+def drop_other_settings(config: Config, before: Config) -> Config:
+    """The configuration of a new run without what it has of an earlier one's algorithm and its own does not know."""
+    if (name := config.algorithm.name) == before.algorithm.name:
+        return config
+    old, known = before.algorithm.settings, set(algorithms.setting_names(name))
+    kept = {key: value for key, value in config.algorithm.settings.items() if key in known or old.get(key) != value}
+    return replace(config, algorithm=replace(config.algorithm, settings=kept))
 
 
 def find_summary(folder: Path, changes: Mapping[str, tuple[Any, Any]]) -> Summary | None:
