@@ -55,7 +55,7 @@ class Offline(Algorithm):
         str | tuple[str, ...],
         Meta(description="files of conversations that are learnt from: JSON lines with `messages`"),
     ] = ()
-    modes: Annotated[
+    rollouts: Annotated[
         tuple[Mode, ...],
         Meta(description="which rollouts of the runs are taken: of training (train), of evaluations (eval, greedy)"),
     ] = ("train", "eval", "greedy")

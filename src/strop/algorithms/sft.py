@@ -3,8 +3,8 @@
 The loss of a token is its negative log-likelihood; prompts and what the environment said carry none. Which rollouts are
 imitated, and how much each counts:
 
-    min_reward, top           rejection sampling: only rollouts that got so much, the best so many of a task (RFT, Yuan et
-                              al. 2023, https://arxiv.org/abs/2308.01825)
+    min_reward, top           rejection sampling: only rollouts that got so much, the best so many of a task (RFT, Yuan
+                              et al. 2023, https://arxiv.org/abs/2308.01825)
     weighting = "reward"      reward-weighted: a rollout counts as much as it got; one that got 0 or less is left out
                               (Peters and Schaal 2007)
     weighting = "exponential" advantage-weighted: exp(reward / beta) (Peng et al. 2019,

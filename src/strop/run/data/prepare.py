@@ -36,7 +36,7 @@ DEFAULT_STEPS = LoopConfig().steps
 WORDS = {
     "unfinished": "not ended",
     "failed": "failed",
-    "mode": "of another mode (algorithm.settings.modes)",
+    "mode": "of another mode (algorithm.settings.rollouts)",
     "split": "of tasks of another split (algorithm.settings.splits)",
     "held_out": "of tasks that this run evaluates (loop.eval_splits; algorithm.settings.splits takes them)",
     "no_answer": "without an answer that carries loss",
@@ -171,7 +171,7 @@ async def read_sources(draft: Draft, config: Config, policy: OfflinePolicy) -> N
             await refuse_other_vocabulary(folders[number], own, vocabulary)
             source = read_run(
                 folders[number],
-                modes=algorithm.modes,
+                modes=algorithm.rollouts,
                 splits=algorithm.splits,
                 held_out=config.loop.eval_splits,
                 left_out=draft.left_out,
