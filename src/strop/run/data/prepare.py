@@ -36,12 +36,12 @@ DEFAULT_STEPS = LoopConfig().steps
 WORDS = {
     "unfinished": "not ended",
     "failed": "failed",
-    "mode": "of another mode (algorithm.settings.rollouts)",
-    "split": "of tasks of another split (algorithm.settings.splits)",
-    "held_out": "of tasks that this run evaluates (loop.eval_splits; algorithm.settings.splits takes them)",
+    "mode": "of modes that algorithm.settings.rollouts leaves out",
+    "split": "of splits that algorithm.settings.splits leaves out",
+    "held_out": "of tasks that this run is evaluated on (algorithm.settings.splits can name them)",
     "no_answer": "without an answer that carries loss",
     "min_reward": "below algorithm.settings.min_reward",
-    "top": "beyond the best of their task (algorithm.settings.top)",
+    "top": "beyond algorithm.settings.top of their task",
     "duplicate": "with the very tokens of another",
     "mix": "from sources that algorithm.settings.mix has at 0",
 }
@@ -149,7 +149,7 @@ class Draft:
         self.left_out += left
         if not kept:
             there = f"{num_read} rollout{'s' * (num_read != 1)}"
-            why = f" ({explain_left_out(self.left_out)})" if self.left_out else ""
+            why = f": {explain_left_out(self.left_out)}" if self.left_out else ""
             raise ConfigError(
                 f"there is nothing to learn from: of {there} in {', '.join(self.sources)} none is left{why}. Fix: "
                 "name other runs or transcripts, or ask less of them"
