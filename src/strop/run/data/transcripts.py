@@ -54,6 +54,8 @@ def make_turns(
         said = model.say(at, prompt.ids, "stop")
         if said.tail is None:
             raise BadTemplate(f"the model's chat template does not show messages[{at}], which is an answer")
+        if not said.end:  # the template writes none here, and a model that stops says one all the same
+            said = model.say(at, prompt.ids, renderer.end_of_turn)
         requested: Json = {"tools": tools} if tools and not extends(prompt) else {}
         turn = Turn(
             id=f"transcript/1/{at}",
