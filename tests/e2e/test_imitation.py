@@ -123,6 +123,7 @@ def test_transcripts_need_neither_agent_nor_tasks(tmp_path: Path) -> None:
     assert tasks[:7] != tasks[7:]
     losses = [step.metrics["actor/sft_loss"] for step in told.steps]
     assert losses[-1] < losses[0]
+    assert read(folder).record.on == "training loss"
     more = runs.finish(runs.strop("train", "--resume", folder, "--steps", "6", "--json"))
     assert json.loads(more.stdout.splitlines()[-1])["steps"] == 6
     runs.finish(runs.strop("export", folder, tmp_path / "model"))

@@ -180,9 +180,11 @@ async def read_sources(draft: Draft, config: Config, policy: OfflinePolicy) -> N
             source = _read_transcripts(name, renderer, policy)
         async for rollout, turns in source:
             turns = [replace(turn, policy=find_owner(turn.agent, policies)) for turn in turns]
-            if (tokens := digest_trained(turns, policy)) is None:
-                draft.left_out["no_answer"] += 1
+            trained = [turn for turn in turns if carries_tokens(turn, policy)]
+            if why := explain_useless(trained, own.learner.token_budget):
+                draft.left_out[why] += 1
                 continue
+            tokens = digest_turns(trained)
             worth = measure_worth(rollout, algorithm.rewards, lambda agent: is_trained(agent, own))
             key = f"{number} {rollout.group} {rollout.task.id}"
             candidate = Candidate(source=name, task=rollout.task.id, key=key, worth=worth, tokens=tokens)
@@ -223,18 +225,21 @@ def is_trained(agent: str, config: Config) -> bool:
     return any(fnmatchcase(agent, pattern) for pattern in config.policy.agents)
 
 
-def digest_trained(turns: Sequence[Turn], policy: OfflinePolicy) -> bytes | None:
-    """A digest of all that the trained agents saw and said; None where nothing of it would carry loss."""
-    trained = [
-        turn
-        for turn in turns
-        if turn.response_ids
-        and turn.prompt_ids
-        and turn.policy == policy.name
-        and is_trained(turn.agent, policy.config)
-    ]
+def carries_tokens(turn: Turn, policy: OfflinePolicy) -> bool:
+    """Whether a turn has tokens that a trained agent said."""
+    ours = turn.policy == policy.name and is_trained(turn.agent, policy.config)
+    return ours and bool(turn.prompt_ids and turn.response_ids)
+
+
+def explain_useless(trained: Sequence[Turn], budget: int) -> str | None:
+    """Why nothing of a rollout with these turns of trained agents would carry loss."""
     if all(turn.abandoned or is_unweighted(turn) for turn in trained):
-        return None
+        return "no_answer"
+    return "over_budget" if any(len(turn.prompt_ids) + len(turn.response_ids) > budget for turn in trained) else None
+
+
+def digest_turns(trained: Sequence[Turn]) -> bytes:
+    """A digest of all that was seen and said in turns, and of which of them carry loss."""
     digest = blake2b(digest_size=16)
     for turn in trained:
         head = (len(turn.prompt_ids), len(turn.response_ids), turn.abandoned or is_unweighted(turn))

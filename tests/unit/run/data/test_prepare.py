@@ -86,6 +86,33 @@ async def test_untrained_agents_are_not_learnt_from(tmp_path: Path) -> None:
         await prepare_data(configure(tmp_path, runs=str(run)), print)
 
 
+async def test_what_no_micro_batch_holds_is_left_out(tmp_path: Path) -> None:
+    run = await make_run(tmp_path / "a", [("g0", 1.0, [[7] * 200]), ("g1", 1.0, [[7] * 20])])
+    config = load(base=configure(tmp_path, runs=str(run)), learner={"token_budget": 128})
+    _, said, _, samples = await prepare(config)
+    assert [sample.rollout for sample in samples] == ["g1"]
+    assert said.endswith("left out: 1 longer than learner.token_budget")
+
+
+async def test_turns_belong_to_the_policies_of_this_run(tmp_path: Path) -> None:
+    """Whatever policy they had where they were sampled; those of frozen ones are kept, and carry no loss."""
+    run = await make_run(tmp_path / "a", [("g0", 1.0, [[7], [8]])], agent="writer")
+    await make_run(run, [("g1", 1.0, [[9]])], agent="critic")
+    config = load(base=configure(tmp_path, runs=str(run)), policies={"writer": {}, "critic": {"frozen": True}})
+    _, said, _, samples = await prepare(config)
+    assert [turn.policy for sample in samples for turn in sample.turns] == ["writer", "writer"]
+    assert said.endswith("left out: 1 without an answer that carries loss")
+
+
+async def test_preferences_of_a_file_are_pairs(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jsonl"
+    other = ANSWER | {"content": "go away"}
+    file.write_text(json.dumps({"prompt": [USER], "chosen": [ANSWER], "rejected": [other]}))
+    _, _, header, samples = await prepare(configure(tmp_path, "dpo", transcripts=str(file)))
+    assert header.items == [(0, 1)]
+    assert [sample.turns[0].answer["content"] for sample in samples] == ["hello", "go away"]
+
+
 async def test_a_run_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     other = chatml.make(tmp_path / "other")
     (other / "config.json").write_text("{}")
