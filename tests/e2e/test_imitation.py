@@ -115,7 +115,9 @@ def test_transcripts_need_neither_agent_nor_tasks(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     given = ["algorithm.name=sft", f"algorithm.settings.transcripts={tmp_path / 'chat.jsonl'}", "loop.groups=2"]
     given += ["loop.group_size=2", "algorithm.settings.epochs=2", "engine.deterministic=true", "learner.optim.lr=1e-3"]
-    runs.finish(runs.strop("train", "--folder", folder, "--json", *(f"--set={one}" for one in given)))
+    command = runs.strop("train", "--folder", folder, "--json", *(f"--set={one}" for one in given))
+    runs.finish(command)
+    runs.finish([*command, "--overwrite"])
     told = runs.story(folder)
     assert [len(step.rollouts) for step in told.steps] == [4, 4, 4, 2]  # 14 conversations, of 7 each time
     tasks = [rollout.task.id for rollout in told.rollouts]

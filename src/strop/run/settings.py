@@ -67,7 +67,8 @@ def _make_sources_absolute(named: Any) -> Any:
         return make_absolute(named)
     if isinstance(named, dict):
         return {make_absolute(name): value for name, value in cast("dict[str, Any]", named).items()}
-    return [_make_sources_absolute(name) for name in cast("list[Any]", named)] if isinstance(named, list) else named
+    several = isinstance(named, list | tuple)
+    return [_make_sources_absolute(name) for name in cast("list[Any]", named)] if several else named
 
 
 def _settle_policy(config: Config, table: dict[str, Any]) -> dict[str, Any]:

@@ -92,14 +92,15 @@ def make_dataset(config: Config, algorithm: Offline, path: Path) -> DataSet:
 async def prepare_data(config: Config, tell: Callable[[str], None]) -> Config:
     """Read what a new run learns from and write it into its folder. Returns the configuration with the steps that its
     epochs are. One whose agents are at work stays as it is."""
-    policy = find_offline(config)
-    if policy is None or RunFolder.is_taken(Path(config.folder)) or not (config.loop.steps or policy.algorithm.epochs):
+    policy, path = find_offline(config), Path(config.folder) / NAME
+    if policy is None or not (config.loop.steps or policy.algorithm.epochs):
+        return config
+    if path.with_name("config.json").exists():  # the data of a run that is there, which is about to be refused
         return config
     refuse_contradictions(config, policy)
     if not needs_agents(config):
         config = replace(config, loop=replace(config.loop, eval_splits=()))
         tell("there is no agent and there are no tasks: nothing is evaluated")
-    path = Path(config.folder) / NAME
     with tempfile.TemporaryFile() as spare:
         draft = Draft(spare)
         await read_sources(draft, config, policy)
