@@ -269,11 +269,12 @@ PAIRS = forest(
 
 @pytest.mark.parametrize("lora", [0, 3])
 @pytest.mark.parametrize("budget", [1000, 16])
-def test_preferences_are_what_autograd_makes_of_the_loss(llama, lora, budget):
+@pytest.mark.parametrize("hold", [0.0, 0.7])
+def test_preferences_are_what_autograd_makes_of_the_loss(llama, lora, budget, hold):
     """Pairs land in different micro-batches where the budget is small."""
     samples, beta = copied(PAIRS), 0.3
     with unrounded():
-        ours = Ours.of(llama, "dpo", {"beta": beta}, budget, lora=lora)
+        ours = Ours.of(llama, "dpo", {"beta": beta, "sft_coef": hold}, budget, lora=lora)
         batch = assemble(samples, agents=AGENTS, budget=budget)
         metrics, gradients = ours.gradients(batch)
         stock = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float64, attn_implementation="eager")
@@ -285,13 +286,17 @@ def test_preferences_are_what_autograd_makes_of_the_loss(llama, lora, budget):
             turns = [turn for turn in sample.turns if turn.finish != "abandoned"]
             return sum(told.turn(turn).logp.sum() / turn.choices for turn in turns)
 
-        margins = []
+        def length(sample):
+            return sum(len(turn.response_ids) / turn.choices for turn in sample.turns if turn.finish != "abandoned")
+
+        margins, held = [], []
         for group in ("g0", "g1", "g2"):
             pair = sorted((s for s in samples if s.rollout.group == group), key=lambda s: -s.rollout.reward())
             apart = [total(rows, sample) - total(reference, sample).detach() for sample in pair]
             margins.append(beta * (apart[0] - apart[1]))
+            held.append(-total(rows, pair[0]) / length(pair[0]))
         loss = -logsigmoid(torch.stack(margins)).mean()
-        loss.backward()
+        (loss + hold * torch.stack(held).mean()).backward()
     if budget == 16:
         assert len(pack(batch, budget)) > 1
     near(metrics["actor/dpo_loss"], loss.item())

@@ -10,6 +10,10 @@ A step makes one optimizer step, at whose weights `score` has read every logprob
 tokens weighted by +-beta sigmoid(-beta m), which needs no pair to be in one micro-batch. Several optimizer steps per
 step would begin from weights that m is not of, and are refused.
 
+The loss falls as well where both become unlikelier, the worse one faster, and then a policy may end up saying neither.
+`sft_coef` holds the better one: it adds its negative log-likelihood, the mean over its tokens (RPO, Pang et al. 2024,
+https://arxiv.org/abs/2404.19733).
+
 A rollout is one answer, however many turns it has. Left out: the other losses of this family (IPO, KTO, ORPO).
 """
 
@@ -36,6 +40,9 @@ class DPO(Offline):
     beta: Annotated[
         Positive, Meta(description="how strongly the policy is held to the model that the run began with")
     ] = 0.1
+    sft_coef: Annotated[
+        float, Meta(ge=0, description="weight of the better rollout's negative log-likelihood beside the preference")
+    ] = 0.0
     pairs: Annotated[
         Literal["best_worst", "all"],
         Meta(description="which rollouts of a group are compared: the best with the worst, or all that differ"),
@@ -99,8 +106,9 @@ class DPO(Offline):
         better, worse = (np.array(side, np.int64) for side in zip(*pairs, strict=True))
         margins = self.beta * (sums[better] - sums[worse])
         pull = self.beta * np.exp(-np.logaddexp(0.0, margins))  # beta sigmoid(-margin)
+        tokens = np.bincount(entries.rollout, np.where(alive, shares, 0.0), minlength=len(batch.samples))
         signed = np.zeros(len(batch.samples))
-        signed[better], signed[worse] = pull, -pull
+        signed[better], signed[worse] = pull + self.sft_coef / tokens[better], -pull
         entries.advantage[:] = np.where(alive, signed[entries.rollout], 0.0)
         entries.weight[:] = np.where(alive, shares / len(pairs), 0.0)
         return {
