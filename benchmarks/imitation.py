@@ -1,7 +1,7 @@
 """Whether imitation helps: the model in the box, taught its own best rollouts, and what reinforcement learning still
 takes after that.
 
-    python benchmarks/imitation.py [--seeds 3] [--steps 16] [--folder PLACE] [--json FILE]
+    python benchmarks/imitation.py [--seeds 6] [--steps 16] [--folder PLACE] [--json FILE]
 
 For every seed, all on the demo's calc tasks (recipes/nano/laptop.toml), scored on held-out tasks (split test, sampled):
 
@@ -131,7 +131,7 @@ def summarise(rows: list[Found]) -> Found:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=16, help="steps of reinforcement learning")
     parser.add_argument("--folder", type=Path, help="where runs are kept (default: nowhere)")
     parser.add_argument("--json", type=Path, metavar="FILE", default=ROOT / "benchmarks" / "results" / "imitation.json")
