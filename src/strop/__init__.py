@@ -19,18 +19,22 @@ from strop.types import Event, Policy, Retry, Reward, Rollout, Sampling, Task, T
 from strop.version import __version__
 
 if TYPE_CHECKING:  # read when they are asked for, since they need numpy, which agents do not
+    from strop.algorithms.dpo import DPO
     from strop.algorithms.dr_grpo import DrGRPO
     from strop.algorithms.gigpo import GiGPO
     from strop.algorithms.grpo import GRPO
     from strop.algorithms.ppo import PPO
     from strop.algorithms.reinforce_pp import ReinforcePP
     from strop.algorithms.rloo import RLOO
+    from strop.algorithms.sft import SFT
 
 __all__ = [
+    "DPO",
     "GRPO",
     "LLM",
     "PPO",
     "RLOO",
+    "SFT",
     "Config",
     "DrGRPO",
     "Environment",

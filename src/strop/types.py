@@ -351,6 +351,11 @@ class Policy(Struct, frozen=True, kw_only=True):
     kind: Literal["weights", "prompt"] = "weights"
 
 
+DATA = "data"
+"""The version of turns that no weights of their run sampled: copied from another run, or made of a transcript. Their
+logprobs are those recorded there, or 0, and are compared with nobody's."""
+
+
 def version(lineage: int, step: int) -> str:
     """The name of the weights that step `step` of lineage `lineage` made: '1.0' is where a run begins."""
     return f"{lineage}.{step}"

@@ -49,7 +49,38 @@ RAW = "tests/integration/gateway/test_completions.py"
 SESSION = "tests/unit/gateway/test_session.py"
 ENGINE = "tests/parity/test_embedded_agreement.py -k 'version'"
 
+COPIES, PREPARE = "tests/unit/run/data/test_copies.py", "tests/unit/run/data/test_prepare.py"
+
 MUTANTS = (
+    # -- stored data
+    _one(
+        "stored data passes for what the present weights sampled",
+        "run/data/copies.py",
+        "versions=[(0, DATA)] if turn.response_ids else [],",
+        "versions=turn.versions,",
+        COPIES,
+    ),
+    _one(
+        "a copy that was never finished is left to an agent",
+        "run/data/copies.py",
+        'if lease.rollout.mode == "train":',
+        "if False:",
+        COPIES,
+    ),
+    _one(
+        "stored rollouts of held-out tasks are trained on",
+        "run/data/rollouts.py",
+        'return "held_out" if rollout.task.split in held_out else None',
+        "return None",
+        PREPARE,
+    ),
+    _one(
+        "an answer of weight 0 carries loss",
+        "algorithms/offline.py",
+        'return turn.requested.get("weight") == 0',
+        "return False",
+        "tests/unit/algorithms/test_sft.py",
+    ),
     # -- the loop
     _one(
         "evaluation tasks are trained on",

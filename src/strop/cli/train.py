@@ -35,6 +35,7 @@ def add(commands: Commands) -> None:
 
 def _train(arguments: argparse.Namespace) -> int:
     from strop.run import start_from
+    from strop.run.data.prepare import needs_agents
     from strop.run.settings import settle
 
     if arguments.resume:
@@ -53,12 +54,13 @@ def _train(arguments: argparse.Namespace) -> int:
         policy={"model": arguments.model} if arguments.model else None,
     )
     if before:
-        config = start_from.drop_foreign_settings(config, RunFolder.config(before))
+        config = start_from.drop_other_settings(config, RunFolder.config(before))
     if before and arguments.model:
         raise ConfigError(f"--from {arguments.source} brings its model. Fix: leave out --model")
-    if not config.agent:
+    alone = not needs_agents(config)
+    if not config.agent and not alone:
         raise ConfigError("which agent? strop train FILE.py:function --tasks tasks.jsonl (or --resume RUN)")
-    if not config.tasks:
+    if not config.tasks and not alone:
         raise ConfigError("which tasks? --tasks tasks.jsonl, or --tasks FILE.py:function")
     with choose_folder(config, arguments, before) as config:
         config = settle(config)

@@ -155,7 +155,9 @@ def print_summary(summary: Summary, folder: Path, arguments: argparse.Namespace)
         places["the trained model"] = f"{folder}/checkpoints/{summary.checkpoint}"
         one = f" --policy {next(iter(config.policies))}" if len(config.policies) > 1 else ""
         places["as a plain folder"] = f"{get_program()} export {folder} FOLDER{one}"
-        places["to talk to it"] = f"{get_program()} chat {folder}{one if config.agent == demo.AGENT else ' --agent'}"
+        places["to talk to it"] = (
+            f"{get_program()} chat {folder}{one if config.agent in (demo.AGENT, '') else ' --agent'}"
+        )
     width = max(map(len, places))
     for what, place in places.items():  # what is to be copied comes last, and is broken by no line end of ours
         console.print(Text.assemble("  ", what.ljust(width), "  ", (place, "bold")), soft_wrap=True)

@@ -1,4 +1,14 @@
-"""Conversations that a chat template is checked with: those of a file, or a few of our own."""
+"""Conversations of a file, in the shapes that training files have; and a few of our own, which chat templates are
+checked with.
+
+    {"messages": [...], "tools": [...]}                       OpenAI's fine-tuning files, TRL
+    {"messages": [..., {"role": "assistant", "weight": 0}]}   an answer that is read and not learnt
+    {"prompt": [...], "completion": [...]}                    TRL: answers in the prompt are read and not learnt
+    {"prompt": [...], "chosen": [...], "rejected": [...]}     TRL's preferences: two conversations, rewarded 1 and 0
+
+Beside these a line may have an `id`, and a `reward`: a number, or numbers by name. Arguments of calls may be JSON or
+the text of it, and calls without ids are answered in their order.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +26,20 @@ from strop.gateway.dialects.chat_messages import read_messages
 
 NAMES = ("messages", "traj", "history")
 """What the list of messages is called in a transcript."""
+PARTS = ("prompt", "completion", "chosen", "rejected")
+"""What its parts are called where there are several."""
 
 
 class Transcript(Struct, frozen=True, kw_only=True):
-    """`messages` are plain (see `ModelRequest`); `id` says where it stands in its file."""
+    """`messages` are plain (see `ModelRequest`); `id` says where it stands in its file, `task` what it is called there,
+    or else its place. Those of one line have one `task`. `unweighted` are the places of answers that carry no loss."""
 
     id: str
     messages: list[Json]
     tools: list[Json] | None = None
+    task: str = ""
+    unweighted: frozenset[int] = frozenset()
+    rewards: dict[str, float] = {}
 
 
 _CALL = {"type": "function", "function": {"name": "lookup", "arguments": {"city": "Zürich", "days": [1, 2]}}}
@@ -79,8 +95,8 @@ SAMPLES = [
 
 
 def read_transcripts(path: Path) -> list[Transcript]:
-    """Conversations of a file: JSON lines with `messages` (or `traj`, `history`) in OpenAI's format and optional
-    `tools`; or one JSON document that holds such objects."""
+    """Conversations of a file: JSON lines, or one JSON document that holds such objects; `traj` and `history` may stand
+    for `messages`."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -88,16 +104,84 @@ def read_transcripts(path: Path) -> list[Transcript]:
     found: list[Transcript] = []
     for where, raw in _objects(text, path):
         record = cast(Json, raw) if isinstance(raw, dict) else {}
-        messages = next((record[name] for name in NAMES if isinstance(record.get(name), list)), None)
-        if messages is None:
-            raise ConfigError(
-                f"{path}, {where}: no list of messages. Fix: write each line as an object with `messages`"
-            )
         try:
-            plain = read_messages([msgspec.json.encode(_known(message)) for message in messages])
-        except (ApiError, TypeError, AttributeError) as error:
+            found += [_read(record, where, *told) for told in _tell_apart(record)]
+        except (ApiError, TypeError, AttributeError, KeyError, ValueError) as error:
             raise ConfigError(f"{path}, {where}: {error}") from None
-        found.append(Transcript(id=where, messages=plain, tools=record.get("tools")))
+    return found
+
+
+def _tell_apart(record: Json) -> list[tuple[list[Any], list[Any], Any]]:
+    """The conversations of one object, each as what is only read, what is learnt, and its reward."""
+    messages = next((record[name] for name in NAMES if isinstance(record.get(name), list)), None)
+    if messages is not None:
+        return [([], messages, record.get("reward"))]
+    parts: dict[str, Any] = {name: record[name] for name in PARTS if name in record}
+    if len(parts) < 2:
+        raise ValueError("no list of messages. Fix: write each line as an object with `messages`")
+    for name, part in parts.items():
+        if not isinstance(part, list):
+            raise ValueError(f"{name} is not a list of messages. Fix: write it as [{{'role': ..., 'content': ...}}]")
+    prompt = parts.get("prompt", [])
+    if "completion" in parts:
+        return [(prompt, parts["completion"], record.get("reward"))]
+    if not {"chosen", "rejected"} <= parts.keys():
+        raise ValueError("it has one of chosen and rejected. Fix: give both, or `messages`")
+    return [(prompt, parts["chosen"], 1.0), (prompt, parts["rejected"], 0.0)]
+
+
+def _read(record: Json, where: str, prompt: list[Any], learnt: list[Any], reward: Any) -> Transcript:
+    messages, tools = _name_calls([*prompt, *learnt]), record.get("tools")
+    if isinstance(tools, str):
+        tools = json.loads(tools)
+    if tools is not None and not isinstance(tools, list):
+        raise ValueError("tools is not a list. Fix: write each as {'type': 'function', 'function': {...}}")
+    rewards = cast(
+        "dict[Any, Any]", {} if reward is None else reward if isinstance(reward, dict) else {"reward": reward}
+    )
+    unweighted = {
+        at
+        for at, message in enumerate(messages)
+        if message.get("role") == "assistant" and (at < len(prompt) or _is_unweighted(message))
+    }
+    return Transcript(
+        id=where,
+        messages=read_messages([msgspec.json.encode(message) for message in messages]),
+        tools=cast("list[Json] | None", tools) or None,
+        task=str(record.get("id", where)),
+        unweighted=frozenset(unweighted),
+        rewards={str(name): float(value) for name, value in rewards.items()},
+    )
+
+
+def _is_unweighted(message: Json) -> bool:
+    weight: Any = message.get("weight", 1)
+    if weight not in (0, 1):
+        raise ValueError(f"a message has weight {weight!r}. Fix: write 0 or 1")
+    return weight == 0
+
+
+def _name_calls(messages: list[Json]) -> list[Json]:
+    """The messages with an id for every call that has none, which the results after it then answer in their order, and
+    with arguments as text."""
+    found: list[Json] = []
+    open_calls: list[str] = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            made: list[Json] = []
+            for call in calls:
+                function = dict(call["function"])
+                if not isinstance(function.get("arguments"), str | None):
+                    function["arguments"] = msgspec.json.encode(function["arguments"]).decode()
+                id = call.get("id") or f"call{len(found):04d}{len(made)}"
+                open_calls.append(id)
+                made.append({"id": id, "type": "function", "function": function})
+            message = message | {"tool_calls": made}
+        if message.get("role") == "tool":
+            id = message.get("tool_call_id") or next(iter(message.get("tool_call_ids") or open_calls[:1]), None)
+            message = message | {"tool_call_id": id}
+            open_calls = [one for one in open_calls if one != id]
+        found.append(message)
     return found
 
 
@@ -106,7 +190,7 @@ def _objects(text: str, path: Path) -> Iterator[tuple[str, Any]]:
         whole = json.loads(text)
     except ValueError:
         whole = None
-    if isinstance(whole, dict) and not {*NAMES} & whole.keys():
+    if isinstance(whole, dict) and not {*NAMES, "prompt", "chosen"} & whole.keys():
         yield from ((str(name), value) for name, value in cast(Json, whole).items())
     elif isinstance(whole, list):
         yield from ((str(i), value) for i, value in enumerate(cast(list[Json], whole)))
@@ -120,9 +204,3 @@ def _objects(text: str, path: Path) -> Iterator[tuple[str, Any]]:
                 yield f"line {number}", msgspec.json.decode(line, type=Json)
             except msgspec.DecodeError as error:
                 raise ConfigError(f"{path}, line {number}: {error}. Fix: write each line as one JSON object") from None
-
-
-def _known(message: Any) -> Json:
-    """Some programs write the id of the one call a result answers as a list."""
-    ids = message.get("tool_call_ids")
-    return message | {"tool_call_id": ids[0]} if ids and len(ids) == 1 and message.get("role") == "tool" else message

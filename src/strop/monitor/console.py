@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import TextIO
@@ -18,7 +19,8 @@ from strop.monitor.metrics import split_policies
 from strop.monitor.screen import Screen
 from strop.printable import escape_text
 
-REWARD = "critic/rewards/mean"
+CURVES = {"critic/rewards/mean": "reward", "actor/sft_loss": "loss", "actor/dpo_loss": "loss"}
+"""What is drawn as a curve, and its label: the first that a run measures. Stored data has no reward that rises."""
 BARS = "▁▂▃▄▅▆▇█"
 SHOWN = {
     "prompts/best": "best on validation",
@@ -27,6 +29,7 @@ SHOWN = {
     "prompts/calls": "calls",
     "prompts/tokens": "tokens",
     "prompts/cost": "cost",
+    "actor/dpo_accuracy": "right pairs",
     "actor/entropy": "entropy",
     "actor/grad_norm": "grad norm",
     "actor/pg_clipfrac": "clipped",
@@ -88,8 +91,8 @@ class Lines(View):
         self._print(text)
 
     def step(self, number: int, metrics: Mapping[str, float]) -> None:
-        reward = format_figure(metrics.get(REWARD, float("nan")))
-        line = "  ".join([f"step {number}/{self._steps}", f"reward {reward}", *facts(metrics)])
+        label, value = find_curve(metrics)
+        line = "  ".join([f"step {number}/{self._steps}", f"{label} {format_figure(value)}", *facts(metrics)])
         self._print(line)
         for policy, own in facts_by_policy(metrics).items():
             self._print("  ".join([f"  {policy}:", *own]))
@@ -105,13 +108,13 @@ class Lines(View):
 
 
 class Panelled(View):
-    """A live panel: where the run is, the reward's curve, the figures worth watching."""
+    """A live panel: where the run is, the curve of the reward or the loss, the figures worth watching."""
 
     def __init__(self, console: Console) -> None:
         self._title, self._steps, self._number = "", 0, 0
         self._phase, self._done, self._total = "", 0, 0
         self._slowest: list[Slow] = []
-        self._rewards: list[float] = []
+        self._label, self._curve = "", list[float]()
         self._seconds: list[float] = []
         self._metrics: Mapping[str, float] = {}
         self._scores: dict[str, list[float]] = {}
@@ -140,12 +143,18 @@ class Panelled(View):
         if not self._seconds:
             self._before = time.monotonic() - self._began - metrics["timing_s/step"]
         self._number, self._metrics = number, metrics
-        self._rewards.append(metrics.get(REWARD, 0.0))
+        self._draw_on(metrics)
         self._seconds.append(metrics["timing_s/step"])
 
     def show_past(self, steps: Sequence[tuple[int, Mapping[str, float]]]) -> None:
-        self._rewards = [metrics.get(REWARD, 0.0) for _, metrics in steps]
+        self._curve = []
+        for _, metrics in steps:
+            self._draw_on(metrics)
         self._number = steps[-1][0] if steps else 0
+
+    def _draw_on(self, metrics: Mapping[str, float]) -> None:
+        self._label, value = find_curve(metrics)
+        self._curve.append(0.0 if math.isnan(value) else value)
 
     def evaluation(self, step: int, scores: Mapping[str, float]) -> None:
         for name, value in scores.items():
@@ -161,11 +170,11 @@ class Panelled(View):
         head.add_row(Text(self._title, style="bold"), Text(self._clock(), style="dim"))
         body: list[Table | Text | Figures] = [head, self._bar()]
         width = max([20, *(len(name) + 2 for name in self._scores)])
-        if self._rewards:
-            line = Text(f"{'reward':<{width}}")
-            line.append(format_figure(self._rewards[0]), style="dim")
-            line.append(f" {draw_bars(self._rewards)} ", style="green")
-            line.append(format_figure(self._rewards[-1]), style="bold green")
+        if self._curve:
+            line = Text(f"{self._label:<{width}}")
+            line.append(format_figure(self._curve[0]), style="dim")
+            line.append(f" {draw_bars(self._curve)} ", style="green")
+            line.append(format_figure(self._curve[-1]), style="bold green")
             body.append(line)
         splits = dict.fromkeys(name.rpartition(" ")[0] for name in self._scores)
         by_split = [{k: v for k, v in self._scores.items() if k.rpartition(" ")[0] == split} for split in splits]
@@ -217,6 +226,16 @@ class Figures:
                 joined = " " * len(self._before) + figure
             line = joined
         yield Text(line, style="dim")
+
+
+def find_curve(metrics: Mapping[str, float]) -> tuple[str, float]:
+    """The figure of a step that is drawn as a curve, behind its label.
+
+    >>> find_curve({"actor/sft_loss": 0.5}), find_curve({})
+    (('loss', 0.5), ('reward', nan))
+    """
+    found = ((label, metrics[name]) for name, label in CURVES.items() if name in metrics)
+    return next(found, ("reward", math.nan))
 
 
 def facts(metrics: Mapping[str, float]) -> list[str]:

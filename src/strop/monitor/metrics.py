@@ -26,6 +26,8 @@ as `agents/<role>/reward/<name>` and `turns/reward/<name>`."""
 
 NAMES: dict[str, str] = {
     "actor/pg_loss": "the batch loss",
+    "actor/{sft,dpo}_loss": "the batch loss: negative log-likelihood of a token (SFT), or of a preference (DPO)",
+    "actor/dpo_{accuracy,margin}": "share of pairs whose better rollout gained more on the reference; how much more",
     "actor/entropy": "mean entropy of the policy where it sampled",
     "actor/ppo_kl": "how far this step's updates moved the policy on its own samples",
     "actor/pg_clipfrac": "share of sampled tokens whose ratio was clipped",

@@ -11,13 +11,19 @@ from typing import Any
 
 Points = Sequence[tuple[int, float]]
 """Step and value."""
+GREY = "#9ca3af"
 PANELS = 12
 """Rewards of agents that are drawn at most."""
 
 
-def plot_rewards(path: Path, rewards: Points, evaluations: Mapping[str, Points], title: str) -> None:
-    """Mean training reward per step, and every evaluation as points. Needs matplotlib (the `train` extra)."""
-    with _picture(path, title, unit=all(map(_unit, [rewards, *evaluations.values()]))) as axes:
+def plot_rewards(
+    path: Path, rewards: Points, evaluations: Mapping[str, Points], title: str, losses: Points = ()
+) -> None:
+    """Mean training reward per step, or where there is none the loss, on an axis of its own; and every evaluation as
+    points. Needs matplotlib (the `train` extra)."""
+    unit = bool(rewards or evaluations) and all(map(_unit, [rewards, *evaluations.values()]))
+    label = "reward" if rewards or evaluations or not losses else "loss"
+    with _picture(path, title, unit=unit, label=label) as axes:
         if rewards:
             axes.plot(
                 *zip(*rewards, strict=True), color="#2563eb", linewidth=2, label="training reward, mean of a step"
@@ -26,6 +32,12 @@ def plot_rewards(path: Path, rewards: Points, evaluations: Mapping[str, Points],
         for name, points in evaluations.items():
             style = ":" if len(points) > 2 else "none"  # a line between two points would claim what nobody measured
             axes.plot(*zip(*points, strict=True), marker=next(marks), linestyle=style, linewidth=1, label=name)
+        if losses:
+            other = axes if label == "loss" else axes.twinx()
+            other.plot(*zip(*losses, strict=True), color=GREY, linewidth=2)
+            other.set(ylabel="loss", ylim=(0.0, None))
+            other.spines["top"].set_visible(False)
+            axes.plot([], [], color=GREY, linewidth=2, label="training loss, mean of a step")
 
 
 def draw_curves(path: Path, runs: Mapping[str, tuple[Points, Points]], title: str) -> None:
@@ -59,11 +71,11 @@ def draw_agents(path: Path, rewards: Mapping[str, Mapping[str, Points]]) -> None
 
 
 @contextmanager
-def _picture(path: Path, title: str, *, unit: bool) -> Generator[Any]:
+def _picture(path: Path, title: str, *, unit: bool, label: str = "reward") -> Generator[Any]:
     """Axes to draw rewards over steps on; the picture is saved when they are left."""
     with _figure(path, 1, 1, size=(7.5, 4.2)) as (_, (axes,)):
         yield axes
-        _finish(axes, title, unit=unit)
+        _finish(axes, title, unit=unit, label=label)
         if axes.lines:
             axes.legend(frameon=False, fontsize=8, loc="best")
 
@@ -84,10 +96,10 @@ def _figure(path: Path, rows: int, columns: int, size: tuple[float, float]) -> G
         plt.close(figure)
 
 
-def _finish(axes: Any, title: str, *, unit: bool) -> None:
+def _finish(axes: Any, title: str, *, unit: bool, label: str = "reward") -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.set(xlabel="step", ylabel="reward", title=title.replace("$", r"\$"), ylim=(-0.03, 1.05) if unit else None)
+    axes.set(xlabel="step", ylabel=label, title=title.replace("$", r"\$"), ylim=(-0.03, 1.05) if unit else None)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

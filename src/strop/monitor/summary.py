@@ -15,6 +15,7 @@ from strop.monitor.metrics import Scores, weigh
 from strop.monitor.plots import draw_agents, plot_rewards
 from strop.types import Step
 
+LOSSES = ("actor/sft_loss", "actor/dpo_loss")
 Points = list[tuple[int, float]]
 """Step and value, in order of steps."""
 
@@ -83,7 +84,9 @@ def summarize(
     last = steps[-1] if steps else None
     mean = "critic/rewards/mean"
     rewards = [(step.number, step.metrics[mean]) for step in steps if mean in step.metrics]
-    plot_rewards(folder / "curve.png", rewards, evaluated, f"{describe_models(config)}, {describe_algorithms(config)}")
+    losses = [(step.number, loss) for step in steps if not rewards and (loss := find_loss(step.metrics)) is not None]
+    title = f"{describe_models(config)}, {describe_algorithms(config)}"
+    plot_rewards(folder / "curve.png", rewards, evaluated, title, losses)
     close_to_others(folder / "curve.png")
     if agents := collect_agents(steps):
         draw_agents(folder / "agents.png", agents)
@@ -113,6 +116,11 @@ def summarize(
     )
     write_whole(folder / "summary.json", msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
     return summary
+
+
+def find_loss(metrics: Mapping[str, float]) -> float | None:
+    """What a step on stored data is judged by."""
+    return next((metrics[name] for name in LOSSES if name in metrics), None)
 
 
 def failures(metrics: Mapping[str, float]) -> Counter[str]:

@@ -80,23 +80,29 @@ def train(
             toml=config, base=RunFolder.config(before) if before else None
         )  # fmt: skip
         wanted = Path(base.folder if folder is None else folder)
-        for name, given in (("agent", agent or base.agent), ("tasks", tasks or base.tasks)):
-            if not given:
-                raise ConfigError(
-                    f"which {name}? Fix: give strop.train(agent, tasks) a function, or what `strop train` takes"
-                )
         stop = asyncio.Event()
         with (
             start_from.choose_place(wanted, overwrite=overwrite, beside=before) as place,
             console.choose(json=quiet, out=sys.stdout) as view,
         ):
             made = _config(agent, tasks, reward, model, algorithm, place, seed, base, sections)
-            made = settle(start_from.drop_foreign_settings(made, RunFolder.config(before)) if before else made)
+            made = settle(start_from.drop_other_settings(made, RunFolder.config(before)) if before else made)
+            _refuse_missing(made)
             if place != wanted:
                 view.note(f"{wanted} holds a run: this one is kept in {place}")
             if checkpoint is not None:
                 made = start_from.begin_from(checkpoint, made)
             return _in_a_thread(run(made, view, stop=stop), stop)
+
+
+def _refuse_missing(config: Config) -> None:
+    from strop.run.data.prepare import needs_agents
+
+    for name, given in (("agent", config.agent), ("tasks", config.tasks)):
+        if not given and needs_agents(config):
+            raise ConfigError(
+                f"which {name}? Fix: give strop.train(agent, tasks) a function, or what `strop train` takes"
+            )
 
 
 def resume(folder: str | Path, *, quiet: bool = False, **sections: Any) -> Summary:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from strop.errors import AgentError, ConfigError
+from strop.run.data.copies import collect_stored
 from strop.run.group_reward import give
 from strop.run.learn import assemble_batch
 from strop.run.rollouts import find_stored, find_superseded, read_sample
@@ -22,7 +23,9 @@ CALLED = "an agent reaches it at llm.base_url, which is also $OPENAI_BASE_URL"
 
 async def collect(run: Run) -> Collected:
     """Consumes tasks; waits for the next step's rollouts to end or for their deadline; produces them as samples. Where
-    groups taught nothing (loop.max_groups) the groups behind them are taken as well."""
+    groups taught nothing (loop.max_groups) the groups behind them are taken as well. Stored data needs no agents."""
+    if run.data is not None:
+        return await collect_stored(run, run.data)
     began, loop = time.monotonic(), run.config.loop
     dropped = await find_superseded(run, run.next_rollouts())
     groups, phase, reads = loop.groups, f"collecting step {run.step + 1}", dict[str, asyncio.Task[Sample]]()
@@ -121,7 +124,7 @@ def check_rewards(run: Run, ended: Sequence[Rollout]) -> None:
     given = {reward.name for rollout in ended for reward in rollout.rewards}
     wanted = run.rewards
     said = f"gave only {', '.join(sorted(given))}" if given else "gave no reward"
-    if not wanted & given:
+    if not wanted & given and run.data is None:  # otherwise rewards are looked at, and not learnt from
         raise ConfigError(
             f"algorithm.rewards counts {', '.join(sorted(wanted))}, but the agent {said}. Fix: return it, or begin a "
             f"run with --set algorithm.rewards.{sorted(given)[0] if given else 'NAME'}=1"

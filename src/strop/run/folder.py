@@ -6,6 +6,7 @@ runs/demo/
   start/          the weights it began with, where they are another run's
   store.sqlite    every rollout, turn, event and step
   metrics.jsonl   one line per step and evaluation
+  data.jsonl      what it learns from, where that was stored already
   checkpoints/    step-000010-1/ ...: each a Hugging Face folder (of a LoRA adapter: PEFT's), the optimizer's state
                   beside; with several policies there is a folder like that in it for each, by name; best leads to one
                   of them, and .damaged follows the name of one that could not be read

@@ -18,12 +18,13 @@ from strop.config import Config, describe_algorithms, describe_models, weigh_rew
 from strop.errors import PlaceError
 from strop.files import find_near
 from strop.monitor.metrics import flat, weigh
-from strop.monitor.summary import Points
+from strop.monitor.summary import Points, find_loss
 from strop.run.folder import RunFolder
 
 State = Literal["running", "stopped", "collapsed", "done"]
 
 TRAINED = "critic/rewards/mean"
+LOSS = "training loss"
 WHOLE = ("rewards", "chat_template_kwargs")
 """Settings of a policy that are tables with names of a user's own."""
 DEPTH = 3
@@ -32,7 +33,8 @@ DEPTH = 3
 
 class Record(Struct, frozen=True, kw_only=True):
     """One run in a line. `start`, `end` and `best` are mean totals, of the rewards that count, of what `on` says: the
-    first evaluated split, or "training" where nothing was evaluated. There is no `end` before the second figure."""
+    first evaluated split, or "training" where nothing was evaluated; or of stored data, which has no reward that rises,
+    the "training loss". There is no `end` before the second figure."""
 
     name: str
     model: str
@@ -100,8 +102,9 @@ def read(folder: Path) -> PastRun:
     trained = select_points(lines, TRAINED)
     evaluated = _evaluated(lines, split, config)
     steps = max((step for step, metrics in lines if "timing_s/step" in metrics), default=0)
-    shown = evaluated or trained
-    best = max(shown, key=lambda at: at[1], default=(None, None))
+    losses = sorted((step, loss) for step, metrics in lines if (loss := find_loss(metrics)) is not None)
+    shown, on = evaluated or trained or losses, split if evaluated else "training" if trained or not losses else LOSS
+    best = (min if on == LOSS else max)(shown, key=lambda at: at[1], default=(None, None))
     improves_prompts = config.algorithm.improves == "prompts"  # such a run may end before its last step
     state = _state(folder, finished=steps >= config.loop.steps or improves_prompts)
     record = Record(
@@ -111,7 +114,7 @@ def read(folder: Path) -> PastRun:
         state=state,
         steps=steps,
         of=config.loop.steps,
-        on=split if evaluated else "training",
+        on=on,
         start=shown[0][1] if shown else None,
         end=shown[-1][1] if len(shown) > 1 else None,
         best=best[1],

@@ -25,6 +25,7 @@ from strop.monitor.metrics import MetricsFile
 from strop.monitor.summary import Summary, summarize
 from strop.run.checkpoints import keep_checkpoints, write_checkpoint
 from strop.run.collect import check_rewards, collect
+from strop.run.data.prepare import prepare_data
 from strop.run.health import Collapse, find_collapse
 from strop.run.learn import learn_all, take_digest
 from strop.run.notes import note_trouble, stop_collapsed, stop_if_hopeless
@@ -49,6 +50,7 @@ async def train(
     """Train as configured, or go on with the run in `config.folder`, with `changes` of its settings, before and after,
     written down there. Once `stop` is set the step at hand is finished and has a checkpoint, and nothing more is
     begun."""
+    config = config if resume else await prepare_data(config, view.note)
     view.title(f"{config.folder} · {describe_models(config)} · {describe_algorithms(config)}", config.loop.steps)
     async with open_run(config, view, resume=resume) as run:
         run.stop = stop or run.stop

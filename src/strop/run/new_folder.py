@@ -15,6 +15,7 @@ _LEFT = (
     *("config.json", "config.json.part", CHANGES, "store.sqlite*", "metrics.jsonl", "address.json", "summary.json"),
     *("learner.log", "agents.log", "gateway.log", "vllm.log", "sglang.log", "curve.png", "agents.png"),
     "transcripts.md",
+    "data.jsonl",
     *("tensorboard", "wandb", "mlruns", "monitor.json", "weights", "policies", "start", "start.json", "past"),
     *("first", "prompts.json", "calls.jsonl"),
     *("checkpoints/step-[0-9]*", "checkpoints/.step-[0-9]*", f"checkpoints/{BEST}"),

@@ -24,6 +24,7 @@ from strop.config import Config, MonitorConfig, describe_models, trained_policie
 from strop.errors import AgentError, ConfigError
 from strop.monitor.console import View
 from strop.run.collect import check_rewards, explain_if_all_failed, give_group_rewards, wait_until_ended
+from strop.run.data.prepare import find_offline
 from strop.run.health import suggest_easier
 from strop.run.learn import assemble_batch
 from strop.run.rollouts import read_sample
@@ -88,6 +89,11 @@ async def probe(config: Config, view: View, *, groups: int) -> PreflightResult:
     that of the one for which most groups would teach nothing."""
     for own in trained_policies(config).values():
         make_algorithm(own)  # contradictions are refused before settings of the preflight's own hide them
+    if (offline := find_offline(config)) is not None:
+        raise ConfigError(
+            f"{offline.config.algorithm.name} learns from stored data, so there are no groups to try. Fix: leave out "
+            "the agent and --probe"
+        )
     with TemporaryDirectory(prefix="strop-probe-") as place:
         config = settle(config)
         if config.algorithm.improves == "prompts":

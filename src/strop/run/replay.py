@@ -44,7 +44,7 @@ from strop.runners.base import Job, Outcome
 from strop.runners.rewards import RewardFunction, compute_outcome_now, load_reward_function
 from strop.store.base import Store
 from strop.trajectory import Sample
-from strop.types import Mode, Rollout, Step, Turn, version
+from strop.types import DATA, Mode, Rollout, Step, Turn, version
 
 UNLIKE = ("timing_s/", "perf/")
 """Metrics that are no property of what was learnt."""
@@ -252,10 +252,11 @@ async def _start(stack: AsyncExitStack, place: Path, name: str, config: Config) 
 
 
 def _versions(line: Sequence[Step], step: Step, samples: Sequence[Sample], *, overlap: bool) -> set[str]:
-    """The versions that the weights had before a step: where rollouts could not lag behind, all that sampled it."""
+    """The versions that the weights had before a step: where rollouts could not lag behind, all that sampled it.
+    Stored data was sampled by none."""
     if overlap:
         return {line[step.number - 2].version if step.number > 1 else version(1, 0)}
-    return {name for sample in samples for turn in sample.turns for _, name in turn.versions}
+    return {name for sample in samples for turn in sample.turns for _, name in turn.versions} - {DATA}
 
 
 def _wanted(folder: Path, line: Sequence[Step], number: int) -> Step:

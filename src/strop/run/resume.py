@@ -24,6 +24,7 @@ import msgspec
 from strop.errors import DamagedCheckpoint, StoreError
 from strop.monitor.metrics import metrics_of
 from strop.run.checkpoints import verify_parts
+from strop.run.data.copies import finish_begun
 from strop.run.folder import find_parts
 from strop.run.rollouts import find_stored, read_sample
 from strop.run.state import Collected, Run
@@ -35,6 +36,8 @@ async def go_back(run: Run) -> list[Collected]:
     made again before anything else."""
     await refuse_loss(run)
     await run.store.reclaim(everything=True)
+    if run.data is not None:
+        await finish_begun(run.store, run.data)
     line = await read_unbroken_line(run)
     last = await restore_last_checkpoint(run, line)
     base = last.number if last else 0

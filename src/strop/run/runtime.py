@@ -22,6 +22,7 @@ import msgspec
 
 from strop import algorithms
 from strop.algorithms import Algorithm
+from strop.algorithms.offline import Offline
 from strop.config import (
     MAIN,
     Config,
@@ -51,6 +52,7 @@ from strop.monitor.writers import Writers, check
 from strop.net.addresses import AddressApp
 from strop.net.secrets import hide_keys
 from strop.net.server import serve
+from strop.run.data.prepare import open_data
 from strop.run.folder import RunFolder
 from strop.run.group_reward import load as load_group_reward
 from strop.run.opponents import OpponentPool, PoolSource, find_pool_source, keep_copies
@@ -264,7 +266,7 @@ def open_pool(config: Config, runner: RunnerConfig, store: Store, gateway: Gatew
     main = default_config(config)
     return Pool(
         store,
-        {None: config.agent, **config.agents},
+        {None: config.agent, **config.agents} if config.agent else {},
         runner,
         gateway_url=url,
         model=main.policy.model,
@@ -333,6 +335,7 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
             pool=pool,
             writers=writers,
             group_reward=group_reward,
+            data=open_data(config, folder.path),
             opponents=[make_opponents(one) for one in served if one.slots],
             optimizer=optimizer,
             prompts={name: prompt.text for name, prompt in config.prompts.items()},
@@ -349,7 +352,8 @@ def make_algorithm(config: Config) -> Algorithm:
     """A policy's algorithm. Raises `ConfigError` where other settings of the policy contradict it."""
     algorithm = algorithms.make(config.algorithm, config.learner, config.policy)
     refuse_contradictions(config, algorithm)
-    if config.loop.steps and not config.policy.train.sampling().exact:
+    offline = isinstance(algorithm, Offline)
+    if config.loop.steps and not offline and not config.policy.train.sampling().exact:
         raise ConfigError(
             "policy.train draws greedily, or with cuts or penalties: such turns cannot be trained on. Fix: set its "
             "temperature above 0 and leave the rest as it is by default, or set loop.steps=0"

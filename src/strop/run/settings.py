@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -13,6 +13,7 @@ from strop import algorithms
 from strop.config import Config, PromptConfig
 from strop.config.prompts import refuse_prompts
 from strop.errors import ConfigError, TaskError
+from strop.run.data.prepare import find_offline, needs_agents
 from strop.runners import agents
 from strop.runners.agents import explain_near_miss, is_python
 from strop.tasks.load import load
@@ -60,7 +61,20 @@ def _fill_algorithm(config: Config, name: str, settings: dict[str, Any]) -> dict
         found["correction"] = "token"
     if config.loop.max_groups and "filter_groups" in unset:  # what is replaced is not counted either
         found["filter_groups"] = ["zero_variance", "group_of_one"]
+    for sources in ("runs", "transcripts", "mix"):
+        if sources in settings and sources not in unset:
+            found[sources] = _make_sources_absolute(settings[sources])
     return settings | found
+
+
+def _make_sources_absolute(named: Any) -> Any:
+    """Where stored data comes from: a name, a list of names, or a table by name."""
+    if isinstance(named, str):
+        return make_absolute(named)
+    if isinstance(named, dict):
+        return {make_absolute(name): value for name, value in cast("dict[str, Any]", named).items()}
+    several = isinstance(named, list | tuple)
+    return [_make_sources_absolute(name) for name in cast("list[Any]", named)] if several else named
 
 
 def _settle_policy(config: Config, table: dict[str, Any]) -> dict[str, Any]:
@@ -113,15 +127,19 @@ def make_agent_absolute(spec: str) -> str:
 
 def check_agents(config: Config) -> None:
     """Raises `AgentError` for an agent that cannot be one, before anything is loaded or made."""
+    if not needs_agents(config):
+        return
     for spec in (config.agent, *config.agents.values()):
         agents.check(spec)
 
 
 def load_tasks(config: Config) -> list[Task]:
     """The run's tasks, with everything that would fail later refused now."""
+    if not needs_agents(config):
+        return []
     tasks = hold_out(load(config.tasks, **config.tasks_args), config.hold_out, seed=config.seed)
     there = sorted({task.split for task in tasks})
-    if config.loop.steps and "train" not in there:
+    if config.loop.steps and "train" not in there and find_offline(config) is None:
         raise TaskError(
             f"{config.tasks} has no task of split 'train', only {', '.join(there)}, so there is nothing to train on. "
             "Fix: add tasks of that split"

@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from strop import algorithms
 from strop import config as configs
-from strop.algorithms import setting_names
 from strop.config import Config, replace_models, resolve_policies, trained_policies
 from strop.errors import ConfigError, DamagedCheckpoint, PlaceError
 from strop.files import private_folder
@@ -78,6 +78,15 @@ def list_policy_settings(config: Config) -> dict[str, Any]:
     return {setting.key: setting.value for path, table in sections for setting in configs.walk(table, path)}
 
 
+def drop_other_settings(config: Config, before: Config) -> Config:
+    """The configuration of a new run without what it has of an earlier one's algorithm and its own does not know."""
+    if (name := config.algorithm.name) == before.algorithm.name:
+        return config
+    old, known = before.algorithm.settings, set(algorithms.setting_names(name))
+    kept = {key: value for key, value in config.algorithm.settings.items() if key in known or old.get(key) != value}
+    return replace(config, algorithm=replace(config.algorithm, settings=kept))
+
+
 def find_summary(folder: Path, changes: Mapping[str, tuple[Any, Any]]) -> Summary | None:
     """What the run in `folder` came to, where a resume with `changes` would find nothing to do. It says so without
     loading anything; where it is in doubt, it leaves that to the run."""
@@ -119,17 +128,6 @@ def find_source(name: str) -> tuple[Path, Path]:
     if (found := RunFolder.parse_name(name)) is None:
         raise explain_no_run(Path(re.sub(rf":(\d+|{BEST})$", "", name)).expanduser())
     return found[0], RunFolder.chosen_checkpoint(*found)
-
-
-def drop_foreign_settings(config: Config, before: Config) -> Config:
-    """The configuration of a new run with another algorithm than the earlier one's, without the settings that were only
-    that one's."""
-    name, settings, old = config.algorithm.name, config.algorithm.settings, before.algorithm.settings
-    if name == before.algorithm.name:
-        return config
-    own = setting_names(name)
-    kept = {key: value for key, value in settings.items() if key in own or old.get(key) != value}
-    return replace(config, algorithm=replace(config.algorithm, settings=kept))
 
 
 def find_checkpoint(name: str, *, best: bool = False, policy: str = "") -> Path | None:

@@ -19,6 +19,7 @@ from strop.learner.process import PolicyClient
 from strop.monitor.console import View
 from strop.monitor.metrics import MetricsFile, Scores
 from strop.monitor.writers import Writers
+from strop.run.data.dataset import DataSet
 from strop.run.folder import RunFolder
 from strop.run.group_reward import GroupReward
 from strop.run.opponents import OpponentPool
@@ -65,8 +66,9 @@ class Run:
 
     `versions` are those that the present weights have been served under: more than one after a replay that made the
     very same weights again. Only rollouts sampled from them may be trained on. `superseded` are steps of earlier
-    lineages. `prompts` are the texts that agents are given, by name; where an `optimizer` improves them, those that are
-    best so far. `over`: there is nothing left to do before all steps are made.
+    lineages. `data` is what is learnt from where that is stored already; otherwise agents are at work. `prompts` are the
+    texts that agents are given, by name; where an `optimizer` improves them, those that are best so far. `over`: there
+    is nothing left to do before all steps are made.
     """
 
     config: Config
@@ -81,6 +83,7 @@ class Run:
     pool: Pool
     writers: Writers
     group_reward: GroupReward | None = None
+    data: DataSet | None = None
     opponents: Sequence[OpponentPool] = ()
     optimizer: PromptOptimizer | None = None
     prompts: dict[str, str] = field(default_factory=dict[str, str])
@@ -147,7 +150,10 @@ class Run:
     def next_rollouts(self, groups: int | None = None, origin: int | None = None) -> list[Rollout]:
         """The rollouts of so many groups from the next one on (default: as many as a step takes), in sampling order,
         under the names they have in lineage `origin` (default: the present one). Groups that are sampled anew in a
-        later lineage have its number behind their name; where rollouts may lag behind none is."""
+        later lineage have its number behind their name; where rollouts may lag behind none is, nor where they are
+        stored data, which no weights sampled."""
+        if self.data is not None:
+            return self.data.rollouts(self.next_group)
         origin = 1 if self.overlaps else origin or self.origin
         first, loop = self.next_group, self.config.loop
         tasks = [task for task in self.tasks if task.split == "train"]

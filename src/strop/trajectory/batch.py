@@ -32,6 +32,9 @@ REASONS = {
     "malformed_call": "whose tool calls could not be read (algorithm.settings.drop_malformed)",
     "turn_cap": "beyond the turns of a rollout that are trained (algorithm.settings.max_turns)",
     "too_stale": "sampled from weights that are too old by now",
+    "zero_weight": "whose answers have weight 0 in their transcript",
+    "no_weight": "with a reward of 0 or less, which is what they count (algorithm.settings.weighting)",
+    "no_pair": "with nobody to compare with that got more or less, or whose other is left out",
     "superseded": "sampled from weights that a resumed run left behind",
 }
 """Why a rollout carries no loss, in words. Algorithms and filters bring reasons of their own; `failed:<cause>` too."""

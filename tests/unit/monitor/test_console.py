@@ -4,6 +4,7 @@ import argparse
 import io
 import os
 import pty
+import re
 import subprocess
 from pathlib import Path
 
@@ -123,6 +124,21 @@ def test_lines_where_there_is_no_terminal() -> None:
     lines.title("runs/demo", 10)
     lines.step(1, METRICS)
     assert out.getvalue().splitlines()[-1] == "step 1/10  reward 0.250  entropy 0.500  s/step 2.000  failed 3"
+
+
+def test_a_run_on_stored_data_shows_its_loss() -> None:
+    metrics = {"actor/sft_loss": 0.75, "actor/entropy": 0.5, "timing_s/step": 2.0}
+    out = io.StringIO()
+    lines = view.choose(json=False, out=out)
+    lines.title("runs/taught", 10)
+    lines.step(1, metrics)
+    assert out.getvalue().splitlines()[-1] == "step 1/10  loss 0.750  entropy 0.500  s/step 2.000"
+    screen = io.StringIO()
+    with view.Panelled(Console(file=screen, force_terminal=True, width=80, height=30, color_system=None)) as panel:
+        panel.show_past([(1, metrics)])
+        panel.step(2, metrics | {"actor/sft_loss": 0.5})
+    assert re.search(r"loss +0\.750 \S+ 0\.500", screen.getvalue())
+    assert "reward" not in screen.getvalue()
 
 
 def test_a_run_on_a_real_terminal(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from strop.monitor.plots import PANELS, draw_agents, plot_rewards
+from strop.monitor.plots import GREY, PANELS, draw_agents, plot_rewards
 
 
 def test_names_are_texts_and_not_formulas(tmp_path: Path) -> None:
@@ -13,6 +13,16 @@ def test_names_are_texts_and_not_formulas(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").stat().st_size > 5000
     plot_rewards(tmp_path / "b.png", [(1, 0.5)], {"test$": [(0, 1.5)]}, "a$b_c_d$")
     assert (tmp_path / "b.png").stat().st_size > 5000
+
+
+def test_the_loss_is_drawn_where_there_is_no_reward(tmp_path: Path) -> None:
+    losses = [(1, 2.5), (2, 0.5)]
+    for number, evaluations in enumerate([{}, {"test": [(0, 0.25), (2, 0.75)]}]):
+        file = tmp_path / f"{number}.png"
+        plot_rewards(file, [], evaluations, "sft", losses)
+        with Image.open(file) as drawn:
+            grey = sum(pixel == tuple(bytes.fromhex(GREY[1:])) for pixel in drawn.convert("RGB").getdata())
+        assert grey > 500
 
 
 def test_hundreds_of_rewards_are_not_all_drawn(tmp_path: Path) -> None:

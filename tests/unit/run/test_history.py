@@ -34,7 +34,10 @@ def begun(folder: Path, steps: int = 2) -> RunFolder:
 def test_a_summary_is_of_the_rewards_that_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = {}
 
-    def draw(path: Path, rewards: summary.Points, evaluated: dict[str, summary.Points], title: str) -> None:
+    def draw(
+        path: Path, rewards: summary.Points, evaluated: dict[str, summary.Points], title: str, losses: summary.Points
+    ) -> None:
+        assert not losses
         drawn.update(evaluated)
         path.touch()
 

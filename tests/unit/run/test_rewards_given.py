@@ -10,10 +10,10 @@ from strop.run.collect import check_rewards
 from strop.types import Reward, Rollout, Task
 
 
-def told(rewards: dict[str, float], *given: str) -> list[str]:
-    """What is noted of a run that counts `rewards`, whose rollouts gave one reward each."""
+def told(rewards: dict[str, float], *given: str, data: object = None) -> list[str]:
+    """What is noted of a run that counts `rewards`, whose rollouts gave one reward each; it may learn from `data`."""
     notes: list[str] = []
-    run: Any = SimpleNamespace(rewards=set(rewards), view=SimpleNamespace(note=notes.append))
+    run: Any = SimpleNamespace(rewards=set(rewards), data=data, view=SimpleNamespace(note=notes.append))
     ended = [
         Rollout(id=f"g.{m}", group="g", member=m, task=Task(id="t"), created=0.0, rewards=(Reward(name=n, value=1.0),))
         for m, n in enumerate(given)
@@ -37,3 +37,9 @@ def test_one_of_them_must_be_there() -> None:
         told({"a": 1.0, "b": 0.5}, "c")
     with pytest.raises(ConfigError, match="gave no reward"):
         told({"a": 1.0})
+
+
+def test_a_run_on_stored_data_is_not_stopped_for_what_its_evaluations_give() -> None:
+    assert told({"reward": 1.0}, "score", data="stored") == [
+        "algorithm.rewards counts reward, and so far the agent gave only score: what is not given counts as 0"
+    ]

@@ -413,3 +413,14 @@ def test_the_one_policy_that_is_trained_is_the_whole_checkpoint(tmp_path: Path) 
         start_from.choose_policy(tmp_path, tmp_path / "checkpoint", "right")
     with pytest.raises(PlaceError, match=r"no policy 'nobody'\. Fix: name one of left, right"):
         start_from.choose_policy(tmp_path, tmp_path / "checkpoint", "nobody")
+
+
+def test_another_algorithm_leaves_behind_what_it_does_not_know() -> None:
+    """What was set by hand stays, so that a misspelt name is refused."""
+    before = configs.load(algorithm={"name": "grpo", "settings": {"clip": 0.3, "aggregation": "rollout-mean"}})
+    after = configs.load(
+        base=before, sets=["algorithm.name=sft", "algorithm.settings.runs=a", "algorithm.settings.tpo=3"]
+    )
+    found = start_from.drop_other_settings(after, before)
+    assert found.algorithm.settings == {"aggregation": "rollout-mean", "runs": "a", "tpo": 3}
+    assert start_from.drop_other_settings(before, before) is before

@@ -1,0 +1,74 @@
+"""Which items a step takes: every one once per epoch, in an order that only the seed decides."""
+
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from strop.errors import PlaceError
+from strop.run.data.dataset import DataSample, DataSet, Header, order_epoch, write_dataset
+from strop.types import Task
+from tests.unit.run.data.made_runs import turns
+
+
+def make(path: Path, *, sizes: tuple[int, ...] = (6,), mix: tuple[float, ...] = (1.0,), **settings: object) -> DataSet:
+    """A data set with so many items of each source."""
+    samples = [
+        DataSample.of(source, f"r{n}", Task(id=f"{source}-{n}"), (), turns(f"r{n}", [n, 1], [2]))
+        for source, size in enumerate(sizes)
+        for n in range(size)
+    ]
+    header = Header(sources=["a", "b"][: len(sizes)], mix=list(mix), items=[(n,) for n in range(len(samples))])
+    write_dataset(path / "data.jsonl", header, map(msgspec.json.encode, samples))
+    given: dict[str, object] = {"seed": 3, "batch_size": 4, "epochs": None}
+    return DataSet(path / "data.jsonl", **(given | settings))  # pyright: ignore[reportArgumentType]
+
+
+def take(data: DataSet, *firsts: int) -> list[list[str]]:
+    return [[rollout.task.id for rollout in data.rollouts(first)] for first in firsts]
+
+
+def test_every_item_is_taken_once_per_epoch(tmp_path: Path) -> None:
+    data = make(tmp_path)
+    taken = [id for step in take(data, 0, 4, 8) for id in step]
+    assert sorted(taken[:6]) == sorted(taken[6:]) == [f"0-{n}" for n in range(6)]
+    assert taken[:6] != taken[6:]
+    assert taken != [id for step in take(make(tmp_path, seed=4), 0, 4, 8) for id in step]
+
+
+def test_what_a_step_takes_depends_on_nothing_before_it(tmp_path: Path) -> None:
+    assert take(make(tmp_path), 8) == [take(make(tmp_path), 0, 4, 8)[-1]]
+    assert [one.id for one in make(tmp_path).rollouts(8)] == [f"g{n:06d}.0" for n in range(8, 12)]
+
+
+def test_the_last_step_of_the_epochs_takes_what_is_left(tmp_path: Path) -> None:
+    data = make(tmp_path, epochs=1.5)
+    assert (data.limit, data.num_steps) == (9, 3)
+    assert [len(step) for step in take(data, 0, 4, 8)] == [4, 4, 1]
+    assert len(data.rollouts(9)) == 4  # the run was given more steps
+
+
+def test_sources_are_seen_as_often_as_their_share_says(tmp_path: Path) -> None:
+    data = make(tmp_path, sizes=(4, 6), mix=(2.0, 0.5), batch_size=11)
+    assert data.epoch_size == 11
+    epochs = [Counter(epoch) for epoch in take(data, 0, 11, 22)]
+    for epoch in epochs:
+        assert [epoch[f"0-{n}"] for n in range(4)] == [2] * 4
+        assert sum(count for id, count in epoch.items() if id.startswith("1-")) == 3
+    assert len({id for epoch in epochs for id in epoch if id.startswith("1-")}) > 3
+
+
+def test_a_source_at_0_is_never_seen() -> None:
+    assert set(order_epoch({0: [0, 1], 1: [2]}, [1.0, 0.0], seed=0, epoch=0)) == {0, 1}
+
+
+def test_turns_come_back_whole(tmp_path: Path) -> None:
+    data = make(tmp_path)
+    (sample,) = data.read(2)
+    assert sample.whole_turns() == turns(sample.rollout, [int(sample.rollout[1:]), 1], [2])
+
+
+def test_data_that_is_gone_is_said(tmp_path: Path) -> None:
+    with pytest.raises(PlaceError, match=r"data\.jsonl has the data that this run learns from, and cannot be read"):
+        DataSet(tmp_path / "data.jsonl", seed=0, batch_size=1, epochs=None)
