@@ -66,9 +66,9 @@ class Run:
 
     `versions` are those that the present weights have been served under: more than one after a replay that made the
     very same weights again. Only rollouts sampled from them may be trained on. `superseded` are steps of earlier
-    lineages. `data` is what is learnt from where that is stored already; otherwise agents are at work. `prompts` are the
-    texts that agents are given, by name; where an `optimizer` improves them, those that are best so far. `over`: there
-    is nothing left to do before all steps are made.
+    lineages. `data` is what is learnt from where that is stored already; otherwise agents are at work. `prompts` are
+    the texts that agents are given, by name; where an `optimizer` improves them, those that are best so far. `over`:
+    there is nothing left to do before all steps are made.
     """
 
     config: Config
