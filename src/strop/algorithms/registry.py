@@ -138,13 +138,9 @@ def make_improver(config: AlgorithmConfig) -> Improver:
     """The algorithm or the prompt optimiser of a configuration. Raises `ConfigError`."""
     algorithm = find(config.name)
     settings = rename_old(config.settings, PATH, quiet=True)  # loading has said so
-    types = _setting_types(algorithm)
-    for name in (name for name in settings if name not in types):
-        if others := [other for other in names() if name in _setting_types(find(other))]:
-            raise ConfigError(
-                f"{config.name} has no setting {PATH}{name}, which {', '.join(others)} have. Fix: leave it out"
-            )
     try:
+        types = _setting_types(algorithm)
+        _refuse_others(config.name, [name for name in settings if name not in types])
         refuse_unknown(settings, types, PATH)
         return algorithm(rewards=config.rewards, **settings)
     except ConfigError:
@@ -156,6 +152,15 @@ def make_improver(config: AlgorithmConfig) -> Improver:
             f"{config.name} cannot be made ({type(error).__name__}: {error}). Fix: let it take `rewards`, and give "
             "every other field a type and a default"
         ) from error
+
+
+def _refuse_others(algorithm: str, unknown: list[str]) -> None:
+    """Raises `ConfigError` for a setting that only other algorithms have."""
+    for name in unknown:
+        if others := [other for other in names() if name in _setting_types(find(other))]:
+            raise ConfigError(
+                f"{algorithm} has no setting {PATH}{name}, which {', '.join(others)} have. Fix: leave it out"
+            )
 
 
 def _setting_types(algorithm: type[Improver]) -> dict[str, Any]:

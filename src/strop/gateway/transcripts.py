@@ -190,14 +190,14 @@ def _objects(text: str, path: Path) -> Iterator[tuple[str, Any]]:
         whole = json.loads(text)
     except ValueError:
         whole = None
-    if isinstance(whole, dict) and not {*NAMES, "prompt", "chosen"} & whole.keys():
+    if isinstance(whole, dict) and all(isinstance(one, dict) for one in cast(Json, whole).values()):  # by name
         yield from ((str(name), value) for name, value in cast(Json, whole).items())
     elif isinstance(whole, list):
         yield from ((str(i), value) for i, value in enumerate(cast(list[Json], whole)))
     elif isinstance(whole, dict):
-        yield "0", cast(Json, whole)
+        yield "line 1", cast(Json, whole)
     else:
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):  # other line ends may stand within a string
             if not line.strip():
                 continue
             try:

@@ -52,6 +52,20 @@ def test_calls_without_ids_are_answered_in_their_order(tmp_path: Path) -> None:
     assert len({call["id"] for call in made}) == 2
 
 
+def test_a_string_may_hold_other_line_ends(tmp_path: Path) -> None:
+    line = json.dumps({"messages": [USER, ANSWER | {"content": "a\u2028b\x85c"}]}, ensure_ascii=False)
+    assert [one.messages[1]["content"] for one in read(tmp_path, line, line)] == ["a\u2028b\x85c"] * 2
+
+
+def test_conversations_may_stand_in_one_document(tmp_path: Path) -> None:
+    one = {"messages": [USER, ANSWER]}
+    assert [found.id for found in read(tmp_path, {"a": one, "b": one})] == ["a", "b"]
+    assert [found.id for found in read(tmp_path, [one, one])] == ["0", "1"]
+    assert [found.id for found in read(tmp_path, one)] == ["line 1"]
+    with pytest.raises(ConfigError, match="line 1: no list of messages"):
+        read(tmp_path, {"text": "hi"})
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
