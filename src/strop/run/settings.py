@@ -12,6 +12,7 @@ import msgspec
 from strop import algorithms
 from strop.config import Config
 from strop.errors import TaskError
+from strop.run.teacher import add_teacher_policies
 from strop.runners import agents
 from strop.runners.agents import explain_near_miss, is_python
 from strop.tasks.load import load
@@ -30,7 +31,7 @@ def settle(config: Config) -> Config:
     )
     runner = msgspec.structs.replace(config.runner, python=make_absolute(config.runner.python))
     tasks = config.tasks
-    return msgspec.structs.replace(
+    settled = msgspec.structs.replace(
         config,
         engine=engine,
         algorithm=algorithm,
@@ -45,6 +46,7 @@ def settle(config: Config) -> Config:
         if isinstance(tasks, str)
         else {split: make_absolute(spec) for split, spec in tasks.items()},
     )
+    return add_teacher_policies(settled)
 
 
 def _fill_algorithm(config: Config, name: str, settings: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from strop.monitor.writers import Writers
 from strop.run.folder import RunFolder
 from strop.run.group_reward import GroupReward
 from strop.run.opponents import OpponentPool
+from strop.run.teacher import Teacher
 from strop.runners.pool import Pool
 from strop.store.base import Store
 from strop.tasks.sampling import evaluation, group, group_number
@@ -40,12 +41,13 @@ class Collected:
 @dataclass(kw_only=True)
 class PolicyLearner:
     """A policy and what improves it. `config` is the whole configuration that it would have as the only one; `learner`
-    leads to the process that holds its weights."""
+    leads to the process that holds its weights; `teacher` is who it learns from, if anybody."""
 
     name: str
     config: Config
     algorithm: Algorithm
     learner: PolicyClient
+    teacher: Teacher | None = None
 
 
 @dataclass(kw_only=True)
@@ -104,8 +106,9 @@ class Run:
 
     @property
     def rewards(self) -> set[str]:
-        """The names of the rewards that count for any of the policies."""
-        return {name for policy in self.policies.values() for name in policy.config.algorithm.rewards}
+        """The names of the rewards that count for any of the policies which learn from rewards."""
+        learning = [policy for policy in self.policies.values() if policy.algorithm.needs_rewards]
+        return {name for policy in learning for name in policy.config.algorithm.rewards}
 
     @property
     def overlaps(self) -> bool:
