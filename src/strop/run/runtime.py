@@ -55,7 +55,7 @@ from strop.run.group_reward import load as load_group_reward
 from strop.run.opponents import OpponentPool, PoolSource, find_pool_source, keep_copies
 from strop.run.settings import check_agents, load_tasks
 from strop.run.state import Run, TrainedPolicy
-from strop.run.teacher import Teacher, find_teacher, refuse_other_tokens
+from strop.run.teacher import Teacher, find_teacher, make_renderer, refuse_other_tokens
 from strop.runners.pool import Pool
 from strop.store import open_store
 from strop.store.base import Store
@@ -126,8 +126,7 @@ async def prepare_policies(
         if not policy.agents and name not in taught.values():
             continue
         model = await asyncio.to_thread(find_model, policy)
-        renderer = Renderer.from_folder(model, variables=policy.chat_template_kwargs, tools=policy.tools)
-        found.append(PreparedPolicy(name=name, config=own, model=model, renderer=renderer))
+        found.append(PreparedPolicy(name=name, config=own, model=model, renderer=make_renderer(policy, model)))
     renderers = {one.name: one.renderer for one in found}
     for student, teacher in taught.items():
         refuse_other_tokens(renderers[student], renderers[teacher], teacher)

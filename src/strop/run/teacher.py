@@ -34,7 +34,7 @@ from msgspec.structs import replace
 from strop import algorithms
 from strop.algorithms import Algorithm
 from strop.algorithms.filters import skip_turns
-from strop.config import MAIN, Config
+from strop.config import MAIN, Config, PolicyConfig
 from strop.engines.base import Engine, GivenAnswer
 from strop.engines.registry import engine_class, engine_name
 from strop.engines.served_policies import ServedModel
@@ -137,6 +137,11 @@ def find_teacher(student: str, algorithm: Algorithm, policies: Mapping[str, Conf
             f"{SETTING} is {source.policy!r}, whose engine is {engine_name(teacher.engine)}: {error}"
         ) from None
     return name
+
+
+def make_renderer(policy: PolicyConfig, model: Path) -> Renderer:
+    """How a policy's prompts are written, whose model is in the folder `model`."""
+    return Renderer.from_folder(model, variables=policy.chat_template_kwargs, tools=policy.tools)
 
 
 def refuse_other_tokens(student: Renderer, teacher: Renderer, name: str) -> None:
