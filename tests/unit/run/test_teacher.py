@@ -41,12 +41,12 @@ class Session:
         prompt = self.contexts.prompt(self.renderer, conversation, self.history)
         ids = [*self.renderer.encode(answer), self.renderer.end_of_turn]
         recorded = tools and not (prompt.parent is not None and prompt.branch is None)
+        asked = ({"tools": tools} if recorded else {}) | ({"lead": lead} if lead else {})
         turn = Turn(
             id=f"g1.0/1/{len(self.turns)}", rollout="g1.0", attempt=1, prompt_ids=prompt.ids, response_ids=ids,
             logprobs=[-0.5] * len(ids), versions=[(0, "1.0")], finish="stop", parent=prompt.parent,
-            shared=prompt.shared, branch=prompt.branch, requested=({"tools": tools} if recorded else {}) | ({"lead": lead} if lead else {}),
-            messages=list(messages), answer={"role": "assistant", "content": answer},
-            started=len(self.turns), ended=len(self.turns) + 0.5,
+            shared=prompt.shared, branch=prompt.branch, requested=asked, messages=list(messages),
+            answer={"role": "assistant", "content": answer}, started=len(self.turns), ended=len(self.turns) + 0.5,
         )  # fmt: skip
         self.contexts.add(turn, conversation)
         self.turns.append(turn)
