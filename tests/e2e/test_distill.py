@@ -147,7 +147,7 @@ def refuse(folder: Path, *given: str) -> str:
 def test_a_teacher_that_cannot_be_one_is_refused_in_a_sentence(stranger: Path, tmp_path: Path) -> None:
     taught = [*SMALL, "algorithm.name=distill"]
     said = refuse(tmp_path / "a", *taught, f"algorithm.settings.teacher={stranger}")
-    assert "the teacher teacher has another tokenizer than the student: token '<|think|>' is missing" in said
+    assert "the teacher (policies.teacher) has another tokenizer than the student: token '<|think|>' is missing" in said
     said = refuse(tmp_path / "b", *taught, "algorithm.settings.teacher=techer")
     assert "'techer', which is neither a policy of this run (main) nor a model" in said
     said = refuse(tmp_path / "c", *taught, "algorithm.settings.teacher=self")

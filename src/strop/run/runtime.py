@@ -12,7 +12,7 @@ Nothing of what is opened here knows this module; loop.py and resume.py use what
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -55,7 +55,7 @@ from strop.run.group_reward import load as load_group_reward
 from strop.run.opponents import OpponentPool, PoolSource, find_pool_source, keep_copies
 from strop.run.settings import check_agents, load_tasks
 from strop.run.state import Run, TrainedPolicy
-from strop.run.teacher import Teacher, find_teacher, make_renderer, refuse_other_tokens
+from strop.run.teacher import Teacher, find_teachers, make_renderer, refuse_unfit
 from strop.runners.pool import Pool
 from strop.store import open_store
 from strop.store.base import Store
@@ -114,22 +114,18 @@ async def prepare_policies(
     config: Config,
     *,
     find_model: Callable[[PolicyConfig], Path] = prepare_folder,
-    teachers: Mapping[str, str | None] | None = None,
+    teachers: Collection[str] = (),
 ) -> list[PreparedPolicy]:
-    """Every policy of a configuration that answers agents, or is among `teachers`, by student; with `find_model` for
-    the folder of its model. Raises `ConfigError` where a teacher's tokens are not the student's."""
+    """Every policy of a configuration that answers agents or is among the `teachers`, with `find_model` for the folder
+    of its model."""
     hide_keys(config)
     found: list[PreparedPolicy] = []
-    taught = {student: teacher for student, teacher in (teachers or {}).items() if teacher}
     for name, own in resolve_policies(config).items():
         policy = own.policy
-        if not policy.agents and name not in taught.values():
+        if not policy.agents and name not in teachers:
             continue
         model = await asyncio.to_thread(find_model, policy)
         found.append(PreparedPolicy(name=name, config=own, model=model, renderer=make_renderer(policy, model)))
-    renderers = {one.name: one.renderer for one in found}
-    for student, teacher in taught.items():
-        refuse_other_tokens(renderers[student], renderers[teacher], teacher)
     return found
 
 
@@ -297,8 +293,9 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
     check(config.monitor.writers)
     check_agents(config)
     refuse_frozen_adapters(config)
-    teachers = {name: find_teacher(name, one, resolve_policies(config)) for name, one in made.items()}
-    prepared = find_opponents(await prepare_policies(config, teachers=teachers))
+    teachers = find_teachers(made, resolve_policies(config))
+    prepared = find_opponents(await prepare_policies(config, teachers=teachers.values()))
+    refuse_unfit(made, teachers, {one.name: one.renderer for one in prepared})
     for note in dict.fromkeys(one.renderer.tooling.note for one in prepared if one.renderer.tooling.note):
         view.note(note)
     tasks = load_tasks(config)
@@ -340,7 +337,7 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
             view=view,
             store=store,
             policies={
-                one.name: make_trained(one, made[one.name], by_name.get(teachers[one.name] or ""))
+                one.name: make_trained(one, made[one.name], by_name.get(teachers.get(one.name, "")))
                 for one in served
                 if one.name in made
             },

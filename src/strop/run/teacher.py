@@ -1,7 +1,7 @@
 """The teacher of an algorithm that asks for one (`Algorithm.teacher_source`): who it is, and what it says of a batch.
 
-    find_teacher    which policy it is; whatever would make no sense is refused before anything starts
-    refuse_other_tokens   both must have one tokenizer: the very ids that the student sampled are scored
+    find_teachers   which policies they are; whatever would make no sense is refused before anything starts
+    refuse_unfit    both must have one tokenizer: the very ids that the student sampled are scored
     Teacher.score   fills the entries' `teacher`: the logprob that the teacher gives each sampled token
 
 The teacher reads the ids that the student saw and sampled, and nothing is tokenised again. With a prompt of its own it
@@ -139,6 +139,24 @@ def find_teacher(student: str, algorithm: Algorithm, policies: Mapping[str, Conf
     return name
 
 
+def find_teachers(algorithms: Mapping[str, Algorithm], policies: Mapping[str, Config]) -> dict[str, str]:
+    """The same for all that have one, by student."""
+    found = {student: find_teacher(student, algorithm, policies) for student, algorithm in algorithms.items()}
+    return {student: teacher for student, teacher in found.items() if teacher is not None}
+
+
+def refuse_unfit(
+    algorithms: Mapping[str, Algorithm], teachers: Mapping[str, str], renderers: Mapping[str, Renderer]
+) -> None:
+    """Raises `ConfigError` where a teacher, by student, does not read the student's tokens, or would not be shown its
+    prompt."""
+    for student, teacher in teachers.items():
+        refuse_other_tokens(renderers[student], renderers[teacher], teacher)
+        source = algorithms[student].teacher_source
+        if source is not None and source.prompt:
+            refuse_unseen(renderers[student], source.prompt)
+
+
 def make_renderer(policy: PolicyConfig, model: Path) -> Renderer:
     """How a policy's prompts are written, whose model is in the folder `model`."""
     return Renderer.from_folder(model, variables=policy.chat_template_kwargs, tools=policy.tools)
@@ -158,7 +176,8 @@ def refuse_other_tokens(student: Renderer, teacher: Renderer, name: str) -> None
             why = f"they encode {text[:60]!r} differently"
     if why:
         raise ConfigError(
-            f"the teacher {name} has another tokenizer than the student: {why}. Fix: use a teacher of the same family"
+            f"the teacher (policies.{name}) has another tokenizer than the student: {why}. Fix: use "
+            "one of the same family"
         )
 
 
@@ -193,10 +212,7 @@ class Teacher:
     def of(
         cls, prompt: str, student: Renderer, teacher: Renderer, engine: Engine, config: Config, model: Path
     ) -> Teacher:
-        """`config` and `model` are the teacher's. Raises `ConfigError` where the student's template would not show the
-        prompt to anybody."""
-        if prompt:
-            refuse_unseen(student, prompt)
+        """`config` and `model` are the teacher's."""
         # Weights that are held here are read without a cache: as far as the model goes. A server also draws a token.
         here = engine_class(config.engine).shares_weights
         most = ServedModel.of(model, None).context if here else engine.context - 1
