@@ -38,8 +38,8 @@ class PreflightResult(Struct, kw_only=True):
     """What came of some groups. `flat` are those that would teach nothing (None where groups are not compared), `left`
     how many rollouts would carry no loss by reason, `lowest`, `highest` and `mean` what those that count got,
     `failed` how many failed by cause, `seconds` how long a rollout took in the mean, `rewarded` whether any was or
-    should have been, `model` whose they are. Of several policies `policies` has the result of each by name, and the rest is
-    that of the one called `policy`, for which most groups would teach nothing."""
+    should have been, `model` whose they are. Of several policies `policies` has the result of each by name, and the
+    rest is that of the one called `policy`, for which most groups would teach nothing."""
 
     groups: int
     members: int
