@@ -21,6 +21,7 @@ from strop.printable import escape_text
 REWARD = "critic/rewards/mean"
 BARS = "▁▂▃▄▅▆▇█"
 SHOWN = {
+    "distill/kl/mean": "KL to teacher",
     "actor/entropy": "entropy",
     "actor/grad_norm": "grad norm",
     "actor/pg_clipfrac": "clipped",

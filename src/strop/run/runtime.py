@@ -28,6 +28,7 @@ from strop.config import (
     PolicyConfig,
     RunnerConfig,
     default_policy,
+    is_unasked,
     refuse_frozen_adapters,
     resolve_policies,
     trained_policies,
@@ -122,7 +123,7 @@ async def prepare_policies(
     found: list[PreparedPolicy] = []
     for name, own in resolve_policies(config).items():
         policy = own.policy
-        if not policy.agents and name not in teachers:
+        if config.policies and is_unasked(own) and name not in teachers:
             continue
         model = await asyncio.to_thread(find_model, policy)
         found.append(PreparedPolicy(name=name, config=own, model=model, renderer=make_renderer(policy, model)))
@@ -241,7 +242,7 @@ async def load_policies(policies: Sequence[ServedPolicy], *, train: bool) -> Non
 
 def serve_if_asked(settings: list[LearnerSettings]) -> list[LearnerSettings]:
     """The same without an engine where no agent asks: a teacher is only read."""
-    if any(one.policy.agents or one.from_checkpoints for one in settings):
+    if any(one.policy.agents or one.train or one.from_checkpoints for one in settings):
         return settings
     return [msgspec.structs.replace(one, serve=False) for one in settings]
 
@@ -353,7 +354,8 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
 
 def default_config(config: Config) -> Config:
     """The configuration of the policy that answers agents that no other one does."""
-    policies = {name: own for name, own in resolve_policies(config).items() if own.policy.agents}
+    every = resolve_policies(config)
+    policies = {name: own for name, own in every.items() if not is_unasked(own)} or every
     return policies[default_policy(policies)]
 
 
