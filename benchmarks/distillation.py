@@ -1,6 +1,6 @@
 """How many steps a fresh model needs to a held-out score: by rewards, and by what a trained model says of its tokens.
 
-    python benchmarks/distillation.py [--json FILE] [--cases chain chain-4 calc] [--seeds 3] [--folder runs/distillation]
+    python benchmarks/distillation.py [--json FILE] [--cases chain chain-4 calc] [--seeds 3] [--folder RUNS]
 
 For each of the demo's tasks a model in the box (strop/nano) is trained by GRPO as `strop demo` does it: the teacher.
 Then, for every seed, two fresh ones are trained with the same small batches, learning rate and evaluations:
@@ -9,9 +9,9 @@ Then, for every seed, two fresh ones are trained with the same small batches, le
     distill   from the teacher's logprobs of what the student sampled; rewards are measured and not used
 
 chain and calc make one optimizer step of each batch, chain-4 makes four. Told is the first evaluation of the held-out
-tasks (split test, sampled at temperature 1) with a reward of 0.5, 0.8 and 0.9 or more; none is in sight of a run that
-never gets there. With `--self` calc is also learnt from the model itself, that is told to use its calculator in a system
-message which only it as the teacher sees. Runs that are in --folder already are read, not made again.
+tasks (split test, sampled at temperature 1) with a reward of 0.5, 0.8 and 0.9 or more; None where a run never gets
+there. With `--self` calc is also learnt from the model itself, that is told to use its calculator in a system message
+which only it as the teacher sees. Runs that are in --folder already are read, not made again.
 """
 
 from __future__ import annotations

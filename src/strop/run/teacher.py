@@ -238,12 +238,15 @@ class Teacher:
 
     def read_turns(self, batch: Batch, turns: Sequence[int]) -> dict[int, GivenAnswer | str]:
         """What the teacher is asked of each turn, or why it cannot be."""
-        owners, prompts, found = batch.owners(), dict[str, list[int] | None](), dict[int, GivenAnswer | str]()
+        prompts, found = dict[str, list[int] | None](), dict[int, GivenAnswer | str]()
+        roots = dict[str, Turn]()
+        for sample in batch.samples if self.prompt else ():
+            roots |= find_roots(sample.turns)
         for t in turns:
             turn = batch.turns[t]
             prompt_ids: list[int] | None = turn.prompt_ids
             if self.prompt:
-                root = find_root(turn, {one.id: one for one in batch.samples[int(owners[t])].turns})
+                root = roots[turn.id]
                 if root.id not in prompts:
                     prompts[root.id] = self.render(root)
                 begun = prompts[root.id]
@@ -281,11 +284,14 @@ class Teacher:
         return theirs if ours == root.prompt_ids else None
 
 
-def find_root(turn: Turn, turns: Mapping[str, Turn]) -> Turn:
-    """The turn whose prompt was rendered whole and which `turn` goes back to, through parents that it extends whole."""
-    while (parent := turns.get(turn.parent or "")) is not None and turn.prompt_ids[: len(parent.ids)] == parent.ids:
-        turn = parent
-    return turn
+def find_roots(turns: Sequence[Turn]) -> dict[str, Turn]:
+    """By turn, the one whose prompt was rendered whole and which it goes back to, through parents that it extends."""
+    by_id, roots = {turn.id: turn for turn in turns}, dict[str, Turn]()
+    for turn in sorted(turns, key=lambda turn: len(turn.prompt_ids)):  # what is extended is shorter
+        parent = by_id.get(turn.parent or "")
+        extends = parent is not None and turn.prompt_ids[: len(parent.ids)] == parent.ids
+        roots[turn.id] = roots.get(parent.id, parent) if parent is not None and extends else turn
+    return roots
 
 
 def put_into_system(messages: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:

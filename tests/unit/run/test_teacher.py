@@ -15,7 +15,14 @@ from strop.errors import ConfigError
 from strop.gateway.contexts import Contexts
 from strop.gateway.template import Renderer
 from strop.models.names import resolve
-from strop.run.teacher import Teacher, add_teacher_policies, find_root, find_teacher, refuse_other_tokens, refuse_unseen
+from strop.run.teacher import (
+    Teacher,
+    add_teacher_policies,
+    find_roots,
+    find_teacher,
+    refuse_other_tokens,
+    refuse_unseen,
+)
 from strop.trajectory import Sample, assemble
 from strop.types import Rollout, Task, Turn
 
@@ -110,8 +117,8 @@ def test_a_branch_goes_back_to_a_root_of_its_own(renderer):
     branch = session.ask(other, "11")
     then = session.ask([*other, said("11"), ASK], "12")
     edited = session.ask([ASK, said("no"), ASK], "12")
-    by_id = {turn.id: turn for turn in session.turns}
-    assert [find_root(turn, by_id).id[-1] for turn in session.turns] == ["0", "1", "1", "3"]
+    roots = find_roots(session.turns)
+    assert [roots[turn.id].id[-1] for turn in session.turns] == ["0", "1", "1", "3"]
     asked = make_teacher(renderer, prompt=HINT).read_turns(session.batch(), range(4))
     root = renderer.prompt([{"role": "system", "content": HINT}, *other], None)
     assert asked[2].prompt_ids == root + then.prompt_ids[len(branch.prompt_ids) :]
