@@ -8,6 +8,7 @@ the next one goes on; the exit code says whether all passed.
 
     start       the server comes up, and its version is a tested one
     agreement   logprobs of sampled tokens beside a plain Hugging Face forward pass in the same type
+    scores      given tokens, as a teacher is asked of them, beside the same forward pass
     greedy, seeds, stop, pause
     files       new weights by a folder, ipc: by handles of GPU memory; outputs are those of the new weights
     sleep       memory that the server gives back while it is paused, and weights that come while it sleeps
@@ -45,6 +46,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from strop.config import VllmConfig
+from strop.engines.base import GivenAnswer
 from strop.engines.vllm.engine import Vllm
 from strop.errors import EngineError
 from strop.learner.client import WeightClient
@@ -194,6 +196,21 @@ async def agreement(stand: Stand, engine: Vllm) -> Found:
     }
     assert all(one["mean"] < limit(stand) for one in found.values()), (found, stand.noise)
     return found | {"bf16 beside fp32": stand.noise}
+
+
+async def scores(stand: Stand, engine: Vllm) -> Found:
+    """After `agreement`, which says how far apart the two may be."""
+    answers = [
+        GivenAnswer(prompt_ids=stand.prompt(20 + 30 * n, n), response_ids=stand.prompt(64, 100 + n)) for n in range(8)
+    ]
+    began = time.monotonic()
+    found = await engine.score(answers)
+    seconds = time.monotonic() - began
+    want = [stand.logprobs(stand.model, answer.prompt_ids, answer.response_ids) for answer in answers]
+    pairs = [pair for one, other in zip(found, want, strict=True) for pair in zip(one, other, strict=True)]
+    apart = spread(sorted(abs(ours - theirs) for ours, theirs in pairs))
+    assert apart["mean"] < limit(stand), (apart, stand.noise)
+    return apart | {"seconds": seconds}
 
 
 async def tokens(stand: Stand, engine: Vllm) -> Found:
@@ -441,7 +458,13 @@ async def main() -> None:
     cpu, results = given.cpu, {}
     wanted = lambda name: not given.only or name in given.only  # noqa: E731
     folders = lambda stand: FolderTransfer(stand.folder / "weights", Here(stand.held))  # noqa: E731
-    plain: dict[str, Check] = {"agreement": agreement, "tokens": tokens, "pause": pause, "speed": speed}
+    plain: dict[str, Check] = {
+        "agreement": agreement,
+        "scores": scores,
+        "tokens": tokens,
+        "pause": pause,
+        "speed": speed,
+    }
     if wanted("files"):
         checks = plain | {"update": update, "refusal": refusal, "kill": kill}
         await with_server("files", results, cpu, folders, checks)

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from strop.config import VllmConfig
-from strop.engines.base import Chunk
+from strop.engines.base import Chunk, GivenAnswer
 from strop.engines.receiver import LogprobProbe
 from strop.engines.vllm.engine import Vllm
 from strop.errors import ContextOverflow, EngineError
@@ -191,6 +191,27 @@ async def test_logprobs_are_those_of_the_distribution_drawn_from(stand: Stand, h
         assert [chunk.finish for chunk in chunks if chunk.finish] == ["length"] == [chunks[-1].finish]
         want = expected(stand.model, prompt, ids_of(chunks), Sampling(**how))
         assert logprobs_of(chunks) == pytest.approx(want, abs=LIMIT)
+
+
+async def test_given_answers_have_the_logprobs_of_plain_hugging_face(stand: Stand) -> None:
+    """As a teacher is asked: what the student sampled, in several turns of one conversation, and in branches of it."""
+    rng = random.Random(3)
+    root = [rng.randrange(4, VOCABULARY) for _ in range(300)]
+    first = root + [rng.randrange(4, VOCABULARY) for _ in range(20)]
+    answers = [
+        GivenAnswer(prompt_ids=root, response_ids=first[300:]),
+        *(
+            GivenAnswer(
+                prompt_ids=[*first, 7, 8, n],
+                response_ids=[rng.randrange(4, VOCABULARY) for _ in range(rng.randrange(1, 40))],
+            )
+            for n in range(6)
+        ),
+    ]
+    found = await stand.engine.score(answers)
+    for answer, logprobs in zip(answers, found, strict=True):
+        wanted = expected(stand.model, answer.prompt_ids, answer.response_ids, Sampling())
+        assert logprobs == pytest.approx(wanted, abs=LIMIT)
 
 
 async def test_greedy_is_what_hugging_face_generates(stand: Stand) -> None:

@@ -41,6 +41,15 @@ class EntryTensors:
     group: Tensor
 
 
+@dataclass(frozen=True)
+class TeacherSource:
+    """Who teaches: the name of a policy of the run, or `self` for the policy's own present weights; and `prompt`, which
+    only the teacher sees, in the system message."""
+
+    policy: str
+    prompt: str = ""
+
+
 class Improver(Configurable, ABC):
     """What `algorithm.name` may name: an `Algorithm`, which improves weights, or a `PromptOptimizer`. The fields of a
     subclass are its settings: `algorithm.settings.NAME` in a TOML file, and keyword arguments of its constructor."""
@@ -61,6 +70,16 @@ class Algorithm(Improver):
     def needs(self) -> frozenset[str]:
         """The columns of the entries that the learner fills before credit: any of proximal, ref, value."""
         return frozenset()
+
+    @property
+    def teacher_source(self) -> TeacherSource | None:
+        """Whose logprobs the entries' `teacher` is filled with before credit; None: it stays NaN."""
+        return None
+
+    @property
+    def needs_rewards(self) -> bool:
+        """Whether a rollout without a reward teaches nothing."""
+        return True
 
     @property
     def compares_groups(self) -> bool:

@@ -40,12 +40,12 @@ def filter_batch(batch: Batch, *, overlong: Overlong, malformed: bool, max_turns
         for s in np.flatnonzero(find_overlong(batch)):
             batch.drop(int(s), "overlong")
     if overlong == "mask":
-        _skip(batch, [t for t, turn in enumerate(batch.turns) if turn.finish == "length"], "overlong")
+        skip_turns(batch, [t for t, turn in enumerate(batch.turns) if turn.finish == "length"], "overlong")
     if malformed:
         bad = [t for t, turn in enumerate(batch.turns) if turn.answer.get("malformed_calls", 0) > 0]
-        _skip(batch, bad, "malformed_call")
+        skip_turns(batch, bad, "malformed_call")
     if max_turns is not None:
-        _skip(batch, _beyond(batch, max_turns), "turn_cap")
+        skip_turns(batch, _beyond(batch, max_turns), "turn_cap")
 
 
 def leave_out(batch: Batch, reasons: Sequence[str | None]) -> None:
@@ -89,7 +89,8 @@ def _beyond(batch: Batch, max_turns: int) -> list[int]:
     return beyond
 
 
-def _skip(batch: Batch, turns: Iterable[int], reason: str) -> None:
+def skip_turns(batch: Batch, turns: Iterable[int], reason: str) -> None:
+    """Leave turns out of the loss; a rollout that has no other left is dropped."""
     owner = batch.owners()
     touched: set[int] = set()
     for t in turns:

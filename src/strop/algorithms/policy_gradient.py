@@ -18,6 +18,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
+import numpy as np
 from msgspec import Meta
 
 from strop.algorithms.aggregate import Aggregation, aggregate
@@ -131,8 +132,9 @@ class PolicyGradient(Algorithm):
 
     def assign_credit(self, batch: Batch) -> dict[str, float]:
         entries = batch.entries
-        rewards = Rewards.of(batch, self.rewards)
-        metrics = summarize("critic/rewards", (rewards.totals + rewards.agents.sum(axis=1))[batch.counted])
+        rewards = Rewards.of(batch, self.rewards, required=self.needs_rewards)
+        got = (rewards.totals + rewards.agents.sum(axis=1))[batch.counted]
+        metrics = summarize("critic/rewards", got[~np.isnan(got)])
         if self.overlong == "penalise":
             rewards.totals -= self.overlong_penalty * find_overlong(batch)
         if self.kl == "reward":

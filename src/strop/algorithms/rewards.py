@@ -44,8 +44,8 @@ class Rewards:
     given: dict[tuple[int, str], float]
 
     @classmethod
-    def of(cls, batch: Batch, weights: Mapping[str, float]) -> Rewards:
-        """Drops what has no reward as `no_reward`."""
+    def of(cls, batch: Batch, weights: Mapping[str, float], *, required: bool = True) -> Rewards:
+        """Where they are `required`, what has no reward is dropped as `no_reward`; otherwise its total is NaN."""
         by_turn: dict[str, list[float]] = defaultdict(list)
         by_agent: dict[tuple[int, str], list[float]] = defaultdict(list)
         for s, sample in enumerate(batch.samples):
@@ -59,7 +59,7 @@ class Rewards:
         given = {place: math.fsum(values) for place, values in by_agent.items()}
         own = {turn: math.fsum(values) for turn, values in by_turn.items()}
         return cls(
-            totals=total_rewards(batch, weights),
+            totals=total_rewards(batch, weights, required=required),
             turns=np.array([own.get(turn.id, 0.0) for turn in batch.turns], np.float64),
             agents=tabulate(given, len(batch.samples), batch.agents),
             tokens=np.zeros(len(batch.entries)),
@@ -120,14 +120,15 @@ def total_reward(rollout: Rollout, weights: Mapping[str, float]) -> float | None
     return math.fsum(weights[reward.name] * reward.value for reward in own)
 
 
-def total_rewards(batch: Batch, weights: Mapping[str, float]) -> Floats:
+def total_rewards(batch: Batch, weights: Mapping[str, float], *, required: bool = True) -> Floats:
     """A total per sample; NaN where it is not in the baseline. Drops what has no reward as `no_reward`, and what would
-    count as its group's lowest total where nobody in it has one."""
+    count as its group's lowest total where nobody in it has one, unless rewards are not `required`."""
     result = np.full(len(batch.samples), np.nan)
 
     def leave_out(s: int, reason: str) -> None:
-        batch.counted[s] = False
-        batch.drop(s, reason)
+        if required:
+            batch.counted[s] = False
+            batch.drop(s, reason)
 
     for s in map(int, np.flatnonzero(batch.counted)):
         stand_in = batch.stand_in[s]
@@ -138,7 +139,7 @@ def total_rewards(batch: Batch, weights: Mapping[str, float]) -> Floats:
             result[s] = value
     known = batch.counted & ~find_failed(batch)
     for s in map(int, np.flatnonzero(find_failed(batch))):
-        others = result[known & (batch.group == batch.group[s])]
+        others = result[known & (batch.group == batch.group[s]) & ~np.isnan(result)]
         if batch.stand_in[s] == "zero":
             result[s] = min([0.0, *others])
         elif len(others):

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strop.cli.output import get_program, print_json
-from strop.config import Config
+from strop.config import Config, trained_policies
 from strop.monitor import console as views
 from strop.monitor.screen import Screen
 from strop.monitor.summary import Summary
@@ -153,7 +153,7 @@ def print_summary(summary: Summary, folder: Path, arguments: argparse.Namespace)
         places["as plain files"] = f"{get_program()} export {folder} FOLDER"
     elif summary.checkpoint:
         places["the trained model"] = f"{folder}/checkpoints/{summary.checkpoint}"
-        one = f" --policy {next(iter(config.policies))}" if len(config.policies) > 1 else ""
+        one = f" --policy {next(iter(trained_policies(config)))}" if len(config.policies) > 1 else ""
         places["as a plain folder"] = f"{get_program()} export {folder} FOLDER{one}"
         places["to talk to it"] = (
             f"{get_program()} chat {folder}{one if config.agent in (demo.AGENT, '') else ' --agent'}"

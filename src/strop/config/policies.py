@@ -50,8 +50,13 @@ def resolve_policies(config: Config) -> dict[str, Config]:
     _refuse_all_frozen(config, found)
     _refuse_shared_servers(found)
     _refuse_past(found)
-    _refuse_overlaps({name: one.policy.agents for name, one in found.items()})
+    _refuse_overlaps({name: one.policy.agents for name, one in found.items() if not is_unasked(one)})
     return found
+
+
+def is_unasked(config: Config) -> bool:
+    """Whether a policy is there for no agent: a teacher, which only says how likely others' tokens are."""
+    return config.policy.frozen and not config.policy.agents
 
 
 def trained_policies(config: Config) -> dict[str, Config]:
@@ -238,8 +243,8 @@ def _refuse_overlaps(agents: Mapping[str, tuple[str, ...]]) -> None:
     for policy, patterns in agents.items():
         if not patterns:
             raise ConfigError(
-                f"policies.{policy}.agents is empty, so it would answer nobody. Fix: name its agents, or leave the "
-                f"line out for the agent {policy!r}"
+                f"policies.{policy}.agents is empty, so it would answer nobody. Fix: name its agents, leave the "
+                f"line out for the agent {policy!r}, or set policies.{policy}.frozen for a teacher"
             )
         for pattern in patterns:
             for other, earlier in before:

@@ -75,7 +75,9 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     agents: Annotated[tuple[str, ...], doc("names or patterns (tool-*) of the agents whose turns are trained")] = (
         "main",
     )
-    frozen: Annotated[bool, doc("it answers its agents and is never trained: an opponent, or a partner")] = False
+    frozen: Annotated[bool, doc("it answers its agents and is never trained: an opponent, a partner, a teacher")] = (
+        False
+    )
     past: Annotated[PastConfig, doc("opponents from the past")] = PastConfig()
     context: Annotated[
         Annotated[int, Meta(ge=2)] | None, doc("context length: prompt and answer in tokens; default: the model's")

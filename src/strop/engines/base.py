@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from strop.config import EngineConfig
 from strop.engines.receiver import WeightSource
-from strop.errors import ConfigError
+from strop.errors import ConfigError, EngineError
 from strop.types import Rollout, Sampling
 
 if TYPE_CHECKING:
@@ -32,6 +32,22 @@ class Chunk(Struct, frozen=True, kw_only=True):
     logprobs: list[float]
     version: str
     finish: Literal["stop", "length"] | None = None
+
+
+class GivenAnswer(Struct, frozen=True, kw_only=True):
+    """Tokens that somebody else sampled after a prompt, to be scored at a temperature.
+
+    >>> GivenAnswer(prompt_ids=[1, 5, 2], response_ids=[7, 8]).ids
+    [1, 5, 2, 7, 8]
+    """
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    temperature: float = 1.0
+
+    @property
+    def ids(self) -> list[int]:
+        return self.prompt_ids + self.response_ids
 
 
 class EngineSetup(Struct, frozen=True, kw_only=True):
@@ -107,6 +123,16 @@ class Engine(ABC):
         Closing the iterator early cancels the work. Raises `ContextOverflow` if the prompt leaves no space for a single
         token, `EngineError` if the engine cannot go on.
         """
+
+    @classmethod
+    def refuse_scoring(cls, temperature: float) -> None:
+        """Raises `ConfigError` where it cannot score tokens that were sampled at this temperature."""
+        raise ConfigError(f"{cls.__name__} cannot score given tokens. Fix: use engine.name embedded, vllm or sglang")
+
+    async def score(self, answers: Sequence[GivenAnswer]) -> list[list[float]]:
+        """The logprob of every response token of each answer, log_softmax(logits / temperature), under the weights that
+        are served. Also while it is paused. Raises `EngineError`."""
+        raise EngineError(f"{type(self).__name__} cannot score given tokens")
 
     @abstractmethod
     async def pause(self) -> None:

@@ -25,13 +25,14 @@ from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from strop.config import MAIN, SglangConfig, VllmConfig
-from strop.engines.base import Chunk, Engine
+from strop.engines.base import Chunk, Engine, GivenAnswer
+from strop.engines.given_answers import score_paths
 from strop.engines.receiver import ModelTensors, WeightReceiver, WeightSource, WeightsRefused
 from strop.engines.served_policies import PolicyEngine, ServedModel, ServedVersion
 from strop.engines.server_events import BrokenOff, SampledTokens
 from strop.engines.server_process import ExternalServer, ServerProcess
 from strop.engines.weight_files import read_tensors
-from strop.errors import ContextOverflow, EngineError
+from strop.errors import ConfigError, ContextOverflow, EngineError
 from strop.net.client import Client
 from strop.types import Sampling
 
@@ -128,6 +129,10 @@ class RemoteEngine(Engine, Generic[A, S]):
         if the answer is cut off."""
 
     @abstractmethod
+    async def _score(self, api: A, ids: Sequence[int], model: str | None) -> list[float]:
+        """The logprob of every id but the first, at temperature 1, by what the server calls `model`."""
+
+    @abstractmethod
     def _make_receiver(self, api: A, tensors: ModelTensors) -> WeightReceiver:
         """The end that takes new weights."""
 
@@ -202,6 +207,42 @@ class RemoteEngine(Engine, Generic[A, S]):
                     await served.retire(self._receiver)
             await self._fell()
 
+    @classmethod
+    def refuse_scoring(cls, temperature: float) -> None:
+        if temperature != 1.0:
+            raise ConfigError(
+                f"{cls.name} gives logprobs of given tokens at temperature 1 only, and they are sampled at "
+                f"{temperature:g}. Fix: set policy.train.temperature=1, or serve the teacher with engine.name=embedded"
+            )
+
+    async def score(self, answers: Sequence[GivenAnswer], *, policy: str | None = None) -> list[list[float]]:
+        """Answers are sent as prompts. A server that rests is woken for it; one that dies is asked again."""
+        for answer in answers:
+            self._refuse(answer.ids)
+            self.refuse_scoring(answer.temperature)
+        served = self._served[policy or self._first]
+        for left in reversed(range(TRIES)):
+            await self._until_serving()
+            try:
+                async with self._loading:  # it keeps its weights meanwhile
+                    return await self._score_awake(served.name, answers)
+            except EngineError:
+                if not left or not await self._fell():
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _score_awake(self, model: str | None, answers: Sequence[GivenAnswer]) -> list[list[float]]:
+        if (api := self._api) is None:
+            raise EngineError(self._reason)
+        if self._paused:
+            await self._wake(api)
+        found = await score_paths(
+            lambda ids: self._score(api, ids, model), answers, at_once=self._settings.max_sequences
+        )
+        if self._paused:
+            await self._rest(api)
+        return found
+
     def _refuse(self, prompt_ids: Sequence[int]) -> None:
         if not prompt_ids:
             raise EngineError("the prompt is empty. Fix: send at least one token")
@@ -220,14 +261,17 @@ class RemoteEngine(Engine, Generic[A, S]):
         """Wait while paused, and while the server is started again, but not for ever."""
         while True:
             await self._open.wait()
-            if not self._settled.is_set():
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._settled.wait(), self._settings.restart_timeout)
-            if not self._serving.is_set():
-                raise EngineError(self._reason)
+            api = await self._until_serving()
             if self._open.is_set():  # it may have been closed again meanwhile
-                assert self._api is not None
-                return self._api
+                return api
+
+    async def _until_serving(self) -> A:
+        if not self._settled.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._settled.wait(), self._settings.restart_timeout)
+        if not self._serving.is_set() or self._api is None:
+            raise EngineError(self._reason)
+        return self._api
 
     async def _fell(self) -> bool:
         """Something went wrong: is it that the server is gone? Then `_reason` says how."""

@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec import Struct
 
-from strop.engines.base import Chunk, Engine
+from strop.engines.base import Chunk, Engine, GivenAnswer
 from strop.engines.receiver import WeightSource
 from strop.errors import ConfigError, ContextOverflow, EngineError
 from strop.types import Sampling, stable_hash
@@ -191,6 +191,13 @@ class Scripted(Engine):
         if isinstance(answer, str):
             return [*self._tokens.encode(answer), self._tokens.end_of_turn]
         return list(answer)
+
+    @classmethod
+    def refuse_scoring(cls, temperature: float) -> None:
+        """Given tokens have the logprob that played ones have, at any."""
+
+    async def score(self, answers: Sequence[GivenAnswer]) -> list[list[float]]:
+        return [[self._logprob] * len(answer.response_ids) for answer in answers]
 
     async def pause(self) -> None:
         self._open.clear()

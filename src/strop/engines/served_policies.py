@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from strop.engines.base import Chunk, Engine
+from strop.engines.base import Chunk, Engine, GivenAnswer
 from strop.engines.receiver import WeightReceiver, WeightSource
 from strop.errors import EngineError, ModelError
 from strop.types import Sampling
@@ -134,6 +134,9 @@ class PolicyEngine(Engine):
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
     ) -> AsyncGenerator[Chunk]:
         return self._server.generate(prompt_ids, sampling, stop_ids=stop_ids, policy=self._policy)
+
+    async def score(self, answers: Sequence[GivenAnswer]) -> list[list[float]]:
+        return await self._server.score(answers, policy=self._policy)
 
     async def pause(self) -> None:
         await self._server.pause()

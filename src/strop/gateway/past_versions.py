@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from msgspec import Struct
 
-from strop.engines.base import Chunk, Engine
+from strop.engines.base import Chunk, Engine, GivenAnswer
 from strop.engines.receiver import WeightSource
 from strop.gateway.draw import draw_number
 from strop.types import Rollout, Sampling
@@ -60,6 +60,9 @@ class PastVersions(Engine):
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
     ) -> AsyncIterator[Chunk]:
         return self.own.generate(prompt_ids, sampling, stop_ids=stop_ids)
+
+    async def score(self, answers: Sequence[GivenAnswer]) -> list[list[float]]:
+        return await self.own.score(answers)
 
     async def pause(self) -> None:
         await asyncio.gather(*(engine.pause() for engine in (self.own, *self.slots)))

@@ -22,7 +22,7 @@ from contextlib import aclosing
 from statistics import median
 from typing import cast
 
-from strop.engines.base import Chunk, Engine
+from strop.engines.base import Chunk, Engine, GivenAnswer
 from strop.engines.receiver import WeightSource
 from strop.errors import ContextOverflow, EngineError
 from strop.types import Rollout, Sampling
@@ -134,6 +134,19 @@ class Replicas(Engine):
     ) -> AsyncIterator[Chunk]:
         return self.answer("", prompt_ids, sampling, stop_ids)
 
+    async def score(self, answers: Sequence[GivenAnswer]) -> list[list[float]]:
+        """By one of them, or another where that fails; also while they are paused."""
+        tried: list[Replica] = []
+        while True:
+            replica = self.pick("", tried)
+            try:
+                return await replica.engine.score(answers)
+            except EngineError:
+                replica.failed = time.monotonic()
+                tried.append(replica)
+                if len(tried) == len(self._replicas):
+                    raise
+
     async def pause(self) -> None:
         self._open.clear()
         await self._each(lambda engine: engine.pause())
@@ -182,6 +195,9 @@ class Sticky(Engine):
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
     ) -> AsyncIterator[Chunk]:
         return self._replicas.answer(self._rollout, prompt_ids, sampling, stop_ids)
+
+    async def score(self, answers: Sequence[GivenAnswer]) -> list[list[float]]:
+        return await self._replicas.score(answers)
 
     async def pause(self) -> None:
         await self._replicas.pause()

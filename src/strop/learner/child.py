@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.config import EngineConfig
+from strop.engines.base import GivenAnswer
 from strop.engines.embedded.outbox import Outbox
 from strop.errors import LearnerError, StropError
 from strop.imports import one_line
@@ -36,7 +37,10 @@ if TYPE_CHECKING:  # heavy: they are imported once there is a model to load
 
 LEARNING = frozenset(
     verb.__name__
-    for verb in (LearnerVerbs.score, LearnerVerbs.update, LearnerVerbs.save, LearnerVerbs.restore, LearnerVerbs.digest)
+    for verb in (
+        *(LearnerVerbs.score, LearnerVerbs.score_answers, LearnerVerbs.update),
+        *(LearnerVerbs.save, LearnerVerbs.restore, LearnerVerbs.digest),
+    )
 )
 """The verbs that take the learner's time, and need nothing of the engine."""
 
@@ -162,7 +166,7 @@ class LearnerChild(ProcessVerbs):
     def _hold(self, settings: LearnerSettings, learner: Learner | None, plain: Any) -> None:
         from strop.learner.model_weights import ModelWeights
 
-        self.policies[settings.name] = HeldPolicy(self, settings.name, learner, ModelWeights(plain, settings.folder))
+        self.policies[settings.name] = HeldPolicy(self, settings, learner, plain, ModelWeights(plain, settings.folder))
 
     def _serve(self, model: Any, engine: EngineConfig, context: int) -> int:
         """Put the embedded engine before the model; returns the longest context that it takes."""
@@ -176,11 +180,14 @@ class LearnerChild(ProcessVerbs):
 
 
 class HeldPolicy(LearnerVerbs):
-    """One policy of the process: what trains it, if anything does, and its weights for engines elsewhere. `served` is
-    the model of a policy that takes its weights from checkpoints."""
+    """One policy of the process: what trains it, if anything does, the model as others know it, and its weights for
+    engines elsewhere. `served` is the model of a policy that takes its weights from checkpoints."""
 
-    def __init__(self, child: LearnerChild, name: str, learner: Learner | None, weights: ModelWeights) -> None:
-        self._child, self._name, self._learner, self.weights = child, name, learner, weights
+    def __init__(
+        self, child: LearnerChild, settings: LearnerSettings, learner: Learner | None, plain: Any, weights: ModelWeights
+    ) -> None:
+        self._child, self._name, self._learner, self.weights = child, settings.name, learner, weights
+        self._config, self._plain = settings.learner, plain
         self.served: Any = None
 
     @property
@@ -203,6 +210,13 @@ class HeldPolicy(LearnerVerbs):
     def score(self, batch: Batch) -> tuple[Entries, dict[str, float]]:
         seconds = self.learner.score(batch)
         return batch.entries, seconds
+
+    def score_answers(self, answers: list[GivenAnswer]) -> list[list[float]]:
+        from strop.learner.answers import score_answers
+        from strop.learner.model import choose_way
+
+        model = self.model if self.model is not None else self._plain
+        return score_answers(model, answers, self._config.token_budget, choose_way(self._config, model.device))
 
     def update(self, batch: Batch) -> dict[str, float]:
         return self.learner.update(batch)

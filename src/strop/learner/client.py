@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from strop.engines.base import GivenAnswer
 from strop.engines.receiver import LogprobProbe, TensorSpec
 from strop.learner.verbs import IpcHandles, LearnerVerbs, WeightVerbs
 from strop.trajectory import Batch, Entries
@@ -65,6 +66,9 @@ class LearnerClient(WeightClient):
 
     async def score(self, batch: Batch) -> tuple[Entries, dict[str, float]]:
         return await self._call(LearnerVerbs.score, batch)
+
+    async def score_answers(self, answers: list[GivenAnswer]) -> list[list[float]]:
+        return await self._call(LearnerVerbs.score_answers, answers)
 
     async def update(self, batch: Batch) -> dict[str, float]:
         return await self._call(LearnerVerbs.update, batch)

@@ -18,6 +18,7 @@ from typing import Any
 from msgspec import Struct
 
 from strop.config import MAIN, AlgorithmConfig, Config, EngineConfig, LearnerConfig, PolicyConfig
+from strop.engines.base import GivenAnswer
 from strop.engines.receiver import LogprobProbe, TensorSpec
 from strop.trajectory import Batch, Entries
 
@@ -139,6 +140,10 @@ class LearnerVerbs(ABC):
     @abstractmethod
     def score(self, batch: Batch) -> tuple[Entries, dict[str, float]]:
         """The batch's entries with what the algorithm needs of the model, and how long that took."""
+
+    @abstractmethod
+    def score_answers(self, answers: list[GivenAnswer]) -> list[list[float]]:
+        """The logprob of every response token under the policy's present weights, whether it is trained or not."""
 
     @abstractmethod
     def update(self, batch: Batch) -> dict[str, float]:

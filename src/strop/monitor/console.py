@@ -30,6 +30,7 @@ SHOWN = {
     "prompts/tokens": "tokens",
     "prompts/cost": "cost",
     "actor/dpo_accuracy": "right pairs",
+    "distill/kl/mean": "KL to teacher",
     "actor/entropy": "entropy",
     "actor/grad_norm": "grad norm",
     "actor/pg_clipfrac": "clipped",

@@ -38,6 +38,7 @@ NAMES: dict[str, str] = {
     "actor/reward_kl_penalty": "mean distance from the reference policy that was taken off the rewards",
     "actor/kl_coef": "its weight in the next step",
     "actor/skipped": "1 if nothing carried loss and the weights stayed",
+    "distill/kl/{mean,max,min}": "student's logprob less the teacher's, of sampled tokens; the mean is by weight",
     "critic/rewards/{mean,max,min}": "total reward of rollouts, with what trained agents got",
     "critic/{advantages,returns,values}/{mean,max,min}": "of sampled tokens",
     "critic/{vf_loss,vf_clipfrac,vf_explained_var,grad_norm,lr}": "the critic's own, where there is one",

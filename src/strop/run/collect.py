@@ -124,7 +124,7 @@ def check_rewards(run: Run, ended: Sequence[Rollout]) -> None:
     given = {reward.name for rollout in ended for reward in rollout.rewards}
     wanted = run.rewards
     said = f"gave only {', '.join(sorted(given))}" if given else "gave no reward"
-    if not wanted & given and run.data is None:  # otherwise rewards are looked at, and not learnt from
+    if wanted and not wanted & given and run.data is None:  # otherwise rewards are looked at, and not learnt from
         raise ConfigError(
             f"algorithm.rewards counts {', '.join(sorted(wanted))}, but the agent {said}. Fix: return it, or begin a "
             f"run with --set algorithm.rewards.{sorted(given)[0] if given else 'NAME'}=1"

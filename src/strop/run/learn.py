@@ -1,5 +1,5 @@
-"""From rollouts to new weights: assemble → score → credit → update. Everything that a step learns is learnt here, also
-where a recorded step is replayed."""
+"""From rollouts to new weights: assemble → score, by a teacher too → credit → update. Everything that a step learns is
+learnt here, also where a recorded step is replayed."""
 
 from __future__ import annotations
 
@@ -67,6 +67,8 @@ async def learn(
     batch.entries.exact &= batch.sampled_by(versions)
     metrics = drop_stale(batch, step - 1, config.loop.staleness) if config.loop.staleness else {}
     metrics["timing_s/assemble"] = time.monotonic() - began
+    if policy.teacher is not None:
+        metrics |= await policy.teacher.score(batch)
     if policy.algorithm.needs:
         batch.entries, seconds = await learner.score(batch.bare())
         metrics |= seconds

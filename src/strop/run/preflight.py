@@ -38,9 +38,9 @@ from strop.trajectory import Batch, Sample, explain
 class PreflightResult(Struct, kw_only=True):
     """What came of some groups. `flat` are those that would teach nothing (None where groups are not compared), `left`
     how many rollouts would carry no loss by reason, `lowest`, `highest` and `mean` what those that count got,
-    `failed` how many failed by cause, `seconds` how long a rollout took in the mean, `model` whose they are. Of several
-    policies `policies` has the result of each by name, and the rest is that of the one called `policy`, for which most
-    groups would teach nothing."""
+    `failed` how many failed by cause, `seconds` how long a rollout took in the mean, `rewarded` whether any was or
+    should have been, `model` whose they are. Of several policies `policies` has the result of each by name, and the
+    rest is that of the one called `policy`, for which most groups would teach nothing."""
 
     groups: int
     members: int
@@ -51,6 +51,7 @@ class PreflightResult(Struct, kw_only=True):
     highest: float
     failed: dict[str, int]
     seconds: float
+    rewarded: bool = True
     model: str = ""
     policy: str = ""
     policies: dict[str, PreflightResult] = {}
@@ -58,6 +59,8 @@ class PreflightResult(Struct, kw_only=True):
     @property
     def verdict(self) -> str:
         every, section = f"every rollout got {self.highest:g}", f"policies.{self.policy}" if self.policy else "policy"
+        if self.flat is None and not self.rewarded:
+            return "no rollout was rewarded, and this algorithm needs no reward"
         if self.flat is None:
             got = every if self.highest == self.lowest else f"rollouts got {self.lowest:g} to {self.highest:g}"
             return f"{got}; this algorithm does not compare them within groups"
@@ -158,6 +161,7 @@ def judge_batch(batch: Batch, algorithm: Algorithm, weights: Mapping[str, float]
         highest=max(every, default=0.0),
         failed=dict(Counter(str(rollout.cause) for rollout in rollouts if rollout.cause)),
         seconds=seconds,
+        rewarded=bool(every) or algorithm.needs_rewards,
     )
 
 

@@ -14,7 +14,7 @@ import asyncio
 import inspect
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import combinations
 from pathlib import Path
@@ -27,7 +27,9 @@ from msgspec import Struct
 from strop import algorithms
 from strop.agent.llm import LLM
 from strop.algorithms.rewards import total_reward
-from strop.config import Config, trained_policies, weigh_rewards
+from strop.config import Config, resolve_policies, trained_policies, weigh_rewards
+from strop.engines.embedded.engine import Embedded
+from strop.engines.registry import engine_class, engine_name
 from strop.errors import AgentError, PlaceError
 from strop.imports import resolve as find
 from strop.learner.process import LearnerProcess
@@ -40,6 +42,7 @@ from strop.run.folder import find_parts
 from strop.run.learn import learn_all, take_digest
 from strop.run.opponents import describe_opponents
 from strop.run.state import PolicyLearner
+from strop.run.teacher import Teacher, find_teacher, make_renderer
 from strop.runners.base import Job, Outcome
 from strop.runners.rewards import RewardFunction, compute_outcome_now, load_reward_function
 from strop.store.base import Store
@@ -222,7 +225,10 @@ async def retrain(store: Store, config: Config, number: int, tell: Callable[[str
     async with AsyncExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="strop-replay-")))
         tell("loading the model")
+        every = resolve_policies(config)
         policies = {name: await _start(stack, place, name, own) for name, own in trained_policies(config).items()}
+        for policy in policies.values():
+            policy.teacher = await _start_teacher(stack, place, policy, every)
         if base is not None:
             for name, part in find_parts(folder / "checkpoints" / str(base.checkpoint), policies).items():
                 await policies[name].learner.restore(part)
@@ -249,6 +255,30 @@ async def _start(stack: AsyncExitStack, place: Path, name: str, config: Config) 
     await process.start(LearnerSettings.of(config, model, name=name, serve=False))
     algorithm = algorithms.make(config.algorithm, config.learner, config.policy)
     return PolicyLearner(name=name, config=config, algorithm=algorithm, learner=process.of(name))
+
+
+async def _start_teacher(
+    stack: AsyncExitStack, place: Path, policy: PolicyLearner, policies: Mapping[str, Config]
+) -> Teacher | None:
+    """Who taught a policy, with the weights that the run read it with."""
+    source, name = policy.algorithm.teacher_source, find_teacher(policy.name, policy.algorithm, policies)
+    if source is None or name is None:
+        return None
+    theirs = policies[name]
+    if not engine_class(theirs.engine).shares_weights:
+        raise PlaceError(
+            f"the teacher {source.policy} was served by {engine_name(theirs.engine)}, and no server is started here. "
+            "Fix: replay steps whose teacher the embedded engine served"
+        )
+    student, model = [await asyncio.to_thread(prepare_folder, one.policy) for one in (policy.config, theirs)]
+    ours, reads = make_renderer(policy.config.policy, student), make_renderer(theirs.policy, model)
+    learner = policy.learner
+    if name != policy.name:
+        process = LearnerProcess(place / f"{policy.name}-{name}.log")
+        stack.push_async_callback(process.close)
+        await process.start(LearnerSettings.of(theirs, model, name=name, serve=False, train=False))
+        learner = process.of(name)
+    return Teacher.of(source.prompt, ours, reads, Embedded(learner), theirs, model)
 
 
 def _versions(line: Sequence[Step], step: Step, samples: Sequence[Sample], *, overlap: bool) -> set[str]:

@@ -12,7 +12,7 @@ Nothing of what is opened here knows this module; loop.py and resume.py use what
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +30,7 @@ from strop.config import (
     RunnerConfig,
     answers_outside,
     default_policy,
+    is_unasked,
     refuse_frozen_adapters,
     resolve_policies,
     trained_policies,
@@ -59,6 +60,7 @@ from strop.run.opponents import OpponentPool, PoolSource, find_pool_source, keep
 from strop.run.prompts.improve import make_prompt_optimizer
 from strop.run.settings import check_agents, load_tasks
 from strop.run.state import Run, TrainedPolicy
+from strop.run.teacher import Teacher, find_teachers, make_renderer, refuse_unfit
 from strop.runners.pool import Pool
 from strop.store import open_store
 from strop.store.base import Store
@@ -114,16 +116,21 @@ class ServedPolicy:
 
 
 async def prepare_policies(
-    config: Config, *, find_model: Callable[[PolicyConfig], Path] = prepare_folder
+    config: Config,
+    *,
+    find_model: Callable[[PolicyConfig], Path] = prepare_folder,
+    teachers: Collection[str] = (),
 ) -> list[PreparedPolicy]:
-    """Every policy of a configuration, with `find_model` for the folder of its model."""
+    """Every policy of a configuration that answers agents or is among the `teachers`, with `find_model` for the folder
+    of its model."""
     hide_keys(config)
     found: list[PreparedPolicy] = []
     for name, own in resolve_policies(config).items():
         policy = own.policy
+        if config.policies and is_unasked(own) and name not in teachers:
+            continue
         model = await asyncio.to_thread(find_model, policy)
-        renderer = Renderer.from_folder(model, variables=policy.chat_template_kwargs, tools=policy.tools)
-        found.append(PreparedPolicy(name=name, config=own, model=model, renderer=renderer))
+        found.append(PreparedPolicy(name=name, config=own, model=model, renderer=make_renderer(policy, model)))
     return found
 
 
@@ -233,8 +240,15 @@ async def load_policies(policies: Sequence[ServedPolicy], *, train: bool) -> Non
                 from_checkpoints=policy.prepared.is_slot,
             )
             settings.setdefault(policy.learner.process, []).append(given)
-    learners = [process.start(*given) for process, given in settings.items()]
+    learners = [process.start(*serve_if_asked(given)) for process, given in settings.items()]
     await asyncio.gather(*learners, *(policy.engine.start() for policy in policies))
+
+
+def serve_if_asked(settings: list[LearnerSettings]) -> list[LearnerSettings]:
+    """The same without an engine where no agent asks: a teacher is only read."""
+    if any(one.policy.agents or one.train or one.from_checkpoints for one in settings):
+        return settings
+    return [msgspec.structs.replace(one, serve=False) for one in settings]
 
 
 def make_gateway(config: Config, store: Store, policies: Sequence[ServedPolicy], *, strict: bool = False) -> Gateway:
@@ -284,8 +298,11 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
     check(config.monitor.writers)
     check_agents(config)
     refuse_frozen_adapters(config)
-    optimizer = make_prompt_optimizer(config)
-    prepared = [] if answers_outside(config) else find_opponents(await prepare_policies(config))
+    optimizer, teachers = make_prompt_optimizer(config), find_teachers(made, resolve_policies(config))
+    prepared: list[PreparedPolicy] = []
+    if not answers_outside(config):
+        prepared = find_opponents(await prepare_policies(config, teachers=teachers.values()))
+    refuse_unfit(made, teachers, {one.name: one.renderer for one in prepared})
     for note in dict.fromkeys(one.renderer.tooling.note for one in prepared if one.renderer.tooling.note):
         view.note(note)
     tasks = load_tasks(config)
@@ -318,6 +335,7 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
         stack.callback(loading.cancel)
         await pool.start()
         await loading
+        by_name = {one.name: one for one in served}
         writers = await Writers.open(stack, config, folder.path, view.note)
         stack.enter_context(app.announce(server.url, default_config(config).policy.model, folder.path))
         if not resume:
@@ -328,7 +346,11 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
             tasks=tasks,
             view=view,
             store=store,
-            policies={one.name: make_trained(one, made[one.name]) for one in served if one.name in made},
+            policies={
+                one.name: make_trained(one, made[one.name], by_name.get(teachers.get(one.name, "")))
+                for one in served
+                if one.name in made
+            },
             engines=[one.engine for one in served],
             learners=[one.learner for each in served for one in (each, *each.slots) if one.learner is not None],
             gateway=gateway,
@@ -344,7 +366,8 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
 
 def default_config(config: Config) -> Config:
     """The configuration of the policy that answers agents that no other one does."""
-    policies = resolve_policies(config)
+    every = resolve_policies(config)
+    policies = {name: own for name, own in every.items() if not is_unasked(own)} or every
     return policies[default_policy(policies)]
 
 
@@ -361,16 +384,24 @@ def make_algorithm(config: Config) -> Algorithm:
     return algorithm
 
 
-def make_trained(policy: ServedPolicy, algorithm: Algorithm) -> TrainedPolicy:
+def make_trained(policy: ServedPolicy, algorithm: Algorithm, teacher: ServedPolicy | None) -> TrainedPolicy:
     assert policy.learner is not None, "what is trained has a process that holds its weights"
     return TrainedPolicy(
         name=policy.name,
         config=policy.config,
         algorithm=algorithm,
         learner=policy.learner,
+        teacher=teacher and make_teacher(policy, algorithm, teacher),
         engine=policy.engine,
         publisher=make_publisher(policy.name, policy.config, policy.place, policy.learner, policy.engine),
     )
+
+
+def make_teacher(student: ServedPolicy, algorithm: Algorithm, teacher: ServedPolicy) -> Teacher:
+    source, theirs = algorithm.teacher_source, teacher.prepared
+    assert source is not None, "who wants no teacher has none"
+    ours = student.prepared.renderer
+    return Teacher.of(source.prompt, ours, theirs.renderer, teacher.engine, theirs.config, theirs.model)
 
 
 def make_opponents(policy: ServedPolicy) -> OpponentPool:

@@ -14,6 +14,7 @@ from strop.config import Config, PromptConfig
 from strop.config.prompts import refuse_prompts
 from strop.errors import ConfigError, TaskError
 from strop.run.data.prepare import find_offline, needs_agents
+from strop.run.teacher import add_teacher_policies
 from strop.runners import agents
 from strop.runners.agents import explain_near_miss, is_python
 from strop.tasks.load import load
@@ -36,7 +37,7 @@ def settle(config: Config) -> Config:
     )
     runner = msgspec.structs.replace(config.runner, python=make_absolute(config.runner.python))
     tasks = config.tasks
-    return msgspec.structs.replace(
+    settled = msgspec.structs.replace(
         config,
         engine=engine,
         algorithm=algorithm,
@@ -52,6 +53,7 @@ def settle(config: Config) -> Config:
         if isinstance(tasks, str)
         else {split: make_absolute(spec) for split, spec in tasks.items()},
     )
+    return add_teacher_policies(settled)
 
 
 def _fill_algorithm(config: Config, name: str, settings: dict[str, Any]) -> dict[str, Any]:

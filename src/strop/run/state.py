@@ -23,6 +23,7 @@ from strop.run.data.dataset import DataSet
 from strop.run.folder import RunFolder
 from strop.run.group_reward import GroupReward
 from strop.run.opponents import OpponentPool
+from strop.run.teacher import Teacher
 from strop.runners.pool import Pool
 from strop.store.base import Store
 from strop.tasks.sampling import evaluation, group, group_number
@@ -43,12 +44,13 @@ class Collected:
 @dataclass(kw_only=True)
 class PolicyLearner:
     """A policy and what improves it. `config` is the whole configuration that it would have as the only one; `learner`
-    leads to the process that holds its weights."""
+    leads to the process that holds its weights; `teacher` is who it learns from, if anybody."""
 
     name: str
     config: Config
     algorithm: Algorithm
     learner: PolicyClient
+    teacher: Teacher | None = None
 
 
 @dataclass(kw_only=True)
@@ -113,8 +115,9 @@ class Run:
 
     @property
     def rewards(self) -> set[str]:
-        """The names of the rewards that count for any of the policies."""
-        improved = {name for policy in self.policies.values() for name in policy.config.algorithm.rewards}
+        """The names of the rewards that count for any of the policies which learn from rewards, or for prompts."""
+        learning = [policy for policy in self.policies.values() if policy.algorithm.needs_rewards]
+        improved = {name for policy in learning for name in policy.config.algorithm.rewards}
         return improved | {*(self.optimizer.rewards if self.optimizer is not None else ())}
 
     @property

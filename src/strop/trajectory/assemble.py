@@ -141,6 +141,7 @@ def _entries(
         proximal=np.full(count, np.nan),
         ref=np.full(count, np.nan),
         value=np.full(count, np.nan),
+        teacher=np.full(count, np.nan),
         advantage=np.zeros(count),
         ret=np.zeros(count),
         weight=np.zeros(count),

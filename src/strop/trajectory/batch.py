@@ -31,6 +31,9 @@ REASONS = {
     "overlong": "with an answer that was cut off at its length (algorithm.settings.overlong)",
     "malformed_call": "whose tool calls could not be read (algorithm.settings.drop_malformed)",
     "turn_cap": "beyond the turns of a rollout that are trained (algorithm.settings.max_turns)",
+    "teacher_prompt": "whose prompts cannot be shown to line up with the teacher's (algorithm.settings.teacher_prompt)",
+    "teacher_context": "longer than the teacher's context",
+    "teacher_vocabulary": "with a token that the teacher does not have",
     "too_stale": "sampled from weights that are too old by now",
     "zero_weight": "whose answers have weight 0 in their transcript",
     "no_weight": "with a reward of 0 or less, which is what they count (algorithm.settings.weighting)",
@@ -65,8 +68,9 @@ class Entries:
         weight    1/3  1/3  1/3     after credit: token mean over the batch
 
     `proximal` (the learner's logprob when the step began), `ref` (the reference model's) and `value` (the critic's) are
-    NaN until `score` fills them. `advantage`, `ret` (the return a critic learns) and `weight` are filled by the
-    algorithm's `credit`; the batch loss is the sum of weight x loss. `rollout` and `group` index Batch.samples and
+    NaN until `score` fills them, and so is `teacher` (the teacher's logprob) where there is none. `advantage`, `ret`
+    (the return a critic learns) and `weight` are filled by the algorithm's `credit`; the batch loss is the sum of
+    weight x loss. `rollout` and `group` index Batch.samples and
     Batch.groups, `agent` indexes Batch.agents. Where `trainable` is False the weight must stay 0; where `exact` is
     False the recorded logprob is not log_softmax(logits / temperature) of the weights that the step begins with, and
     cannot be compared with the learner's.
@@ -79,6 +83,7 @@ class Entries:
     proximal: Floats
     ref: Floats
     value: Floats
+    teacher: Floats
     advantage: Floats
     ret: Floats
     weight: Floats

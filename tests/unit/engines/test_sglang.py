@@ -18,11 +18,11 @@ from safetensors.numpy import save_file
 
 from strop.config import SglangConfig
 from strop.engines import remote
-from strop.engines.base import Chunk
+from strop.engines.base import Chunk, GivenAnswer
 from strop.engines.receiver import LogprobProbe
 from strop.engines.server_process import free_port
 from strop.engines.sglang.engine import Sglang
-from strop.errors import ContextOverflow, EngineError, ModelError
+from strop.errors import ConfigError, ContextOverflow, EngineError, ModelError
 from strop.types import Sampling
 from strop.weights.files import FolderTransfer
 from strop.weights.publisher import Publisher
@@ -283,3 +283,15 @@ async def test_a_server_of_two_runs_is_noticed(tmp_path: Path) -> None:
         with pytest.raises(EngineError, match="somebody else"):
             await play(engine, [1, 10])
         await other.close()
+
+
+async def test_given_answers_are_scored(tmp_path: Path) -> None:
+    async with elsewhere(tmp_path) as (engine, url):
+        answers = [
+            GivenAnswer(prompt_ids=[1, 10], response_ids=[11, 12]),
+            GivenAnswer(prompt_ids=[1], response_ids=[10]),
+        ]
+        assert await engine.score(answers) == [[-0.11, -0.12], [-0.1]]
+        assert [body["input_ids"] for body in (await seen(url))["bodies"]] == [[1, 10, 11, 12]]
+        with pytest.raises(ConfigError, match="at temperature 1 only"):
+            await engine.score([GivenAnswer(prompt_ids=[1], response_ids=[10], temperature=2.0)])

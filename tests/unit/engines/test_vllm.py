@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from strop.config import VllmConfig
 from strop.engines import remote
-from strop.engines.base import Chunk
+from strop.engines.base import Chunk, GivenAnswer
 from strop.engines.vllm.engine import Vllm, command, environment
 from strop.engines.vllm.protocol import refuse_untested, sampling_params
 from strop.errors import ConfigError, ContextOverflow, EngineError
@@ -525,3 +525,59 @@ async def test_closing_a_stream_closes_its_connection(make: Make) -> None:
     await stand.engine.pause()  # nothing is in flight
     await stand.engine.resume()
     assert ids_of(await play(stand, [5], max_tokens=1)) == [6]
+
+
+# -- tokens that somebody else sampled ---------------------------------------------------------------------------------
+
+
+def given(prompt: list[int], response: list[int], temperature: float = 1.0) -> GivenAnswer:
+    return GivenAnswer(prompt_ids=prompt, response_ids=response, temperature=temperature)
+
+
+async def test_given_answers_are_scored_with_one_request_for_each_path(make: Make) -> None:
+    stand = make()
+    await stand.engine.start()
+    answers = [given([5, 6], [7, 8]), given([5, 6, 7, 8, 9], [10]), given([5, 6], [11]), given([5, 6], [7, 8])]
+    assert await stand.engine.score(answers) == [[-0.007, -0.008], [-0.010], [-0.011], [-0.007, -0.008]]
+    asked = [asked["generate"] for asked in stand.asked() if "generate" in asked]
+    assert asked == [{"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}] * 2
+    stand.offer("1.1", 0.5)
+    await stand.load("1.1")
+    assert await stand.engine.score(answers[2:3]) == [[pytest.approx(-0.511)]], "the weights that are served"
+    assert await stand.engine.score([]) == []
+
+
+async def test_what_cannot_be_scored_is_refused(make: Make) -> None:
+    stand = make()
+    await stand.engine.start()
+    with pytest.raises(
+        ConfigError, match=r"vLLM gives logprobs of given tokens at temperature 1 only.* sampled at 0\.7"
+    ):
+        await stand.engine.score([given([5], [6], 0.7)])
+    with pytest.raises(ContextOverflow):
+        await stand.engine.score([given([5] * 60, [6] * 4)])
+    with pytest.raises(EngineError, match="outside the vocabulary"):
+        await stand.engine.score([given([5], [100])])
+    assert not [asked for asked in stand.asked() if "generate" in asked]
+
+
+async def test_a_server_that_sleeps_is_woken_to_score(make: Make) -> None:
+    stand = make(sleep=True)
+    await stand.engine.start()
+    await stand.engine.pause()
+    assert await stand.engine.score([given([5], [6])]) == [[-0.006]]
+    told = [asked.get("path") or "generate" for asked in stand.asked()]
+    assert told == ["/sleep", "/wake_up", "generate", "/sleep"]
+    waiting = asyncio.create_task(play(stand, [5], max_tokens=1))
+    await asyncio.sleep(0.1)
+    assert not waiting.done(), "it is paused still"
+    await stand.engine.resume()
+    assert ids_of(await waiting) == [6]
+
+
+async def test_a_killed_server_is_asked_again(make: Make) -> None:
+    stand = make()
+    await stand.engine.start()
+    os.kill(stand.pid, signal.SIGKILL)
+    assert await stand.engine.score([given([5], [6])]) == [[-0.006]]
+    assert (stand.folder / "starts").read_text() == "2"

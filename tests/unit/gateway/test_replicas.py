@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from strop.engines.base import Chunk, Engine
+from strop.engines.base import Chunk, Engine, GivenAnswer
 from strop.engines.scripted import Answer, Breaks, Scripted
 from strop.errors import ContextOverflow, EngineError
 from strop.gateway import replicas as module
@@ -163,3 +163,19 @@ async def test_leaving_early_ends_the_work_and_frees_the_place() -> None:
     await stream.aclose()  # type: ignore[attr-defined]
     assert not one.calls[0].finished
     assert one._in_flight == replicas._replicas[0].in_flight == 0
+
+
+async def test_given_answers_are_scored_by_one_that_can_also_while_they_are_paused() -> None:
+    class Broken(Scripted):
+        async def score(self, answers: list[GivenAnswer]) -> list[list[float]]:  # type: ignore[override]
+            raise EngineError("it is broken")
+
+    broken = Broken([], Letters())  # type: ignore[arg-type]
+    replicas = Replicas([broken, engine(logprob=-2.0)])
+    answers = [GivenAnswer(prompt_ids=[1], response_ids=[2, 3])]
+    for _ in range(2):
+        assert await replicas.score(answers) == [[-2.0, -2.0]]
+    await replicas.pause()
+    assert await replicas.of("a").score(answers) == [[-2.0, -2.0]]
+    with pytest.raises(EngineError, match="it is broken"):
+        await Replicas([broken]).score(answers)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from strop import config as configs
+from strop.algorithms.grpo import GRPO
 from strop.config import MAIN, Config
 from strop.errors import LearnerError
 from strop.monitor.console import Silent
@@ -30,8 +31,8 @@ TASKS = [Task(id=f"{split}-{n}", split=split) for n in range(4) for split in ("t
 def run_over(store: Store, config: Config) -> Run:
     """A run of which only the store is there."""
     nothing: dict[str, Any] = dict.fromkeys(("folder", "gateway", "pool", "writers", "engines", "learners"))
-    nobody: dict[str, Any] = dict.fromkeys(("learner", "engine", "publisher", "algorithm"))
-    policies = {MAIN: TrainedPolicy(name=MAIN, config=config, **nobody)}
+    nobody: dict[str, Any] = dict.fromkeys(("learner", "engine", "publisher"))
+    policies = {MAIN: TrainedPolicy(name=MAIN, config=config, algorithm=GRPO(), **nobody)}
     return Run(config=config, tasks=TASKS, view=Silent(), store=store, policies=policies, **nothing)
 
 

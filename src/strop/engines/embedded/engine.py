@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Literal, Protocol
 
 from strop.config import EngineConfig
-from strop.engines.base import Chunk, Engine, EngineSetup
+from strop.engines.base import Chunk, Engine, EngineSetup, GivenAnswer
 from strop.engines.receiver import WeightSource
 from strop.errors import StropError
 from strop.types import Sampling
@@ -35,6 +35,8 @@ class Link(Protocol):
         """Wait until no request is at work. How fast their tokens are read plays no part in it."""
 
     async def load(self, version: str) -> None: ...
+
+    async def score_answers(self, answers: list[GivenAnswer]) -> list[list[float]]: ...
 
 
 class Embedded(Engine):
@@ -77,6 +79,14 @@ class Embedded(Engine):
         finally:
             if not done:
                 self._link.cancel(id)
+
+    @classmethod
+    def refuse_scoring(cls, temperature: float) -> None:
+        """Any will do."""
+
+    async def score(self, answers: Sequence[GivenAnswer]) -> list[list[float]]:
+        """Read in token trees, as the learner reads a batch: what answers begin with in common is computed once."""
+        return await self._link.score_answers(list(answers))
 
     async def pause(self) -> None:
         self._open.clear()

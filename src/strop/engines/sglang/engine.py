@@ -117,6 +117,9 @@ class Sglang(RemoteEngine[SglangApi, SglangConfig]):
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
+    async def _score(self, api: SglangApi, ids: Sequence[int], model: str | None) -> list[float]:
+        return await api.score(ids)
+
     def _make_receiver(self, api: SglangApi, tensors: ModelTensors) -> SglangReceiver:
         return SglangReceiver(api, tensors)
 

@@ -116,6 +116,9 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
     ) -> AsyncGenerator[SampledTokens]:
         return api.generate(prompt_ids, sampling, stop_ids, model=model or api.base, max_tokens=max_tokens)
 
+    async def _score(self, api: VllmApi, ids: Sequence[int], model: str | None) -> list[float]:
+        return await api.score(ids, model=model or api.base)
+
     def _make_receiver(self, api: VllmApi, tensors: ModelTensors) -> VllmReceiver:
         return VllmReceiver(api, tensors, self._dtype)
 
