@@ -10,8 +10,9 @@ Then, for every seed, two fresh ones are trained with the same small batches, le
 
 chain and calc make one optimizer step of each batch, chain-4 makes four. Told is the first evaluation of the held-out
 tasks (split test, sampled at temperature 1) with a reward of 0.5, 0.8 and 0.9 or more; None where a run never gets
-there. With `--self` calc is also learnt from the model itself, that is told to use its calculator in a system message
-which only it as the teacher sees. Runs that are in --folder already are read, not made again.
+there. With `--self` calc is also learnt from the untrained model, which is told to use its calculator in a system
+message that only the teacher sees: as it was at the beginning (prompted), and as it is in each step (self). Runs that
+are in --folder already are read, not made again.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ def compare(place: Path, name: str, seeds: int, *, with_self: bool) -> dict[str,
     distill = {"algorithm.name": "distill", "algorithm.settings": {}}
     ways: dict[str, dict[str, Any]] = {"grpo": {}, "distill": distill | {"algorithm.settings.teacher": str(teacher)}}
     if with_self and name == "calc":
-        ways["self"] = distill | {"algorithm.settings.teacher": "self", "algorithm.settings.teacher_prompt": HINT}
+        for way, teacher_name in (("prompted", "strop/nano"), ("self", "self")):
+            own = {"algorithm.settings.teacher": teacher_name, "algorithm.settings.teacher_prompt": HINT}
+            ways[way] = distill | own
     found: dict[str, Any] = asdict(case) | {"teacher": {"score": trained["end"], "steps": trained["steps"]}}
     for way, settings in ways.items():
         found[way] = []
