@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--config", default=str(HERE / "laptop.toml"))
     parser.add_argument("--folder", default="runs/joined", type=Path)
     parser.add_argument("--seed", default="0")
-    parser.add_argument("--rl-steps", default="6")
+    parser.add_argument("--rl-steps", default="8")
     parser.add_argument("--json", action="store_true", help="print what came of it as JSON")
     given = parser.parse_args()
     folder, common = given.folder, ["--config", given.config, "--seed", given.seed]
@@ -41,9 +41,9 @@ def main() -> int:
     sources = json.dumps([str(folder / "samples" / "1-trained")])
     run("train", *common, "--folder", folder / "sft", "--set", "algorithm.name=sft",
         "--set", f"algorithm.settings.runs={sources}", "--set", "algorithm.settings.min_reward=1",
-        "--set", "algorithm.settings.epochs=3", "--set", "algorithm.settings.batch_size=16")  # fmt: skip
+        "--set", "algorithm.settings.epochs=1", "--set", "algorithm.settings.batch_size=16")  # fmt: skip
     run("train", "--from", folder / "sft", "--folder", folder / "rl", "--set", "algorithm.name=grpo",
-        "--steps", given.rl_steps)  # fmt: skip
+        "--steps", given.rl_steps, "--lr", "2e-4")  # fmt: skip
     with open_writer() as url:
         outside = f"{{writer = {{url = '{url}/v1', model = 'writer'}}}}"
         run("train", "--from", folder / "rl", "--folder", folder / "prompts", "--set", "algorithm.name=gepa",
