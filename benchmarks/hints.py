@@ -10,6 +10,9 @@ was asked before. Nothing tells it which hints matter.
     POST /control {"busy": 60}         answer 429 for so many seconds
     POST /control {"nonsense": 3}      say nothing that could be a prompt, so many times
     POST /control {"delay": 0.5}       seconds that an answer of the writer takes
+    POST /control {"status": 402}      answer so, always
+    POST /control {"strict": 1}        refuse `max_tokens`, as newer models do
+    POST /control {"usage": -5000}     say that it took so many tokens
     GET  /counts                       requests by model, and those refused
 """
 
@@ -105,6 +108,7 @@ class Models:
         self.counts: Counter[str] = Counter()
         self._asked: Counter[str] = Counter()
         self._busy_until, self._nonsense, self._delay = 0.0, 0, 0.0
+        self._status, self._strict, self._usage = 0, False, None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -127,6 +131,8 @@ class Models:
         if path == "/control":
             self._busy_until = time.monotonic() + request.get("busy", 0)
             self._nonsense, self._delay = request.get("nonsense", 0), request.get("delay", 0.0)
+            self._status, self._strict = int(request.get("status", 0)), bool(request.get("strict"))
+            self._usage = request.get("usage")
             return 200, {}
         messages = {message["role"]: message["content"] for message in request["messages"]}
         if request["model"] == "follower":
@@ -136,6 +142,13 @@ class Models:
         if time.monotonic() < self._busy_until:
             self.counts["refused"] += 1
             return 429, {"error": {"message": "busy", "type": "rate_limit"}}
+        if self._strict and "max_tokens" in request:
+            self._status, self._strict = 400, True
+        if self._status:
+            self.counts["refused"] += 1
+            message = "Use 'max_completion_tokens' instead." if self._strict else "no"
+            status, self._status = self._status, 0 if self._strict else self._status
+            return status, {"error": {"message": message}}
         if self._delay:
             await asyncio.sleep(self._delay)
         if self._nonsense > 0:
@@ -144,7 +157,10 @@ class Models:
         asked = messages["user"]
         place = request.get("seed", self._asked[asked])
         self._asked[asked] += 1
-        return 200, _completion("writer", write(asked, random.Random(f"{place} {asked}")), len(asked) // 4)
+        answer = _completion("writer", write(asked, random.Random(f"{place} {asked}")), len(asked) // 4)
+        if self._usage is not None:
+            answer["usage"] |= {"prompt_tokens": self._usage}
+        return 200, answer
 
 
 def _completion(model: str, text: str, asked: int = 10) -> dict[str, Any]:

@@ -27,6 +27,24 @@ async def marked(task, llm):
     await client.close()
     return float(answer.choices[0].message.content == task.data["answer"])
 
+async def ask(task, llm, system):
+    client = llm.async_client()
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": task.data["question"]}]
+    answer = await client.chat.completions.create(model=llm.model, messages=messages)
+    await client.close()
+    return float(answer.choices[0].message.content == task.data["answer"])
+
+async def fragile(task, llm):
+    if "Hint" in llm.prompts["system"]:
+        raise RuntimeError("it bears no hint")
+    return await ask(task, llm, llm.prompts["system"])
+
+async def unused(task, llm):
+    return await ask(task, llm, "Answer.")
+
+async def misnamed(task, llm):
+    return {"right": await ask(task, llm, llm.prompts["system"])}
+
 def local(task, llm):
     '''The demo's question to a model that is served here, with a system prompt that asks for nothing it knows.'''
     system = {"role": "system", "content": llm.prompts["system"]}

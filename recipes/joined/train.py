@@ -2,7 +2,7 @@
 
     python recipes/joined/train.py --config recipes/joined/laptop.toml --folder runs/joined [--seed N] [--json]
 
-    samples/   the model as it is, eight times on some training tasks           strop eval
+    samples/   the model as it is, four times on some training tasks            strop eval
     sft/       imitation: fine-tuned on the best of those                       algorithm.name = sft
     rl/        reinforcement learning from there                                algorithm.name = grpo, --from sft
     prompts/   the words of the question, rewritten for the model that is left  algorithm.name = gepa, --from rl
@@ -76,12 +76,12 @@ def open_writer() -> Any:
 
 
 def read_table(folder: Path) -> list[dict[str, Any]]:
-    """What held-out tasks earned before, and after each stage; and how many rollouts each was made from."""
+    """What held-out tasks earned before, and after each stage; and how many steps each took."""
     rows: list[dict[str, Any]] = []
     for stage in ("sft", "rl", "prompts"):
         summary = json.loads((folder / stage / "summary.json").read_text())
         rows = rows or [{"stage": "the model as it is", "reward": summary["start"], "added": 0.0}]
-        added = summary["end"] - rows[-1]["reward"]
+        added = summary["end"] - summary["start"]  # both of its own evaluations: others draw other samples
         rows.append({"stage": stage, "reward": summary["end"], "added": added, "steps": summary["steps"]})
     return rows
 

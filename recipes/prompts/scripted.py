@@ -11,13 +11,15 @@ that matters; the request it leaves as it is, but for a blank.
 from __future__ import annotations
 
 import argparse
-import asyncio
+import itertools
 import json
 import random
 import re
 from typing import Any
 
 from rooms import choose
+
+import strop.testing
 
 SENTENCES = {
     "free": "Only a room that is free for the whole slot will do.",
@@ -76,55 +78,18 @@ def write(question: str, draw: random.Random) -> str:
     return "\n".join(["```", before, *draw.sample(new, min(2, len(new))), "```"])
 
 
-class Models:
-    def __init__(self) -> None:
-        self._asked = 0
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            return
-        body = b""
-        while True:
-            event = await receive()
-            body += event.get("body", b"")
-            if not event.get("more_body"):
-                break
-        data = json.dumps(self._answer(json.loads(body or b"{}"))).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": data})
-
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        messages = request.get("messages", [])
-        if request.get("model") == "booker":
-            message = book(messages)
-        else:
-            self._asked += 1
-            draw = random.Random(f"{request.get('seed', self._asked)} {messages[-1]['content'] if messages else ''}")
-            message = {"role": "assistant", "content": write(messages[-1]["content"], draw) if messages else ""}
-        sizes = {"prompt_tokens": len(str(messages)) // 4, "completion_tokens": len(str(message)) // 4}
-        return {
-            "id": "c",
-            "object": "chat.completion",
-            "created": 0,
-            "model": request.get("model", ""),
-            "choices": [
-                {"index": 0, "finish_reason": "tool_calls" if message.get("tool_calls") else "stop", "message": message}
-            ],
-            "usage": {**sizes, "total_tokens": sum(sizes.values())},
-        }
-
-
 def main() -> None:
-    import uvicorn
-
     given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     given.add_argument("--port", type=int, default=0)
-    config = uvicorn.Config(Models(), host="127.0.0.1", port=given.parse_args().port, log_level="warning")
-    server, listening = uvicorn.Server(config), config.bind_socket()
-    listening.listen(1024)  # who reads the address may come at once
-    print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
-    asyncio.run(server.serve(sockets=[listening]))
+    asked = itertools.count()
+
+    def answer(request: dict[str, Any]) -> str | dict[str, Any]:
+        messages = request["messages"]
+        if request["model"] == "booker":
+            return book(messages)
+        return write(messages[-1]["content"], random.Random(f"{request.get('seed', next(asked))} {messages}"))
+
+    strop.testing.serve_chat(answer, port=given.parse_args().port)
 
 
 if __name__ == "__main__":

@@ -19,24 +19,27 @@ import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import Struct
+from starlette.types import Receive, Scope, Send
 
 from strop.agent.functions import is_async
 from strop.config import Config, PolicyConfig, RunnerConfig
 from strop.engines.scripted import Answer as ScriptedAnswer
 from strop.engines.scripted import Scripted, ScriptedRequest
 from strop.errors import AgentError, ConfigError
+from strop.net import asgi
 from strop.net.server import serve
 from strop.run.runtime import ServedPolicy, make_gateway, open_pool, prepare_policies
 from strop.store import open_store
 from strop.types import TERMINAL, Event, Reward, Rollout, Task, Turn
 
-__all__ = ["Trial", "call", "run"]
+__all__ = ["Trial", "call", "run", "serve_chat"]
 
 T = TypeVar("T")
 Script = Sequence[ScriptedAnswer] | Mapping[str, ScriptedAnswer] | Callable[[ScriptedRequest], ScriptedAnswer]
@@ -113,6 +116,39 @@ def run(
     if trial.rollout.cause is not None:
         raise AgentError(f"the agent failed ({trial.rollout.cause}): {trial.rollout.detail}")
     return trial
+
+
+def serve_chat(answer: Callable[[dict[str, Any]], str | dict[str, Any]], *, port: int = 0) -> None:
+    """Stand in for a provider of models that costs money: serve OpenAI's chat completions on this machine for ever, and
+    print the address once it is up. `answer` turns a request into what is said, or into a whole message with
+    `tool_calls`."""
+
+    async def complete(scope: Scope, receive: Receive, send: Send) -> None:
+        request = msgspec.json.decode(await asgi.read_body(receive, 16 << 20), type=dict[str, Any])
+        said = answer(request)
+        message = {"role": "assistant", "content": said} if isinstance(said, str) else said
+        asked, answered = len(str(request.get("messages"))) // 4, 1 + len(str(message)) // 4
+        body: dict[str, Any] = {
+            "id": "scripted",
+            "object": "chat.completion",
+            "created": 0,
+            "model": request.get("model", ""),
+            "choices": [
+                {"index": 0, "finish_reason": "tool_calls" if message.get("tool_calls") else "stop", "message": message}
+            ],
+            "usage": {
+                "prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered,
+            },
+        }  # fmt: skip
+        await asgi.answer(send, msgspec.json.encode(body))
+
+    async def main() -> None:
+        server = await serve(complete, port=port)
+        print(server.url, flush=True)
+        await asyncio.Event().wait()
+
+    with suppress(KeyboardInterrupt):
+        asyncio.run(main())
 
 
 async def _run(agent: str, reward: str, task: Task, answers: Script, timeout: float) -> tuple[Trial, Scripted]:

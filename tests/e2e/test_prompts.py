@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,6 +184,71 @@ def test_an_optimiser_model_that_stays_away(models: Models, tmp_path: Path) -> N
     assert told["done"]
 
 
+def test_a_model_that_wants_its_limit_by_another_name(models: Models, tmp_path: Path) -> None:
+    """max_completion_tokens: found out by itself, by one call that is counted."""
+    models.control(strict=1)
+    told = train(configure(models, tmp_path / "run", "gepa", max_calls=12))
+    models.control()
+    assert told["prompts"]["calls"] == 12
+    assert told["prompts"]["calls_failed"] == 1
+    assert "rejected/empty" not in told["prompts"]
+
+
+@pytest.mark.parametrize("status", [400, 401, 402, 404])
+def test_an_optimiser_model_that_refuses_everything(models: Models, tmp_path: Path, status: int) -> None:
+    """The run ends at the first call, and goes on once it is put right."""
+    models.control(status=status)
+    before, folder = models.counts["writer"], tmp_path / "run"
+    assert "cannot be used" in refuse("train", "--config", configure(models, folder, "gepa", max_calls=12))
+    assert models.counts["writer"] - before == 1
+    models.control()
+    elsewhere = f"--set=gateway.outside.writer.url={models.url}/v1"
+    options = ("--set=algorithm.settings.options={temperature = 0.5}", elsewhere)
+    told = json.loads(runs.finish(runs.strop("train", "--resume", folder, "--json", *options)).stdout)
+    assert told["prompts"]["calls"] == 12
+    assert "gateway.outside" in refuse("train", "--resume", folder, "--set=gateway.outside.writer.model=other")
+
+
+def test_a_bill_that_nobody_believes(models: Models, tmp_path: Path) -> None:
+    """Negative numbers of tokens would leave more budget than there was."""
+    models.control(usage=-5_000_000)
+    train(configure(models, tmp_path / "run", "gepa", max_tokens=30_000, answer_tokens=1000))
+    models.control()
+    assert 0 < sum_of(tmp_path / "run", "tokens") <= 30_000
+
+
+def test_calls_that_are_lost_are_missed(improved: Path, tmp_path: Path) -> None:
+    """Without calls.jsonl everything could be asked, and paid for, once more."""
+    copy = tmp_path / "run"
+    shutil.copytree(improved, copy)
+    (copy / "calls.jsonl").unlink()
+    more = "--set=algorithm.settings.max_calls=500"
+    assert "nobody knows what was spent" in refuse("train", "--resume", copy, more)
+
+
+@pytest.mark.parametrize("agent", ["fragile", "unused", "misnamed"])
+def test_agents_that_something_is_wrong_with(models: Models, tmp_path: Path, agent: str) -> None:
+    """A version that an agent cannot bear is rejected; a prompt that nobody sends is said; and so is a reward that does
+    not count, before anything is paid for."""
+    (tmp_path / "agents.py").write_text(AGENTS)
+    toml = configure(models, tmp_path / "run", "gepa", agent=f"{tmp_path}/agents.py:{agent}", max_calls=4)
+    before = models.counts["writer"]
+    command = runs.strop("train", "--config", toml, "--set=loop.eval_splits=[]")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    if agent == "misnamed":
+        assert done.returncode == 2
+        assert "algorithm.rewards counts reward, but the agent gave only right" in done.stderr
+        assert models.counts["writer"] == before
+        return
+    assert done.returncode == 0, done.stderr
+    assert ("no model was sent the prompt 'system'" in done.stdout) == (agent == "unused")
+    assert models.counts["writer"] - before == 4
+    if agent == "fragile":
+        pool = json.loads((tmp_path / "run" / "prompts.json").read_text())["versions"]
+        assert len(pool) == 1
+        assert metrics(tmp_path / "run")[-1]["prompts/rejected/not_better"] == 4
+
+
 def test_a_placeholder_that_is_lost(models: Models, tmp_path: Path) -> None:
     """No version without it is ever tried."""
     toml = configure(models, tmp_path / "run", "apo", max_calls=20)
@@ -205,12 +271,26 @@ def test_a_placeholder_that_is_lost(models: Models, tmp_path: Path) -> None:
         (["algorithm.settings.validation=nowhere"], "no task has that split"),
         (["algorithm.settings.minibach=3"], "minibatch"),
         (["group_reward=x.py:f"], "compares rollouts"),
+        (["algorithm.settings.options={n = 5}"], "may not set 'n'"),
+        (["algorithm.settings.options={max_tokens = 'x'}"], "not a whole number"),
+        (["policies.a.algorithm.name=grpo"], "a run does one of them"),
         (["algorithm.name=grpo", "algorithm.settings={}", "policy.frozen=true"], "nothing would be trained"),
     ],
 )
 def test_what_users_get_wrong(models: Models, tmp_path: Path, settings: list[str], said: str) -> None:
     toml = configure(models, tmp_path / "run", "gepa")
     assert said in refuse("train", "--config", toml, *(f"--set={one}" for one in settings))
+
+
+def test_a_budget_that_is_too_small_for_a_step(models: Models, tmp_path: Path) -> None:
+    toml = configure(models, tmp_path / "run", "apo", max_calls=6)
+    assert "the first step takes 8" in refuse("train", "--config", toml)
+
+
+def test_doctor_and_config(models: Models, improved: Path, tmp_path: Path) -> None:
+    toml = configure(models, tmp_path / "run", "gepa")
+    assert "compares prompts, not rollouts of a group" in refuse("doctor", "--config", toml)
+    assert 'text = "You answer' in runs.finish(runs.strop("config", improved)).stdout
 
 
 def test_without_prompts_there_is_nothing_to_improve(models: Models, tmp_path: Path) -> None:

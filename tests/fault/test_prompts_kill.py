@@ -80,8 +80,8 @@ def test_no_budget_is_exceeded(models: Models, tmp_path: Path, name: str) -> Non
     """Where it binds: what the provider saw is within it, kills or not."""
     before, more = models.counts["writer"], APO if name == "apo" else {}
     toml = configure(models, tmp_path / "run", name, max_calls=25, max_rollouts=400, **more)
-    kill_five_times(toml, tmp_path / "run")
-    assert models.counts["writer"] - before <= 25
+    assert kill_five_times(toml, tmp_path / "run") >= 3
+    assert 15 <= models.counts["writer"] - before <= 25
     reserved = [one for one in prompt_runs.calls(tmp_path / "run") if "key" in one]
     assert len(reserved) <= 25
     rollouts = [one for one in runs.story(tmp_path / "run").rollouts if one.mode == "train"]

@@ -1,4 +1,4 @@
-"""How rewards become a loss: one class in one file per algorithm, each under 150 lines, none of which knows torch.
+"""How rewards become a loss: one class in one file per algorithm, each under 170 lines, none of which knows torch.
 Beside them the prompt optimisers (prompt_optimizer.py), which improve texts instead of weights.
 
     assign_credit(batch)                          fills entries.advantage, .ret and .weight before anything is packed

@@ -67,6 +67,10 @@ class APO(PromptOptimizer):
     beam_width: Annotated[int, Meta(ge=1, description="beam width: versions that are edited further")] = 4
     branch_factor: Annotated[int, Meta(ge=1, description="edits of each of them per round")] = 4
 
+    @property
+    def min_calls(self) -> int:
+        return 2 * self.branch_factor
+
     def optimize(self, session: PromptSession) -> None:
         beam = [self._validate(session, session.first, [])]
         rounds = 0

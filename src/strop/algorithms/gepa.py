@@ -16,7 +16,13 @@ from typing import Annotated, Any, Literal, cast
 
 from msgspec import Meta
 
-from strop.algorithms.prompt_optimizer import PromptOptimizer, PromptSession, PromptTrial, describe_trial
+from strop.algorithms.prompt_optimizer import (
+    OptimizationOver,
+    PromptOptimizer,
+    PromptSession,
+    PromptTrial,
+    describe_trial,
+)
 from strop.errors import ConfigError
 from strop.types import Task
 
@@ -53,7 +59,7 @@ class GEPA(PromptOptimizer):
             reflection_strategy=_make_reflection(session),
             candidate_selection_strategy=self.selection,
             reflection_minibatch_size=min(self.minibatch, len(tasks)),
-            perfect_score=self.perfect,
+            perfect_score=self.perfect_score,
             module_selector=self.components,
             use_merge=self.merge,
             stop_callbacks=cast(Any, _never),  # the session ends it
@@ -137,7 +143,8 @@ class _Watcher:
         places: dict[int, float] = event["scores_by_val_id"]
         scores = {validation[place].id: score for place, score in places.items()}
         number = self._session.accept(event["candidate"], scores, [p for p in event["parent_ids"] if p is not None])
-        assert number == event["candidate_idx"], "the package counts versions as we do"
+        if number != event["candidate_idx"]:  # an Exception here would be logged, and forgotten
+            raise OptimizationOver from AssertionError(f"version {number} is {event['candidate_idx']} for the package")
 
     def on_candidate_rejected(self, event: Any) -> None:
         self._session.reject("not_better")

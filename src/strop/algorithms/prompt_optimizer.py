@@ -42,11 +42,12 @@ class OptimizationOver(BaseException):
 
 @dataclass(frozen=True)
 class PromptTrial:
-    """A version of the prompts on one task: its rollouts, and the mean of what they got."""
+    """A version of the prompts on one task: its rollouts, what each came to, and the mean of that."""
 
     task: Task
     score: float
     samples: Sequence[Sample]
+    scores: Sequence[float]
 
 
 class PromptSession(ABC):
@@ -124,12 +125,12 @@ class PromptOptimizer(Improver):
     ] = 0.0
     max_rollouts: Annotated[Limit, Meta(description="budget: rollouts that try versions; 0: no limit")] = 0
     perfect: Annotated[
-        float,
+        float | None,
         Meta(
             description="perfect score: a run ends once a version has it on every validation task, and a minibatch on "
-            "which all have it teaches nothing"
+            "which all have it teaches nothing; default: every reward that counts is 1"
         ),
-    ] = 1.0
+    ] = None
     samples: Annotated[int, Meta(ge=1, description="rollouts per task and version; their mean is its score")] = 1
     minibatch: Annotated[int, Meta(ge=1, description="training tasks that a proposal is made from and tried on")] = 4
     validation: Annotated[
@@ -140,36 +141,44 @@ class PromptOptimizer(Improver):
         ),
     ] = ""
 
+    @property
+    def min_calls(self) -> int:
+        """How many calls of the optimiser model the first step takes."""
+        return 1
+
+    @property
+    def perfect_score(self) -> float:
+        """The score that no version can exceed."""
+        return sum(weight for weight in self.rewards.values() if weight > 0) if self.perfect is None else self.perfect
+
     @abstractmethod
     def optimize(self, session: PromptSession) -> None:
         """Try versions until the session says that it is over. Runs in a thread of its own."""
 
 
 def score_rollout(rollout: Rollout, weights: Mapping[str, float]) -> float:
-    """What a rollout came to: the weighted sum of its rewards, with what its agents and turns got; 0 where it failed.
+    """What a rollout came to: the weighted sum of its rewards, with what its agents and turns got.
 
     >>> from strop.types import Reward, Task
     >>> score_rollout(Rollout(id="g0.0", group="g0", member=0, task=Task(id="t"), status="succeeded", created=0.0,
     ...     rewards=(Reward(value=0.5), Reward(name="style", value=1.0))), {"reward": 2.0})
     1.0
     """
-    if rollout.status != "succeeded":
-        return 0.0
     return sum(weights.get(reward.name, 0.0) * reward.value for reward in select_last_rewards(rollout))
 
 
 def describe_trial(trial: PromptTrial, most: int = 6000) -> dict[str, str]:
     """A trial as an optimiser model reads it: the task, what was said, what came of it; of several rollouts, the worst
     one's."""
-    sample = min(trial.samples, key=lambda one: one.rollout.reward() or 0.0)
-    rollout = sample.rollout
-    said: list[str] = []
+    sample = min(zip(trial.scores, trial.samples, strict=True), key=lambda one: one[0])[1]
+    rollout, said, spoke = sample.rollout, list[str](), set[str]()
     for turn in sample.turns:
-        new = [m for m in turn.messages if m.get("role") not in ("system", "developer")][-1:] if said else [
-            m for m in turn.messages if m.get("role") not in ("system", "developer")
-        ]  # fmt: skip
-        said += [f"{message.get('role', '')}: {_show(message)}" for message in new]
-        said.append(f"assistant: {_show(turn.answer)}")
+        roles = [str(message.get("role", "")) for message in turn.messages]
+        known = len(roles) - roles[::-1].index("assistant") if turn.agent in spoke and "assistant" in roles else 0
+        new = [one for one in turn.messages[known:] if one.get("role") not in ("system", "developer")]
+        name = "assistant" if turn.agent == "main" else turn.agent
+        said += [*(f"{one.get('role', '')}: {_show(one)}" for one in new), f"{name}: {_show(turn.answer)}"]
+        spoke.add(turn.agent)
     rewards = ", ".join(f"{reward.name} {reward.value:g}" for reward in select_last_rewards(rollout))
     outcome = f"failed: {(rollout.detail or str(rollout.cause)).strip()[-500:]}" if rollout.cause else rewards
     return {

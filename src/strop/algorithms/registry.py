@@ -159,7 +159,7 @@ def _refuse_others(algorithm: str, unknown: list[str]) -> None:
     for name in unknown:
         if others := [other for other in names() if name in _setting_types(find(other))]:
             raise ConfigError(
-                f"{algorithm} has no setting {PATH}{name}, which {', '.join(others)} have. Fix: leave it out"
+                f"{algorithm} has no setting {PATH}{name}, which is one of {', '.join(others)}. Fix: leave it out"
             )
 
 

@@ -34,15 +34,15 @@ def add(commands: Commands) -> None:
 
 def _prompts(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.run)
-    RunFolder.config(folder)
+    config = RunFolder.config(folder)
+    if arguments.calls and (folder / CALLS).exists():
+        return _show_calls(folder, as_json=arguments.json)
     pool = read_pool(folder)
     if pool is None or not pool.versions:
-        raise PlaceError(
-            f"{folder} has no versions of prompts yet: it improves none, or no step is done. Fix: name a run with "
-            "algorithm.name = gepa or apo"
-        )
-    if arguments.calls:
-        return _show_calls(folder, as_json=arguments.json)
+        why = "its first version is not evaluated yet. Fix: let it go on"
+        if config.algorithm.improves != "prompts":
+            why = f"{config.algorithm.name} improves weights. Fix: name a run with algorithm.name = gepa or apo"
+        raise PlaceError(f"{folder} has no versions of prompts: {why}")
     if arguments.json:
         print_json({"best": pool.best.number, "versions": pool.versions, "winners": pool.find_winners()})
         return 0
@@ -68,9 +68,9 @@ def _find(pool: PromptPool, number: int) -> PromptVersion:
 def _show_versions(screen: Screen, pool: PromptPool, folder: Path) -> None:
     winners, best = pool.find_winners(), pool.best
     table = Table(title=f"{len(pool.versions)} versions of {folder}", title_justify="left")
-    for column, right in (("version", True), ("step", True), ("from", False), ("validation", True), ("wins", True),
-                          ("alone", True), ("changed", False)):  # fmt: skip
-        table.add_column(column, justify="right" if right else "left")
+    columns = ("version", "step", "from", "validation", "unbeaten on", "alone", "changed")
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("from", "changed") else "right")
     for version in pool.versions:
         won = [task for task, numbers in winners.items() if version.number in numbers]
         alone = [task for task in won if winners[task] == [version.number]]

@@ -40,7 +40,7 @@ def format_value(value: Any, what: str = "a setting") -> str:
     """
     value = msgspec.to_builtins(value)
     if isinstance(value, Mapping):
-        items = cast(Mapping[str, Any], value).items()
+        items = [(name, item) for name, item in cast(Mapping[str, Any], value).items() if item is not None]
         return "{" + ", ".join(f"{_key(name)} = {format_value(item, what)}" for name, item in items) + "}"
     if isinstance(value, str):
         return _text(value)

@@ -243,6 +243,8 @@ def facts(metrics: Mapping[str, float]) -> list[str]:
     """The figures worth watching, each behind its label."""
     shown = [f"{label} {_format_metric(name, metrics[name])}" for name, label in SHOWN.items() if name in metrics]
     failed = sum(value for name, value in metrics.items() if name.startswith("failed/"))
+    rejected = sum(value for name, value in metrics.items() if name.startswith("prompts/rejected/"))
+    shown += [f"rejected {rejected:.0f}"] if rejected else []
     return [*shown, f"failed {failed:.0f}"] if failed else shown
 
 

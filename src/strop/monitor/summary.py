@@ -28,7 +28,8 @@ class Summary(Struct, kw_only=True):
     named reward, `scores` the evaluations between. `done` says whether all steps and the last evaluation were made.
     `collapsed` says why a run was stopped that had lost what it learnt; `checkpoint` is the best from before, then.
     `failed` counts rollouts of training by the cause of their failure. `max_logprob_diff` is the largest gap between
-    engine and learner over every token of the run (`tokens_checked`). `folder` is where everything of it lies.
+    engine and learner over every token of the run (`tokens_checked`). `prompts`, where those are improved, is what the
+    last step says of them: the best version and its score, and what is spent. `folder` is where everything of it lies.
     """
 
     start: float | None
@@ -50,6 +51,7 @@ class Summary(Struct, kw_only=True):
     before: dict[str, dict[str, float]]
     after: dict[str, dict[str, float]]
     scores: dict[str, dict[str, Points]]
+    prompts: dict[str, float] = {}
     folder: str = ""
 
 
@@ -82,7 +84,7 @@ def summarize(
     start, end = ends(evaluated.get(first, []))
     start_greedy, end_greedy = ends(evaluated.get(f"{first}-greedy", []))
     last = steps[-1] if steps else None
-    mean = "critic/rewards/mean"
+    mean = "critic/rewards/mean" if config.algorithm.improves == "weights" else "prompts/best"
     rewards = [(step.number, step.metrics[mean]) for step in steps if mean in step.metrics]
     losses = [(step.number, loss) for step in steps if not rewards and (loss := find_loss(step.metrics)) is not None]
     title = f"{describe_models(config)}, {describe_algorithms(config)}"
@@ -92,8 +94,10 @@ def summarize(
         draw_agents(folder / "agents.png", agents)
         close_to_others(folder / "agents.png")
     points = curves(scores)
+    told = last.metrics if last else {}
     summary = Summary(
         folder=str(folder),
+        prompts={name.removeprefix("prompts/"): told[name] for name in told if name.startswith("prompts/")},
         start=start,
         end=end,
         start_greedy=start_greedy,

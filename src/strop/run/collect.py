@@ -153,7 +153,11 @@ async def explain_if_all_failed(run: Run, ended: Sequence[Rollout], phase: str) 
     why = (
         f"all {len(ended)} rollouts failed while {phase}, {same} with {example.cause}: {take_last_line(example.detail)}"
     )
-    return why if (await run.store.stats())["turns"] else f"{why}; none of them called the model: {CALLED}"
+    return (
+        why
+        if (await run.store.stats())["turns"] or example.cause == "engine_error"
+        else f"{why}; none of them called the model: {CALLED}"
+    )
 
 
 def find_commonest_failure(failed: Sequence[Rollout]) -> Rollout:

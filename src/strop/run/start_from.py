@@ -38,7 +38,10 @@ _MAY_CHANGE = (
     "loop.group_deadline",
     *(f"learner.{optim}.{name}" for optim in ("optim", "critic") for name in ("lr", "warmup", "schedule", "decay")),
     *("policy.eval.*", "runner.*", "monitor.*"),
-    *(f"algorithm.settings.{name}" for name in ("max_calls", "max_tokens", "max_cost", "max_rollouts", "patience")),
+    *(
+        f"algorithm.settings.{name}"
+        for name in (*("max_calls", "max_tokens", "max_cost", "max_rollouts", "patience", "options", "answer_tokens"),)
+    ),
 )
 MAY_CHANGE = (
     *_MAY_CHANGE,
@@ -60,12 +63,25 @@ def change_settings(
     given = list_policy_settings(before)  # what one of several policies has from the tables at the top
     changes = {key: (given.get(key, old), new) for key, (old, new) in find_differences([before, after]).items()}
     changes |= {"folder": (before.folder, after.folder)} if after.folder != before.folder else {}
-    if kept := [key for key in changes if not any(fnmatchcase(key, may) for may in MAY_CHANGE)]:
+    kept = [key for key in changes if not any(fnmatchcase(key, may) for may in MAY_CHANGE)]
+    if "gateway.outside" in kept and _are_same_models(before, after):
+        kept.remove("gateway.outside")
+    if kept:
         raise ConfigError(
             f"a resumed run keeps its {', '.join(kept)}; what may change: {', '.join(MAY_CHANGE)}. Fix: leave that "
             f"out, or begin a new run from its weights with `strop train --from {folder}`"
         )
     return after, changes
+
+
+def _are_same_models(before: Config, after: Config) -> bool:
+    """Whether the outside models answer for the same agents as they did, wherever they are and whatever they cost."""
+    kept = ("model", "agents", "models", "probability")
+    one, other = (
+        {name: [getattr(outside, field) for field in kept] for name, outside in config.gateway.outside.items()}
+        for config in (before, after)
+    )
+    return one == other
 
 
 def list_policy_settings(config: Config) -> dict[str, Any]:
@@ -209,13 +225,24 @@ def choose_place(folder: Path, *, overwrite: bool, beside: Path | None = None) -
         yield folder
 
 
+def copy_models(config: Config) -> Config:
+    """The configuration of a new run with models that lie in an earlier run's folder copied into its own."""
+    models = {name: Path(own.policy.model) for name, own in resolve_policies(config).items()}
+    found = {name: model for name, model in models.items() if START in model.parts[-2:] and model.is_dir()}
+    places = find_parts(Path(config.folder).absolute() / START, models)
+    for name, model in found.items():
+        private_folder(places[name].parent)
+        shutil.copytree(model, places[name])
+    return replace_models(config, {name: str(places[name]) for name in found}) if found else config
+
+
 def begin_from(checkpoint: Path, config: Config) -> Config:
     """The configuration of a new run whose model is the one in a checkpoint. Its weights are copied into the run's
     folder, an adapter merged into its model: the earlier run may delete the checkpoint one day."""
     from strop.learner.export import export
 
     if (prompts := read_prompts(checkpoint)) is not None:
-        return replace_prompts(config, prompts)
+        return copy_models(replace_prompts(config, prompts))
     place = Path(config.folder).absolute() / START
     shutil.rmtree(place, ignore_errors=True)  # of a run that never began
     private_folder(place.parent)

@@ -43,7 +43,7 @@ class Session(PromptSession):
         score = float(task.data in prompts["system"].partition(":")[2])
         rollout = Rollout(id="r", group="r", member=0, task=task, status="succeeded", created=0.0,
                           rewards=(Reward(value=score),))  # fmt: skip
-        return PromptTrial(task, score, [Sample(rollout, [])])
+        return PromptTrial(task, score, [Sample(rollout, [])], [score])
 
     def ask(self, questions: Sequence[str]) -> list[str]:
         self.log.append(("ask", list(questions)))
@@ -153,12 +153,21 @@ def test_reading_a_block(answer: str, text: str) -> None:
     assert read_block(answer) == text
 
 
-def test_a_rollout_that_failed_scores_nothing() -> None:
+def test_what_a_rollout_that_failed_says() -> None:
     task = Task(id="t")
     failed = Rollout(id="r", group="r", member=0, task=task, status="failed", cause="agent_error", detail="a\nBoom",
-                     created=0.0, rewards=(Reward(value=1.0),))  # fmt: skip
-    assert score_rollout(failed, {"reward": 1.0}) == 0.0
-    assert "Boom" in describe_trial(PromptTrial(task, 0.0, [Sample(failed, [])]))["Feedback"]
+                     created=0.0)  # fmt: skip
+    assert "Boom" in describe_trial(PromptTrial(task, 0.0, [Sample(failed, [])], [0.0]))["Feedback"]
+
+
+def test_of_several_rollouts_the_worst_is_shown() -> None:
+    """By what counts, whatever it is called."""
+    task = Task(id="t")
+    made = [Rollout(id=f"r{n}", group="r", member=n, task=task, status="succeeded", created=0.0,
+                    rewards=(Reward(name="ok", value=float(n)),)) for n in (1, 0)]  # fmt: skip
+    assert [score_rollout(one, {"ok": 2.0}) for one in made] == [2.0, 0.0]
+    trial = PromptTrial(task, 1.0, [Sample(one, []) for one in made], [2.0, 0.0])
+    assert describe_trial(trial)["Feedback"] == "score 1 (ok 0)"
 
 
 def test_what_an_optimiser_model_reads_of_a_rollout() -> None:
@@ -167,12 +176,12 @@ def test_what_an_optimiser_model_reads_of_a_rollout() -> None:
     system = {"role": "system", "content": "SECRET PROMPT"}
     first = Turn(id="r/1/0", messages=[system, user], answer={"content": "", "tool_calls": [call]}, finish="tool_calls",
                  started=0, ended=1, **turn)  # fmt: skip
-    tool = {"role": "tool", "content": "4"}
-    second = Turn(id="r/1/1", messages=[system, user, {"role": "assistant"}, tool], answer={"content": "It is 4."},
+    tools = [{"role": "tool", "content": "4"}, {"role": "tool", "content": "5"}]
+    second = Turn(id="r/1/1", messages=[system, user, {"role": "assistant"}, *tools], answer={"content": "It is 4."},
                   finish="stop", started=2, ended=3, **turn)  # fmt: skip
     rollout = Rollout(id="r", group="r", member=0, task=Task(id="t", data={"q": "2 + 2?"}), status="succeeded",
                       created=0.0, rewards=(Reward(value=0.5), Reward(name="style", value=1.0)))  # fmt: skip
-    told = describe_trial(PromptTrial(rollout.task, 0.5, [Sample(rollout, [first, second])]))
-    assert told["Generated Outputs"] == "user: 2 + 2?\nassistant: add({})\ntool: 4\nassistant: It is 4."
+    told = describe_trial(PromptTrial(rollout.task, 0.5, [Sample(rollout, [first, second])], [0.5]))
+    assert told["Generated Outputs"] == "user: 2 + 2?\nassistant: add({})\ntool: 4\ntool: 5\nassistant: It is 4."
     assert told["Feedback"] == "score 0.5 (reward 0.5, style 1)"
     assert "SECRET" not in str(told)

@@ -1,11 +1,14 @@
 """Prompts in requests of agents that do not know of them: what is replaced, and what stays as it is."""
 
 import json
+import time
 
 import pytest
 
 from strop.config import PromptConfig
+from strop.gateway.dialects.base import ApiError
 from strop.gateway.marked_prompts import PromptReplacer
+from tests.limits import stretch
 
 FIRST = "You book rooms. Today is {date}."
 NEXT = "You book rooms. Today is {date}. Look at the size first."
@@ -33,16 +36,17 @@ MARKED = "<strop:system>You book rooms.</strop:system> Be brief."
     ],
 )  # fmt: skip
 def test_between_marks(request_: dict[str, object], path: tuple[object, ...]):
-    found, _ = replace(request_, versions={"system": r"New \1 words: {date}"})
+    found, _ = replace(request_, versions={"system": r"New \1 words: {date}"}, first="You book rooms.")
     text: object = json.loads(found)
     for key in path:
         text = text[key]  # type: ignore[index]
     assert text == r"New \1 words: {date} Be brief."
 
 
-def test_a_mark_that_json_escapes():
-    body = rb'{"messages":[{"role":"system","content":"\u003cstrop:system\u003eold\u003c/strop:system\u003e"}]}'
-    replacer = PromptReplacer({"system": PromptConfig(text=FIRST)})
+@pytest.mark.parametrize("escaped", [b"\\u003c", b"\\u003C"])
+def test_a_mark_that_json_escapes(escaped: bytes):
+    body = rb'{"messages":[{"role":"system","content":"<strop:system>old</strop:system>"}]}'.replace(b"<", escaped)
+    replacer = PromptReplacer({"system": PromptConfig(text="old")})
     assert json.loads(replacer.replace(body, {"system": "new"}))["messages"][0]["content"] == "new"
 
 
@@ -86,6 +90,39 @@ def test_a_placeholder_at_the_end():
         {"system": "Rooms: Atlas, Nova"}, find="text", first="Rooms: {rooms}", versions={"system": "Choose of {rooms}!"}
     )
     assert json.loads(found)["system"] == "Choose of Atlas, Nova!"
+
+
+def test_what_is_filled_into_a_mark_is_filled_into_the_version():
+    said = "<strop:system>You book rooms. Today is Monday.</strop:system> Be brief."
+    found, _ = replace({"system": said})
+    assert json.loads(found)["system"] == "You book rooms. Today is Monday. Look at the size first. Be brief."
+
+
+def test_a_mark_whose_values_cannot_be_told_is_refused():
+    """Otherwise the model would read the name of a placeholder."""
+    with pytest.raises(ApiError, match="is not its first version"):
+        replace({"system": "<strop:system>Book!</strop:system>"})
+
+
+def test_a_prompt_without_words_is_replaced_once():
+    found, _ = replace({"system": "hello"}, find="text", first="{role}", versions={"system": "NEW {role}"})
+    assert json.loads(found)["system"] == "NEW hello"
+
+
+def test_a_placeholder_that_comes_again_says_the_same():
+    first, versions = "{a} and {a}", {"system": "twice {a}"}
+    found, _ = replace({"system": "x and x"}, find="text", first=first, versions=versions)
+    assert json.loads(found)["system"] == "twice x"
+    found, body = replace({"system": "x and y!"}, find="text", first=first, versions=versions)
+    assert found == body
+
+
+def test_no_text_takes_long():
+    """A pattern of several gaps that backtracks takes minutes for this."""
+    first = "Hello {first} {last}, today is {day} {date}."
+    began = time.monotonic()
+    replace({"system": "Hello " + "word, today is " * 20_000}, find="text", first=first, versions={"system": "x"})
+    assert time.monotonic() - began < stretch(5)
 
 
 def test_broken_json_is_left_to_its_api():

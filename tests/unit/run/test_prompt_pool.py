@@ -37,7 +37,7 @@ def test_the_best_has_the_highest_mean_and_of_equal_ones_is_the_first() -> None:
 def test_who_wins_which_task() -> None:
     pool = make_pool({"a": 1.0, "b": 0.0}, {"a": 1.0, "b": 0.5}, {"a": 0.0, "b": 1.0})
     assert pool.find_winners() == {"a": [0, 1], "b": [2]}
-    assert pool.find_front() == [0, 2]
+    assert pool.find_front() == [0, 1, 2]
 
 
 def test_a_pool_on_disk(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from contextlib import suppress
 from strop.algorithms import PromptOptimizer, make_improver
 from strop.algorithms.prompt_optimizer import OptimizationOver
 from strop.config import Config
-from strop.errors import ConfigError, DamagedCheckpoint, PlaceError, TaskError
+from strop.errors import ConfigError, DamagedCheckpoint, PlaceError, StoreError, TaskError
 from strop.run.folder import FIRST
-from strop.run.prompts.model import OptimizerModel, find_provider
+from strop.run.prompts.ledger import CallLedger
+from strop.run.prompts.model import CALLS, OptimizerModel, find_provider
 from strop.run.prompts.pool import PromptCheckpoint, read_pool, read_prompts, write_prompts
 from strop.run.prompts.session import RunSession
 from strop.run.resume import refuse_loss
@@ -35,8 +36,18 @@ def make_prompt_optimizer(config: Config) -> PromptOptimizer | None:
             f"algorithm.name is {config.algorithm.name}, which improves prompts, and there are none. Fix: set "
             "prompts.system.text, and have the agent use llm.prompts['system']"
         )
+    if own := [name for name, table in config.policies.items() if "algorithm" in table]:
+        raise ConfigError(
+            f"policies.{own[0]}.algorithm would train weights, and {config.algorithm.name} improves prompts: a run "
+            "does one of them. Fix: leave one out"
+        )
     if config.group_reward:
         raise ConfigError("group_reward compares rollouts of one policy, not prompts. Fix: leave it out")
+    if 0 < optimizer.max_calls < optimizer.min_calls:
+        raise ConfigError(
+            f"algorithm.settings.max_calls is {optimizer.max_calls}, and the first step takes {optimizer.min_calls}. "
+            "Fix: raise it"
+        )
     find_provider(config, optimizer)
     return optimizer
 
@@ -51,7 +62,12 @@ async def improve_prompts(run: Run) -> None:
     split = run.optimizer.validation
     if split and not any(task.split == split for task in run.tasks):
         raise TaskError(f"algorithm.settings.validation is {split!r}, and no task has that split. Fix: name one")
-    model = OptimizerModel(run.config, run.optimizer, run.folder.path)
+    model = OptimizerModel(run.config, run.optimizer, run.folder.path, run.stop)
+    try:
+        refuse_lost_calls(run, model.ledger)
+    except StoreError:
+        await model.close()
+        raise
     session = RunSession(run, run.optimizer, model, list(run.steps))
     working = asyncio.get_running_loop().run_in_executor(None, _work, run.optimizer, session)
     try:
@@ -64,14 +80,28 @@ async def improve_prompts(run: Run) -> None:
         raise session.error
     if not run.finished and not run.stop.is_set():
         run.over = True
-        run.view.note(f"{session.over or 'the optimiser has nothing left to try'}: ending after step {run.step}")
+        why = session.over or "the optimiser has nothing left to try"
+        run.view.note(f"{why}: ending after step {run.step}{session.describe_rest()}")
         await evaluate_if_due(run)
 
 
 def _work(optimizer: PromptOptimizer, session: RunSession) -> None:
     """In a thread of its own."""
-    with suppress(OptimizationOver):
+    try:
         optimizer.optimize(session)
+    except OptimizationOver as over:
+        cause = over.__cause__
+        session.error = session.error or (cause if isinstance(cause, Exception) else None)
+
+
+def refuse_lost_calls(run: Run, ledger: CallLedger) -> None:
+    """Raises `StoreError` if calls.jsonl has fewer calls than were once counted: it would allow them once more."""
+    counted = int(run.steps[-1].metrics.get("prompts/calls", 0)) if run.steps else 0
+    if ledger.spent.calls < counted:
+        raise StoreError(
+            f"{run.folder.path / CALLS} has {ledger.spent.calls} calls of the optimiser model, and step {run.step} had "
+            f"counted {counted}: it was lost or replaced, and without it nobody knows what was spent. Fix: put it back"
+        )
 
 
 def keep_first_prompts(run: Run) -> None:
@@ -95,14 +125,15 @@ async def go_back_to_prompts(run: Run) -> None:
 
 def _find_prompts(run: Run) -> dict[str, str]:
     """Those of the last step: in its checkpoint, or else among all versions."""
-    last = run.steps[-1]
+    last, pool = run.steps[-1], None
     place = run.folder.checkpoint(str(last.checkpoint))
     try:
         if (found := read_prompts(place)) is not None:
             return found
     except DamagedCheckpoint:
         run.folder.set_aside(place.name)
-    pool = read_pool(run.folder.path)
+    with suppress(DamagedCheckpoint):
+        pool = read_pool(run.folder.path)
     known = [one for one in pool.versions if one.step <= last.number] if pool else []
     if not known:
         raise PlaceError(

@@ -66,6 +66,11 @@ class CallLedger:
         self._file.truncate(len(whole))
         sync_folder(path.parent)
 
+    @property
+    def answered(self) -> bool:
+        """Whether any question was ever answered."""
+        return any(self._answers.values())
+
     def find(self, call: int, key: str) -> str | None:
         """The answer to a call that was made before. Raises `StoreError` where another question has its number."""
         known = self._keys.get(call)

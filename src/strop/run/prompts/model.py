@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
 import random
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,18 @@ PAUSES = (1.0, 20.0)
 OVERHEAD = 64
 """Tokens that a chat template may add to a question."""
 CALLS = "calls.jsonl"
+AGAIN = (408, 409, 425, 429)
+"""What is asked again after a pause."""
+OURS = ("model", "messages", "n", "stream", "stream_options")
+"""Fields of a request that options may not set: what is reserved would not be what is spent."""
 
 
 class BudgetSpent(Exception):
     """The next call does not fit into the budget. Says which."""
+
+
+class NothingLeft(Exception):
+    """There is no next question. Says why."""
 
 
 class _Garbled(Exception):
@@ -47,9 +55,10 @@ class OptimizerModel:
     """Answers questions, each once: what the ledger has is not asked again. `waits` counts calls that had to be made
     again, by why."""
 
-    def __init__(self, config: Config, optimizer: PromptOptimizer, folder: Path) -> None:
+    def __init__(self, config: Config, optimizer: PromptOptimizer, folder: Path, stop: asyncio.Event) -> None:
         import openai
 
+        self._stop = stop
         self._settings, self._seed = optimizer, config.seed if config.engine.deterministic else None
         self._outside = find_provider(config, optimizer)
         key = os.environ.get(self._outside.key_env, "") if self._outside.key_env else "-"
@@ -64,6 +73,7 @@ class OptimizerModel:
         self._pace = Pace(self._outside.requests_per_minute, self._outside.max_concurrency)
         self.ledger = CallLedger(folder / CALLS)
         self._under_way, self._settled = 0, asyncio.Event()
+        self._cap = "max_tokens"
         self._calls = 0
 
     async def close(self) -> None:
@@ -80,8 +90,8 @@ class OptimizerModel:
         return [str(answer) for answer in answers]
 
     async def _answer(self, call: int, question: str) -> str:
-        request = self._request(call, question)
-        key = hashlib.blake2b(json.dumps(request, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
+        # Options, prices and limits may change when a run is resumed; what was asked stays what was asked.
+        key = hashlib.blake2b(f"{self._outside.model}\n{question}".encode(errors="replace"), digest_size=16).hexdigest()
         if (known := self.ledger.find(call, key)) is not None:
             return known
         asked = len(question.encode()) + OVERHEAD
@@ -91,7 +101,7 @@ class OptimizerModel:
             async with self._pace.one():
                 record = CallRecord(call=call, attempt=0, tokens=tokens, cost=cost)
                 await self._reserve(record, key)
-                wait = await self._send_reserved(request, record)
+                wait = await self._send_reserved(self._request(call, question), record)
             if wait is None:
                 assert record.answer is not None
                 return record.answer
@@ -99,9 +109,11 @@ class OptimizerModel:
             if time.monotonic() + wait > deadline:
                 raise EngineError(
                     f"the optimiser model at {self._outside.url} gave no answer for {self._settings.patience:g} s: "
-                    f"{record.error}. Fix: see whether it is up, then resume: nothing that was answered is lost"
+                    f"{record.error.rstrip('.')}. Fix: see whether it is up, then resume: what was answered is kept"
                 )
-            await asyncio.sleep(wait)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), wait)
+                raise NothingLeft("the run was told to stop")
             pause = min(2 * pause, PAUSES[1])
 
     async def _reserve(self, record: CallRecord, key: str) -> None:
@@ -136,29 +148,44 @@ class OptimizerModel:
             return None
         except openai.APIStatusError as error:
             record.error = f"{error.status_code}: {str(error)[:300]}"
-            if error.status_code in (401, 403, 404):
-                record.tokens, record.cost = 0, 0.0
-                self.ledger.settle(record)
-                raise EngineError(
-                    f"the optimiser model {request['model']} at {self._outside.url} cannot be used ({error}). Fix: "
-                    f"check url, model and key_env of gateway.outside.{self._settings.optimizer}, then resume"
-                ) from None
-            if error.status_code == 429 or error.status_code >= 500:  # nobody bills what was not answered
-                record.tokens, record.cost = 0, 0.0
-                return retry_after(error.response.headers.get("retry-after", ""))
-            record.tokens, record.cost, record.answer = 0, 0.0, ""  # it is about this question: too long, not allowed
-            return None
-        except (openai.APIConnectionError, json.JSONDecodeError, UnicodeDecodeError, _Garbled) as error:
+            record.tokens, record.cost = 0, 0.0  # nobody bills what was not answered
+            return self._take_refusal(error, record)
+        except (
+            openai.APIConnectionError,
+            openai.APIResponseValidationError,
+            ValueError,
+            RecursionError,
+            _Garbled,
+        ) as error:
             record.error = f"{type(error).__name__}: {error}"[:300]  # what was sent may have been answered, and billed
             return 0.0
 
+    def _take_refusal(self, error: Any, record: CallRecord) -> float | None:
+        """What is done about an answer of 4xx or 5xx: seconds to wait, or None where the question stays unanswered.
+        Raises `EngineError` where no question would be answered."""
+        if error.status_code in AGAIN or error.status_code >= 500:
+            return retry_after(error.response.headers.get("retry-after", ""))
+        if self._cap == "max_tokens" and "max_completion_tokens" in str(error):
+            self._cap = "max_completion_tokens"  # as newer models call it
+            return 0.0
+        if error.status_code in (401, 402, 403, 404) or error.status_code < 400 or not self.ledger.answered:
+            self.ledger.settle(record)
+            name = self._settings.optimizer
+            raise EngineError(
+                f"the optimiser model {self._outside.model} at {self._outside.url} cannot be used ({error}). Fix: "
+                f"check url and key_env of gateway.outside.{name} and algorithm.settings.options, and resume with "
+                "others by --set; for another model begin a new run"
+            ) from None
+        record.answer = ""  # it is about this question: too long, or not allowed
+        return None
+
     def _request(self, call: int, question: str) -> dict[str, Any]:
         options = dict(self._settings.options)
-        cap = {} if "max_completion_tokens" in options else {"max_tokens": self._settings.answer_tokens}
+        cap = {} if "max_completion_tokens" in options else {self._cap: self._settings.answer_tokens}
         seed = {} if self._seed is None else {"seed": stable_hash(self._seed, "optimizer", call) % 2**31}
         text = question.encode(errors="replace").decode()  # models write halves of letters, which cannot be sent
         messages = [{"role": "user", "content": text}]
-        return {"model": self._outside.model, "messages": messages, **cap, **seed, **options}
+        return {"model": self._outside.model, "messages": messages, **cap, **seed, "extra_body": options}
 
     @property
     def _answer_tokens(self) -> int:
@@ -189,7 +216,7 @@ class OptimizerModel:
         """What an answer came to, as the provider counts; where it does not, what was reserved."""
         usage = getattr(answer, "usage", None)
         asked, answered = (getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
-        if isinstance(asked, int) and isinstance(answered, int) and asked + answered > 0:
+        if isinstance(asked, int) and isinstance(answered, int) and min(asked, answered) >= 0 and asked + answered > 0:
             record.tokens, record.cost = asked + answered, self._cost(asked, answered)
 
 
@@ -202,7 +229,12 @@ def find_provider(config: Config, optimizer: PromptOptimizer) -> OutsideConfig:
             f"algorithm.settings.optimizer is {name!r}, which gateway.outside does not have{known}. Fix: set "
             f"gateway.outside.{name}.url and gateway.outside.{name}.model"
         )
-    outside = there[name]
+    outside, options = there[name], optimizer.options
+    if ours := [field for field in OURS if field in options]:
+        raise ConfigError(f"algorithm.settings.options may not set {ours[0]!r}. Fix: leave it out")
+    for cap in ("max_tokens", "max_completion_tokens"):
+        if not isinstance(options.get(cap, 1), int):
+            raise ConfigError(f"algorithm.settings.options.{cap} is not a whole number. Fix: set answer_tokens instead")
     if not outside.model:
         raise ConfigError(f"gateway.outside.{name}.model is missing: which model writes prompts? Fix: set it")
     if optimizer.max_cost and not (outside.price_in or outside.price_out):
@@ -215,7 +247,7 @@ def find_provider(config: Config, optimizer: PromptOptimizer) -> OutsideConfig:
 
 def _read_answer(answer: Any) -> str:
     try:
-        said = answer.choices[0].message.content if answer.choices else ""
+        said = answer.choices[0].message.content
     except (AttributeError, TypeError, LookupError):
         raise _Garbled(f"not a chat completion: {answer!r:.200}") from None
     if said is not None and not isinstance(said, str):

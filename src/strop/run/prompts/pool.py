@@ -62,8 +62,8 @@ class PromptPool(Struct, kw_only=True):
         return found
 
     def find_front(self) -> list[int]:
-        """The versions that win some task which nothing older wins as well."""
-        return sorted({winners[0] for winners in self.find_winners().values()})
+        """The versions that nobody beats on some task."""
+        return sorted({number for winners in self.find_winners().values() for number in winners})
 
     def digest(self) -> str:
         """A fingerprint of all versions."""
@@ -77,10 +77,13 @@ def write_pool(folder: Path, pool: PromptPool) -> None:
 def read_pool(folder: Path) -> PromptPool | None:
     """The versions of the run in `folder`; None where it improves no prompts, or has none yet."""
     try:
-        return msgspec.json.decode((folder / PROMPTS).read_bytes(), type=PromptPool)
+        pool = msgspec.json.decode((folder / PROMPTS).read_bytes(), type=PromptPool)
+        if any(one.number != n or max(one.parents, default=-1) >= n for n, one in enumerate(pool.versions)):
+            raise msgspec.ValidationError("versions do not follow from each other")
+        return pool
     except FileNotFoundError:
         return None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedCheckpoint(
             f"{folder / PROMPTS} cannot be read: {error}. Fix: resume the run, which writes it"
         ) from None
@@ -115,7 +118,7 @@ def read_prompts(folder: Path) -> dict[str, str] | None:
         return msgspec.json.decode((folder / PROMPTS).read_bytes(), type=PromptCheckpoint).prompts
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedCheckpoint(f"{folder} is damaged: {PROMPTS} cannot be read ({error})") from None
 
 

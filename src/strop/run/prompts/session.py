@@ -10,6 +10,7 @@ committed before are compared by their digests on the way, and are not committed
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections import Counter
@@ -25,22 +26,20 @@ from strop.algorithms import PromptOptimizer, PromptSession, PromptTrial
 from strop.algorithms.metrics import summarize
 from strop.algorithms.prompt_optimizer import OptimizationOver, Prompts, score_rollout
 from strop.errors import StoreError
+from strop.gateway.marked_prompts import PromptPattern
 from strop.monitor.metrics import check
-from strop.run.collect import stop_if_all_failed, wait_until_ended
+from strop.run.collect import check_rewards, stop_if_all_failed, wait_until_ended
 from strop.run.learn import describe_samples
-from strop.run.prompts.model import BudgetSpent, OptimizerModel
+from strop.run.prompts.model import BudgetSpent, NothingLeft, OptimizerModel
 from strop.run.prompts.pool import PromptCheckpoint, PromptPool, PromptVersion, write_pool, write_prompts
 from strop.run.rollouts import read_sample
 from strop.run.scoring import evaluate_if_due
 from strop.run.state import Run
 from strop.trajectory import Sample
+from strop.trajectory.assemble import find_cause
 from strop.types import Rollout, Step, Task, stable_hash, version
 
 T = TypeVar("T")
-
-
-class NothingLeft(Exception):
-    """There is no next step. Says why."""
 
 
 class RunSession(PromptSession):
@@ -63,6 +62,8 @@ class RunSession(PromptSession):
         self._trials: dict[tuple[str, str], PromptTrial] = {}
         self._consumed: list[Sample] = []
         self._scores: list[float] = []
+        self._lowest = math.inf
+        self._failures = config.algorithm.failures.by_cause()
         self._rejected: Counter[str] = Counter()
         self._answering: Future[Any] | None = None
         self._aborted = False
@@ -82,6 +83,8 @@ class RunSession(PromptSession):
         self.pool.add(
             PromptVersion(number=number, step=step, parents=list(parents), prompts=dict(prompts), scores=dict(scores))
         )
+        if number == 0 and not self._past:
+            write_pool(self._run.folder.path, self.pool)  # there is something to look at before the first step is done
         return number
 
     def reject(self, reason: str) -> None:
@@ -102,6 +105,8 @@ class RunSession(PromptSession):
             answer.close()
             raise OptimizationOver
         self._answering = asyncio.run_coroutine_threadsafe(answer, self._loop)
+        if self._aborted:  # meanwhile
+            self._answering.cancel()
         try:
             return self._answering.result()
         except (BudgetSpent, NothingLeft) as why:
@@ -131,16 +136,50 @@ class RunSession(PromptSession):
         self.rollouts += len(rollouts)
         phase = f"step {self._steps + 1}: trying prompts"
         ended = {one.id: one for one in await wait_until_ended(self._run, rollouts, phase)} if rollouts else {}
-        if ended and not self._past:
+        if ended and not self.pool.versions:  # of the first version: what fails later is the fault of a proposal
             await stop_if_all_failed(self._run, list(ended.values()), phase)
+            check_rewards(self._run, list(ended.values()))
+        read = {id: await read_sample(self._run.store, one) for id, one in ended.items()}
+        if read and not self.pool.versions:
+            self._note_unused(list(read.values()))
+        self._lowest = min([self._lowest, *(self._total(one) for one in read.values() if not one.rollout.cause)])
         for key, group in plan.items():
-            samples = [await read_sample(self._run.store, ended[rollout.id]) for rollout in group]
-            score = fmean(score_rollout(one.rollout, self._settings.rewards) for one in samples)
-            self._trials[key] = PromptTrial(group[0].task, score, samples)
+            samples = [read[rollout.id] for rollout in group]
+            self._trials[key] = self._judge(group[0].task, samples)
             self._consumed += samples
         found = [[self._trials[_key(prompts, task)] for task in tasks] for prompts, tasks in wanted]
         self._scores += [trial.score for trials in found for trial in trials]
         return found
+
+    def _note_unused(self, samples: Sequence[Sample]) -> None:
+        """A prompt that no model is ever sent cannot be improved by what happens; said before anything is paid for."""
+        said = "\n".join(str(message.get("content")) for one in samples for t in one.turns for message in t.messages)
+        for name, text in self.first.items():
+            if said and PromptPattern(text, self.placeholders[name]).find(said) is None:
+                self._run.view.note(
+                    f"no model was sent the prompt {name!r} in the first {len(samples)} rollouts, so that improving it "
+                    f"may change nothing. Fix: have the agent use llm.prompts[{name!r}], or mark it in what it sends"
+                )
+
+    def _judge(self, task: Task, samples: Sequence[Sample]) -> PromptTrial:
+        """What a version came to on a task. A rollout that failed counts as `algorithm.failures` says of its cause,
+        beside everything that was tried so far: failing is never better than what others did."""
+        kept: list[tuple[float, Sample]] = []
+        for sample in samples:
+            cause = find_cause(sample.rollout)
+            counts = self._failures.get(cause, "exclude") if cause else None
+            if counts is None:
+                kept.append((self._total(sample), sample))
+            elif counts != "exclude":
+                lowest = {"zero": min(0.0, self._lowest), "lowest": self._lowest}
+                kept.append((lowest[counts] if isinstance(counts, str) else counts, sample))
+        if not kept:  # nothing is known of it
+            kept = [(min(0.0, self._lowest), sample) for sample in samples]
+        scores, of = [score for score, _ in kept], [sample for _, sample in kept]
+        return PromptTrial(task, fmean(scores), of, scores)
+
+    def _total(self, sample: Sample) -> float:
+        return score_rollout(sample.rollout, self._settings.rewards)
 
     def _make_rollouts(self, prompts: Prompts, task: Task, place: int) -> list[Rollout]:
         """Rollouts of a version on a task. Versions are compared with the same seeds."""
@@ -180,7 +219,7 @@ class RunSession(PromptSession):
             await evaluate_if_due(run)
         if number < len(self._past):
             return
-        if self.pool.versions and min(self.pool.best.scores.values()) >= self._settings.perfect:
+        if self.pool.versions and min(self.pool.best.scores.values()) >= self._settings.perfect_score:
             raise NothingLeft("the best version is perfect on every validation task")
         if run.finished or run.stop.is_set():
             raise NothingLeft("all steps are made" if run.finished else "the run was told to stop")
@@ -222,6 +261,15 @@ class RunSession(PromptSession):
         run.view.step(number, metrics)
         if run.metrics is not None:
             run.metrics.write(number, metrics)
+
+    def describe_rest(self) -> str:
+        """What was spent since the last step, which the optimiser was in the middle of; empty where that is nothing."""
+        told = self._run.steps[-1].metrics if self._run.steps else {}
+        calls = self._model.ledger.spent.calls - int(told.get("prompts/calls", 0))
+        rollouts = len(self._consumed)
+        return (
+            f"; {calls} calls and {rollouts} rollouts of an unfinished step are spent too" if calls or rollouts else ""
+        )
 
     def _measure(self) -> dict[str, float]:
         spent, best, seconds = self._model.ledger.spent, self.pool.best, time.monotonic() - self._began
