@@ -19,8 +19,11 @@ from strop.types import Event, Policy, Retry, Reward, Rollout, Sampling, Task, T
 from strop.version import __version__
 
 if TYPE_CHECKING:  # read when they are asked for, since they need numpy, which agents do not
+    from strop.algorithms.apo import APO
+    from strop.algorithms.distill import Distill
     from strop.algorithms.dpo import DPO
     from strop.algorithms.dr_grpo import DrGRPO
+    from strop.algorithms.gepa import GEPA
     from strop.algorithms.gigpo import GiGPO
     from strop.algorithms.grpo import GRPO
     from strop.algorithms.ppo import PPO
@@ -29,13 +32,16 @@ if TYPE_CHECKING:  # read when they are asked for, since they need numpy, which 
     from strop.algorithms.sft import SFT
 
 __all__ = [
+    "APO",
     "DPO",
+    "GEPA",
     "GRPO",
     "LLM",
     "PPO",
     "RLOO",
     "SFT",
     "Config",
+    "Distill",
     "DrGRPO",
     "Environment",
     "EnvironmentAgent",

@@ -28,7 +28,7 @@ import numpy as np
 from msgspec import Meta
 
 from strop.algorithms.base import EntryTensors, Tensor
-from strop.algorithms.offline import Candidate, Item, Offline, Positive, measure_worth, skip_unweighted
+from strop.algorithms.offline import Candidate, Item, Offline, Positive, measure_reward, skip_unweighted
 from strop.config import LearnerConfig, PolicyConfig
 from strop.errors import ConfigError
 from strop.trajectory import Batch
@@ -69,29 +69,34 @@ class DPO(Offline):
     def choose(self, candidates: Sequence[Candidate]) -> tuple[list[Item], Counter[str]]:
         left, groups = Counter[str](), defaultdict[str, list[int]](list)
         for i, one in enumerate(candidates):
-            if one.worth is None:
+            if one.reward is None:
                 left["no_reward"] += 1
             else:
                 groups[one.key].append(i)
         items: list[Item] = []
         seen: set[tuple[bytes, bytes]] = set()
         for members in groups.values():
-            taken: set[int] = set()
+            taken, repeated = set[int](), set[int]()
             for better, worse in self._compare(candidates, members):
                 tokens = candidates[better].tokens, candidates[worse].tokens
-                if not self.dedupe or tokens not in seen:
+                if self.dedupe and tokens in seen:
+                    repeated |= {better, worse}
+                else:
                     seen.add(tokens)
                     items.append((better, worse))
                     taken |= {better, worse}
-            left["no_pair"] += len(members) - len(taken)
+            left["duplicate"] += len(repeated - taken)
+            left["no_pair"] += len(members) - len(taken | repeated)
         return items, +left
 
     def _compare(self, candidates: Sequence[Candidate], members: Sequence[int]) -> list[tuple[int, int]]:
         """The pairs of a group, the better one first."""
-        ranked = sorted(members, key=lambda i: -(candidates[i].worth or 0.0))
+        ranked = sorted(members, key=lambda i: -(candidates[i].reward or 0.0))
         pairs = [(ranked[0], ranked[-1])] if self.pairs == "best_worst" else combinations(ranked, 2)
-        differences = {pair: (candidates[pair[0]].worth or 0.0) - (candidates[pair[1]].worth or 0.0) for pair in pairs}
-        return [pair for pair, apart in differences.items() if apart > 0 and apart >= self.margin]
+        differences = {
+            pair: (candidates[pair[0]].reward or 0.0) - (candidates[pair[1]].reward or 0.0) for pair in pairs
+        }
+        return [pair for pair, difference in differences.items() if difference > 0 and difference >= self.margin]
 
     # -- loss ----------------------------------------------------------------------------------------------------------
 
@@ -101,14 +106,14 @@ class DPO(Offline):
         alive, shares = batch.alive(), batch.shares()
         if not pairs:
             return batch.counts()
-        apart = np.where(alive, shares * (entries.proximal - entries.ref), 0.0)
-        sums = np.bincount(entries.rollout, apart, minlength=len(batch.samples))
+        log_ratios = np.where(alive, shares * (entries.proximal - entries.ref), 0.0)
+        sums = np.bincount(entries.rollout, log_ratios, minlength=len(batch.samples))
         better, worse = (np.array(side, np.int64) for side in zip(*pairs, strict=True))
         margins = self.beta * (sums[better] - sums[worse])
-        pull = self.beta * np.exp(-np.logaddexp(0.0, margins))  # beta sigmoid(-margin)
+        scale = self.beta * np.exp(-np.logaddexp(0.0, margins))  # beta sigmoid(-margin)
         tokens = np.bincount(entries.rollout, np.where(alive, shares, 0.0), minlength=len(batch.samples))
         signed = np.zeros(len(batch.samples))
-        signed[better], signed[worse] = pull + self.sft_coef / tokens[better], -pull
+        signed[better], signed[worse] = scale + self.sft_coef / tokens[better], -scale
         entries.advantage[:] = np.where(alive, signed[entries.rollout], 0.0)
         entries.weight[:] = np.where(alive, shares / len(pairs), 0.0)
         return {
@@ -124,14 +129,18 @@ class DPO(Offline):
         for g in range(len(batch.groups)):
             members = [int(s) for s in np.flatnonzero(batch.group == g)]
             left = [s for s in members if batch.samples[s].rollout.id not in batch.dropped]
-            worth = {s: measure_worth(batch.samples[s].rollout, self.rewards, batch.agents.__contains__) for s in left}
-            if len(left) == len(members) == 2 and None not in worth.values():
-                worse, better = sorted(left, key=lambda s: worth[s] or 0.0)
+            rewards = {s: self._measure(batch, s) for s in left}
+            if len(left) == len(members) == 2 and None not in rewards.values():
+                worse, better = sorted(left, key=lambda s: rewards[s] or 0.0)
                 pairs.append((better, worse))
             else:
                 for s in left:
                     batch.drop(s, "no_pair")
         return pairs
+
+    def _measure(self, batch: Batch, s: int) -> float | None:
+        sample = batch.samples[s]
+        return measure_reward(sample.rollout, sample.turns, self.rewards, batch.agents.__contains__)
 
     def compute_loss(
         self, logp: Tensor, entropy: Tensor, value: Tensor | None, entries: EntryTensors

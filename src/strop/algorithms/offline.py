@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -34,13 +34,13 @@ Item = tuple[int, ...]
 @dataclass(frozen=True)
 class Candidate:
     """A rollout that may be learnt from. `key` is shared by rollouts that may be compared: of one task, sampled
-    together. `tokens` is a digest of what the trained agents saw and said in it; `worth` is its total reward, None
-    where it got none that counts."""
+    together. `tokens` is a digest of what the trained agents saw and said in it; `reward` is as `measure_reward` has
+    it."""
 
     source: str
     task: str
     key: str
-    worth: float | None
+    reward: float | None
     tokens: bytes
 
 
@@ -102,13 +102,19 @@ def _list(given: str | tuple[str, ...]) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
 
 
-def measure_worth(rollout: Rollout, weights: Mapping[str, float], is_trained: Callable[[str], bool]) -> float | None:
-    """The total of a rollout with what its trained agents got; None where it got nothing that counts."""
+def measure_reward(
+    rollout: Rollout, turns: Iterable[Turn], weights: Mapping[str, float], is_trained: Callable[[str], bool]
+) -> float | None:
+    """The total of a rollout with what its trained agents and their turns got, since it is learnt from as a whole; None
+    where it got nothing that counts. The choices of one n > 1 request hold 1/n of theirs."""
     total = total_reward(rollout, weights)
     if total is None:
         return None
-    own = [r for r in select_last_rewards(rollout) if r.agent is not None and is_trained(r.agent)]
-    return total + math.fsum(weights.get(reward.name, 0.0) * reward.value for reward in own)
+    shares = {turn.id: 1 / turn.choices for turn in turns if is_trained(turn.agent)}
+    given = [(one, weights.get(one.name, 0.0) * one.value) for one in select_last_rewards(rollout)]
+    by_agent = [value for one, value in given if one.agent is not None and is_trained(one.agent)]
+    by_turn = [shares[one.turn] * value for one, value in given if one.turn in shares]
+    return math.fsum([total, *by_agent, *by_turn])
 
 
 def is_unweighted(turn: Turn) -> bool:

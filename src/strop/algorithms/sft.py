@@ -24,7 +24,7 @@ from msgspec import Meta
 
 from strop.algorithms.aggregate import Aggregation, aggregate
 from strop.algorithms.base import EntryTensors, Tensor
-from strop.algorithms.offline import Candidate, Count, Item, Offline, Positive, measure_worth, skip_unweighted
+from strop.algorithms.offline import Candidate, Count, Item, Offline, Positive, measure_reward, skip_unweighted
 from strop.config import LearnerConfig, PolicyConfig
 from strop.trajectory import Batch
 from strop.trajectory.batch import Floats
@@ -71,13 +71,13 @@ class SFT(Offline):
         seen: set[bytes] = set()
         tasks: dict[str, int] = defaultdict(int)
         taken: list[int] = []
-        for i in sorted(range(len(candidates)), key=lambda i: -_or_lowest(candidates[i].worth)):  # the best first
+        for i in sorted(range(len(candidates)), key=lambda i: -_or_lowest(candidates[i].reward)):  # the best first
             one = candidates[i]
-            if one.worth is None and needs_reward:
+            if one.reward is None and needs_reward:
                 left["no_reward"] += 1
-            elif self.min_reward is not None and _or_lowest(one.worth) < self.min_reward:
+            elif self.min_reward is not None and _or_lowest(one.reward) < self.min_reward:
                 left["min_reward"] += 1
-            elif self.weighting == "reward" and _or_lowest(one.worth) <= 0:
+            elif self.weighting == "reward" and _or_lowest(one.reward) <= 0:
                 left["no_weight"] += 1
             elif self.dedupe and one.tokens in seen:
                 left["duplicate"] += 1
@@ -108,13 +108,13 @@ class SFT(Offline):
         if self.weighting == "none":
             return counts
         for s, sample in enumerate(batch.samples):
-            worth = measure_worth(sample.rollout, self.rewards, batch.agents.__contains__)
-            if worth is None:
+            reward = measure_reward(sample.rollout, sample.turns, self.rewards, batch.agents.__contains__)
+            if reward is None:
                 batch.drop(s, "no_reward")
-            elif self.weighting == "reward" and worth <= 0:
+            elif self.weighting == "reward" and reward <= 0:
                 batch.drop(s, "no_weight")
             else:
-                counts[s] = worth
+                counts[s] = reward
         kept = np.array([sample.rollout.id not in batch.dropped for sample in batch.samples], bool)
         if self.weighting == "exponential" and kept.any():
             counts[kept] = np.exp((counts[kept] - counts[kept].max()) / self.beta)
@@ -126,5 +126,5 @@ class SFT(Offline):
         return -logp, {"actor/sft_loss": -logp.detach()}
 
 
-def _or_lowest(worth: float | None) -> float:
-    return float("-inf") if worth is None else worth
+def _or_lowest(reward: float | None) -> float:
+    return float("-inf") if reward is None else reward

@@ -50,11 +50,11 @@ def resolve_policies(config: Config) -> dict[str, Config]:
     _refuse_all_frozen(config, found)
     _refuse_shared_servers(found)
     _refuse_past(found)
-    _refuse_overlaps({name: one.policy.agents for name, one in found.items() if not is_unasked(one)})
+    _refuse_overlaps({name: one.policy.agents for name, one in found.items() if not serves_no_agent(one)})
     return found
 
 
-def is_unasked(config: Config) -> bool:
+def serves_no_agent(config: Config) -> bool:
     """Whether a policy is there for no agent: a teacher, which only says how likely others' tokens are."""
     return config.policy.frozen and not config.policy.agents
 

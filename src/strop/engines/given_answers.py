@@ -20,7 +20,7 @@ async def score_paths(
     """The logprobs of the answers' response tokens. `score` gives those of every id of a path but the first; so many of
     its calls are under way `at_once`. The first error ends them all."""
     paths = [answer.ids for answer in answers]
-    bearers, gate, found = find_bearers(paths), asyncio.Semaphore(at_once), dict[int, list[float]]()
+    longest, gate, found = find_longest_paths(paths), asyncio.Semaphore(at_once), dict[int, list[float]]()
 
     async def ask(k: int) -> None:
         async with gate:
@@ -28,28 +28,28 @@ async def score_paths(
 
     try:
         async with asyncio.TaskGroup() as group:
-            for k in sorted(set(bearers)):
+            for k in sorted(set(longest)):
                 group.create_task(ask(k))
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
     told = [
         found[k][len(answer.prompt_ids) - 1 : len(path) - 1]
-        for k, path, answer in zip(bearers, paths, answers, strict=True)
+        for k, path, answer in zip(longest, paths, answers, strict=True)
     ]
     if not all(math.isfinite(logprob) for logprobs in told for logprob in logprobs):
         raise EngineError("a given token has no finite logprob: are the weights finite numbers?")
     return told
 
 
-def find_bearers(paths: Sequence[list[int]]) -> list[int]:
+def find_longest_paths(paths: Sequence[list[int]]) -> list[int]:
     """For each path the place of one that begins with it and is not the beginning of another.
 
-    >>> find_bearers([[1, 5], [1, 6], [1, 5, 7], [1]])
+    >>> find_longest_paths([[1, 5], [1, 6], [1, 5, 7], [1]])
     [2, 1, 2, 2]
     """
     order = sorted(range(len(paths)), key=paths.__getitem__)  # a path comes right before those that begin with it
-    bearers = list(range(len(paths)))
+    longest = list(range(len(paths)))
     for k, following in zip(order[-2::-1], order[:0:-1], strict=True):
         if paths[following][: len(paths[k])] == paths[k]:
-            bearers[k] = bearers[following]
-    return bearers
+            longest[k] = longest[following]
+    return longest

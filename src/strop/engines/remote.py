@@ -234,14 +234,15 @@ class RemoteEngine(Engine, Generic[A, S]):
     async def _score_awake(self, model: str | None, answers: Sequence[GivenAnswer]) -> list[list[float]]:
         if (api := self._api) is None:
             raise EngineError(self._reason)
-        if self._paused:
-            await self._wake(api)
-        found = await score_paths(
-            lambda ids: self._score(api, ids, model), answers, at_once=self._settings.max_sequences
-        )
-        if self._paused:
-            await self._rest(api)
-        return found
+        try:
+            if self._paused:
+                await self._wake(api)
+            return await score_paths(
+                lambda ids: self._score(api, ids, model), answers, at_once=self._settings.max_sequences
+            )
+        finally:
+            if self._paused:
+                await self._rest(api)
 
     def _refuse(self, prompt_ids: Sequence[int]) -> None:
         if not prompt_ids:

@@ -105,13 +105,13 @@ def read_transcripts(path: Path) -> list[Transcript]:
     for where, raw in _objects(text, path):
         record = cast(Json, raw) if isinstance(raw, dict) else {}
         try:
-            found += [_read(record, where, *told) for told in _tell_apart(record)]
+            found += [_read(record, where, *told) for told in _split_record(record)]
         except (ApiError, TypeError, AttributeError, KeyError, ValueError) as error:
             raise ConfigError(f"{path}, {where}: {error}") from None
     return found
 
 
-def _tell_apart(record: Json) -> list[tuple[list[Any], list[Any], Any]]:
+def _split_record(record: Json) -> list[tuple[list[Any], list[Any], Any]]:
     """The conversations of one object, each as what is only read, what is learnt, and its reward."""
     messages = next((record[name] for name in NAMES if isinstance(record.get(name), list)), None)
     if messages is not None:

@@ -30,9 +30,9 @@ from strop.config import (
     RunnerConfig,
     answers_outside,
     default_policy,
-    is_unasked,
     refuse_frozen_adapters,
     resolve_policies,
+    serves_no_agent,
     trained_policies,
 )
 from strop.engines.base import Engine, EngineSetup
@@ -127,7 +127,7 @@ async def prepare_policies(
     found: list[PreparedPolicy] = []
     for name, own in resolve_policies(config).items():
         policy = own.policy
-        if config.policies and is_unasked(own) and name not in teachers:
+        if config.policies and serves_no_agent(own) and name not in teachers:
             continue
         model = await asyncio.to_thread(find_model, policy)
         found.append(PreparedPolicy(name=name, config=own, model=model, renderer=make_renderer(policy, model)))
@@ -367,7 +367,7 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
 def default_config(config: Config) -> Config:
     """The configuration of the policy that answers agents that no other one does."""
     every = resolve_policies(config)
-    policies = {name: own for name, own in every.items() if not is_unasked(own)} or every
+    policies = {name: own for name, own in every.items() if not serves_no_agent(own)} or every
     return policies[default_policy(policies)]
 
 

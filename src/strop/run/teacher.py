@@ -154,7 +154,7 @@ def refuse_unfit(
         refuse_other_tokens(renderers[student], renderers[teacher], teacher)
         source = algorithms[student].teacher_source
         if source is not None and source.prompt:
-            refuse_unseen(renderers[student], source.prompt)
+            refuse_ignored_prompt(renderers[student], source.prompt)
 
 
 def make_renderer(policy: PolicyConfig, model: Path) -> Renderer:
@@ -307,7 +307,7 @@ def put_into_system(messages: Sequence[dict[str, Any]], text: str) -> list[dict[
     return [first | {"content": f"{said}\n\n{text}" if said else text}, *rest]
 
 
-def refuse_unseen(renderer: Renderer, prompt: str) -> None:
+def refuse_ignored_prompt(renderer: Renderer, prompt: str) -> None:
     """Raises `ConfigError` where the chat template leaves a system message out, or refuses one."""
     messages = [{"role": "user", "content": "hi"}]
     try:

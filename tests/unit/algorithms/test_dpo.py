@@ -13,8 +13,8 @@ from strop.trajectory import assemble
 from tests.parity.forests import Move, forest
 
 
-def candidate(n: int, worth: float | None, key: str = "a", tokens: bytes | None = None) -> Candidate:
-    return Candidate(source="runs/a", task="t", key=key, worth=worth, tokens=tokens or str(n).encode())
+def candidate(n: int, reward: float | None, key: str = "a", tokens: bytes | None = None) -> Candidate:
+    return Candidate(source="runs/a", task="t", key=key, reward=reward, tokens=tokens or str(n).encode())
 
 
 def test_the_best_is_compared_with_the_worst_of_its_group() -> None:
@@ -30,7 +30,7 @@ def test_all_pairs_differ_by_the_margin_at_least() -> None:
 
 def test_the_same_pair_is_learnt_once() -> None:
     given = [candidate(0, 1.0), candidate(1, 0.0), candidate(2, 1.0, "b", b"0"), candidate(3, 0.0, "b", b"1")]
-    assert DPO().choose(given) == ([(0, 1)], Counter(no_pair=2))
+    assert DPO().choose(given) == ([(0, 1)], Counter(duplicate=2))
     assert DPO(dedupe=False).choose(given)[0] == [(0, 1), (2, 3)]
 
 

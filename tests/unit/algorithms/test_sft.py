@@ -14,8 +14,8 @@ from strop.trajectory import Sample, assemble
 from strop.types import Reward, Rollout, Task, Turn
 
 
-def candidate(n: int, worth: float | None, *, task: str = "t", tokens: bytes | None = None) -> Candidate:
-    return Candidate(source="runs/a", task=task, key=task, worth=worth, tokens=tokens or str(n).encode())
+def candidate(n: int, reward: float | None, *, task: str = "t", tokens: bytes | None = None) -> Candidate:
+    return Candidate(source="runs/a", task=task, key=task, reward=reward, tokens=tokens or str(n).encode())
 
 
 def test_rollouts_are_left_out_under_their_reasons() -> None:

@@ -575,6 +575,18 @@ async def test_a_server_that_sleeps_is_woken_to_score(make: Make) -> None:
     assert ids_of(await waiting) == [6]
 
 
+async def test_a_server_that_fails_to_score_sleeps_again(make: Make) -> None:
+    stand = make(sleep=True)
+    await stand.engine.start()
+    await stand.engine.pause()
+    with pytest.raises(EngineError, match="EngineCore encountered an issue"):
+        await stand.engine.score([given([5], [FAILS])])
+    told = [asked.get("path") or "generate" for asked in stand.asked()]
+    assert told == ["/sleep", "/wake_up", "generate", "/sleep"]
+    await stand.engine.resume()
+    assert ids_of(await play(stand, [5], max_tokens=1)) == [6]
+
+
 async def test_a_killed_server_is_asked_again(make: Make) -> None:
     stand = make()
     await stand.engine.start()

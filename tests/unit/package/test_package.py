@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
 NEXT_STEPS = (ROOT / "docs" / "guides" / "next-steps.md").read_text()
 PUBLIC = """
-DPO GRPO DrGRPO GiGPO PPO RLOO ReinforcePP SFT evaluate export resume train
+APO DPO Distill GEPA GRPO DrGRPO GiGPO PPO RLOO ReinforcePP SFT evaluate export resume train
 Config Event LLM Policy Retry Reward Rollout Sampling Scripted StropError Task Turn __version__ open_store
 Environment EnvironmentAgent Episode ToolAgent Transition tool
 """

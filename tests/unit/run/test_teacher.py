@@ -20,8 +20,8 @@ from strop.run.teacher import (
     add_teacher_policies,
     find_roots,
     find_teacher,
+    refuse_ignored_prompt,
     refuse_other_tokens,
-    refuse_unseen,
 )
 from strop.trajectory import Sample, assemble
 from strop.types import Rollout, Task, Turn
@@ -177,12 +177,12 @@ async def test_what_is_too_long_or_unknown_to_the_teacher_is_left_out(renderer):
 def test_a_template_that_shows_no_system_message_is_refused(renderer):
     chat = "{% for m in messages if m.role != 'system' %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}assistant:"
     with pytest.raises(ConfigError, match=r"teacher_prompt would reach nobody: .* leaves system messages out"):
-        refuse_unseen(Renderer.from_parts(NANO, chat), HINT)
+        refuse_ignored_prompt(Renderer.from_parts(NANO, chat), HINT)
     with pytest.raises(ConfigError, match="refuses a system message"):
-        refuse_unseen(
+        refuse_ignored_prompt(
             Renderer.from_parts(NANO, "{{ raise_exception('no system') if messages[0].role == 'system' }}" + chat), HINT
         )
-    refuse_unseen(renderer, HINT)
+    refuse_ignored_prompt(renderer, HINT)
 
 
 # -- one tokenizer -----------------------------------------------------------------------------------------------------

@@ -10,9 +10,11 @@ remembering but what the last step took, and a resumed run goes on where it was.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -79,14 +81,14 @@ class DataSet:
         return starts
 
     @property
-    def epoch_size(self) -> int:
-        """Items of an epoch."""
-        return sum(self._sizes)
+    def epoch_size(self) -> float:
+        """Items of an epoch in the mean: one may have one more of a source than another."""
+        return math.fsum(self.header.mix[source] * len(items) for source, items in self._by_source.items())
 
-    @cached_property
-    def _sizes(self) -> list[int]:
-        sources = self._by_source
-        return [round(self.header.mix[source] * len(items)) for source, items in sources.items()]
+    def _count_until(self, epoch: int) -> int:
+        """Items of the epochs before this one."""
+        sources = self._by_source.items()
+        return sum(count_taken(len(items), self.header.mix[source], epoch) for source, items in sources)
 
     @cached_property
     def _by_source(self) -> dict[int, list[int]]:
@@ -107,7 +109,11 @@ class DataSet:
     @property
     def limit(self) -> int | None:
         """How many items the epochs are."""
-        return None if self._epochs is None else max(1, round(self._epochs * self.epoch_size))
+        if self._epochs is None:
+            return None
+        part, whole = math.modf(self._epochs)
+        begin, end = self._count_until(int(whole)), self._count_until(int(whole) + 1)
+        return max(1, begin + round(part * (end - begin)))
 
     def count(self, first: int) -> int:
         """How many items a step takes that begins with item `first`. One beyond the epochs, in a run that was given
@@ -144,25 +150,59 @@ class DataSet:
             return msgspec.json.decode(file.readline(), type=DataSample)
 
     def _choose(self, n: int) -> int:
-        epoch, place = divmod(n, self.epoch_size)
+        epoch = self._find_epoch(n)
         if epoch not in self._orders:
             self._orders = {epoch: order_epoch(self._by_source, self.header.mix, seed=self._seed, epoch=epoch)}
-        return self._orders[epoch][place]
+        return self._orders[epoch][n - self._count_until(epoch)]
+
+    def _find_epoch(self, n: int) -> int:
+        """The epoch that the n-th item is in. Epochs that are empty are passed over."""
+        beyond = int((n + len(self._by_source)) / self.epoch_size) + 2
+        return bisect_right(range(beyond), n, key=self._count_until) - 1
+
+    def find_taken(self, num: int) -> set[int]:
+        """Which items are among the first `num` that the run takes."""
+        epoch, found = self._find_epoch(num), set[int]()
+        for source, items in self._by_source.items():
+            count = count_taken(len(items), self.header.mix[source], epoch)
+            found.update(items if count >= len(items) else order_source(items, self._seed, source, 0)[:count])
+        return found | {self._choose(n) for n in range(self._count_until(epoch), num)}
 
 
 def order_epoch(by_source: Mapping[int, Sequence[int]], mix: Sequence[float], *, seed: int, epoch: int) -> array[int]:
-    """The items of an epoch in its order: each as often as its source's share says, and of what is left over as many as
-    it takes, others in every epoch.
+    """The items of an epoch in its order. Every source is gone through again and again, however many epochs it takes to
+    get through it once, each time in an order of its own.
 
     >>> sorted(order_epoch({0: [0, 1], 1: [2, 3]}, [2, 0.5], seed=7, epoch=0))[:4]
     [0, 0, 1, 1]
     """
     rng, order = random.Random(stable_hash(seed, "data", epoch)), array("q")
     for source, items in by_source.items():
-        again, left = divmod(round(mix[source] * len(items)), len(items))
-        order.extend([*items] * again + rng.sample(list(items), left))
+        first, end = (count_taken(len(items), mix[source], epochs) for epochs in (epoch, epoch + 1))
+        for pass_ in range(first // len(items), -(-end // len(items))):
+            begin = pass_ * len(items)
+            whole = first <= begin and begin + len(items) <= end
+            part = slice(max(0, first - begin), end - begin)
+            order.extend(items if whole else order_source(items, seed, source, pass_)[part])
     rng.shuffle(order)
     return order
+
+
+def order_source(items: Sequence[int], seed: int, source: int, pass_: int) -> list[int]:
+    """The order in which a source's items are taken, the so-manieth time that it is gone through (`pass_`, from 0)."""
+    shuffled = list(items)
+    random.Random(stable_hash(seed, "data", source, pass_)).shuffle(shuffled)
+    return shuffled
+
+
+def count_taken(size: int, share: float, epochs: int) -> int:
+    """How many items of a source of so many are taken in this many epochs: what is less than one in an epoch is carried
+    over to the next.
+
+    >>> [count_taken(2, 0.2, epochs) for epochs in range(6)]
+    [0, 0, 1, 1, 2, 2]
+    """
+    return round(share * size * epochs)
 
 
 class _Source(Struct):

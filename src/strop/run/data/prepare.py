@@ -6,9 +6,11 @@ What is left out is counted under a reason, and said. Where nothing is left the 
 from __future__ import annotations
 
 import asyncio
+import math
 import tempfile
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from hashlib import blake2b
@@ -20,7 +22,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from strop import algorithms
-from strop.algorithms.offline import Candidate, Item, Offline, is_unweighted, measure_worth
+from strop.algorithms.offline import Candidate, Item, Offline, is_unweighted, measure_reward
 from strop.config import Config, LoopConfig, resolve_policies, trained_policies
 from strop.errors import ConfigError
 from strop.gateway.template import Renderer
@@ -44,6 +46,7 @@ WORDS = {
     "top": "beyond algorithm.settings.top of their task",
     "duplicate": "with the very tokens of another",
     "mix": "from sources that algorithm.settings.mix has at 0",
+    "never_taken": "that no step takes, with so few epochs",
 }
 """Why stored rollouts are left out before a run begins, in words."""
 
@@ -158,6 +161,12 @@ class Draft:
                 f"there is nothing to learn from: of {there} in {', '.join(self.sources)} none is left{why}. Fix: "
                 "name other runs or transcripts, or ask less of them"
             )
+        size = math.fsum(algorithm.mix.get(self.candidates[item[0]].source, 1.0) for item in kept)
+        if not round(size):
+            raise ConfigError(
+                f"algorithm.settings.mix leaves {size:.2g} {'pairs' if algorithm.item_size > 1 else 'rollouts'} to an "
+                f"epoch, of {len(kept)}: it would be empty. Fix: raise it, or leave it out"
+            )
         return kept
 
 
@@ -172,7 +181,6 @@ async def read_sources(draft: Draft, config: Config, policy: OfflinePolicy) -> N
     vocabulary = renderer.tokenizer.get_vocab(with_added_tokens=True)
     for number, name in enumerate(draft.sources):
         if number < len(algorithm.list_runs()):
-            await refuse_other_vocabulary(folders[number], own, vocabulary)
             source = read_run(
                 folders[number],
                 modes=algorithm.rollouts,
@@ -182,17 +190,24 @@ async def read_sources(draft: Draft, config: Config, policy: OfflinePolicy) -> N
             )
         else:
             source = _read_transcripts(name, renderer, policy)
-        async for rollout, turns in source:
-            turns = [replace(turn, policy=find_owner(turn.agent, policies)) for turn in turns]
-            trained = [turn for turn in turns if carries_tokens(turn, policy)]
-            if why := explain_useless(trained, own.learner.token_budget):
-                draft.left_out[why] += 1
-                continue
-            tokens = digest_turns(trained)
-            worth = measure_worth(rollout, algorithm.rewards, lambda agent: is_trained(agent, own))
-            key = f"{number} {rollout.group} {rollout.task.id}"
-            candidate = Candidate(source=name, task=rollout.task.id, key=key, worth=worth, tokens=tokens)
-            draft.add(candidate, DataSample.of(number, rollout.id, rollout.task, rollout.rewards, turns))
+        checked = set[str]()
+        async with aclosing(source) as read:
+            async for rollout, recorded in read:
+                turns = [replace(turn, policy=find_owner(turn.agent, policies)) for turn in recorded]
+                trained = [turn for turn in turns if carries_tokens(turn, policy)]
+                if why := explain_skip(trained, own.learner.token_budget):
+                    draft.left_out[why] += 1
+                    continue
+                if number < len(folders):
+                    taken = {turn.id for turn in trained}
+                    spoke = {turn.policy for turn in recorded if turn.id in taken}
+                    await refuse_other_vocabulary(folders[number], spoke - checked, own, vocabulary)
+                    checked |= spoke
+                tokens = digest_turns(trained)
+                reward = measure_reward(rollout, turns, algorithm.rewards, lambda agent: is_trained(agent, own))
+                key = f"{number} {rollout.group} {rollout.task.id}"
+                candidate = Candidate(source=name, task=rollout.task.id, key=key, reward=reward, tokens=tokens)
+                draft.add(candidate, DataSample.of(number, rollout.id, rollout.task, rollout.rewards, turns))
 
 
 def find_folders(algorithm: Offline) -> list[Path]:
@@ -235,7 +250,7 @@ def carries_tokens(turn: Turn, policy: OfflinePolicy) -> bool:
     return ours and bool(turn.prompt_ids and turn.response_ids)
 
 
-def explain_useless(trained: Sequence[Turn], budget: int) -> str | None:
+def explain_skip(trained: Sequence[Turn], budget: int) -> str | None:
     """Why nothing of a rollout with these turns of trained agents would carry loss."""
     if all(turn.abandoned or is_unweighted(turn) for turn in trained):
         return "no_answer"
@@ -296,11 +311,14 @@ def count_steps(config: Config, data: DataSet) -> int:
 
 def describe(draft: Draft, items: Sequence[Item], data: DataSet, steps: int) -> str:
     """What a run learns from, in a sentence."""
-    taken, size = len({line for item in items for line in item}), len(items[0])
-    what = f"{taken} of {taken + draft.left_out.total()} rollouts"
-    pairs = f" in {len(items)} pairs" if size > 1 else ""
-    left = f"; left out: {explain_left_out(draft.left_out)}" if draft.left_out else ""
-    epochs = (data.limit or steps * data.batch_size) / data.epoch_size
+    num = data.limit or steps * data.batch_size
+    taken = [items[n] for n in data.find_taken(num)]
+    lines, chosen = ({line for item in some for line in item} for some in (taken, items))
+    left_out = draft.left_out + Counter(never_taken=len(chosen - lines))
+    what = f"{len(lines)} of {len(lines) + left_out.total()} rollouts"
+    pairs = f" in {len(taken)} pairs" if len(items[0]) > 1 else ""
+    left = f"; left out: {explain_left_out(left_out)}" if left_out else ""
+    epochs = num / data.epoch_size
     return f"learning from {what}{pairs}, {epochs:.3g} epochs in {steps} steps of {data.batch_size}{left}"
 
 

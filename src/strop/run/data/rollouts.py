@@ -58,10 +58,11 @@ def _pass_over(
     return "held_out" if rollout.task.split in held_out else None
 
 
-async def refuse_other_vocabulary(name: Path, own: Config, vocabulary: Vocabulary) -> None:
-    """Raises `ConfigError` where tokens of the run in the folder `name` do not mean what they mean to our model."""
+async def refuse_other_vocabulary(name: Path, policies: Collection[str], own: Config, vocabulary: Vocabulary) -> None:
+    """Raises `ConfigError` where tokens that these policies of the run in the folder `name` said do not mean what they
+    mean to our model."""
     for policy, theirs in resolve_policies(RunFolder.config(name)).items():
-        if theirs.policy.model == own.policy.model:
+        if policy not in policies or theirs.policy.model == own.policy.model:
             continue
         try:
             folder = await asyncio.to_thread(prepare_folder, replace(theirs.policy, template=""))

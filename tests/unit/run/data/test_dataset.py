@@ -59,6 +59,28 @@ def test_sources_are_seen_as_often_as_their_share_says(tmp_path: Path) -> None:
     assert len({id for epoch in epochs for id in epoch if id.startswith("1-")}) > 3
 
 
+def test_less_than_one_item_per_epoch_is_carried_over(tmp_path: Path) -> None:
+    """A source of two at 0.2 gives an item in some epochs only, and no item twice before the other one."""
+    data = make(tmp_path, sizes=(4, 2), mix=(1.0, 0.2), batch_size=22, epochs=5)
+    assert (data.limit, data.num_steps) == (22, 1)
+    ((*taken,),) = take(data, 0)
+    assert Counter(taken) == {"0-0": 5, "0-1": 5, "0-2": 5, "0-3": 5, "1-0": 1, "1-1": 1}
+    assert [len(order_epoch({0: [0, 1]}, [0.2], seed=0, epoch=epoch)) for epoch in range(5)] == [0, 1, 0, 1, 0]
+
+
+def test_epochs_without_an_item_are_passed_over(tmp_path: Path) -> None:
+    data = make(tmp_path, sizes=(5,), mix=(0.1,), batch_size=5)
+    assert [sorted(step) for step in take(data, 0, 5)] == [[f"0-{n}" for n in range(5)]] * 2
+
+
+@pytest.mark.parametrize("mix", [(1.0, 0.2), (0.3, 0.45), (1.7, 0.1)])
+@pytest.mark.parametrize("num", [1, 4, 7, 20])
+def test_what_is_taken_is_known_beforehand(tmp_path: Path, mix: tuple[float, float], num: int) -> None:
+    data = make(tmp_path, sizes=(7, 5), mix=mix, batch_size=num)
+    ids = [f"0-{n}" for n in range(7)] + [f"1-{n}" for n in range(5)]
+    assert {ids[n] for n in data.find_taken(num)} == set(take(data, 0)[0])
+
+
 def test_a_source_at_0_is_never_seen() -> None:
     assert set(order_epoch({0: [0, 1], 1: [2]}, [1.0, 0.0], seed=0, epoch=0)) == {0, 1}
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from strop.config import Config, load
+from strop.config import Config, load, to_json
 from strop.errors import ConfigError, PlaceError
 from strop.run.data.dataset import DataSample, Header
 from strop.run.data.prepare import prepare_data
@@ -49,6 +49,45 @@ async def test_what_is_left_out_is_counted_and_said(tmp_path: Path) -> None:
         "(algorithm.settings.splits can name them), 1 with the very tokens of another, 1 below "
         "algorithm.settings.min_reward, 1 without a reward that algorithm.rewards counts"
     )
+
+
+def write_chats(path: Path, num: int) -> str:
+    lines = [{"messages": [USER, ANSWER | {"content": f"{path.name} {n}"}]} for n in range(num)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+async def test_a_mix_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
+    chats = write_chats(tmp_path / "chats.jsonl", 4)
+    with pytest.raises(ConfigError) as error:
+        await prepare_data(configure(tmp_path, transcripts=chats, mix={chats: 0.1}, epochs=3), print)
+    assert str(error.value) == (
+        "algorithm.settings.mix leaves 0.4 rollouts to an epoch, of 4: it would be empty. Fix: raise it, or leave it "
+        "out"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("epochs", "taken", "steps"), [(1, 4, 2), (2, 5, 5), (4, 6, 9)])
+async def test_what_no_step_takes_is_counted(tmp_path: Path, epochs: int, taken: int, steps: int) -> None:
+    chats, few = write_chats(tmp_path / "chats.jsonl", 4), write_chats(tmp_path / "few.jsonl", 2)
+    given = configure(tmp_path, transcripts=[chats, few], mix={few: 0.2}, epochs=epochs)
+    config, said, _, _ = await prepare(given)
+    assert said.startswith(f"learning from {taken} of 6 rollouts")
+    assert config.loop.steps == steps
+    left = f"; left out: {6 - taken} that no step takes, with so few epochs"
+    assert said.endswith(left if taken < 6 else f"in {steps} steps of 2")
+
+
+async def test_rewards_of_turns_count(tmp_path: Path) -> None:
+    """Of trained agents, weighted as any."""
+    run = await make_run(tmp_path / "a", [("g0", 0.0, [[7]]), ("g1", None, [[8]])])
+    config = load(
+        base=configure(tmp_path, runs=str(run), min_reward=1.0),
+        algorithm={"rewards": {"reward": 1.0, "neat": 2.0}},
+    )
+    _, _, _, samples = await prepare(config)
+    assert [sample.rollout for sample in samples] == ["g0"]
 
 
 async def test_splits_and_modes_choose_rollouts(tmp_path: Path) -> None:
@@ -113,11 +152,30 @@ async def test_preferences_of_a_file_are_pairs(tmp_path: Path) -> None:
     assert [sample.turns[0].answer["content"] for sample in samples] == ["hello", "go away"]
 
 
+def make_other_model(folder: Path) -> str:
+    """A model with a vocabulary of its own."""
+    chatml.make(folder)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    return str(folder)
+
+
+async def test_only_policies_that_are_learnt_from_need_our_vocabulary(tmp_path: Path) -> None:
+    run = await make_run(tmp_path / "a", [("g0", 1.0, [[7]])])
+    other = make_other_model(tmp_path / "other")
+    policies = {"main": {}, "judge": {"model": other, "frozen": True}}
+    (run / "config.json").write_bytes(to_json(load(policies=policies)))
+    _, _, _, samples = await prepare(configure(tmp_path, runs=str(run)))
+    assert [sample.rollout for sample in samples] == ["g0"]
+    policies = {"main": {"model": other}, "judge": {"model": "strop/nano", "frozen": True}}
+    (run / "config.json").write_bytes(to_json(load(policies=policies)))
+    with pytest.raises(ConfigError, match=r"sampled by .*other, whose vocabulary is not that of strop/nano"):
+        await prepare_data(configure(tmp_path / "2", runs=str(run)), print)
+
+
 async def test_a_run_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    other = chatml.make(tmp_path / "other")
-    (other / "config.json").write_text("{}")
-    (other / "model.safetensors").write_bytes(b"")
-    run = await make_run(tmp_path / "a", [("g0", 1.0, [[7]])], model=str(other))
+    other = make_other_model(tmp_path / "other")
+    run = await make_run(tmp_path / "a", [("g0", 1.0, [[7]])], model=other)
     with pytest.raises(ConfigError, match=r"whose vocabulary is not that of strop/nano: the same ids are other text"):
         await prepare_data(configure(tmp_path, runs=str(run)), print)
 

@@ -57,6 +57,8 @@ async def generate(request: Request) -> Response:
     ids, params, model = body["token_ids"], body["sampling_params"], body["model"]
     if model not in (value("--served-model-name"), *adapters):
         return JSONResponse({"error": {"message": f"The model `{model}` does not exist."}}, status_code=404)
+    if "prompt_logprobs" in params and ids[-1] == FAILS:
+        return JSONResponse({"error": {"message": "EngineCore encountered an issue"}}, status_code=500)
     if "prompt_logprobs" in params:
         places = [None, *({str(id): {"logprob": logprob(id, model)}} for id in ids[1:])]
         return JSONResponse({"prompt_logprobs": places, "choices": []})
