@@ -13,6 +13,7 @@ from typing import Any, cast
 import uvloop
 
 from strop import config as configs
+from strop.algorithms import find, make
 from strop.cli.training_run import run_until_signal
 from strop.config import Config
 from strop.errors import ConfigError
@@ -55,7 +56,7 @@ def run_probe(config: Config, arguments: argparse.Namespace) -> PreflightResult 
     groups = arguments.probe
     if groups is None:
         groups = 0 if RunFolder.is_run(arguments.run or "") else GROUPS
-    if not config.agent or groups < 1:
+    if not config.agent or groups < 1 or find(config.algorithm.name).improves == "prompts":
         return None
     if not config.tasks:
         raise ConfigError(
@@ -86,10 +87,11 @@ def describe_memory(config: Config, folder: Path) -> str:
         import torch
         from transformers import AutoConfig
 
-        from strop.algorithms import make
         from strop.learner.memory import plan
         from strop.learner.model import place
     except ImportError:
+        return ""
+    if find(config.algorithm.name).improves == "prompts":
         return ""
     needs = make(config.algorithm, config.learner, config.policy).needs
     device = place(config.learner)[0]
