@@ -275,4 +275,40 @@ MUTANTS = (
         "self.where[known + 1 :], self.size",
         TREE,
     ),
+    # -- prompts
+    _one(
+        "a call is sent before it is reserved",
+        "run/prompts/ledger.py",
+        "        self._write(CallRecord(call=call, attempt=attempt, key=key, tokens=tokens, cost=cost, time=time))\n",
+        "        self._take(CallRecord(call=call, attempt=attempt, key=key, tokens=tokens, cost=cost, time=time))\n",
+        "tests/unit/run/test_prompt_ledger.py",
+    ),
+    _one(
+        "a call that was lost is not spent",
+        "run/prompts/ledger.py",
+        "        self.lost = len(self._open)\n",
+        "        self.lost = len(self._open)\n        self.spent.calls -= self.lost\n",
+        "tests/unit/run/test_prompt_ledger.py",
+    ),
+    _one(
+        "a step ends in the middle",
+        "run/prompts/session.py",
+        "        self._aborted = True\n        raise OptimizationOver\n",
+        "        raise OptimizationOver\n",
+        "tests/e2e/test_prompts.py -k the_budget_of_calls",
+    ),
+    _one(
+        "a prompt without its placeholder is tried",
+        "algorithms/prompt_optimizer.py",
+        "        elif find_missing(text, self.placeholders[name]):\n",
+        "        elif False:\n",
+        "tests/unit/algorithms/test_prompt_optimizer.py",
+    ),
+    _one(
+        "a student moves away from its teacher",
+        "algorithms/distill.py",
+        "entries.advantage -= discount(",
+        "entries.advantage += discount(",
+        "tests/unit/algorithms/test_distill.py",
+    ),
 )
