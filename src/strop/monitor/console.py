@@ -19,11 +19,16 @@ from strop.monitor.metrics import split_policies
 from strop.monitor.screen import Screen
 from strop.printable import escape_text
 
-CURVES = {"critic/rewards/mean": "reward", "actor/sft_loss": "loss", "actor/dpo_loss": "loss"}
-"""What is drawn as a curve, and its label: the first that a run measures. Stored data has no reward that rises."""
+CURVES = {
+    "prompts/best": "best version",
+    "critic/rewards/mean": "reward",
+    "actor/sft_loss": "loss",
+    "actor/dpo_loss": "loss",
+}
+"""What is drawn as a curve, and its label: the first that a run measures. Stored data has no reward that rises,
+and what versions of prompts get that are tried goes up and down."""
 BARS = "▁▂▃▄▅▆▇█"
 SHOWN = {
-    "prompts/best": "best on validation",
     "prompts/best_version": "version",
     "prompts/versions": "versions",
     "prompts/calls": "calls",

@@ -17,7 +17,13 @@ PANELS = 12
 
 
 def plot_rewards(
-    path: Path, rewards: Points, evaluations: Mapping[str, Points], title: str, losses: Points = ()
+    path: Path,
+    rewards: Points,
+    evaluations: Mapping[str, Points],
+    title: str,
+    losses: Points = (),
+    *,
+    name: str = "training reward, mean of a step",
 ) -> None:
     """Mean training reward per step, or where there is none the loss, on an axis of its own; and every evaluation as
     points. Needs matplotlib (the `train` extra)."""
@@ -25,13 +31,11 @@ def plot_rewards(
     label = "reward" if rewards or evaluations or not losses else "loss"
     with _picture(path, title, unit=unit, label=label) as axes:
         if rewards:
-            axes.plot(
-                *zip(*rewards, strict=True), color="#2563eb", linewidth=2, label="training reward, mean of a step"
-            )
+            axes.plot(*zip(*rewards, strict=True), color="#2563eb", linewidth=2, label=name)
         marks = iter("osD^vP*X" * 4)
-        for name, points in evaluations.items():
+        for split, points in evaluations.items():
             style = ":" if len(points) > 2 else "none"  # a line between two points would claim what nobody measured
-            axes.plot(*zip(*points, strict=True), marker=next(marks), linestyle=style, linewidth=1, label=name)
+            axes.plot(*zip(*points, strict=True), marker=next(marks), linestyle=style, linewidth=1, label=split)
         if losses:
             other = axes if label == "loss" else axes.twinx()
             other.plot(*zip(*losses, strict=True), color=GREY, linewidth=2)

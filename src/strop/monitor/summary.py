@@ -88,7 +88,8 @@ def summarize(
     rewards = [(step.number, step.metrics[mean]) for step in steps if mean in step.metrics]
     losses = [(step.number, loss) for step in steps if not rewards and (loss := find_loss(step.metrics)) is not None]
     title = f"{describe_models(config)}, {describe_algorithms(config)}"
-    plot_rewards(folder / "curve.png", rewards, evaluated, title, losses)
+    named = {"name": "best version, on validation tasks"} if mean == "prompts/best" else {}
+    plot_rewards(folder / "curve.png", rewards, evaluated, title, losses, **named)
     close_to_others(folder / "curve.png")
     if agents := collect_agents(steps):
         draw_agents(folder / "agents.png", agents)
