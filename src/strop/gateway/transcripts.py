@@ -32,12 +32,14 @@ PARTS = ("prompt", "completion", "chosen", "rejected")
 
 class Transcript(Struct, frozen=True, kw_only=True):
     """`messages` are plain (see `ModelRequest`); `id` says where it stands in its file, `task` what it is called there,
-    or else its place. Those of one line have one `task`. `unweighted` are the places of answers that carry no loss."""
+    or else its place. `pair`: it is one of the two of its line, chosen or rejected. `unweighted` are the places of
+    answers that carry no loss."""
 
     id: str
     messages: list[Json]
     tools: list[Json] | None = None
     task: str = ""
+    pair: bool = False
     unweighted: frozenset[int] = frozenset()
     rewards: dict[str, float] = {}
 
@@ -149,6 +151,7 @@ def _read(record: Json, where: str, prompt: list[Any], learnt: list[Any], reward
         messages=read_messages([msgspec.json.encode(message) for message in messages]),
         tools=cast("list[Json] | None", tools) or None,
         task=str(record.get("id", where)),
+        pair="chosen" in record and not any(isinstance(record.get(name), list) for name in NAMES),
         unweighted=frozenset(unweighted),
         rewards={str(name): float(value) for name, value in rewards.items()},
     )
