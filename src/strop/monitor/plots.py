@@ -26,7 +26,11 @@ def plot_rewards(
     with _picture(path, title, unit=unit, label=label) as axes:
         if rewards:
             axes.plot(
-                *zip(*rewards, strict=True), color="#2563eb", linewidth=2, label="training reward, mean of a step"
+                *zip(*rewards, strict=True),
+                color="#2563eb",
+                linewidth=2,
+                marker=_mark(rewards),
+                label="training reward, mean of a step",
             )
         marks = iter("osD^vP*X" * 4)
         for name, points in evaluations.items():
@@ -34,7 +38,7 @@ def plot_rewards(
             axes.plot(*zip(*points, strict=True), marker=next(marks), linestyle=style, linewidth=1, label=name)
         if losses:
             other = axes if label == "loss" else axes.twinx()
-            other.plot(*zip(*losses, strict=True), color=GREY, linewidth=2)
+            other.plot(*zip(*losses, strict=True), color=GREY, linewidth=2, marker=_mark(losses))
             other.set(ylabel="loss", ylim=(0.0, None))
             other.spines["top"].set_visible(False)
             axes.plot([], [], color=GREY, linewidth=2, label="training loss, mean of a step")
@@ -46,7 +50,7 @@ def draw_curves(path: Path, runs: Mapping[str, tuple[Points, Points]], title: st
         for number, (name, (trained, evaluated)) in enumerate(runs.items()):
             colour = f"C{number % 10}"
             if trained:
-                axes.plot(*zip(*trained, strict=True), color=colour, linewidth=2, label=name)
+                axes.plot(*zip(*trained, strict=True), color=colour, linewidth=2, marker=_mark(trained), label=name)
             if evaluated:
                 label = f"{name}, evaluated" if trained else name
                 axes.plot(*zip(*evaluated, strict=True), color=colour, marker="o", linestyle="none", label=label)
@@ -62,7 +66,7 @@ def draw_agents(path: Path, rewards: Mapping[str, Mapping[str, Points]]) -> None
     with _figure(path, rows, columns, size=(4.6 * columns, 2.9 * rows + 0.4)) as (figure, panels):
         for axes, (name, lines) in zip(panels, rewards.items(), strict=False):
             for role, points in lines.items():
-                axes.plot(*zip(*points, strict=True), color=colours[role], linewidth=2)
+                axes.plot(*zip(*points, strict=True), color=colours[role], linewidth=2, marker=_mark(points))
             _finish(axes, name, unit=all(_unit(points) for points in lines.values()))
         for axes in panels[len(rewards) :]:
             axes.set_visible(False)
@@ -103,6 +107,11 @@ def _finish(axes: Any, title: str, *, unit: bool, label: str = "reward") -> None
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _mark(points: Points) -> str:
+    """A line through one point would not be seen."""
+    return "o" if len(points) == 1 else ""
 
 
 def _unit(rewards: Points) -> bool:
