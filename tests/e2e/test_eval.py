@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from strop.cli import parser
-from strop.config import Config, MonitorConfig, load
+from strop.config import Config, MonitorConfig, load, to_json
 from strop.errors import ConfigError, PlaceError, TaskError
 from strop.monitor.evaluations import EvaluationReport
 from strop.run import evaluate
@@ -171,6 +171,14 @@ def test_what_only_runs_have(tmp_path: Path) -> None:
     assert "which agent?" in sentence(strop_eval(tmp_path, code=2), 2)
     assert "holds no run" in sentence(strop_eval(tmp_path, ".", code=2), 2)
     assert "not a run's folder" in sentence(strop_eval(tmp_path, "runs/nothing", code=2), 2)
+
+
+def test_a_run_without_an_agent(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "config.json").write_bytes(to_json(Config()))
+    said = sentence(strop_eval(tmp_path, "run", "--compare", "start", code=2), 2)
+    assert "run has no agent" in said
+    assert "Fix: name one with --set agent=" in said
 
 
 def test_tasks_that_change(tmp_path: Path) -> None:

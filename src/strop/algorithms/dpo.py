@@ -76,17 +76,20 @@ class DPO(Offline):
         items: list[Item] = []
         seen: set[tuple[bytes, bytes]] = set()
         for members in groups.values():
-            taken, repeated = set[int](), set[int]()
+            taken, repeated, equal = set[int](), set[int](), set[int]()
             for better, worse in self._compare(candidates, members):
                 tokens = candidates[better].tokens, candidates[worse].tokens
-                if self.dedupe and tokens in seen:
+                if tokens[0] == tokens[1]:  # nothing could make one of them likelier than the other
+                    equal |= {better, worse}
+                elif self.dedupe and tokens in seen:
                     repeated |= {better, worse}
                 else:
                     seen.add(tokens)
                     items.append((better, worse))
                     taken |= {better, worse}
             left["duplicate"] += len(repeated - taken)
-            left["no_pair"] += len(members) - len(taken | repeated)
+            left["equal_pair"] += len(equal - taken - repeated)
+            left["no_pair"] += len(members) - len(taken | repeated | equal)
         return items, +left
 
     def _compare(self, candidates: Sequence[Candidate], members: Sequence[int]) -> list[tuple[int, int]]:

@@ -77,7 +77,7 @@ class Offline(Algorithm):
     ] = None
     batch_size: Annotated[
         Count | None,
-        Meta(description="rollouts per step (dpo: pairs); default: as many as loop.groups x loop.group_size are"),
+        Meta(description="rollouts per step (dpo: pairs); default: loop.groups x loop.group_size, an epoch at most"),
     ] = None
 
     item_size = 1

@@ -105,6 +105,11 @@ def _read_arguments(arguments: argparse.Namespace) -> tuple[Config, list[str]]:
         reward=arguments.reward,
         seed=arguments.seed,
     )
+    if not config.agent and run:
+        raise ConfigError(
+            f"{run} has no agent: it learnt from stored data. Fix: name one with --set agent=FILE.py:function, and "
+            "--tasks tasks.jsonl"
+        )
     if not config.agent:
         raise ConfigError("which agent? strop eval FILE.py:function --tasks tasks.jsonl (or strop eval RUN)")
     if not config.tasks:

@@ -94,10 +94,12 @@ def default_policy(names: Mapping[str, Any]) -> str:
 
 
 def describe_models(config: Config) -> str:
-    """A run's model in a few words, or the models by policy."""
+    """A run's model in a few words, or the models by policy; teachers, which no agent asks, are left out."""
     if outside := answers_outside(config):
         return outside
-    models = {name: one.policy.model for name, one in resolve_policies(config).items()}
+    policies = resolve_policies(config)
+    asked = {name: one for name, one in policies.items() if not serves_no_agent(one)} or policies
+    models = {name: one.policy.model for name, one in asked.items()}
     return next(iter(models.values())) if len(models) == 1 else _by_policy(models)
 
 

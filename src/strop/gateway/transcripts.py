@@ -26,18 +26,23 @@ from strop.gateway.dialects.chat_messages import read_messages
 
 NAMES = ("messages", "traj", "history")
 """What the list of messages is called in a transcript."""
+WRITE = "write messages as {'role': 'user', 'content': 'text'}, as OpenAI's API has them"
+DEEP = "it has too many brackets within each other"
+ROLES = ("system", "developer", "user", "assistant", "tool")
 PARTS = ("prompt", "completion", "chosen", "rejected")
 """What its parts are called where there are several."""
 
 
 class Transcript(Struct, frozen=True, kw_only=True):
     """`messages` are plain (see `ModelRequest`); `id` says where it stands in its file, `task` what it is called there,
-    or else its place. Those of one line have one `task`. `unweighted` are the places of answers that carry no loss."""
+    or else its place. `pair`: it is one of the two of its line, chosen or rejected. `unweighted` are the places of
+    answers that carry no loss."""
 
     id: str
     messages: list[Json]
     tools: list[Json] | None = None
     task: str = ""
+    pair: bool = False
     unweighted: frozenset[int] = frozenset()
     rewards: dict[str, float] = {}
 
@@ -106,8 +111,10 @@ def read_transcripts(path: Path) -> list[Transcript]:
         record = cast(Json, raw) if isinstance(raw, dict) else {}
         try:
             found += [_read(record, where, *told) for told in _split_record(record)]
-        except (ApiError, TypeError, AttributeError, KeyError, ValueError) as error:
-            raise ConfigError(f"{path}, {where}: {error}") from None
+        except (ApiError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+            why = DEEP if isinstance(error, RecursionError) else str(error).rstrip(".")
+            fix = "" if ". Fix: " in why else f". Fix: {WRITE}"
+            raise ConfigError(f"{path}, {where}: {why}{fix}") from None
     return found
 
 
@@ -131,9 +138,13 @@ def _split_record(record: Json) -> list[tuple[list[Any], list[Any], Any]]:
 
 
 def _read(record: Json, where: str, prompt: list[Any], learnt: list[Any], reward: Any) -> Transcript:
+    _refuse_shapes([*prompt, *learnt])
     messages, tools = _name_calls([*prompt, *learnt]), record.get("tools")
     if isinstance(tools, str):
-        tools = json.loads(tools)
+        try:
+            tools = json.loads(tools)
+        except ValueError:
+            raise ValueError("tools is a text that is not JSON. Fix: write it as a list") from None
     if tools is not None and not isinstance(tools, list):
         raise ValueError("tools is not a list. Fix: write each as {'type': 'function', 'function': {...}}")
     rewards = cast(
@@ -149,9 +160,41 @@ def _read(record: Json, where: str, prompt: list[Any], learnt: list[Any], reward
         messages=read_messages([msgspec.json.encode(message) for message in messages]),
         tools=cast("list[Json] | None", tools) or None,
         task=str(record.get("id", where)),
+        pair="chosen" in record and not any(isinstance(record.get(name), list) for name in NAMES),
         unweighted=frozenset(unweighted),
-        rewards={str(name): float(value) for name, value in rewards.items()},
+        rewards={str(name): _read_reward(value) for name, value in rewards.items()},
     )
+
+
+def _read_reward(value: Any) -> float:
+    if isinstance(value, bool | int | float):
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError("reward is too large a number. Fix: write one that fits a float") from None
+    raise ValueError(f"reward is {_show(value)}, not a number. Fix: write a number, or numbers by name")
+
+
+def _refuse_shapes(messages: list[Any]) -> None:
+    """Raises `ValueError` for what is not shaped like messages at all; the rest is said where they are read."""
+    for at, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise ValueError(f"messages[{at}] is {_show(message)}, not an object. Fix: {WRITE}")
+        role, calls = cast(Json, message).get("role"), cast(Json, message).get("tool_calls")
+        if role not in ROLES:
+            raise ValueError(f"messages[{at}] has role {_show(role)}. Fix: write one of {', '.join(ROLES)}")
+        fine = calls is None or isinstance(calls, list)
+        for call in cast("list[Any]", calls or []) if fine else ():
+            fine = fine and isinstance(call, dict) and isinstance(cast(Json, call).get("function"), dict)
+        if not fine:
+            raise ValueError(
+                f"messages[{at}].tool_calls is not a list of calls. Fix: write each as {{'function': {{'name': ..., "
+                "'arguments': ...}}"
+            )
+
+
+def _show(value: Any) -> str:
+    return repr(value)[:60]
 
 
 def _is_unweighted(message: Json) -> bool:
@@ -188,7 +231,7 @@ def _name_calls(messages: list[Json]) -> list[Json]:
 def _objects(text: str, path: Path) -> Iterator[tuple[str, Any]]:
     try:
         whole = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         whole = None
     if isinstance(whole, dict) and all(isinstance(one, dict) for one in cast(Json, whole).values()):  # by name
         yield from ((str(name), value) for name, value in cast(Json, whole).items())
@@ -202,5 +245,6 @@ def _objects(text: str, path: Path) -> Iterator[tuple[str, Any]]:
                 continue
             try:
                 yield f"line {number}", msgspec.json.decode(line, type=Json)
-            except msgspec.DecodeError as error:
-                raise ConfigError(f"{path}, line {number}: {error}. Fix: write each line as one JSON object") from None
+            except (msgspec.DecodeError, RecursionError) as error:
+                why = DEEP if isinstance(error, RecursionError) else error
+                raise ConfigError(f"{path}, line {number}: {why}. Fix: write each line as one JSON object") from None

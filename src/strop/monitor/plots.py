@@ -31,14 +31,20 @@ def plot_rewards(
     label = "reward" if rewards or evaluations or not losses else "loss"
     with _picture(path, title, unit=unit, label=label) as axes:
         if rewards:
-            axes.plot(*zip(*rewards, strict=True), color="#2563eb", linewidth=2, label=name)
+            axes.plot(
+                *zip(*rewards, strict=True),
+                color="#2563eb",
+                linewidth=2,
+                marker=_mark(rewards),
+                label=name,
+            )
         marks = iter("osD^vP*X" * 4)
         for split, points in evaluations.items():
             style = ":" if len(points) > 2 else "none"  # a line between two points would claim what nobody measured
             axes.plot(*zip(*points, strict=True), marker=next(marks), linestyle=style, linewidth=1, label=split)
         if losses:
             other = axes if label == "loss" else axes.twinx()
-            other.plot(*zip(*losses, strict=True), color=GREY, linewidth=2)
+            other.plot(*zip(*losses, strict=True), color=GREY, linewidth=2, marker=_mark(losses))
             other.set(ylabel="loss", ylim=(0.0, None))
             other.spines["top"].set_visible(False)
             axes.plot([], [], color=GREY, linewidth=2, label="training loss, mean of a step")
@@ -50,7 +56,7 @@ def draw_curves(path: Path, runs: Mapping[str, tuple[Points, Points]], title: st
         for number, (name, (trained, evaluated)) in enumerate(runs.items()):
             colour = f"C{number % 10}"
             if trained:
-                axes.plot(*zip(*trained, strict=True), color=colour, linewidth=2, label=name)
+                axes.plot(*zip(*trained, strict=True), color=colour, linewidth=2, marker=_mark(trained), label=name)
             if evaluated:
                 label = f"{name}, evaluated" if trained else name
                 axes.plot(*zip(*evaluated, strict=True), color=colour, marker="o", linestyle="none", label=label)
@@ -66,7 +72,7 @@ def draw_agents(path: Path, rewards: Mapping[str, Mapping[str, Points]]) -> None
     with _figure(path, rows, columns, size=(4.6 * columns, 2.9 * rows + 0.4)) as (figure, panels):
         for axes, (name, lines) in zip(panels, rewards.items(), strict=False):
             for role, points in lines.items():
-                axes.plot(*zip(*points, strict=True), color=colours[role], linewidth=2)
+                axes.plot(*zip(*points, strict=True), color=colours[role], linewidth=2, marker=_mark(points))
             _finish(axes, name, unit=all(_unit(points) for points in lines.values()))
         for axes in panels[len(rewards) :]:
             axes.set_visible(False)
@@ -107,6 +113,11 @@ def _finish(axes: Any, title: str, *, unit: bool, label: str = "reward") -> None
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _mark(points: Points) -> str:
+    """A line through one point would not be seen."""
+    return "o" if len(points) == 1 else ""
 
 
 def _unit(rewards: Points) -> bool:

@@ -302,7 +302,8 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
     prepared: list[PreparedPolicy] = []
     if not answers_outside(config):
         prepared = find_opponents(await prepare_policies(config, teachers=teachers.values()))
-    refuse_unfit(made, teachers, {one.name: one.renderer for one in prepared})
+    renderers, models = ({one.name: getattr(one, part) for one in prepared} for part in ("renderer", "model"))
+    refuse_unfit(made, teachers, renderers, models)
     for note in dict.fromkeys(one.renderer.tooling.note for one in prepared if one.renderer.tooling.note):
         view.note(note)
     tasks = load_tasks(config)

@@ -71,10 +71,11 @@ def _fill_algorithm(config: Config, name: str, settings: dict[str, Any]) -> dict
 
 def _make_sources_absolute(named: Any) -> Any:
     """Where stored data comes from: a name, a list of names, or a table by name."""
-    if isinstance(named, str):
-        return make_absolute(named)
+    if isinstance(named, str):  # under one name, however it is written: what is named twice is refused
+        place = Path(named).expanduser()
+        return str(place.resolve()) if place.exists() else named
     if isinstance(named, dict):
-        return {make_absolute(name): value for name, value in cast("dict[str, Any]", named).items()}
+        return {_make_sources_absolute(name): value for name, value in cast("dict[str, Any]", named).items()}
     several = isinstance(named, list | tuple)
     return [_make_sources_absolute(name) for name in cast("list[Any]", named)] if several else named
 

@@ -91,6 +91,11 @@ def add_teacher_policies(config: Config) -> Config:
 def find_teacher_model(teacher: str, policies: Iterable[str]) -> str:
     """The model that a teacher's name stands for: of a run a checkpoint."""
     if (found := RunFolder.parse_name(teacher)) is not None:
+        if RunFolder.config(found[0]).algorithm.improves == "prompts":
+            raise ConfigError(
+                f"{SETTING} is {teacher!r}, a run that improved prompts and trained no weights. Fix: name its model, "
+                f"and put the prompt into {SETTING}_prompt"
+            )
         return str(RunFolder.choose_part(RunFolder.chosen_checkpoint(*found)).resolve())
     place = Path(teacher).expanduser()
     if place.exists():
@@ -146,15 +151,31 @@ def find_teachers(algorithms: Mapping[str, Algorithm], policies: Mapping[str, Co
 
 
 def refuse_unfit(
-    algorithms: Mapping[str, Algorithm], teachers: Mapping[str, str], renderers: Mapping[str, Renderer]
+    algorithms: Mapping[str, Algorithm],
+    teachers: Mapping[str, str],
+    renderers: Mapping[str, Renderer],
+    models: Mapping[str, Path],
 ) -> None:
-    """Raises `ConfigError` where a teacher, by student, does not read the student's tokens, or would not be shown its
-    prompt."""
+    """Raises `ConfigError` where a teacher, by student, does not read the student's tokens, would not be shown its
+    prompt, or has nothing to say that the student does not know. `models` are the folders of their weights."""
     for student, teacher in teachers.items():
+        refuse_same_model(algorithms[student], models[student], models[teacher])
         refuse_other_tokens(renderers[student], renderers[teacher], teacher)
         source = algorithms[student].teacher_source
         if source is not None and source.prompt:
             refuse_ignored_prompt(renderers[student], source.prompt)
+
+
+def refuse_same_model(algorithm: Algorithm, student: Path, teacher: Path) -> None:
+    """Raises `ConfigError` where the teacher has the weights that the student begins with and is shown the same: then
+    the KL is 0, and stays so, unless rewards move the student."""
+    source = algorithm.teacher_source
+    if source is None or source.prompt or algorithm.needs_rewards or student.resolve() != teacher.resolve():
+        return
+    raise ConfigError(
+        f"{SETTING} is the very model that is trained ({teacher}), so the KL is 0 everywhere and nothing is learnt. "
+        f"Fix: set {SETTING}_prompt, or name another model"
+    )
 
 
 def make_renderer(policy: PolicyConfig, model: Path) -> Renderer:

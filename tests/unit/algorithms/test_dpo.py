@@ -28,6 +28,12 @@ def test_all_pairs_differ_by_the_margin_at_least() -> None:
     assert DPO(pairs="all", margin=0.6).choose(given) == ([(1, 2), (3, 2)], Counter(no_pair=1))
 
 
+def test_the_very_same_tokens_are_no_pair() -> None:
+    given = [candidate(0, 1.0, tokens=b"x"), candidate(1, 0.0, tokens=b"x"), candidate(2, 1.0)]
+    assert DPO().choose(given) == ([], Counter(equal_pair=2, no_pair=1))
+    assert DPO(pairs="all").choose(given) == ([(2, 1)], Counter(equal_pair=1))
+
+
 def test_the_same_pair_is_learnt_once() -> None:
     given = [candidate(0, 1.0), candidate(1, 0.0), candidate(2, 1.0, "b", b"0"), candidate(3, 0.0, "b", b"1")]
     assert DPO().choose(given) == ([(0, 1)], Counter(duplicate=2))

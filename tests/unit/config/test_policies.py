@@ -57,6 +57,11 @@ def test_tables_are_laid_over_those_at_the_top(tmp_path: Path) -> None:
     assert configs.from_json(configs.to_json(config)) == config
 
 
+def test_a_teacher_is_not_among_the_models() -> None:
+    teacher = {"model": "/a/long/path", "frozen": True, "agents": []}
+    assert describe_models(configs.load(policies={"main": {}, "teacher": teacher})) == "strop/nano"
+
+
 def test_an_agent_without_a_policy_is_answered_by_main_or_the_first() -> None:
     assert default_policy({"writer": 1, "main": 2}) == "main"
     assert default_policy({"writer": 1, "critic": 2}) == "writer"

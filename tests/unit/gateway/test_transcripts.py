@@ -73,8 +73,19 @@ def test_conversations_may_stand_in_one_document(tmp_path: Path) -> None:
         ({"prompt": "hi", "completion": "hello"}, "line 2: prompt is not a list of messages. Fix: write it as"),
         ({"prompt": [USER], "chosen": [ANSWER]}, "line 2: it has one of chosen and rejected. Fix: give both"),
         ({"messages": [USER, ANSWER | {"weight": 0.5}]}, "line 2: a message has weight 0.5. Fix: write 0 or 1"),
-        ({"messages": [{"role": "wizard", "content": "hi"}]}, "line 2: messages[0]: Invalid enum value 'wizard'"),
-        ({"messages": ["hi"]}, "line 2: "),
+        (
+            {"messages": [{"role": "wizard", "content": "hi"}]},
+            "line 2: messages[0] has role 'wizard'. Fix: write one of",
+        ),
+        ({"messages": ["hi"]}, "line 2: messages[0] is 'hi', not an object. Fix: "),
+        ({"messages": [USER, ANSWER], "reward": 10**400}, "line 2: "),
+        ({"messages": [USER, ANSWER], "reward": [1]}, "line 2: reward is [1], not a number. Fix: "),
+        ({"messages": [USER, ANSWER], "reward": "good"}, "line 2: reward is 'good', not a number. Fix: "),
+        ({"messages": [USER, ANSWER | {"tool_calls": ["f"]}]}, "line 2: messages[1].tool_calls is not a list of calls"),
+        ({"messages": [USER, ANSWER | {"tool_calls": 3}]}, "line 2: messages[1].tool_calls is not a list of calls"),
+        ({"messages": [USER, ANSWER | {"content": 3}]}, "line 2: messages[1]: Expected `str | array | null`"),
+        ({"messages": [USER, ANSWER], "tools": "f"}, "line 2: tools is a text that is not JSON. Fix: "),
+        ('{"messages": ' + "[" * 5000 + "]" * 5000 + "}", "line 2: it has too many brackets within each other. Fix: "),
         ({"messages": [USER, ANSWER], "tools": 3}, "line 2: tools is not a list. Fix: "),
         ("not json", "line 2: JSON is malformed"),
     ],
@@ -83,3 +94,12 @@ def test_what_is_no_transcript_is_said_with_its_line(tmp_path: Path, line: Any, 
     with pytest.raises(ConfigError) as error:
         read(tmp_path, {"messages": [USER, ANSWER]}, line)
     assert says in str(error.value)
+    assert str(error.value).count("Fix: ") == 1
+
+
+def test_a_reward_beyond_floats_is_said(tmp_path: Path) -> None:
+    """Also where the file is one document, which another parser reads."""
+    with pytest.raises(ConfigError, match=r"line 1: reward is .*\. Fix: "):
+        read(tmp_path, {"messages": [USER, ANSWER], "reward": 10**400})
+    with pytest.raises(ConfigError, match=r"line 1: it has too many brackets within each other\. Fix: "):
+        read(tmp_path, '{"messages": ' + "[" * 5000 + "]" * 5000 + "}")

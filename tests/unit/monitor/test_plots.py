@@ -25,6 +25,20 @@ def test_the_loss_is_drawn_where_there_is_no_reward(tmp_path: Path) -> None:
         assert grey > 500
 
 
+def test_one_point_is_seen(tmp_path: Path) -> None:
+    def count(colour: str) -> int:
+        with Image.open(tmp_path / "one.png") as drawn:
+            return sum(pixel == tuple(bytes.fromhex(colour)) for pixel in drawn.convert("RGB").getdata())
+
+    for colour, rewards, losses in ((GREY[1:], [], [(1, 2.5)]), ("2563eb", [(1, 0.5)], [])):
+        plot_rewards(tmp_path / "one.png", rewards, {}, "sft", losses)
+        one = count(colour)
+        plot_rewards(
+            tmp_path / "one.png", [(1, float("nan"))] if rewards else [], {}, "sft", losses and [(1, float("nan"))]
+        )
+        assert one > count(colour) + 30
+
+
 def test_hundreds_of_rewards_are_not_all_drawn(tmp_path: Path) -> None:
     lines = {f"r{n:03d}": {"left": [(1, 0.0), (2, 1.0)]} for n in range(300)}
     draw_agents(tmp_path / "many.png", lines)

@@ -22,6 +22,7 @@ from strop.run.teacher import (
     find_teacher,
     refuse_ignored_prompt,
     refuse_other_tokens,
+    refuse_same_model,
 )
 from strop.trajectory import Sample, assemble
 from strop.types import Rollout, Task, Turn
@@ -318,3 +319,26 @@ def test_a_name_that_is_nothing_is_refused():
         ConfigError, match=r"'techer', which is neither a policy of this run \(main\) nor a model. Fix: "
     ):
         add_teacher_policies(distilled(teacher="techer"))
+
+
+def test_the_very_same_model_is_refused_unless_something_moves_the_student(tmp_path):
+    def refuse(teacher, **settings):
+        own = distilled(TWO, teacher="big", **settings)
+        refuse_same_model(make(own.algorithm, own.learner, own.policy), NANO, teacher)
+
+    (tmp_path / "link").symlink_to(NANO)
+    for same in (NANO, tmp_path / "link"):
+        with pytest.raises(ConfigError, match=r"is the very model that is trained .* Fix: set .*teacher_prompt"):
+            refuse(same)
+    refuse(NANO, teacher_prompt=HINT)
+    refuse(NANO, reward_coef=0.5)
+    refuse(tmp_path)
+
+
+def test_a_run_that_improved_prompts_has_no_weights(tmp_path):
+    (tmp_path / "checkpoints" / "step-000001-1").mkdir(parents=True)
+    config = configs.load(algorithm={"name": "gepa"})
+    config = replace(config, algorithm=replace(config.algorithm, improves="prompts"))
+    (tmp_path / "config.json").write_bytes(configs.to_json(config))
+    with pytest.raises(ConfigError, match=r"improved prompts and trained no weights\. Fix: name its model"):
+        add_teacher_policies(distilled(teacher=str(tmp_path)))

@@ -15,7 +15,8 @@ import random
 import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -61,20 +62,26 @@ class DataSet:
     def __init__(self, path: Path, *, seed: int, batch_size: int, epochs: float | None) -> None:
         self._path, self._seed, self.batch_size, self._epochs = path, seed, batch_size, epochs
         self._orders: dict[int, array[int]] = {}
+        with self._explain_damage(), path.open("rb") as file:
+            self.header = msgspec.json.decode(file.readline(), type=Header)
+
+    @contextmanager
+    def _explain_damage(self) -> Generator[None]:
+        """Raises `PlaceError` where the file is gone, or not as it was written."""
         try:
-            with path.open("rb") as file:
-                self.header = msgspec.json.decode(file.readline(), type=Header)
-        except (OSError, msgspec.MsgspecError) as error:
+            yield
+        except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError, LookupError) as error:
+            why = "there are fewer lines than it had" if isinstance(error, LookupError) else error
             raise PlaceError(
-                f"{path} has the data that this run learns from, and cannot be read ({error}). Fix: put it back, or "
-                "begin a new run"
+                f"{self._path} has the data that this run learns from, and cannot be read ({why}). Fix: put it back, "
+                "or begin a new run"
             ) from None
 
     @cached_property
     def _lines(self) -> array[int]:
         """Where each sample begins in the file."""
         starts, at = array("q"), 0
-        with self._path.open("rb") as file:
+        with self._explain_damage(), self._path.open("rb") as file:
             for line in file:
                 at += len(line)
                 starts.append(at)
@@ -94,11 +101,13 @@ class DataSet:
     def _by_source(self) -> dict[int, list[int]]:
         """The items of each source; one is of the source that its first sample is of."""
         found: dict[int, list[int]] = {}
-        with self._path.open("rb") as file:
+        with self._explain_damage(), self._path.open("rb") as file:
             next(file)
             sources = [msgspec.json.decode(line, type=_Source).source for line in file]
-        for n, item in enumerate(self.header.items):
-            found.setdefault(sources[item[0]], []).append(n)
+            for n, item in enumerate(self.header.items):
+                of = [sources[line] for line in item]
+                _ = self.header.mix[of[0]]
+                found.setdefault(of[0], []).append(n)
         return found
 
     @property
@@ -145,9 +154,11 @@ class DataSet:
         return [self._sample(line) for line in self.header.items[self._choose(n)]]
 
     def _sample(self, line: int) -> DataSample:
-        with self._path.open("rb") as file:
+        with self._explain_damage(), self._path.open("rb") as file:
             file.seek(self._lines[line])
-            return msgspec.json.decode(file.readline(), type=DataSample)
+            sample = msgspec.json.decode(file.readline(), type=DataSample)
+            sample.whole_turns()
+            return sample
 
     def _choose(self, n: int) -> int:
         epoch = self._find_epoch(n)

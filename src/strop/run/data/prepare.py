@@ -45,6 +45,7 @@ WORDS = {
     "min_reward": "below algorithm.settings.min_reward",
     "top": "beyond algorithm.settings.top of their task",
     "duplicate": "with the very tokens of another",
+    "equal_pair": "with the very tokens of the one they are compared with",
     "mix": "from sources that algorithm.settings.mix has at 0",
     "never_taken": "that no step takes, with so few epochs",
 }
@@ -92,7 +93,10 @@ def open_data(config: Config, folder: Path) -> DataSet | None:
 def make_dataset(config: Config, algorithm: Offline, path: Path) -> DataSet:
     whole = config.loop.groups * config.loop.group_size
     size = algorithm.batch_size or max(1, whole // algorithm.item_size)
-    return DataSet(path, seed=config.seed, batch_size=size, epochs=algorithm.epochs)
+    data = DataSet(path, seed=config.seed, batch_size=size, epochs=algorithm.epochs)
+    if algorithm.batch_size is None:  # an epoch is a step at least, however little data there is
+        data.batch_size = min(size, max(1, int(data.epoch_size)))
+    return data
 
 
 async def prepare_data(config: Config, tell: Callable[[str], None]) -> Config:
@@ -224,9 +228,9 @@ async def _read_transcripts(
     """Conversations as rollouts that ended."""
     own = policy.config.policy
     read = read_file(name, renderer, history=own.history, agent=_choose_agent(own.agents), policy=policy.name)
-    for id, task, rewards, turns in read:
+    for id, group, task, rewards, turns in read:
         yield (
-            Rollout(id=id, group=task.id, member=0, task=task, status="succeeded", created=0.0, rewards=tuple(rewards)),
+            Rollout(id=id, group=group, member=0, task=task, status="succeeded", created=0.0, rewards=tuple(rewards)),
             turns,
         )
         await asyncio.sleep(0)
@@ -300,8 +304,8 @@ def count_steps(config: Config, data: DataSet) -> int:
         return given
     if given not in (0, DEFAULT_STEPS, steps):
         raise ConfigError(
-            f"algorithm.settings.epochs are {steps} steps of {data.batch_size}, and loop.steps is {given}. Fix: leave "
-            "one of them out"
+            f"algorithm.settings.epochs are {count_words(steps, 'step')} of {data.batch_size}, and loop.steps is "
+            f"{given}. Fix: leave one of them out"
         )
     return steps
 
@@ -316,10 +320,20 @@ def describe(draft: Draft, items: Sequence[Item], data: DataSet, steps: int) -> 
     lines, chosen = ({line for item in some for line in item} for some in (taken, items))
     left_out = draft.left_out + Counter(never_taken=len(chosen - lines))
     what = f"{len(lines)} of {len(lines) + left_out.total()} rollouts"
-    pairs = f" in {len(taken)} pairs" if len(items[0]) > 1 else ""
+    pairs = f" in {count_words(len(taken), 'pair')}" if len(items[0]) > 1 else ""
     left = f"; left out: {explain_left_out(left_out)}" if left_out else ""
-    epochs = num / data.epoch_size
-    return f"learning from {what}{pairs}, {epochs:.3g} epochs in {steps} steps of {data.batch_size}{left}"
+    epochs, in_steps = count_words(num / data.epoch_size, "epoch"), count_words(steps, "step")
+    return f"learning from {what}{pairs}, {epochs} in {in_steps} of {data.batch_size}{left}"
+
+
+def count_words(num: float, word: str) -> str:
+    """So many of something.
+
+    >>> count_words(1, "step"), count_words(128, "step"), count_words(0.5, "epoch")
+    ('1 step', '128 steps', '0.5 epochs')
+    """
+    figure = str(num) if isinstance(num, int) else f"{num:.3g}"
+    return f"{figure} {word}{'s' * (figure != '1')}"
 
 
 def explain_left_out(left_out: Mapping[str, int]) -> str:

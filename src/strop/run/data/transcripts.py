@@ -8,7 +8,10 @@ a conversation that the model had itself. An answer that nothing comes before ha
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
+
+import msgspec
 
 from strop.errors import ConfigError
 from strop.gateway.contexts import Contexts, History, extends
@@ -22,8 +25,8 @@ from strop.types import DATA, Reward, Task, Turn
 
 def read_file(
     name: str, renderer: Renderer, *, history: History, agent: str, policy: str
-) -> Iterator[tuple[str, Task, list[Reward], list[Turn]]]:
-    """The conversations of a file: where each stands, its task, its rewards, its turns."""
+) -> Iterator[tuple[str, str, Task, list[Reward], list[Turn]]]:
+    """The conversations of a file: where each stands, its group, its task, its rewards, its turns."""
     path = Path(name).expanduser()
     for one in read_transcripts(path):
         try:
@@ -37,7 +40,21 @@ def read_file(
         if wrong := next((reward.wrong for reward in rewards if reward.wrong), None):
             raise ConfigError(f"{name}, {one.id}: {wrong}")
         task = one.task if one.task != one.id else f"{path.name}, {one.id}"
-        yield one.id, Task(id=task, data={"messages": _find_question(one.messages)}), rewards, turns
+        yield one.id, find_group(one), Task(id=task, data={"messages": _find_question(one.messages)}), rewards, turns
+
+
+def find_group(transcript: Transcript) -> str:
+    """What a transcript may be compared with, under one name: the other answer of its line, or else all that have the
+    same task and, whatever their `id` says, the very same prompt."""
+    if transcript.pair:
+        return transcript.id
+    learnt = (
+        at
+        for at, message in enumerate(transcript.messages)
+        if message["role"] == "assistant" and at and at not in transcript.unweighted
+    )
+    prompt = transcript.messages[: next(learnt, None)], transcript.tools
+    return f"{transcript.task} {blake2b(msgspec.json.encode(prompt), digest_size=16).hexdigest()}"
 
 
 def make_turns(

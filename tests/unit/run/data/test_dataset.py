@@ -1,6 +1,7 @@
 """Which items a step takes: every one once per epoch, in an order that only the seed decides."""
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -94,3 +95,26 @@ def test_turns_come_back_whole(tmp_path: Path) -> None:
 def test_data_that_is_gone_is_said(tmp_path: Path) -> None:
     with pytest.raises(PlaceError, match=r"data\.jsonl has the data that this run learns from, and cannot be read"):
         DataSet(tmp_path / "data.jsonl", seed=0, batch_size=1, epochs=None)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: b"".join(text.splitlines(keepends=True)[:-2]),
+        lambda text: text.replace(b'"rollout":"r5"', b'"rollout":5'),
+        lambda text: text.replace(b'"rollout":"r5"', b'"rollout":"\xff5"'),
+        lambda text: text.replace(b'"source":0', b'"source":7'),
+        lambda text: text.replace(b'"ids_from":null', b'"ids_from":"gone"'),
+        lambda text: text.replace(b'"items":[[0]', b'"items":[[]'),
+    ],
+    ids=["half", "lines", "type", "bytes", "source", "delta", "item"],
+)  # fmt: skip
+def test_data_that_was_damaged_is_said(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    make(tmp_path)
+    path = tmp_path / "data.jsonl"
+    text = path.read_bytes()
+    path.write_bytes(damage(text))
+    assert path.read_bytes() != text
+    with pytest.raises(PlaceError, match=r"data\.jsonl has the data .* cannot be read \(.+\)\. Fix: put it back, or"):
+        take(DataSet(path, seed=0, batch_size=6, epochs=None), 0)

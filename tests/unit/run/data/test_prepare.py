@@ -105,7 +105,7 @@ async def test_pairs_stand_together(tmp_path: Path) -> None:
     _, said, header, samples = await prepare(configure(tmp_path, "dpo", runs=str(run)))
     (pair,) = header.items
     assert [samples[n].rollout for n in pair] == ["g0.1", "g0.0"]
-    assert said.startswith("learning from 2 of 3 rollouts in 1 pairs")
+    assert said.startswith("learning from 2 of 3 rollouts in 1 pair, ")
 
 
 async def test_an_empty_choice_is_refused_with_the_counts(tmp_path: Path) -> None:
@@ -150,6 +150,40 @@ async def test_preferences_of_a_file_are_pairs(tmp_path: Path) -> None:
     _, _, header, samples = await prepare(configure(tmp_path, "dpo", transcripts=str(file)))
     assert header.items == [(0, 1)]
     assert [sample.turns[0].answer["content"] for sample in samples] == ["hello", "go away"]
+
+
+async def test_answers_to_different_questions_are_never_compared(tmp_path: Path) -> None:
+    """Whatever `id` their lines share: a line's two answers are a pair, and others need the very same prompt."""
+    asked = [{"role": "user", "content": f"q{n}"} for n in range(3)]
+    said = [[{"role": "assistant", "content": f"{word}{n}"} for n in range(3)] for word in ("good", "bad")]
+    lines: list[dict[str, Any]] = [
+        {"id": "same", "prompt": [asked[n]], "chosen": [said[0][n]], "rejected": [said[1][n]]} for n in range(2)
+    ]
+    for reward, question, answer in ((1, 2, said[0][2]), (0, 2, said[1][2]), (0, 0, said[1][1])):
+        lines.append({"id": "same", "reward": reward, "messages": [asked[question], answer]})
+    file = tmp_path / "chat.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    _, told, header, samples = await prepare(configure(tmp_path, "dpo", transcripts=str(file)))
+    pairs = [[samples[n].turns[0].answer["content"] for n in item] for item in header.items]
+    assert pairs == [[f"good{n}", f"bad{n}"] for n in range(3)]
+    assert told.startswith("learning from 6 of 7 rollouts in 3 pairs")
+
+
+async def test_a_preference_for_the_same_answer_is_left_out(tmp_path: Path) -> None:
+    line = {"prompt": [USER], "chosen": [ANSWER]}
+    file = tmp_path / "chat.jsonl"
+    lines = [line | {"rejected": [ANSWER]}, line | {"rejected": [ANSWER | {"content": "no"}]}]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    _, told, _, _ = await prepare(configure(tmp_path, "dpo", transcripts=str(file)))
+    assert told.startswith("learning from 2 of 4 rollouts in 1 pair, ")
+    assert told.endswith("left out: 2 with the very tokens of the one they are compared with")
+
+
+@pytest.mark.parametrize(("epochs", "said"), [(1, "1 epoch in 1 step of 4"), (3, "3 epochs in 3 steps of 4")])
+async def test_an_epoch_of_little_data_is_a_step(tmp_path: Path, epochs: int, said: str) -> None:
+    chats = write_chats(tmp_path / "chats.jsonl", 4)
+    config, told, _, _ = await prepare(configure(tmp_path, transcripts=chats, epochs=epochs, batch_size=None))
+    assert (config.loop.steps, told) == (epochs, f"learning from 4 of 4 rollouts, {said}")
 
 
 def make_other_model(folder: Path) -> str:
