@@ -185,13 +185,14 @@ def test_an_optimiser_model_that_stays_away(models: Models, tmp_path: Path) -> N
     assert told["done"]
 
 
-def test_a_model_that_wants_its_limit_by_another_name(models: Models, tmp_path: Path) -> None:
-    """max_completion_tokens: found out by itself, by one call that is counted."""
+@pytest.mark.parametrize(("name", "at_once"), [("gepa", 1), ("apo", 4)])
+def test_a_model_that_wants_its_limit_by_another_name(models: Models, tmp_path: Path, name: str, at_once: int) -> None:
+    """max_completion_tokens: found out by itself, by the calls that are under way at once, which are counted."""
     models.control(strict=1)
-    told = train(configure(models, tmp_path / "run", "gepa", max_calls=12))
+    told = train(configure(models, tmp_path / "run", name, max_calls=12))
     models.control()
     assert told["prompts"]["calls"] == 12
-    assert told["prompts"]["calls_failed"] == 1
+    assert told["prompts"]["calls_failed"] == at_once
     assert "rejected/empty" not in told["prompts"]
 
 

@@ -98,13 +98,7 @@ async def probe(config: Config, view: View, *, groups: int) -> PreflightResult:
             "the agent and --probe"
         )
     with TemporaryDirectory(prefix="strop-probe-") as place:
-        config = settle(config)
-        if config.algorithm.improves == "prompts":
-            raise ConfigError(
-                f"algorithm.name is {config.algorithm.name}, which compares prompts, not rollouts of a group. Fix: "
-                "evaluate the first version with `strop eval`"
-            )
-        config = configure_probe(config, groups, Path(place) / "run")
+        config = configure_probe(settle(config), groups, Path(place) / "run")
         view.title(f"probing {describe_models(config)}", 0)
         async with open_run(config, view, resume=False) as run:
             wanted = run.next_rollouts(groups)

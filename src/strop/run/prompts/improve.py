@@ -57,8 +57,6 @@ async def improve_prompts(run: Run) -> None:
     assert run.optimizer is not None
     if run.finished or run.stop.is_set():
         return
-    if not any(task.split == "train" for task in run.tasks):
-        raise TaskError("there is no task of split 'train'. Fix: add tasks of that split")
     split = run.optimizer.validation
     if split and not any(task.split == split for task in run.tasks):
         raise TaskError(f"algorithm.settings.validation is {split!r}, and no task has that split. Fix: name one")

@@ -52,8 +52,7 @@ class _Garbled(Exception):
 
 
 class OptimizerModel:
-    """Answers questions, each once: what the ledger has is not asked again. `waits` counts calls that had to be made
-    again, by why."""
+    """Answers questions, each once: what the ledger has is not asked again."""
 
     def __init__(self, config: Config, optimizer: PromptOptimizer, folder: Path, stop: asyncio.Event) -> None:
         import openai
@@ -61,12 +60,7 @@ class OptimizerModel:
         self._stop = stop
         self._settings, self._seed = optimizer, config.seed if config.engine.deterministic else None
         self._outside = find_provider(config, optimizer)
-        key = os.environ.get(self._outside.key_env, "") if self._outside.key_env else "-"
-        if not key:
-            raise ConfigError(
-                f"gateway.outside.{optimizer.optimizer}: the environment has no {self._outside.key_env}. Fix: export "
-                "the provider's key under that name, or set key_env to the name it has"
-            )
+        key = os.environ[self._outside.key_env] if self._outside.key_env else "-"  # the gateway has looked for it
         self._client: Any = openai.AsyncOpenAI(
             base_url=self._outside.url, api_key=key, max_retries=0, timeout=self._outside.timeout
         )
@@ -149,7 +143,7 @@ class OptimizerModel:
         except openai.APIStatusError as error:
             record.error = f"{error.status_code}: {str(error)[:300]}"
             record.tokens, record.cost = 0, 0.0  # nobody bills what was not answered
-            return self._take_refusal(error, record)
+            return self._take_refusal(error, request, record)
         except (
             openai.APIConnectionError,
             openai.APIResponseValidationError,
@@ -160,13 +154,14 @@ class OptimizerModel:
             record.error = f"{type(error).__name__}: {error}"[:300]  # what was sent may have been answered, and billed
             return 0.0
 
-    def _take_refusal(self, error: Any, record: CallRecord) -> float | None:
+    def _take_refusal(self, error: Any, request: dict[str, Any], record: CallRecord) -> float | None:
         """What is done about an answer of 4xx or 5xx: seconds to wait, or None where the question stays unanswered.
         Raises `EngineError` where no question would be answered."""
         if error.status_code in AGAIN or error.status_code >= 500:
             return retry_after(error.response.headers.get("retry-after", ""))
-        if self._cap == "max_tokens" and "max_completion_tokens" in str(error):
-            self._cap = "max_completion_tokens"  # as newer models call it
+        capped = "max_tokens" in request and "max_tokens" not in self._settings.options
+        if capped and "max_completion_tokens" in str(error):  # as newer models call it; others may be under way
+            self._cap = "max_completion_tokens"
             return 0.0
         if error.status_code in (401, 402, 403, 404) or error.status_code < 400 or not self.ledger.answered:
             self.ledger.settle(record)
