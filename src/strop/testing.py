@@ -35,7 +35,8 @@ from strop.engines.scripted import Scripted, ScriptedRequest
 from strop.errors import AgentError, ConfigError
 from strop.net import asgi
 from strop.net.server import serve
-from strop.run.runtime import ServedPolicy, make_gateway, open_pool, prepare_policies
+from strop.run.gateway import make_gateway
+from strop.run.runtime import ServedPolicy, open_pool, prepare_policies
 from strop.store import open_store
 from strop.types import TERMINAL, Event, Reward, Rollout, Task, Turn
 

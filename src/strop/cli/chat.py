@@ -149,7 +149,7 @@ def _as_in(run: Path, step: str, *, policy: str, agent: bool) -> Config:
         learner=LearnerConfig(device=served.learner.device, dtype=served.learner.dtype),
         engine=_without_servers(served.engine),
         runner=ran.runner,
-        gateway=GatewayConfig(outside=ran.gateway.outside if agent else {}),
+        gateway=GatewayConfig(workers=1, outside=ran.gateway.outside if agent else {}),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -47,6 +47,10 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         tuple[str, ...],
         doc("host names that requests may carry beside its address and the machine's name: those of a proxy"),
     ] = ()
+    workers: Annotated[
+        Annotated[int, Meta(ge=1)] | Literal["auto"],
+        doc("gateway processes; auto: one for every four cores, four at most; 1: within the run's own process"),
+    ] = "auto"
     in_flight: Annotated[int, doc("concurrency limit: model calls at once; more get a 429"), Meta(ge=1)] = 4096
     in_flight_per_attempt: Annotated[int, doc("concurrency limit of one attempt"), Meta(ge=1)] = 256
     deadline: Annotated[float, doc("seconds one model call may take"), Meta(gt=0)] = 1800.0

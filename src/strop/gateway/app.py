@@ -18,6 +18,7 @@ The attempt's key is the API key; it opens that attempt and nothing else. A clie
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -35,7 +36,7 @@ from strop.gateway.dialects.base import ApiError, Dialect, ModelRequest
 from strop.gateway.dialects.registry import BY_PATH, DIALECTS, is_model_path
 from strop.gateway.exchange import Exchange
 from strop.gateway.generate import ModelCall, check_length, read_conversations
-from strop.gateway.limits import Limits, RequestCounter
+from strop.gateway.limits import InFlight, Limits, RequestCounter
 from strop.gateway.marked_prompts import PromptReplacer
 from strop.gateway.outside import OutsideRoute
 from strop.gateway.proxy import ProxiedRequest
@@ -44,12 +45,31 @@ from strop.gateway.route import PolicyRoute, Routes
 from strop.gateway.session import Session
 from strop.gateway.sessions import Sessions
 from strop.net import asgi
-from strop.store.base import Store
+from strop.net.handover import Switch
+from strop.store.base import AttemptStore
 from strop.store.server.attempts import make_attempt_routes
 
 MAX_BODY = 16 << 20
 MANY = 10_000
 """Lists and tables in a body from which on they are counted: millions of them would hold up everybody else."""
+
+
+class OtherSessions(Switch):
+    """What is done to sessions of this gateway in other processes; see `Gateway`."""
+
+    @abstractmethod
+    async def open(self) -> None:
+        """The engines are loaded: answer from now on."""
+
+    @abstractmethod
+    def forget(self, rollout: str) -> None: ...
+
+    @abstractmethod
+    async def wait_until_idle(self, rollout: str, attempt: int, *, limit: float) -> None: ...
+
+    @abstractmethod
+    async def count(self) -> Counter[str]:
+        """What happened there, and how many `sessions` there are."""
 
 
 class Gateway:
@@ -62,20 +82,23 @@ class Gateway:
 
     def __init__(
         self,
-        store: Store,
+        store: AttemptStore,
         routes: Routes,
         *,
         limits: Limits | None = None,
         max_sessions: int = 4096,
         prompts: Mapping[str, PromptConfig] | None = None,
+        in_flight: InFlight | None = None,
     ) -> None:
+        self.workers: OtherSessions | None = None
+        """Other processes that hold sessions of this gateway, if there are any."""
         self._store = store
         self._prompts = PromptReplacer(prompts or {})
         self.routes = routes
         self.sessions = Sessions(store, max_sessions)
         self.recorder = Recorder(store)
         self._limits = limits or Limits()
-        self._requests = RequestCounter(self._limits, self.counts)
+        self._requests = RequestCounter(self._limits, self.counts, in_flight or InFlight())
         self._others = Router(make_attempt_routes(store), redirect_slashes=False, default=_no_such_route)
         self._posts: dict[str, tuple[Dialect, Callable[..., Awaitable[None]]]] = {}
         for dialect in DIALECTS:
@@ -142,11 +165,15 @@ class Gateway:
     def forget(self, rollout: str) -> None:
         """Drop the sessions of a rollout that has ended."""
         self.sessions.forget(rollout)
+        if self.workers is not None:
+            self.workers.forget(rollout)
 
     async def wait_until_idle(self, rollout: str, attempt: int, *, limit: float = 5.0) -> None:
         """Wait until an attempt's calls in flight have ended and been recorded, but not for ever."""
         if not await self.sessions.wait_until_idle((rollout, attempt), limit):
             self.counts["unsettled"] += 1
+        if self.workers is not None:
+            await self.workers.wait_until_idle(rollout, attempt, limit=limit)
 
     async def session(self, scope: Scope, address: RequestAddress) -> Session:
         """The session of the attempt that the request's address and key open. `ApiError` otherwise."""
@@ -282,7 +309,9 @@ class Gateway:
         await _refuse(send, _dialect_of(scope, address.path), refused, headers)
 
     async def _health(self, send: Send) -> None:
-        await _answer_json(send, {"status": "ok", "sessions": len(self.sessions), "counts": self.counts})
+        counts = self.counts + (await self.workers.count() if self.workers is not None else Counter[str]())
+        sessions = len(self.sessions) + counts.pop("sessions", 0)
+        await _answer_json(send, {"status": "ok", "sessions": sessions, "counts": counts})
 
 
 def _is_models_path(path: str) -> bool:

@@ -25,12 +25,27 @@ class Limits(Struct, frozen=True, kw_only=True):
     deadline: float = 1800.0
 
 
+class InFlight:
+    """How many requests are in flight, in this process and in those that share the memory: a number for each of them,
+    which only that one writes."""
+
+    def __init__(self, memory: memoryview | None = None, place: int = 0) -> None:
+        self._slots = memoryview(bytearray(8)).cast("q") if memory is None else memory
+        self._place = place
+
+    def add(self, count: int) -> None:
+        self._slots[self._place] += count
+
+    def total(self) -> int:
+        return sum(self._slots)
+
+
 class RequestCounter:
     """Counts requests in flight; `counts` is told what was refused."""
 
-    def __init__(self, limits: Limits, counts: Counter[str]) -> None:
+    def __init__(self, limits: Limits, counts: Counter[str], in_flight: InFlight) -> None:
         self._limits, self._counts = limits, counts
-        self._in_flight = 0
+        self._in_flight = in_flight
 
     @contextmanager
     def count(self, session: Session) -> Generator[None]:
@@ -38,14 +53,14 @@ class RequestCounter:
         limits = self._limits
         if session.in_flight >= limits.per_attempt:
             self._refuse(f"this attempt has {session.in_flight} requests in flight, which is the most it may have")
-        if self._in_flight >= limits.in_flight:
-            self._refuse(f"the gateway has {self._in_flight} requests in flight, which is the most it takes")
-        self._in_flight += 1
+        if (total := self._in_flight.total()) >= limits.in_flight:
+            self._refuse(f"the gateway has {total} requests in flight, which is the most it takes")
+        self._in_flight.add(1)
         session.in_flight += 1
         try:
             yield
         finally:
-            self._in_flight -= 1
+            self._in_flight.add(-1)
             session.in_flight -= 1
 
     def _refuse(self, why: str) -> None:

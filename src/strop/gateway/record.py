@@ -12,7 +12,7 @@ from strop.gateway.contexts import extends
 from strop.gateway.dialects.base import ApiError
 from strop.gateway.generate import Choice, ModelCall
 from strop.gateway.session import Session
-from strop.store.base import Store
+from strop.store.base import AttemptStore
 from strop.types import Event, Finish, Turn
 
 
@@ -20,7 +20,7 @@ class Recorder:
     """Writes what happened, and counts it: turns, malformed_calls, abandoned, error, fenced,
     unrecorded, refused, branch/<why>; outside models' turns as outside."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: AttemptStore) -> None:
         self._store = store
         self.counts: Counter[str] = Counter()
 

@@ -20,14 +20,14 @@ from strop.errors import Fenced, UnknownId
 from strop.gateway.api_errors import to_api_error
 from strop.gateway.auth import is_opened_by, read_keys, unauthorized
 from strop.gateway.session import Session
-from strop.store.base import Ref, Store
+from strop.store.base import AttemptStore, Ref
 from strop.types import Attempt
 
 
 class Sessions:
     """Sessions live while their attempt does. The least recently used idle ones go once there are `most`."""
 
-    def __init__(self, store: Store, most: int) -> None:
+    def __init__(self, store: AttemptStore, most: int) -> None:
         self.most = most
         self.other_key = ""
         """What else opens a model here, for a client with a wrong key: the end of a sentence."""

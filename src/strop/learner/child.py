@@ -10,10 +10,7 @@ learner works in a thread beside it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import signal
-import sys
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +24,7 @@ from strop.engines.embedded.outbox import Outbox
 from strop.errors import LearnerError, StropError
 from strop.imports import one_line
 from strop.learner.verbs import LearnerSettings, LearnerVerbs, ProcessVerbs, WeightVerbs
+from strop.net.process_group import die_with_parent
 from strop.trajectory import Batch, Entries
 
 if TYPE_CHECKING:  # heavy: they are imported once there is a model to load
@@ -248,12 +246,6 @@ def _make_learner(settings: LearnerSettings, base: Any = None) -> Learner:
     algorithm = make(settings.algorithm, settings.learner, settings.policy)
     steps = max(settings.steps, 1)
     return Learner(settings.folder, settings.learner, algorithm, seed=settings.seed, steps=steps, base=base)
-
-
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends, however it ends; elsewhere the closed connection does it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
 
 
 def serve(fd: int) -> None:

@@ -234,6 +234,12 @@ def _send(process: ProcessInfo, number: signal.Signals) -> None:
 # -- below one process ---------------------------------------------------------------------------------------------
 
 
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent ends, however it ends; elsewhere the closed connection does it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
+
+
 def become_subreaper() -> None:
     """From now on, what loses its parents below this process becomes its child, not that of the system. Linux only."""
     with contextlib.suppress(OSError, AttributeError):

@@ -12,9 +12,10 @@ import logging
 import socket
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -22,6 +23,7 @@ from starlette.types import ASGIApp
 from strop.errors import PlaceError
 from strop.files import private
 from strop.net.bounds import Bounded
+from strop.net.handover import Routed, Switch
 from strop.net.hosts import Hosts, list_names
 
 SettingNames = tuple[str, str]
@@ -35,6 +37,21 @@ class HttpServer:
         self.url = url
         self._server = server
         self._task = task
+        self._taking: set[asyncio.Task[Any]] = set()
+
+    def take(self, connection: socket.socket, first: bytes) -> None:
+        """Serve a connection that another process has accepted, and of which it has read `first`."""
+        state, config = self._server.server_state, self._server.config
+        make = partial(config.http_protocol_class, config=config, server_state=state, app_state={}, first=first)
+        connection.setblocking(False)
+        task = asyncio.ensure_future(asyncio.get_running_loop().connect_accepted_socket(make, connection))
+        self._taking.add(task)
+        task.add_done_callback(self._taken)
+
+    def _taken(self, task: asyncio.Task[Any]) -> None:
+        self._taking.discard(task)
+        if not task.cancelled():
+            task.exception()  # its client has gone already
 
     async def close(self) -> None:
         """Stop taking requests, give those in flight a few seconds, then end them."""
@@ -53,21 +70,49 @@ async def serve(
     hosts: Sequence[str] = (),
     log: Path | None = None,
     settings: SettingNames = ("gateway.host", "gateway.port"),
+    switch: Switch | None = None,
 ) -> HttpServer:
     """Start serving and return once requests are answered. Raises `PlaceError` if the address cannot be had.
 
-    Clients may call it by its address, by the machine's name, and by those in `hosts`.
+    Clients may call it by its address, by the machine's name, and by those in `hosts`. With a `switch`, connections
+    whose requests are for another process go there.
 
     What the server has to say about broken clients and requests goes to the file `log`, if there is anything, not to
     the terminal.
     """
+    sock = bind(host, port, settings)
+    server, task = await _start(app, host, hosts, log, settings, switch, [sock])
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    url = f"http://{f'[{shown}]' if ':' in shown else shown}:{sock.getsockname()[1]}"
+    http = HttpServer(url, server, task)
+    if switch is not None:
+        switch.take = http.take
+    return http
+
+
+async def serve_handed(
+    app: ASGIApp, switch: Switch, *, host: str, hosts: Sequence[str] = (), log: Path | None = None
+) -> HttpServer:
+    """Serve connections that another process, which listens on `host`, hands over."""
+    http = HttpServer("", *await _start(app, host, hosts, log, ("gateway.host", "gateway.port"), switch, []))
+    switch.take = http.take
+    return http
+
+
+async def _start(
+    app: ASGIApp,
+    host: str,
+    hosts: Sequence[str],
+    log: Path | None,
+    settings: SettingNames,
+    switch: Switch | None,
+    sockets: list[socket.socket],
+) -> tuple[_Quiet, asyncio.Task[None]]:
     if log is not None:
         _log_to(log)
-    sock = bind(host, port, settings)
-    named = Hosts(app, [*hosts, *await list_names(host)], f"{settings[0]}s")
     config = uvicorn.Config(
-        named,
-        http=Bounded,
+        Hosts(app, [*hosts, *await list_names(host)], f"{settings[0]}s"),
+        http=Bounded if switch is None else cast("type[Bounded]", partial(Routed, switch=switch)),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -78,15 +123,14 @@ async def serve(
         timeout_graceful_shutdown=5,
     )
     server = _Quiet(config)
-    task = asyncio.create_task(server.serve(sockets=[sock]), name="strop-server")
+    task = asyncio.create_task(server.serve(sockets=sockets), name="strop-server")
     ready = asyncio.create_task(server.ready.wait())
     await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
     if task.done():
         ready.cancel()
         await task
     gc.freeze()  # what was imported and loaded stays: it need not be looked at again and again while requests come
-    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return HttpServer(f"http://{f'[{shown}]' if ':' in shown else shown}:{sock.getsockname()[1]}", server, task)
+    return server, task
 
 
 def bind(host: str, port: int, settings: SettingNames) -> socket.socket:

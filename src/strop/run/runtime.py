@@ -24,7 +24,6 @@ from strop import algorithms
 from strop.algorithms import Algorithm
 from strop.algorithms.offline import Offline
 from strop.config import (
-    MAIN,
     Config,
     PolicyConfig,
     RunnerConfig,
@@ -40,10 +39,8 @@ from strop.engines.registry import engine_class, engine_name
 from strop.errors import ConfigError, PlaceError
 from strop.files import private_folder
 from strop.gateway.app import Gateway
-from strop.gateway.limits import Limits
 from strop.gateway.past_versions import PastVersions
 from strop.gateway.replicas import Replicas
-from strop.gateway.route import PolicyRoute, Routes
 from strop.gateway.template import Renderer
 from strop.learner.process import LearnerProcess, PolicyClient
 from strop.learner.verbs import LearnerSettings
@@ -55,6 +52,7 @@ from strop.net.secrets import hide_keys
 from strop.net.server import serve
 from strop.run.data.prepare import open_data
 from strop.run.folder import RunFolder
+from strop.run.gateway import choose_sampling, open_gateway
 from strop.run.group_reward import load as load_group_reward
 from strop.run.opponents import OpponentPool, PoolSource, find_pool_source, keep_copies
 from strop.run.prompts.improve import make_prompt_optimizer
@@ -64,7 +62,7 @@ from strop.run.teacher import Teacher, find_teachers, make_renderer, refuse_unfi
 from strop.runners.pool import Pool
 from strop.store import open_store
 from strop.store.base import Store
-from strop.types import Policy, Rollout, Sampling, version
+from strop.types import Policy, version
 from strop.weights.base import Transfer
 from strop.weights.files import AdapterTransfer, FolderTransfer
 from strop.weights.ipc import IpcTransfer
@@ -113,6 +111,14 @@ class ServedPolicy:
     @property
     def config(self) -> Config:
         return self.prepared.config
+
+    @property
+    def model(self) -> Path:
+        return self.prepared.model
+
+    @property
+    def renderer(self) -> Renderer:
+        return self.prepared.renderer
 
 
 async def prepare_policies(
@@ -190,10 +196,7 @@ async def open_policies(
             served.append(ServedPolicy(prepared=one, engine=engine, learner=learner, place=places[one.name]))
     by_name = {one.name: one for one in served}
     served = [put_past_before(by_name[one.name], by_name) for one in prepared]
-    gateway = make_gateway(config, store, served, strict=train)
-    stack.push_async_callback(gateway.routes.close)
-    await gateway.routes.recall(store)
-    return served, gateway
+    return served, await open_gateway(stack, config, served, store, folder, strict=train)
 
 
 def put_past_before(policy: ServedPolicy, served: Mapping[str, ServedPolicy]) -> ServedPolicy:
@@ -224,8 +227,8 @@ def shares_base(one: PreparedPolicy, other: PreparedPolicy) -> bool:
     )
 
 
-async def load_policies(policies: Sequence[ServedPolicy], *, train: bool) -> None:
-    """Load every model, all at once."""
+async def load_policies(policies: Sequence[ServedPolicy], gateway: Gateway, *, train: bool) -> None:
+    """Load every model, all at once; from then on the gateway answers."""
     settings: dict[LearnerProcess, list[LearnerSettings]] = {}
     for policy in [one for each in policies for one in (each, *each.slots)]:
         if policy.learner is not None:
@@ -242,6 +245,8 @@ async def load_policies(policies: Sequence[ServedPolicy], *, train: bool) -> Non
             settings.setdefault(policy.learner.process, []).append(given)
     learners = [process.start(*serve_if_asked(given)) for process, given in settings.items()]
     await asyncio.gather(*learners, *(policy.engine.start() for policy in policies))
+    if gateway.workers is not None:
+        await gateway.workers.open()
 
 
 def serve_if_asked(settings: list[LearnerSettings]) -> list[LearnerSettings]:
@@ -249,30 +254,6 @@ def serve_if_asked(settings: list[LearnerSettings]) -> list[LearnerSettings]:
     if any(one.policy.agents or one.train or one.from_checkpoints for one in settings):
         return settings
     return [msgspec.structs.replace(one, serve=False) for one in settings]
-
-
-def make_gateway(config: Config, store: Store, policies: Sequence[ServedPolicy], *, strict: bool = False) -> Gateway:
-    """The gateway before a run's policies. Where it is `strict`, an agent that none of several policies takes is
-    refused, unless there is one called main."""
-    routes = {
-        policy.name: PolicyRoute(
-            policy=policy.name,
-            model=policy.config.policy.model,
-            engine=policy.engine,
-            renderer=policy.prepared.renderer,
-            sampling_for=partial(choose_sampling, policy.config),
-            history=policy.config.policy.history,
-            most=policy.config.policy.context,
-        )
-        for policy in policies
-    }
-    # One policy answers for all agents that no outside model answers for, whatever names it is trained on.
-    several = policies if len(policies) > 1 else ()
-    agents = {agent: routes[policy.name] for policy in several for agent in policy.config.policy.agents}
-    given = config.gateway
-    limits = Limits(in_flight=given.in_flight, per_attempt=given.in_flight_per_attempt, deadline=given.deadline)
-    rest = routes[default_policy(routes)] if routes and (not strict or not several or MAIN in routes) else None
-    return Gateway(store, Routes.of(rest, given.outside, agents), limits=limits, prompts=config.prompts)
 
 
 def open_pool(config: Config, runner: RunnerConfig, store: Store, gateway: Gateway, url: str, log: Path) -> Pool:
@@ -328,11 +309,13 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
         served, gateway = await open_policies(stack, config, prepared, store, folder.path, train=True)
         app = AddressApp(gateway)
         place = config.gateway
-        server = await serve(app, host=place.host, port=place.port, hosts=place.hosts, log=folder.gateway_log)
+        server = await serve(
+            app, host=place.host, port=place.port, hosts=place.hosts, log=folder.gateway_log, switch=gateway.workers
+        )
         stack.push_async_callback(server.close)
         pool = open_pool(config, config.runner, store, gateway, server.url, folder.agents_log)
         stack.push_async_callback(pool.close)
-        loading = asyncio.ensure_future(load_policies(served, train=True))
+        loading = asyncio.ensure_future(load_policies(served, gateway, train=True))
         stack.callback(loading.cancel)
         await pool.start()
         await loading
@@ -493,11 +476,3 @@ def make_publisher(policy: str, config: Config, folder: Path, learner: PolicyCli
         "nccl": lambda: NcclTransfer(learner),
     }
     return Publisher(engine, transfers[kind.choose_transfer(config.engine)]())
-
-
-def choose_sampling(config: Config, rollout: Rollout) -> Sampling:
-    """How a rollout samples, by its mode: a policy's settings win over what the agent asks for."""
-    if rollout.mode == "train":
-        return config.policy.train.sampling()
-    sampling = config.policy.eval.sampling()
-    return msgspec.structs.replace(sampling, temperature=0.0) if rollout.mode == "greedy" else sampling

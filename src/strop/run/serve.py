@@ -79,7 +79,10 @@ async def serve_store(
     the address cannot be had."""
     app = StoreApp(store, key, model=gateway is not None)
     addressed = AddressApp(app if gateway is None else _beside(gateway, app, store))
-    server = await serve(addressed, host=host, port=port, hosts=hosts, log=log, settings=("--host", "--port"))
+    workers = gateway.workers if gateway is not None else None
+    server = await serve(
+        addressed, host=host, port=port, hosts=hosts, log=log, settings=("--host", "--port"), switch=workers
+    )
     tasks = [asyncio.create_task(_reclaim(store, lease_check, grace), name="strop-reclaim")]
     if gateway is not None:
         tasks.append(asyncio.create_task(_forget(store, gateway), name="strop-forget"))
@@ -203,7 +206,7 @@ async def load_model(
                 "that. Fix: serve it with another --folder or database"
             )
     served, gateway = await open_policies(stack, config, prepared, store, folder, train=False)
-    await load_policies(served, train=False)
+    await load_policies(served, gateway, train=False)
     for one in prepared:
         await store.put_policy(make_first_version(one))
     return gateway, [policy.learner for policy in served if policy.learner is not None]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 from strop.types import Attempt, Cause, Event, Lease, Mode, Policy, Reward, Rollout, Status, Step, Turn
 
@@ -22,6 +22,22 @@ Ref = tuple[str, int]
 
 ID = re.compile(r"[A-Za-z0-9._~-]{1,200}")
 """Ids of rollouts stand in addresses."""
+
+
+class AttemptStore(Protocol):
+    """What a gateway needs of a store; see `Store` for each of these."""
+
+    async def get(self, rollout: str) -> Rollout: ...
+
+    async def attempts(self, rollout: str) -> list[Attempt]: ...
+
+    async def attempt(self, key: str) -> Attempt: ...
+
+    async def turns(self, rollout: str, *, attempt: int | None = None) -> list[Turn]: ...
+
+    async def add_turns(self, turns: Sequence[Turn]) -> None: ...
+
+    async def add_events(self, events: Sequence[Event]) -> None: ...
 
 
 class Store(ABC):

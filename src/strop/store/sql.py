@@ -11,14 +11,13 @@ numbers the order in which changes become visible: a cursor never runs past a ch
 from __future__ import annotations
 
 import builtins
-import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar
 
 from strop.errors import Fenced, StoreError, UnknownId
-from strop.store import rows, transitions, turn_writes
+from strop.store import encoded_turns, rows, transitions, turn_writes
 from strop.store import turns as stored
 from strop.store.base import Ref, Store
 from strop.store.signals import Signal, wait_until
@@ -192,12 +191,7 @@ class SqlStore(Store):
     # -- what happened in them -------------------------------------------------------------------------------------
 
     async def add_turns(self, turns: Sequence[Turn]) -> None:
-        for turn in turns:
-            # One sum tells of all that they are finite, but for sums too large for a float.
-            if not math.isfinite(sum(turn.logprobs)) and not all(map(math.isfinite, turn.logprobs)):
-                raise StoreError(
-                    f"turn {turn.id!r} has logprobs that are not finite. Fix: check the engine they are from"
-                )
+        turn_writes.refuse_infinite(turns)
         attempts = sorted({(turn.rollout, turn.attempt) for turn in turns})
         drafts = [turn_writes.TurnDraft(turn, self._written) for turn in turns]
 
@@ -210,6 +204,15 @@ class SqlStore(Store):
         for draft in drafts:
             if written := draft.written:
                 self._written.add(draft.turn, written)
+
+    async def add_encoded(self, turns: Sequence[encoded_turns.EncodedTurn]) -> None:
+        """`add_turns` of turns that are rows already. Another process of ours made them."""
+        attempts = encoded_turns.find_attempts(turns)
+
+        def write(db: Db) -> None:
+            transitions.add(db, turns, attempts, encoded_turns.insert_encoded, encoded_turns.is_recorded)
+
+        await self._write(write)
 
     async def add_events(self, events: Sequence[Event]) -> None:
         for event in events:

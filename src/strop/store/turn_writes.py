@@ -8,8 +8,9 @@ without a look into the store. The others are compared with the rows of the turn
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from itertools import accumulate
 from typing import Any
@@ -38,6 +39,14 @@ _IDS_SHARED = len(FIELDS) + list(OWN).index("ids_shared")
 
 Links = tuple[str | None, int, str | None, int, int]
 """What a turn goes on from: `ids_from`, `ids_shared`, `messages_from`, `messages_shared` and `messages_cut`."""
+
+
+def refuse_infinite(turns: Sequence[Turn]) -> None:
+    """Raises `StoreError` for logprobs that are not finite."""
+    for turn in turns:
+        # One sum tells of all that they are finite, but for sums too large for a float.
+        if not math.isfinite(sum(turn.logprobs)) and not all(map(math.isfinite, turn.logprobs)):
+            raise StoreError(f"turn {turn.id!r} has logprobs that are not finite. Fix: check the engine they are from")
 
 
 class TurnDraft:
@@ -278,17 +287,24 @@ def insert(db: Db, drafts: Sequence[TurnDraft]) -> int:
         row = draft.encode(draft.links or bases.links_of(draft))
         bases.add(draft, row)
         encoded.append(row)
-    tools = {draft.tools_hash: draft.tools for draft in drafts if draft.tools_hash}
-    if tools:
-        add = "INSERT INTO tool_lists (hash, tools) VALUES (?, ?) ON CONFLICT (hash) DO NOTHING"
-        db.executemany(add, sorted(tools.items()))
-    num_new = db.executemany(_INSERT, encoded).rowcount
+    num_new = insert_rows(db, encoded, {draft.tools_hash or "": draft.tools for draft in drafts})
     if num_new == len(drafts):
         for draft, row in zip(drafts, encoded, strict=True):
             draft.row = row
     return num_new
 
 
+def insert_rows(db: Db, encoded: Sequence[Sequence[Any]], tools: Mapping[str, str]) -> int:
+    """Put rows into the table but for those whose id is there; returns how many are new. `tools` are lists of tools by
+    their hash; that of none is empty."""
+    if given := sorted((hash, text) for hash, text in tools.items() if hash):
+        add = "INSERT INTO tool_lists (hash, tools) VALUES (?, ?) ON CONFLICT (hash) DO NOTHING"
+        db.executemany(add, given)
+    return db.executemany(_INSERT, encoded).rowcount
+
+
+SELECT = f"SELECT {COLUMNS} FROM turns WHERE id = ?"
+"""A turn's row, as it is written."""
 _INSERT = f"INSERT INTO turns ({COLUMNS}) VALUES ({rows.placeholders(COLUMNS)}) ON CONFLICT (id) DO NOTHING"
 _WRITERS = [
     (place, kind.write)

@@ -17,9 +17,9 @@ from strop.errors import LearnerError
 from strop.monitor.console import Silent
 from strop.run.collect import collect
 from strop.run.folder import RunFolder
+from strop.run.gateway import choose_sampling
 from strop.run.health import Collapse
 from strop.run.notes import explain_skipped, note_trouble, stop_collapsed
-from strop.run.runtime import choose_sampling
 from strop.run.state import Run, TrainedPolicy
 from strop.store.base import Store
 from strop.store.sqlite import SqliteStore

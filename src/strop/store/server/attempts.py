@@ -27,7 +27,7 @@ from strop.net.asgi import (
     read_body,
     refuse,
 )
-from strop.store.base import Store
+from strop.store.base import AttemptStore
 from strop.store.server.keys import AttemptKeys, RunKey, read_bearer
 from strop.store.wire import AgentEvent, RecordedCount
 from strop.types import Attempt, Event
@@ -39,7 +39,9 @@ MAX_BODY = 16 << 20
 _ONE, _LIST = msgspec.json.Decoder(AgentEvent), msgspec.json.Decoder(list[AgentEvent])
 
 
-def make_attempt_routes(store: Store, keys: AttemptKeys | None = None, run_key: RunKey | None = None) -> list[Route]:
+def make_attempt_routes(
+    store: AttemptStore, keys: AttemptKeys | None = None, run_key: RunKey | None = None
+) -> list[Route]:
     """The routes. `run_key`, where there is one, opens them too."""
     known = keys or AttemptKeys(store)
 
@@ -62,7 +64,7 @@ class _AttemptEndpoint:
 
     def __init__(
         self,
-        store: Store,
+        store: AttemptStore,
         keys: AttemptKeys,
         run_key: RunKey | None,
         do: Callable[[str, int, Receive], Awaitable[bytes]],
@@ -91,7 +93,7 @@ def number_of(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
-async def find_attempt(store: Store, rollout: str, number: int) -> Attempt:
+async def find_attempt(store: AttemptStore, rollout: str, number: int) -> Attempt:
     """The attempt at an address, for clients that may know. `UnknownId` says which part of it there is not."""
     attempts = await store.attempts(rollout)  # or there is no such rollout
     found = next((attempt for attempt in attempts if attempt.number == number), None)
@@ -105,7 +107,7 @@ class UnservedPaths:
     """Addresses below /r/ that are not served. A client with a key is told which part of one is unknown; a client
     without one learns nothing of rollouts. `model`: whether a gateway answers beside it."""
 
-    def __init__(self, store: Store, keys: AttemptKeys, run_key: RunKey, *, model: bool) -> None:
+    def __init__(self, store: AttemptStore, keys: AttemptKeys, run_key: RunKey, *, model: bool) -> None:
         self._store, self._keys, self._run_key, self._model = store, keys, run_key, model
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

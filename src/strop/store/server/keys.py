@@ -14,7 +14,7 @@ from pathlib import Path
 from strop.errors import ConfigError, PlaceError, UnknownId
 from strop.net.asgi import Header, Refusal
 from strop.net.secrets import new_key
-from strop.store.base import Store
+from strop.store.base import AttemptStore
 from strop.store.wire import check_key
 from strop.types import Attempt
 
@@ -75,7 +75,7 @@ def is_same_key(given: bytes, secret: bytes) -> bool:
 class AttemptKeys:
     """The keys of attempts at work, so that what an attempt says costs one call of the store and not two."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: AttemptStore) -> None:
         self._store = store
         self._keys: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._all: set[bytes] = set()

@@ -14,7 +14,8 @@ from strop.gateway.template import Renderer
 from strop.models.names import resolve
 from strop.net.server import serve
 from strop.run.chat import ChatSession
-from strop.run.runtime import PreparedPolicy, ServedPolicy, make_gateway
+from strop.run.gateway import make_gateway
+from strop.run.runtime import PreparedPolicy, ServedPolicy
 from strop.store import open_store
 
 CONFIG = Config(policy=PolicyConfig(model="scripted"))
