@@ -115,7 +115,7 @@ async def unharmed(stand: Stand, attempt: Attempt) -> AsyncIterator[None]:
     yield
     gateway, engine = stand.gateway, stand.engine
     async with asyncio.timeout(10):
-        while gateway._requests._in_flight or engine._in_flight or len(asyncio.all_tasks()) > before:  # noqa: ASYNC110
+        while gateway._requests._in_flight.total() or engine._in_flight or len(asyncio.all_tasks()) > before:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert all(session.in_flight == 0 for session in gateway.sessions._open.values())
     engine._script, latency, engine._latency = lambda asked: "fine", engine._latency, 0.0

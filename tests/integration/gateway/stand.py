@@ -2,17 +2,69 @@
 
 import asyncio
 import json
+import os
 import urllib.error
 import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
 
+from strop.engines.base import Engine
 from strop.engines.scripted import Answer, Scripted
 from strop.gateway.app import Gateway
-from strop.net.server import HttpServer
+from strop.gateway.route import PolicyRoute, Routes
+from strop.gateway.template import Renderer
+from strop.gateway.worker import WorkerParts
+from strop.gateway.workers import GatewayWorkers
+from strop.net.server import HttpServer, serve
 from strop.store.sqlite import SqliteStore
-from strop.types import Attempt, Rollout, Task, Turn
+from strop.types import Attempt, Rollout, Sampling, Task, Turn
+
+ROOT = Path(__file__).parents[3]
+
+
+def sampling_for(rollout: Rollout) -> Sampling:
+    return Sampling(max_tokens=200) if rollout.mode == "train" else Sampling(temperature=0.0, max_tokens=100)
+
+
+def make_routes(engine: Engine, renderer: Renderer) -> Routes:
+    route = PolicyRoute(policy="p", model="tiny", engine=engine, renderer=renderer, sampling_for=sampling_for)
+    return Routes({"*": route})
+
+
+def make_in_worker(model: Path, parts: WorkerParts) -> Gateway:
+    routes = make_routes(parts.engine("p"), Renderer.from_folder(model))
+    return Gateway(parts.store, routes, in_flight=parts.in_flight)
+
+
+@asynccontextmanager
+async def open_stand(
+    model: Path, store: SqliteStore, engine: Scripted, renderer: Renderer, *, num_workers: int = 1
+) -> AsyncIterator["Stand"]:
+    """A gateway that is served, in this process or in workers."""
+    gateway, workers = Gateway(store, make_routes(engine, renderer)), None
+    if num_workers > 1:
+        made = {"num_workers": num_workers, "make": make_in_worker, "given": model}
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        gateway.workers = workers = GatewayWorkers(
+            gateway, store, {"p": engine}, **made, environment={"PYTHONPATH": path}
+        )
+        workers.start()
+    server = await serve(gateway, switch=workers)
+    if workers is not None:
+        await workers.open()
+    stand = Stand(store, engine, gateway, server)
+    try:
+        yield stand
+    finally:
+        for client in stand.clients:
+            await client.close()
+        if workers is not None:
+            await workers.close()
+        await server.close()
 
 
 class Stand:

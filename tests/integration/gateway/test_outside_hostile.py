@@ -199,7 +199,7 @@ async def test_what_goes_wrong_in_mid_stream(
         else:
             assert "over" in told
             assert ("r1", 1) not in stand.gateway.sessions, "nobody will ask for it again"
-        assert stand.gateway._requests._in_flight == 0
+        assert stand.gateway._requests._in_flight.total() == 0
 
 
 # -- configuration -----------------------------------------------------------------------------------------------------

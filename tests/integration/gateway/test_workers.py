@@ -1,0 +1,223 @@
+"""A gateway in several processes: whatever worker a request comes to, what is answered and recorded is the same."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from strop.engines.scripted import Scripted
+from strop.errors import Fenced
+from strop.gateway import workers as gateway_workers
+from strop.gateway.placement import OWNER, Placement
+from strop.gateway.template import Renderer
+from strop.gateway.workers import GatewayWorkers
+from strop.net.client import Client
+from strop.store.encoded_turns import EncodedTurn
+from strop.store.sqlite import SqliteStore
+from strop.types import Attempt
+from tests.integration.gateway.stand import Stand, fetch, open_stand
+from tests.integration.gateway.test_chat_completions import CALL, QUESTION, check_appends, converse
+from tests.limits import stretch
+
+BODY = {"model": "any", "messages": QUESTION}
+
+
+@pytest.fixture
+async def stand(model: Path, renderer: Renderer, tmp_path: Path) -> AsyncIterator[Stand]:
+    store = await SqliteStore.open(tmp_path / "store.sqlite")
+    engine = Scripted([], renderer, chunk=1, context=1000)
+    async with open_stand(model, store, engine, renderer, num_workers=2) as stand:
+        yield stand
+    await store.close()
+
+
+def find_workers(stand: Stand) -> GatewayWorkers:
+    assert isinstance(stand.gateway.workers, GatewayWorkers)
+    return stand.gateway.workers
+
+
+def find_place(stand: Stand, attempt: Attempt) -> int:
+    return Placement(stand.store, 2).of_rollout(attempt.rollout)
+
+
+async def make_two(stand: Stand) -> tuple[Attempt, Attempt]:
+    """Attempts that are answered by different workers."""
+    made = [await stand.attempt(f"r{n}") for n in range(8)]
+    return next(one for one in made if find_place(stand, one) == 1), next(
+        one for one in made if find_place(stand, one) == 2
+    )
+
+
+async def ask(client: Client, path: str, key: str, **headers: str) -> tuple[int, Any]:
+    headers |= {"authorization": f"Bearer {key}"}
+    response = await client.request("POST", path, json.dumps(BODY).encode(), timeout=stretch(20), headers=headers)
+    return response.status, json.loads(response.body)
+
+
+async def test_every_worker_answers_and_records_exactly(stand: Stand) -> None:
+    for attempt in await make_two(stand):
+        stand.script(CALL, CALL, "It is 12. 🙂")
+        with openai.OpenAI(base_url=stand.url(attempt), api_key=attempt.key, max_retries=0) as client:
+            answer, ids = await asyncio.to_thread(converse, client)
+        turns = await stand.turns(attempt)
+        assert answer == "It is 12. 🙂"
+        assert [turn.id for turn in turns] == ids
+        check_appends(turns)
+    assert stand.gateway.counts["turns"] == 0  # none of it was answered here
+    status, health = await fetch(f"{stand.server.url}/health")
+    assert (status, health["counts"]["turns"], health["sessions"]) == (200, 6, 2)
+
+
+async def test_streams_and_several_choices(stand: Stand) -> None:
+    one, other = await make_two(stand)
+    stand.script("Twelve it is.", "Twelve it is.")
+    for attempt in (one, other):
+        stream = await stand.client(attempt).chat.completions.create(model="any", messages=QUESTION, stream=True)
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+        assert text == "Twelve it is."
+    stand.script("a", "b", "c")  # choices are compared with each other where the store is
+    answered = await stand.client(one).chat.completions.create(model="any", messages=QUESTION, n=3)
+    assert sorted(choice.message.content or "" for choice in answered.choices) == ["a", "b", "c"]
+    assert [turn.choice for turn in (await stand.store.turns(one.rollout))[1:]] == [0, 1, 2]
+
+
+async def test_one_connection_for_attempts_of_several_workers(stand: Stand) -> None:
+    """A service that has one client for all of them: by address, by key alone, and for what the owner answers."""
+    one, other = await make_two(stand)
+    stand.script(*["fine"] * 6)
+    client = Client(stand.server.url)
+    for attempt in (one, other, one):
+        path = f"/r/{attempt.rollout}/1/agents/main/v1/chat/completions"
+        status, answer = await ask(client, path, attempt.key)
+        assert (status, answer["id"].partition("/")[0]) == (200, attempt.rollout)
+        status, answer = await ask(client, "/v1/chat/completions", "-", trace_id=attempt.key)
+        assert (status, answer["id"].partition("/")[0]) == (200, attempt.rollout)
+        health = await client.request("GET", "/health", timeout=stretch(20))
+        assert health.status == 200
+    assert len(await stand.turns(one)) == 4
+    status, refused = await ask(client, "/v1/chat/completions", "nobody's")
+    assert (status, refused["error"]["code"]) == (401, "invalid_api_key")
+    await client.close()
+
+
+async def test_events_go_where_the_attempt_is(stand: Stand) -> None:
+    for attempt in await make_two(stand):
+        event = {"kind": "message", "data": {"said": "hello"}}
+        status, _ = await fetch(stand.events_url(attempt), event, key=attempt.key)
+        (recorded,) = await stand.store.events(attempt.rollout)
+        assert (status, recorded.data) == (200, {"said": "hello"})
+
+
+async def test_a_killed_worker_loses_nothing_that_was_answered(stand: Stand) -> None:
+    attempt, other = await make_two(stand)
+    workers, place = find_workers(stand), find_place(stand, attempt)
+    stand.script("first", "the answer that is cut off", "second", "elsewhere")
+    client = stand.client(attempt)
+    answered = await client.chat.completions.create(model="any", messages=QUESTION)
+    stand.engine._latency = 0.2
+    stream = await client.chat.completions.create(model="any", messages=QUESTION, stream=True)
+    await anext(stream)
+    before = workers._workers[place]
+    os.kill(before._process.pid, signal.SIGKILL)
+    with pytest.raises((openai.APIError, Exception)):
+        async for _ in stream:
+            pass
+    stand.engine._latency = 0.0
+    messages = [*QUESTION, {"role": "assistant", "content": "first"}, {"role": "user", "content": "And?"}]
+    again = await client.with_options(max_retries=3, timeout=stretch(60)).chat.completions.create(
+        model="any", messages=messages
+    )
+    assert again.choices[0].message.content == "second"
+    turns = await stand.store.turns(attempt.rollout)
+    assert turns[0].id == answered.id
+    assert turns[-1].parent == answered.id  # rebuilt from the store, it goes on from the very tokens
+    assert turns[-1].prompt_ids[: turns[-1].shared] == turns[0].ids
+    assert workers._workers[place].setup.epoch == before.setup.epoch + 1
+    errors = [event.data["code"] for event in await stand.store.events(attempt.rollout) if event.kind == "error"]
+    assert errors == ["server_error"]  # so that the agent is not blamed
+    answer = await stand.client(other).chat.completions.create(model="any", messages=QUESTION)
+    assert answer.choices[0].message.content == "elsewhere"  # the other worker has noticed nothing
+
+
+async def test_a_worker_that_hangs_is_replaced(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_workers, "HUNG", 1.0)
+    monkeypatch.setattr(gateway_workers, "PING", 0.05)
+    attempt, _ = await make_two(stand)
+    workers, place = find_workers(stand), find_place(stand, attempt)
+    os.kill(workers._workers[place]._process.pid, signal.SIGSTOP)
+    stand.script("fine")
+    client = stand.client(attempt, max_retries=5, timeout=stretch(60))
+    answer = await client.chat.completions.create(model="any", messages=QUESTION)
+    assert answer.choices[0].message.content == "fine"
+    assert workers.replaced[place] >= 1
+
+
+async def test_what_a_replaced_worker_sends_is_refused(stand: Stand) -> None:
+    worker = find_workers(stand)._workers[1]
+    worker._replaced = True
+    with pytest.raises(Fenced, match="epoch 1 of gateway worker 1 is over"):
+        worker._add_encoded([EncodedTurn("r/1/0", "r", 1, [])])
+    worker._replaced = False
+
+
+async def test_an_attempt_that_is_over_is_fenced(stand: Stand) -> None:
+    attempt, _ = await make_two(stand)
+    stand.script("first", "late")
+    client = stand.client(attempt)
+    await client.chat.completions.create(model="any", messages=QUESTION)
+    await stand.store.finish(attempt.rollout, 1)
+    with pytest.raises(openai.ConflictError):
+        await client.chat.completions.create(model="any", messages=QUESTION)
+    assert len(await stand.store.turns(attempt.rollout)) == 1
+
+
+async def test_a_client_that_leaves_is_noticed(stand: Stand) -> None:
+    attempt, _ = await make_two(stand)
+    stand.script("a long answer that nobody waits for until it ends")
+    stand.engine._latency = 0.05
+    stream = await stand.client(attempt).chat.completions.create(model="any", messages=QUESTION, stream=True)
+    await anext(stream)
+    await stream.close()
+    await find_workers(stand).wait_until_idle(attempt.rollout, 1, limit=stretch(20))
+    (turn,) = await stand.turns(attempt)
+    assert turn.finish == "abandoned"
+    assert not stand.engine._in_flight
+
+
+async def test_a_request_sent_before_the_answer_to_another_is_not_mixed_up(stand: Stand) -> None:
+    one, other = await make_two(stand)
+    stand.script("fine")
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(stand.server.url.rpartition(":")[2]))
+    body = json.dumps(BODY).encode()
+    for attempt in (one, other):
+        path = f"/r/{attempt.rollout}/1/agents/main/v1/chat/completions"
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {attempt.key}\r\n"
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    said = await asyncio.wait_for(reader.read(), stretch(20))  # to the end of the connection
+    assert (said.count(b"HTTP/1.1 200"), said.count(one.rollout.encode() + b"/1/0") > 0) == (1, True)
+    assert not await stand.store.turns(other.rollout)
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("target", "own"),
+    [
+        ("/r/r1/1/agents/main/v1/chat/completions", True),
+        ("http://gateway.example/r/r1/1/agents/main/v1/chat/completions?x=1", True),
+        ("/r/r%31/1/events", True),
+        ("/health", False),
+        ("/v1/rollouts", False),
+        ("nonsense", False),
+    ],
+)
+async def test_places(stand: Stand, target: str, own: bool) -> None:
+    placement = Placement(stand.store, 2)
+    head = f"POST {target} HTTP/1.1\r\n".encode()
+    assert placement.find(head[:-2]) is None  # its line is not whole
+    assert placement.find(head) == (placement.of_rollout("r1") if own else OWNER)
