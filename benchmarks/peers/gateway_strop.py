@@ -1,6 +1,9 @@
 """Strop's gateway as the benchmark asks it: one process with its SQLite store and an engine that answers at once.
 
-    gateway_strop.py FOLDER SYNCHRONOUS MODEL
+    gateway_strop.py FOLDER SYNCHRONOUS MODEL [WORKERS [relayed]]
+
+With WORKERS above 1 so many processes answer before that store, each with such an engine, or `relayed` all with the one
+in the process that has the store.
 
 The first line it prints says where it serves. Then orders come as JSON lines, each answered by one:
     {"make": 100}    so many rollouts, queued and leased: [[path, key], ...]
@@ -11,10 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import uvloop
 from gateway_conversation import ARGUMENTS, NUM_TOKENS, TOOL, logprob
@@ -26,6 +31,9 @@ from strop.gateway.template import Renderer
 from strop.net.server import serve
 from strop.store.sqlite import SqliteStore
 from strop.types import Lease, Reward, Rollout, Sampling, Task
+
+if TYPE_CHECKING:
+    from strop.gateway.workers import GatewayWorkers
 
 
 class Instant(Engine):
@@ -91,7 +99,9 @@ class Stand:
     async def end(self) -> dict[str, Any]:
         await asyncio.gather(*map(self._finish, self._running))
         self._running = []
-        counts = dict(self._gateway.counts)
+        counts = dict(
+            self._gateway.counts + (await self._gateway.workers.count() if self._gateway.workers else Counter())
+        )
         self._gateway.counts.clear()
         return counts
 
@@ -100,27 +110,61 @@ class Stand:
         self._gateway.forget(lease.rollout.id)
 
 
-async def main(folder: Path, synchronous: Literal["NORMAL", "FULL"], model: Path) -> None:
-    renderer = Renderer.from_folder(model)
-    ids = answer_ids(renderer)
+def make_routes(engine: Engine, renderer: Renderer) -> Routes:
     route = PolicyRoute(
         policy="main",
         model="tiny",
-        engine=Instant(ids),
+        engine=engine,
         renderer=renderer,
         sampling_for=lambda rollout: Sampling(max_tokens=1024),
     )
+    return Routes({"*": route})
+
+
+async def main(
+    folder: Path, synchronous: Literal["NORMAL", "FULL"], model: Path, num_workers: int, relayed: bool
+) -> None:
+    renderer = Renderer.from_folder(model)
+    engine = Instant(ids := answer_ids(renderer))
     store = await SqliteStore.open(folder / "store.sqlite", synchronous)
-    gateway = Gateway(store, Routes({"*": route}))
-    server = await serve(gateway)
+    gateway = Gateway(store, make_routes(engine, renderer))
+    workers = open_workers(gateway, store, engine, num_workers, (model, ids, relayed)) if num_workers > 1 else None
+    server = await serve(gateway, switch=workers)
+    if workers is not None:
+        await workers.open()
     stand = Stand(store, gateway)
     print(json.dumps({"url": server.url}), flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         order = json.loads(line)
         print(json.dumps(await (stand.make(order["make"]) if "make" in order else stand.end())), flush=True)
+    if workers is not None:
+        await workers.close()
     await server.close()
     await store.close()
 
 
+def open_workers(
+    gateway: Gateway, store: SqliteStore, engine: Engine, num_workers: int, given: Any
+) -> GatewayWorkers | None:
+    from gateway_worker import make
+
+    from strop.gateway.workers import GatewayWorkers  # not in older checkouts, which are measured with this as well
+
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    gateway.workers = workers = GatewayWorkers(
+        gateway,
+        store,
+        {"main": engine},
+        num_workers=num_workers,
+        make=make,
+        given=given,
+        environment={"PYTHONPATH": path},
+    )
+    workers.start()
+    return workers
+
+
 if __name__ == "__main__":
-    uvloop.run(main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])))  # pyright: ignore[reportArgumentType]
+    folder, synchronous, model, *more = sys.argv[1:]
+    num_workers, relayed = int(more[0]) if more else 1, "relayed" in more
+    uvloop.run(main(Path(folder), synchronous, Path(model), num_workers, relayed))  # pyright: ignore[reportArgumentType]
