@@ -38,6 +38,8 @@ WRAPPED = (
     ("strop.learner.learner", "read", "head"),
     ("strop.learner.learner", "compute_entry_states", "forward"),
     ("strop.learner.learner", "compute_logprobs", "read only"),
+    ("strop.learner.logprobs", "read", "head"),
+    ("strop.learner.logprobs", "compute_entry_states", "forward"),
     ("strop.learner.logprobs", "build_flex_plan", "mask"),
     ("strop.learner.logprobs", "plan", "mask"),
     ("strop.learner.logprobs", "_Chunks.backward", "head backward"),
@@ -105,6 +107,8 @@ def _recorded(function: Any, name: str) -> Any:
 def take_trace(update: Callable[[], Any], device: str) -> list[dict[str, Any]]:
     """The events of one update."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
+    with profile(activities=activities):
+        torch.ones(1, device=device).sum()  # the first time it is used the profiler sets itself up
     with named_ranges(), profile(activities=activities) as profiler, record_function(f"strop: {UPDATE}"):
         update()
         if device == "cuda":
