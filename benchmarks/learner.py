@@ -1,17 +1,20 @@
 """A whole update on a token tree beside the same update on rows: seconds, work, memory, and how they grow.
 
-    python benchmarks/learner.py [--quick] [--part turns|prompt|recorded|growth|all] [--device cpu|cuda] [--json FILE]
+    python benchmarks/learner.py [--quick] [--part PART ...] [--device cpu|cuda] [--json FILE]
 
-    turns      8 rollouts of one prompt of 1024 tokens, 8 turns of 64 (environment) + 192 (sampled) tokens
-    prompt     8 rollouts of one prompt of 4096 tokens, 4 such turns
-    recorded   16 rollouts in the shape of recorded conversations of a tool agent (peers/learner_batches.py), ids random
-    growth     more and more groups like those of `turns`, up to 256k tokens, on the tree only
+    turns       8 rollouts of one prompt of 1024 tokens, 8 turns of 64 (environment) + 192 (sampled) tokens
+    prompt      8 rollouts of one prompt of 4096 tokens, 4 such turns
+    recorded    16 rollouts in the shape of recorded conversations of a tool agent (peers/learner_shapes.py), ids random
+    thinking, compaction, subagents, choices
+                the same conversations of agents that do not only append (proportions: peers/learner_shapes.py)
+    growth      more and more groups like those of `turns`, up to 256k tokens, on the tree only
 
 Sides are the token tree; one row per rollout, its longest context, with the sampled tokens of all its turns (exact only
 where rollouts do nothing but append); and one row per turn. Rows are packed without padding into micro-batches of the
 same token budget, the longest first. An update is forward, loss, backward and optimizer step, by one learner in one
 process: rows are trees without branches, so kernels, checkpointing and chunks of logits are the same. Sides take turns,
-figures are medians of laps behind one that does not count: compare ratios, not runs.
+figures are medians of laps behind one that does not count: compare ratios, not runs. Rows that would be more than a
+million tokens are not timed, only counted. Where the time goes: learner_profile.py.
 
 The model has Qwen2.5-1.5B's shape and random weights, in bf16 on a GPU; on a CPU it is strop/nano in fp32, with lengths
 and budget divided by 4. Every side must compute the tree's loss, gradient norm and logprobs; how far apart they are is
@@ -42,6 +45,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import hardware
+from peers.learner_models import model_for
 from peers.processes import PEERS, ROOT, LapProcess, say
 from rich.console import Console
 from rich.table import Table
@@ -50,7 +54,8 @@ from strop.learner.process import KEEP_MEMORY, WAIT_SHORTLY
 
 RESULTS = ROOT / "benchmarks" / "results"
 TREE, PER_ROLLOUT, PER_TURN = SIDES = ("token tree", "one row per rollout", "one row per turn")
-COMPARED = ("turns", "prompt", "recorded")
+CONVERSATIONS = ("recorded", "thinking", "compaction", "subagents", "choices")
+COMPARED = ("turns", "prompt", *CONVERSATIONS)
 PARTS = (*COMPARED, "growth")
 BUDGET = 20480
 """Tokens: a multiple of what pieces are padded to, so that full ones have next to no padding."""
@@ -60,6 +65,8 @@ APART = {
     "bfloat16": {"loss": 5e-3, "norm": 2e-2, "logprob_mean": 5e-2, "logprob_max": 0.5},
 }
 """How far from the tree's a side's loss, gradient norm (relative) and logprobs may be."""
+MOST_TOKENS = 10**6
+"""That a side is asked to compute in one update."""
 CLEAR = 5
 """How many times farther a wrong mask must take logprobs, for their agreement to mean anything."""
 
@@ -75,8 +82,8 @@ def scale_of(device: str, quick: bool) -> int:
 
 def order(part: str, scale: int, quick: bool, groups: int = 1) -> Found:
     """The batch of a part, or the growth's with so many groups."""
-    if part == "recorded":
-        return {"kind": "recorded", "scale": scale, "rollouts_at_most": 4 if quick else None}
+    if part in CONVERSATIONS:
+        return {"kind": part, "scale": scale, "rollouts_at_most": 4 if quick or part == "choices" else None}
     prompt, turns = (4096, 4) if part == "prompt" else (1024, 8)
     return {
         "kind": "grown",
@@ -95,37 +102,6 @@ def environment() -> dict[str, str]:
     return {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", **WAIT_SHORTLY, **KEEP_MEMORY, **os.environ}
 
 
-def model_for(device: str, folder: Path) -> Path:
-    """The folder of the model: one that ships, or a random one that is made on the GPU and put into `folder`."""
-    if device == "cpu":
-        from strop.models.names import resolve
-
-        return resolve("strop/nano")
-    import torch
-    from transformers import AutoModelForCausalLM, Qwen2Config
-
-    torch.manual_seed(0)
-    shape = Qwen2Config(
-        vocab_size=151936,
-        hidden_size=1536,
-        intermediate_size=8960,
-        num_hidden_layers=28,
-        num_attention_heads=12,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-        max_position_embeddings=32768,
-        use_sliding_window=False,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    with torch.device("cuda"):
-        model: Any = AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16)
-    model.save_pretrained(folder)
-    del model
-    torch.cuda.empty_cache()
-    return folder
-
-
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
@@ -133,14 +109,15 @@ def compare(side: LapProcess, part: str, scale: int, quick: bool, laps: int, rat
     batch = order(part, scale, quick)
     facts: Any = side.lap(do="facts", order=batch)
     wrong: Any = side.lap(do="begin", order=batch)
-    by: dict[str, list[Found]] = {name: [] for name in SIDES}
-    for name in SIDES:
+    measured = [name for name in SIDES if facts["sides"][name]["tokens"] <= MOST_TOKENS]
+    by: dict[str, list[Found]] = {name: [] for name in measured}
+    for name in measured:
         # One that does not count: compilers, memory that is first touched.
         warm: Any = side.lap(do="lap", order=batch, side=name)
         say(f"{part}: {name}, first lap in {warm['seconds']:.2f} s, which does not count")
     for number in range(laps):
-        first = number % len(SIDES)
-        for name in SIDES[first:] + SIDES[:first]:
+        first = number % len(measured)
+        for name in measured[first:] + measured[:first]:
             lap: Any = side.lap(do="lap", order=batch, side=name)
             by[name].append(lap)
             say(f"{part}, lap {number + 1} of {laps}: {name} {lap['seconds']:.3f} s")
@@ -148,7 +125,7 @@ def compare(side: LapProcess, part: str, scale: int, quick: bool, laps: int, rat
         "batch": batch | facts,
         "wrong_mask": wrong,
         "sides": {name: figures(laps, facts, rate, APART[dtype], wrong) for name, laps in by.items()},
-        "ratios": {name: ratios(by[TREE], by[name], facts) for name in SIDES[1:]},
+        "ratios": {name: ratios(by[TREE], by[name], facts) for name in measured[1:]},
     }
 
 
@@ -233,7 +210,7 @@ def fit(points: Sequence[Found]) -> Found:
 
 def show(out: Console, name: str, found: Found) -> None:
     batch, settings = found["batch"], found["settings"]
-    if name == "recorded":
+    if name in CONVERSATIONS:
         what = f"{batch['num_rollouts']} rollouts in recorded shapes"
     else:
         what = f"{batch['rollouts']} rollouts, prompt {batch['prompt']}, {batch['turns']} turns of 64 + 192"
@@ -263,6 +240,11 @@ def show_sides(out: Console, title: str, found: Found) -> None:
             *((f"{ratio[key]:.2f}x" for key in ("time", "tokens", "work")) if ratio else ("", "", "")),
         )
     out.print(table)
+    for side, row in found["batch"]["sides"].items():
+        if side not in found["sides"]:
+            out.print(
+                f"{side}, not measured: {row['tokens']:,} tokens, {row['work'] / found['batch']['work']:.2f}x the work"
+            )
     unique, entries = found["batch"]["unique_tokens"], found["batch"]["entries"]
     out.print(f"{unique:,} unique tokens, {entries:,} entries; the last three columns are times the tree's")
     for side, row in found["sides"].items():
@@ -353,7 +335,7 @@ def keep(results: Path, name: str, found: Found) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=[*PARTS, "all"], default="all")
+    parser.add_argument("--part", choices=[*PARTS, "all"], nargs="+", default=["all"])
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
     parser.add_argument("--laps", type=int, default=3)
     parser.add_argument("--budget", type=int, default=BUDGET, help="tokens of a micro-batch at most")
@@ -367,7 +349,7 @@ def main() -> None:
 
         arguments.device = "cuda" if torch.cuda.is_available() else "cpu"
     results = arguments.json or (None if arguments.quick else RESULTS / "learner.json")
-    parts = PARTS if arguments.part == "all" else [arguments.part]
+    parts = PARTS if "all" in arguments.part else arguments.part
     (ROOT / "runs").mkdir(exist_ok=True)  # a real disk: /tmp may be memory
     with tempfile.TemporaryDirectory(dir=ROOT / "runs", prefix="bench-") as place:
         folder = model_for(arguments.device, Path(place))

@@ -5,7 +5,7 @@
     ...        four times
     reward     a number in [0, 1) that depends on every word of the last answer, so that no two of a group are alike
 
-What is measured with it depends on shapes alone: `model` has those of Qwen2.5-7B, its vocabulary included. The tokens
+What is measured with it depends on shapes alone: `model` has those of a Qwen2.5, its vocabulary included. The tokens
 that nano's tokenizer does not have are words of their own in it, which nothing but sampling brings about: every id has
 text, and no other. `agent` is what Strop trains, a plain OpenAI client; peers/trl_lora.py has the same conversation
 with TRL.
@@ -31,6 +31,15 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_hidden_layers": 28,
         "num_attention_heads": 28,
         "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+    },
+    "1.5b": {
+        "vocab_size": 151936,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
         "max_position_embeddings": 32768,
     },
     "tiny": {
@@ -92,7 +101,7 @@ def model(folder: str | Path, shape: str) -> Path:
         **SHAPES[shape],
         rope_theta=1e6,
         rms_norm_eps=1e-6,
-        tie_word_embeddings=False,
+        tie_word_embeddings=shape == "1.5b",
         use_sliding_window=False,
         initializer_range=0.02,
         bos_token_id=None,

@@ -22,14 +22,16 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import learner_batches as batches
+import learner_trace
 import numpy as np
 import torch
+from learner_shapes import KINDS
 
 from strop.algorithms import EntryTensors
 from strop.algorithms.grpo import GRPO
 from strop.config import LearnerConfig, OptimConfig, PolicyConfig
 from strop.learner import memory
-from strop.learner.flex_attention import padded_size
+from strop.learner.flex_attention import kernel_size, padded_size
 from strop.learner.learner import Learner
 from strop.learner.logprobs import CHUNK, find_head
 from strop.trajectory import Batch, MicroBatch, check, pack
@@ -42,6 +44,7 @@ LAYOUTS: dict[str, batches.Layout] = {
     "one row per turn": batches.row_per_turn,
     WRONG: lambda *asked: [replace(piece, end=np.full(len(piece.ids), len(piece.ids))) for piece in pack(*asked)],
 }
+SIDES = [name for name in LAYOUTS if name != WRONG]
 NOISE = 0.1
 STILL = 1e-30
 """A learning rate that changes no weight but those that are 0, and those by nothing that is seen."""
@@ -72,6 +75,9 @@ class Laid(Learner):
     pieces: list[MicroBatch]
 
     def _pack(self, batch: Batch, turns: Any) -> list[MicroBatch]:
+        if self.layout is pack:
+            self.pieces = super()._pack(batch, turns)
+            return self.pieces
         self.pieces = self.layout(batch, self.config.token_budget, turns)
         if self.layout is not LAYOUTS[WRONG]:
             check(self.pieces, batch, turns)
@@ -111,11 +117,11 @@ class LearnerSide:
         asked = json.loads(order)
         scale = asked.pop("scale")
         most = asked.pop("rollouts_at_most", None)
-        shapes = batches.recorded()[:most] if asked.pop("kind") == "recorded" else batches.grown(**asked)
+        shapes = KINDS[asked.pop("kind")](**asked)[:most]
         shapes = [shape.smaller(scale) for shape in shapes]
         batch = batches.made(shapes, self.model.config.vocab_size, self.config.token_budget)
         self.learner.algorithm.assign_credit(batch)
-        assert not batch.dropped, batch.dropped
+        assert set(batch.dropped.values()) <= {"zero_variance"}, batch.dropped
         return batch
 
     # -- orders --------------------------------------------------------------------------------------------------------
@@ -167,6 +173,37 @@ class LearnerSide:
         del found["logps"]
         return found | {"apart": apart}
 
+    def profile(self, order: dict[str, Any], laps: int) -> dict[str, Any]:
+        """Where the time of the tree's update goes, and how long one takes when nobody looks, compiled and not."""
+        batch = self.batch(json.dumps(order))
+        ways = [self.learner.way, *[replace(self.learner.way, compile=False)] * self.learner.way.compile]
+        seconds: dict[str, float] = {}
+        for way in ways:
+            self.learner.way = way
+            found = [self._plain_update(batch) for _ in range(2 + laps)]
+            seconds["compiled" if way.compile else "not compiled"] = statistics.median(found[2:])
+        self.learner.way = ways[0]
+        events = learner_trace.take_trace(lambda: self._plain_update(batch), self.device)
+        pieces = self.learner.pieces
+        flex = self.learner.way.attention == "flex"
+        return {
+            "seconds": seconds,
+            "tokens": [len(piece.ids) for piece in pieces],
+            "padded": [padded_size(len(p.ids)) if flex else len(p.ids) for p in pieces],
+            "kernel": [kernel_size(len(p.ids)) if flex else len(p.ids) for p in pieces],
+            "entries": [len(piece.entry) for piece in pieces],
+            **learner_trace.summarize(events, self.device),
+        }
+
+    def _plain_update(self, batch: Batch) -> float:
+        """The tree's update, and no more than that."""
+        self.learner.layout = pack
+        began = self._now()
+        self.learner.update(batch)
+        seconds = self._now() - began
+        self.watched.seen.clear()
+        return seconds
+
     def _apart(self, found: dict[str, Any], reference: Reference) -> dict[str, float]:
         logps = np.abs(found["logps"] - reference.logps)
         return {
@@ -210,6 +247,7 @@ class LearnerSide:
             "entries": len(batch.entries),
             "unique_tokens": work["tokens"],
             "work": work["work"],
+            "sides": {name: self._work(LAYOUTS[name](batch, self.config.token_budget, None)) for name in SIDES},
             "plain_work": 6 * self.parameters * work["tokens"],
         }
 

@@ -58,12 +58,18 @@ def set_up() -> Path:
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
+def import_from(checkout: Path) -> dict[str, str]:
+    """Has a process import that checkout's strop, and everything else from where this one does."""
+    before = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(checkout.resolve() / "src"), *([before] if before else [])])}
+
+
 class LapProcess:
     """A process of one side that runs laps when asked to, all of them with the same start-up behind it."""
 
     def __init__(self, *command: str | Path, checkout: Path | None = None) -> None:
         """`checkout` is whose strop it imports."""
-        environment = {**os.environ} | ({"PYTHONPATH": str(checkout.resolve() / "src")} if checkout else {})
+        environment = {**os.environ} | (import_from(checkout) if checkout else {})
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process = subprocess.Popen(command, **pipes, cwd=PEERS, env=environment)
 

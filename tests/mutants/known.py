@@ -257,8 +257,8 @@ MUTANTS = (
     _one(
         "an entry laid out twice",
         "trajectory/token_tree.py",
-        "        riders = []\n",
-        "        riders = riders[-1:]\n",
+        "            leaves.append([])\n",
+        "            leaves.append([t])\n",
         TREE,
     ),
     _one(

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad
 
+from strop.learner.device import send
 from strop.learner.tree_attention import for_all_heads
 
 BLOCK = 128
@@ -91,15 +92,19 @@ def build_flex_plan(
     tokens, size = padded_size(len(end)), size or kernel_size(len(end))
     end = np.append(end, np.arange(len(end), size) + 1)
     some, whole = find_blocks_seen(end, block)
-    ends = torch.from_numpy(end.astype(np.int32)).to(device)
+    ends = send(end.astype(np.int32), device)
 
     def rule(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < ends[key])
 
-    count, indices = _listed(some & ~whole, device)
-    full_count, full_indices = _listed(whole, device)
-    mask = BlockMask.from_kv_blocks(
-        count, indices, full_count, full_indices, BLOCK_SIZE=block, mask_mod=rule, seq_lengths=(size, size)
+    partly = some & ~whole
+    # Made directly: from_kv_blocks would find the query blocks of each key block on the GPU, by sorting.
+    mask = BlockMask(
+        (size, size),
+        *(*_listed(partly, device), *_listed(whole, device)),
+        *(*_listed(partly.T, device), *_listed(whole.T, device)),
+        BLOCK_SIZE=(block, block),
+        mask_mod=rule,
     )
     return FlexTree(mask, min(tokens, size))
 
@@ -116,10 +121,10 @@ def find_blocks_seen(end: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarra
 
 
 def _listed(seen: np.ndarray, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """How many key blocks each query block has [1, 1, blocks], and which: those first [1, 1, blocks, blocks]."""
+    """How many blocks each row has [1, 1, blocks], and which: those first [1, 1, blocks, blocks]."""
     indices = np.argsort(~seen, axis=1, kind="stable").astype(np.int32)
     count = seen.sum(1).astype(np.int32)
-    return torch.from_numpy(count)[None, None].to(device), torch.from_numpy(indices)[None, None].to(device)
+    return send(count[None, None], device), send(indices[None, None], device)
 
 
 @cache

@@ -17,7 +17,6 @@ import hashlib
 import logging
 import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields
@@ -34,11 +33,12 @@ from strop.config import LearnerConfig
 from strop.errors import LearnerError
 from strop.learner import checkpoint, lora, memory, rng
 from strop.learner.critic import Critic, ValueHead
+from strop.learner.device import send
 from strop.learner.logprobs import compute_entry_states, compute_logprobs, read
 from strop.learner.masters import lower
 from strop.learner.model import choose_way, load, place
 from strop.learner.optim import Optim
-from strop.trajectory import Batch, MicroBatch, check, pack
+from strop.trajectory import Batch, Entries, MicroBatch, check, pack
 from strop.trajectory.batch import Floats, Ints
 
 log = logging.getLogger(__name__)
@@ -117,26 +117,29 @@ class Learner:
     @torch.no_grad()
     def _score(self, batch: Batch, pieces: Sequence[MicroBatch]) -> dict[str, float]:
         needs, entries = self.algorithm.needs, batch.entries
-        took = defaultdict[str, float](float)
-        for piece in pieces:
-            began = time.perf_counter()
-            if "proximal" in needs or isinstance(self.critic, ValueHead):
-                states = compute_entry_states(self.model, piece, self.way)
-                if "proximal" in needs:
-                    entries.proximal[piece.entry] = _array(
-                        read(self.model, states, piece, entries, compile=self.way.compile)[0]
-                    )
-                if isinstance(self.critic, ValueHead):
-                    entries.value[piece.entry] = _array(self.critic(states))
-                began = _lap(took, "timing_s/old_log_prob", began)
-            if "ref" in needs:
-                with lora.without_adapter(self.model) if self.ref is None else nullcontext(self.ref) as ref:
-                    entries.ref[piece.entry] = _array(compute_logprobs(ref, piece, entries, way=self.way)[0])
-                began = _lap(took, "timing_s/ref", began)
-            if "value" in needs and self.critic is not None and not isinstance(self.critic, ValueHead):
-                entries.value[piece.entry] = _array(self.critic(piece))
-                _lap(took, "timing_s/values", began)
-        return dict(took)
+        took: dict[str, float] = {}
+        began = time.perf_counter()
+        if "proximal" in needs or isinstance(self.critic, ValueHead):
+            found = [self._score_policy(piece, entries) for piece in pieces]
+            _fill(entries.proximal, pieces, [logp for logp, _ in found])
+            _fill(entries.value, pieces, [value for _, value in found])
+            began = _lap(took, "timing_s/old_log_prob", began)
+        if "ref" in needs:
+            with lora.without_adapter(self.model) if self.ref is None else nullcontext(self.ref) as ref:
+                logps = [compute_logprobs(ref, piece, entries, way=self.way)[0] for piece in pieces]
+            _fill(entries.ref, pieces, logps)
+            began = _lap(took, "timing_s/ref", began)
+        if "value" in needs and self.critic is not None and not isinstance(self.critic, ValueHead):
+            _fill(entries.value, pieces, [self.critic(piece) for piece in pieces])
+            _lap(took, "timing_s/values", began)
+        return took
+
+    def _score_policy(self, piece: MicroBatch, entries: Entries) -> tuple[Tensor | None, Tensor | None]:
+        """Proximal logprobs and the values of a shared trunk, as far as the algorithm asks for them."""
+        states = compute_entry_states(self.model, piece, self.way)
+        wanted = "proximal" in self.algorithm.needs
+        logp = read(self.model, states, piece, entries, compile=self.way.compile)[0] if wanted else None
+        return logp, self.critic(states) if isinstance(self.critic, ValueHead) else None
 
     # -- update --------------------------------------------------------------------------------------------------
 
@@ -148,16 +151,21 @@ class Learner:
         # The learner's logprobs under the weights that sampled. If score did not bring them, the first optimizer step's
         # forward pass does for its own turns; the others are read before any weight changes.
         now = batch.entries.proximal.copy()
+        unread: list[tuple[MicroBatch, Tensor]] = []  # logprobs on the device: reading them would wait for it
         if np.isnan(now).any():
             first = shares[0] if shares else np.empty(0, np.int64)
             rest = np.setdiff1d(np.arange(len(batch.turns)), first)
             if len(rest):
-                self._in_memory(batch, rest, lambda: self._read(batch, rest, now, meter))
+                unread += self._in_memory(batch, rest, lambda: self._read(batch, rest, meter))
         try:
             for turns in shares:
-                self._optimizer_step(batch, turns, len(shares), now, meter)
+                passed = self._optimizer_step(batch, turns, len(shares), meter)
+                unread += [(each.piece, each.logp) for each in passed]
         finally:
             self._clear()  # whatever went wrong on the way leaves no gradient behind
+        for piece, logp in unread:  # the first of a token is the one under the weights that sampled
+            fresh = np.isnan(now[piece.entry])
+            now[piece.entry[fresh]] = _array(logp)[fresh]
         metrics = meter.metrics() | _mismatch(batch, now, self._logprob_limit()) | {"actor/skipped": float(not shares)}
         metrics["timing_s/update_actor"] = time.perf_counter() - began
         metrics["perf/token_budget"] = float(self.budget)
@@ -168,23 +176,24 @@ class Learner:
         return given if given is not None else 1e-4 if torch.finfo(self.model.dtype).bits >= 32 else 0.3
 
     @torch.no_grad()
-    def _read(self, batch: Batch, turns: Ints, now: Floats, meter: _Meter) -> None:
+    def _read(self, batch: Batch, turns: Ints, meter: _Meter) -> list[tuple[MicroBatch, Tensor]]:
         pieces = self._pack(batch, turns)
-        for piece in pieces:
-            now[piece.entry] = _array(compute_logprobs(self.model, piece, batch.entries, way=self.way)[0])
+        found = [compute_logprobs(self.model, piece, batch.entries, way=self.way)[0] for piece in pieces]
         meter.laid_out(batch, turns, pieces)
+        return list(zip(pieces, found, strict=True))
 
-    def _optimizer_step(self, batch: Batch, turns: Ints, shares: int, now: Floats, meter: _Meter) -> None:
+    def _optimizer_step(self, batch: Batch, turns: Ints, shares: int, meter: _Meter) -> list[_Passed]:
         passed = self._in_memory(batch, turns, lambda: self._gradients(batch, turns, shares))
-        total = float(sum(piece.loss for piece in passed))
+        optims = {"actor": self.optim} | ({"critic": self.critic_optim} if self.critic_optim is not None else {})
+        norms = {whose: optim.clip() for whose, optim in optims.items()}
+        total = float(sum(piece.loss for piece in passed))  # the one time that a GPU is waited for
         if not math.isfinite(total):
             raise LearnerError(
                 f"the loss is {total}: the run can be resumed from its last checkpoint; if it happens again, begin one "
                 "with a lower learner.optim.lr"
             )
-        optims = {"actor": self.optim} | ({"critic": self.critic_optim} if self.critic_optim is not None else {})
         for whose, optim in optims.items():
-            norm = optim.clip()
+            norm = float(norms[whose])
             if not math.isfinite(norm):
                 setting = "learner.optim.lr" if whose == "actor" else "learner.critic.lr"
                 raise LearnerError(
@@ -197,8 +206,7 @@ class Learner:
         meter.laid_out(batch, turns, [each.piece for each in passed])
         for each in passed:
             meter.add(each.measured, each.weight)
-            fresh = np.isnan(now[each.piece.entry])
-            now[each.piece.entry[fresh]] = _array(each.logp)[fresh]
+        return passed
 
     def _gradients(self, batch: Batch, turns: Ints, shares: int) -> list[_Passed]:
         """Add up the gradients of some turns. The weights of a share sum to about 1 / shares: scaling them back keeps
@@ -335,8 +343,15 @@ class _Meter:
 def _lap(took: dict[str, float], name: str, began: float) -> float:
     """Count what passed since `began`; what was computed has been read, so the GPU is done with it."""
     now = time.perf_counter()
-    took[name] += now - began
+    took[name] = now - began
     return now
+
+
+def _fill(column: Floats, pieces: Sequence[MicroBatch], found: Sequence[Tensor | None]) -> None:
+    """Put what was found for the entries of each piece into their rows; read last, so that a GPU never waits for it."""
+    for piece, values in zip(pieces, found, strict=True):
+        if values is not None:
+            column[piece.entry] = _array(values)
 
 
 def _longest(batch: Batch, turns: Ints | None) -> int:
@@ -358,8 +373,8 @@ def _view(batch: Batch, piece: MicroBatch, like: Tensor) -> EntryTensors:
     rows = batch.entries.take(piece.entry)
     columns: dict[str, Tensor] = {}
     for field in fields(EntryTensors):
-        column = torch.from_numpy(getattr(rows, field.name)).to(like.device)
-        columns[field.name] = column.to(like.dtype) if column.is_floating_point() else column
+        column = getattr(rows, field.name)
+        columns[field.name] = send(column, like.device, like.dtype if column.dtype.kind == "f" else None)
     return EntryTensors(**columns)
 
 

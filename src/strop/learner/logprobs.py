@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from strop.errors import ModelError
 from strop.learner.blocks import PLAIN, Way, apply_way
+from strop.learner.device import send
 from strop.learner.flex_attention import build_flex_plan
 from strop.learner.tree_attention import Tree, plan
 from strop.trajectory import Entries, MicroBatch
@@ -35,8 +36,8 @@ def compute_hidden_states(
     padding = (0, tree.size - len(ids))
     with apply_way(model, way):
         output = model.base_model(
-            input_ids=torch.from_numpy(np.pad(ids, padding))[None].to(device),
-            position_ids=torch.from_numpy(np.pad(pos, padding))[None].to(device),
+            input_ids=send(np.pad(ids, padding)[None], device),
+            position_ids=send(np.pad(pos, padding)[None], device),
             # A 4D mask is taken as it is, so that no N x N mask is made from pos.
             attention_mask=torch.zeros(1, 1, 1, 1, device=device),
             use_cache=False,
@@ -48,7 +49,7 @@ def compute_hidden_states(
 def compute_entry_states(model: PreTrainedModel, piece: MicroBatch, way: Way = PLAIN) -> Tensor:
     """The hidden state that each entry's logits, or its value, are made of. [entries, width]"""
     hidden = compute_hidden_states(model, piece.ids, piece.pos, piece.end, way)
-    return hidden.index_select(0, torch.from_numpy(piece.at).to(hidden.device))
+    return hidden.index_select(0, send(piece.at, hidden.device))
 
 
 def find_head(model: PreTrainedModel) -> nn.Linear:
@@ -76,10 +77,10 @@ def read(
     compile: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`compute_logprobs`, from what `compute_entry_states` gave."""
-    target = torch.from_numpy(entries.target[piece.entry]).to(states.device)
+    target = send(entries.target[piece.entry], states.device)
     warmth = entries.temperature[piece.entry]
     # Greedy turns never train and are never compared; reading them at 1 only keeps them finite.
-    temperature = torch.from_numpy(np.where(warmth > 0, warmth, 1.0)).to(states.device, _wide(states.dtype))
+    temperature = send(np.where(warmth > 0, warmth, 1.0), states.device, _wide(states.dtype))
     head = find_head(model)
     rows = max(1, (chunk or CHUNK[states.device.type]) // head.out_features)
     if len(states) <= rows and not states.is_cuda:

@@ -54,5 +54,5 @@ class Masters:
     @torch.no_grad()
     def write(self) -> None:
         """Round the masters into the parameters, in place."""
-        for parameter, master in self.of.items():
-            parameter.copy_(master)
+        if self.of:
+            torch._foreach_copy_(list(self.of), list(self.of.values()))  # pyright: ignore[reportPrivateImportUsage]

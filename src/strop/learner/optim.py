@@ -67,11 +67,12 @@ class Optim:
             left = 0.5 - 0.5 * math.cos(math.pi * left)
         return self.config.lr * warm * left
 
-    def clip(self) -> float:
-        """Clip the gradients; returns their norm before that. `step` or `clear` comes next."""
+    def clip(self) -> Tensor:
+        """Clip the gradients; returns their norm before that, which nobody has waited for. `step` or `clear` comes
+        next."""
         self._bring_back()  # gradients are where the masters are
         self.masters.take_gradients()
-        return float(nn.utils.clip_grad_norm_(self.trained, self.config.grad_clip))
+        return nn.utils.clip_grad_norm_(self.trained, self.config.grad_clip)
 
     def step(self) -> None:
         """Update with the clipped gradients, and clear them."""

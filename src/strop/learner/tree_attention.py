@@ -16,6 +16,8 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
+from strop.learner.device import send
+
 NAME = "strop_tree"
 BLOCK = 128
 
@@ -78,7 +80,7 @@ def plan(end: np.ndarray, dtype: torch.dtype, device: torch.device | str, block:
         rows.append(stop - start)
         keys.append(open_keys)
         masks.append(torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf).to(device))
-    return TreePlan(rows, [len(k) for k in keys], torch.from_numpy(np.concatenate(keys)).to(device), masks)
+    return TreePlan(rows, [len(k) for k in keys], send(np.concatenate(keys), device), masks)
 
 
 def attention(

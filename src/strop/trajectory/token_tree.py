@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -38,31 +39,68 @@ def pack(batch: Batch, budget: int, turns: Sequence[int] | Ints | None = None) -
     """Lay the given turns (default: all) out in micro-batches of at most `budget` tokens; each entry is in exactly one.
 
     Paths are taken in lexicographic order, which is depth-first order of their tree and does not depend on who came
-    first. A path that would not fit opens a new micro-batch, which repeats the prefix it needs: a tree is cut at a
-    branch.
+    first. A micro-batch that begins within a tree repeats the prefix it needs: a tree is cut at a branch, where that
+    repeats least.
     """
     chosen = range(len(batch.turns)) if turns is None else [int(t) for t in turns]
     # Big-endian bytes compare like the ids they hold, and a prefix comes right before what extends it.
     keyed = sorted((batch.paths[t].astype(">u8").tobytes(), len(batch.turns[t].prompt_ids), t) for t in chosen)
-    pieces: list[MicroBatch] = []
-    piece = _Builder()
-    riders: list[int] = []
+    leaves: list[list[int]] = [[]]  # the turns of each path that no other runs through, its own last
     for k, (key, _, t) in enumerate(keyed):
-        riders.append(t)
-        if k + 1 < len(keyed) and keyed[k + 1][0].startswith(key):
-            continue  # the next path runs through this one, which therefore needs no tokens of its own
-        path = batch.paths[t]
-        assert len(path) <= budget, f"turn {batch.turns[t].id} has {len(path)} tokens, the budget is {budget}"
-        if piece.size + len(path) - count_shared(path, piece.branch) > budget:
-            pieces.append(piece.close())
-            piece = _Builder()
-        piece.add(path)
-        for rider in riders:
-            piece.attach(batch, rider)
-        riders = []
-    if piece.size:
+        leaves[-1].append(t)
+        if k + 1 < len(keyed) and not keyed[k + 1][0].startswith(key):
+            leaves.append([])
+    if not keyed:
+        return []
+    paths = [batch.paths[turns[-1]] for turns in leaves]
+    for turns, path in zip(leaves, paths, strict=True):
+        assert len(path) <= budget, f"turn {batch.turns[turns[-1]].id} has {len(path)} tokens, the budget is {budget}"
+    length = np.array([len(path) for path in paths], np.int64)
+    shared = np.array([0, *(count_shared(one, other) for one, other in pairwise(paths))], np.int64)
+    pieces: list[MicroBatch] = []
+    for first, last in pairwise([*find_cuts(length, shared, budget), len(paths)]):
+        piece = _Builder()
+        for k in range(first, last):
+            piece.add(paths[k], int(shared[k]) if k > first else 0)
+            for turn in leaves[k]:
+                piece.attach(batch, turn)
         pieces.append(piece.close())
     return pieces
+
+
+PIECE_COST = 256
+"""What a micro-batch costs beside its tokens (kernels launched, gradients added up), in tokens."""
+
+
+def find_cuts(length: Ints, shared: Ints, budget: int) -> list[int]:
+    """The paths that micro-batches begin with: those for which fewest tokens are laid out, and among equals those that
+    make micro-batches of equal size. Path k has `length[k]` tokens, of which `shared[k]` are those of the one before.
+
+    Three trees of 8 tokens, two paths each, of which 4 are shared; cutting within one would repeat those:
+
+    >>> find_cuts(np.array([6, 6, 6, 6, 6, 6]), np.array([0, 4, 0, 4, 0, 4]), 14)
+    [0, 2, 4]
+    """
+    fresh = np.append(0, np.cumsum(length - shared))
+    if fresh[-1] <= budget:
+        return [0]
+    count = len(length)
+    # cost[k]: of the cheapest layout of the first k paths. What makes pieces equal counts for less than a token.
+    cost, begin = np.zeros(count + 1), np.zeros(count + 1, np.int64)
+    low = 0
+    for end in range(1, count + 1):
+        while length[low] + fresh[end] - fresh[low + 1] > budget:
+            low += 1
+        size = length[low:end] + fresh[end] - fresh[low + 1 : end + 1]
+        total = cost[low:end] + size + PIECE_COST + (size / budget) ** 2 / (count + 1)
+        best = len(total) - 1 - int(np.argmin(total[::-1]))  # of equal ones that whose first pieces are the fullest
+        cost[end], begin[end] = total[best], low + best
+    cuts: list[int] = []
+    at = count
+    while at:
+        at = int(begin[at])
+        cuts.insert(0, at)
+    return cuts
 
 
 def count_shared(one: Ints, other: Ints) -> int:
@@ -73,23 +111,22 @@ def count_shared(one: Ints, other: Ints) -> int:
 
 
 class _Builder:
-    """A micro-batch being filled. `branch` is the last path that was added, `where` the index of each of its tokens."""
+    """A micro-batch being filled. `where` is the index of each token of the last path that was added, its branch."""
 
     def __init__(self) -> None:
         self.size = 0
-        self.branch = self.where = np.empty(0, np.int64)
+        self.where = np.empty(0, np.int64)
         self.ids: list[Ints] = []
         self.pos: list[Ints] = []
         self.ends: list[tuple[Ints, int]] = []
         self.entry: list[Ints] = []
         self.at: list[Ints] = []
 
-    def add(self, path: Ints) -> None:
-        known = count_shared(path, self.branch)
+    def add(self, path: Ints, known: int) -> None:
+        """`path`, which begins with `known` ids of the branch."""
         new = len(path) - known
         self.ends.append((self.where[known:], self.size))  # what the new path does not run through is complete
         self.where = np.concatenate([self.where[:known], np.arange(self.size, self.size + new)])
-        self.branch = path
         self.ids.append(path[known:])
         self.pos.append(np.arange(known, len(path), dtype=np.int64))
         self.size += new

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import BlockMask
 
 from strop.learner.blocks import Way
 from strop.learner.flex_attention import build_flex_plan, find_blocks_seen, kernel_size, padded_size
@@ -65,6 +66,21 @@ def test_the_mask_holds_exactly_the_pairs_of_the_rule(end, block, more):
     wanted = visible(np.arange(size), np.arange(size), padded)
     assert np.array_equal(got.numpy(), wanted)
     assert wanted[len(end) :].sum() == size - len(end)
+
+
+@settings(max_examples=50, deadline=None)
+@given(TREES, st.integers(2, 12))
+def test_the_backward_pass_is_told_of_the_same_blocks(end, block):
+    """By key block instead of query block: as torch itself would turn it round."""
+    mask = build_flex_plan(end, "cpu", size=-(-len(end) // block) * block, block=block).mask
+    turned = BlockMask.from_kv_blocks(
+        *(mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices), BLOCK_SIZE=block
+    )
+    for count, indices in (("q_num_blocks", "q_indices"), ("full_q_num_blocks", "full_q_indices")):
+        assert torch.equal(getattr(mask, count), getattr(turned, count))
+        for b, num in enumerate(getattr(mask, count)[0, 0].tolist()):
+            ours, theirs = (getattr(which, indices)[0, 0, b, :num] for which in (mask, turned))
+            assert torch.equal(ours, theirs)
 
 
 def test_sizes_are_few_and_waste_little():
@@ -140,3 +156,29 @@ def test_a_learner_on_a_gpu_follows_the_one_on_a_cpu(folder, episodes, offload):
         if offload and device == "cuda":
             assert {w.device.type for w in taught.optim.weights().values()} == {"cpu"}
     assert norms[1] == pytest.approx(norms[0], rel=0.1)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")  # the compiler's own
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_passes_never_wait_for_the_gpu(folder, episodes):
+    """Not between micro-batches either: the next is laid out while the last one is computed."""
+    from strop.algorithms import make
+    from strop.config import AlgorithmConfig, LearnerConfig
+    from strop.learner.learner import Learner
+    from tests.unit.learner.practice import credited
+
+    config = LearnerConfig(token_budget=60, device="cuda")
+    taught = Learner(folder, config, make(AlgorithmConfig(), config))
+    batch = credited(taught, episodes())
+    every = np.arange(len(batch.turns))
+    for mode in ("default", "error"):  # the first time compiles, which may wait
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            passed = taught._gradients(batch, every, 1)
+            norm = taught.optim.clip()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        taught._clear()
+    assert len(passed) > 1
+    assert float(norm) > 0

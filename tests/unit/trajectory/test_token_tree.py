@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.trajectory import Sample, assemble, check, pack
+from strop.trajectory.token_tree import PIECE_COST
 from strop.types import Rollout, Task, Turn
 
 # Three ids make shared prefixes, equal paths and paths inside paths common.
@@ -93,6 +94,37 @@ def test_a_tree_over_the_budget_is_cut_at_a_branch():
     batch = make([([1, 2, 3], [k, k]) for k in (4, 5, 6)])
     pieces = pack(batch, 7)
     assert [p.ids.tolist() for p in pieces] == [[1, 2, 3, 4, 4, 5, 5], [1, 2, 3, 6, 6]]
+
+
+def test_trees_are_cut_between_rather_than_within():
+    """A greedy layout fills the first micro-batch with half of the second tree, whose prefix it repeats in the next."""
+    trees = [[([9 - tree, 7, 7, 7], [k, k]) for k in (1, 2, 3)] for tree in range(3)]
+    pieces = pack(make([path for tree in trees for path in tree]), 16)
+    assert [len(piece.ids) for piece in pieces] == [10, 10, 10]
+
+
+def test_micro_batches_are_of_equal_size_where_that_repeats_nothing():
+    pieces = pack(make([([k], [k] * 9) for k in range(9)]), 40)
+    assert [len(piece.ids) for piece in pieces] == [30, 30, 30]
+
+
+@settings(max_examples=200, deadline=None)
+@given(PATHS, st.integers(LONGEST, 20))
+def test_no_way_to_cut_costs_less(paths, budget):
+    batch = make(paths)
+    pieces = pack(batch, budget)
+    leaves = sorted(tuple(p + r) for p, r in paths)
+    leaves = [a for a, b in zip(leaves, [*leaves[1:], ()], strict=True) if b[: len(a)] != a]
+
+    def cheapest(begin):
+        """Of all ways to cut the paths from here on."""
+        costs = [0] if begin == len(leaves) else []
+        for end in range(begin + 1, len(leaves) + 1):
+            size = len({path[: n + 1] for path in leaves[begin:end] for n in range(len(path))})
+            costs += [size + PIECE_COST + cheapest(end)] if size <= budget else []
+        return min(costs)
+
+    assert sum(len(piece.ids) + PIECE_COST for piece in pieces) == cheapest(0)
 
 
 def test_no_turns_no_pieces():
