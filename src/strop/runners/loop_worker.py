@@ -1,6 +1,6 @@
 """A worker process whose event loop many rollouts of an `async` agent share (`runner.agents_in` "loops").
 
-    RunJob ──▶ a task of the loop ──▶ Said, Printed ... Finished        for each rollout, by its number
+    RunJob ──▶ a task of the loop ──▶ Said, PrintedText ... Finished        for each rollout, by its number
     StopJob ──▶ the task is cancelled ──▶ Finished; or Stuck: it goes on all the same
 
 A thread watches the loop: where it has not turned for `block_limit` seconds, it says which rollout is in the way
@@ -29,7 +29,7 @@ from strop.runners.base import Job, Outcome
 from strop.runners.in_process import GRACE, LoopLLM
 from strop.runners.rewards import RewardFunction, compute_outcome
 from strop.runners.worker import Function, Inbox, make_failed_outcome
-from strop.runners.worker_messages import Blocked, Finished, FromLoop, Printed, RunJob, Said, StopJob, Stuck
+from strop.runners.worker_messages import Blocked, Finished, FromLoop, PrintedText, RunJob, Said, StopJob, Stuck
 from strop.types import EventKind
 
 
@@ -112,7 +112,7 @@ class LoopWorker:
         given = {name: getattr(job.llm, name) for name in LLM.__struct_fields__}
         job = msgspec.structs.replace(job, llm=LoopLLM(**given, outbox=_Outbox(number, self)))
         surrounds = rollout_context.Surrounds(
-            say_printed=lambda text: self.send(Printed(number=number, text=text)),
+            say_printed=lambda text: self.send(PrintedText(number=number, text=text)),
             variables=dict[str, str | None](job.llm.environment(job.task_file)),
         )
         self._surrounds[number] = surrounds

@@ -1,7 +1,7 @@
 """Async Python agents in event loops of a few worker processes, which many rollouts share.
 
     run ──RunJob──▶ the worker with the fewest rollouts ──▶ agents ──▶ gateway
-        ◀──Said, Printed ... Finished──┘
+        ◀──Said, PrintedText ... Finished──┘
 
 It is for agents that mostly wait for the model: a rollout costs a task instead of a process. Every rollout has its own
 `llm`, variables (`os.environ`), output and time limit. What cannot be had apart: an agent that blocks the loop holds up
@@ -26,7 +26,7 @@ from strop.runners.base import Job, Outcome, Say
 from strop.runners.loop_worker import GRACE
 from strop.runners.output import KEPT
 from strop.runners.python import GONE, ProcessAgent, Worker
-from strop.runners.worker_messages import Blocked, Finished, FromLoop, Printed, RunJob, Said, StopJob, Stuck
+from strop.runners.worker_messages import Blocked, Finished, FromLoop, PrintedText, RunJob, Said, StopJob, Stuck
 
 BLOCK_LIMIT = 10.0
 """Seconds for which an agent may block the loop that it shares."""
@@ -168,7 +168,7 @@ class _SharedRollout:
             match await self._inbox.get():
                 case Said(kind=kind, data=data):
                     await self._say(kind, data)
-                case Printed(text=text):
+                case PrintedText(text=text):
                     printed = text.encode(errors="replace")
                     kept = printed[: KEPT - len(self._printed)]
                     self._printed += kept

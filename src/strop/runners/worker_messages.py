@@ -2,7 +2,7 @@
 
     Start ──▶ worker ──▶ Ready, then again and again   Job ──▶ worker ──▶ Outcome
 
-A worker that many rollouts share takes RunJob and StopJob instead, and says Said, Printed, Finished, Stuck and
+A worker that many rollouts share takes RunJob and StopJob instead, and says Said, PrintedText, Finished, Stuck and
 Blocked, each with the rollout's number.
 """
 
@@ -71,7 +71,7 @@ class Said(Struct, frozen=True, kw_only=True, tag="said"):
     data: dict[str, Any]
 
 
-class Printed(Struct, frozen=True, kw_only=True, tag="printed"):
+class PrintedText(Struct, frozen=True, kw_only=True, tag="printed"):
     number: int
     text: str
 
@@ -93,7 +93,7 @@ class Blocked(Struct, frozen=True, kw_only=True, tag="blocked"):
     number: int
 
 
-FromLoop = Said | Printed | Finished | Stuck | Blocked
+FromLoop = Said | PrintedText | Finished | Stuck | Blocked
 
 
 def pack(message: Struct) -> bytes:
