@@ -1,4 +1,4 @@
-"""The same agent in a process, in a thread, and in the very event loop that the gateway answers in."""
+"""The same agent in a process of its own or a shared one, in a thread, and in the event loop that the gateway is in."""
 
 import asyncio
 from pathlib import Path
@@ -27,7 +27,7 @@ async def agent(task, llm):
 COUNT = 40
 
 
-@pytest.mark.parametrize("agents_in", ["processes", "threads", "loop"])
+@pytest.mark.parametrize("agents_in", ["processes", "loops", "threads", "loop"])
 async def test_agents_say_the_same_wherever_they_run(tmp_path: Path, agents_in: str) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     renderer = Renderer.from_folder(SHIPPED["strop/nano"])
@@ -40,7 +40,7 @@ async def test_agents_say_the_same_wherever_they_run(tmp_path: Path, agents_in: 
     )
     store = await SqliteStore.open(tmp_path / "store.sqlite")
     server = await serve(Gateway(store, Routes({"*": route})))
-    settings = RunnerConfig(workers=COUNT if agents_in == "loop" else 4, agents_in=agents_in)  # pyright: ignore
+    settings = RunnerConfig(workers=COUNT if agents_in.startswith("loop") else 4, agents_in=agents_in)  # pyright: ignore
     specs: dict[str | None, str] = {None: f"{tmp_path}/agent.py:agent"}
     pool = Pool(store, specs, settings, gateway_url=server.url, model="m")
     await pool.start()

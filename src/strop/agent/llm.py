@@ -9,7 +9,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import MutableMapping
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote
 
@@ -18,7 +17,6 @@ from msgspec import Struct
 
 from strop.config.prompts import fill_placeholders
 from strop.errors import BadReward, ConfigError, StropError
-from strop.net.client import ssl_context
 from strop.types import EventKind, Lease, Reward, Sampling, Task
 
 if TYPE_CHECKING:
@@ -114,18 +112,15 @@ class LLM(Struct, frozen=True, kw_only=True):
 
     def client(self) -> openai.OpenAI:
         """A client pointed at this attempt. It shares its connections with every other one of this process."""
-        shared = _shared_client()
-        if shared.is_closed():  # an agent closed the one it was given
-            _shared_client.cache_clear()
-            shared = _shared_client()
-        return shared.with_options(base_url=self.base_url, api_key=self.api_key)
+        from strop.agent.openai_clients import make_client
+
+        return make_client(self.base_url, self.api_key)
 
     def async_client(self) -> openai.AsyncOpenAI:
-        """The same for `async` agents. Its connections belong to the event loop it is first used in, so keep it."""
-        import openai
+        """The same for `async` agents. It shares its connections with every other one of the event loop."""
+        from strop.agent.openai_clients import make_async_client
 
-        http = openai.DefaultAsyncHttpxClient(verify=ssl_context())
-        return openai.AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, http_client=http)
+        return make_async_client(self.base_url, self.api_key)
 
     def reward(self, name: str, value: float, *, turn: str | None = None, agent: str | None = None) -> None:
         """Report a reward now: for the rollout, for one turn (the id of the model's answer) or for one agent."""
@@ -173,16 +168,6 @@ def _post(request: urllib.request.Request) -> tuple[bool, str] | None:
         return True, f"({error})"
 
 
-@lru_cache(maxsize=1)
-def _shared_client() -> openai.OpenAI:
-    import openai
-
-    # The real address and key are put in by with_options.
-    return openai.OpenAI(
-        base_url="http://strop.invalid", api_key="-", http_client=openai.DefaultHttpxClient(verify=ssl_context())
-    )
-
-
 def bypass_proxy(host: str, environment: MutableMapping[str, str]) -> None:
     """The gateway is reached directly, whatever proxy agents use for the rest. Clients read this when they are made."""
     for name in ("NO_PROXY", "no_proxy"):
@@ -192,4 +177,6 @@ def bypass_proxy(host: str, environment: MutableMapping[str, str]) -> None:
 
 def preload() -> None:
     """Make ahead what every worker needs, so that workers forked afterwards share it."""
-    _ = _shared_client().chat.completions  # its modules are imported when they are first asked for
+    from strop.agent.openai_clients import warm_up
+
+    warm_up()

@@ -34,12 +34,25 @@ class RunnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     workers: Annotated[int, doc("agents that run at the same time"), Meta(ge=1, le=10_000)] = 16
     agents_in: Annotated[
-        Literal["processes", "threads", "loop"],
+        Literal["processes", "loops", "threads", "loop"],
         doc(
-            "where Python agents run: a process each, a thread each, or all in one event loop (async only); outside of "
-            "processes they get everything through `llm`, no variables, and what they print is not kept"
+            "where Python agents run: a process each; event loops of a few processes (async only); a thread each; or "
+            "all in the runner's own event loop (async only). In threads and loop they get everything through `llm`, "
+            "no variables, and what they print is not kept"
         ),
     ] = "processes"
+    loops: Annotated[
+        int,
+        doc('processes that agents_in = "loops" has; 0: one per core, at most one per 16 workers'),
+        Meta(ge=0, le=1024),
+    ] = 0
+    preload: Annotated[
+        bool,
+        doc(
+            "import the agent once, in the process that its own are forked from, where that is safe; off: each imports "
+            "it for itself"
+        ),
+    ] = True
     python: Annotated[
         str, doc("the Python of another environment that runs Python agents, with strop in it; default: this one")
     ] = ""

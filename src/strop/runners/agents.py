@@ -1,7 +1,7 @@
 """Which kind of agent is meant, by how it is written.
 
     http://127.0.0.1:9000/run             a service that gets every task by POST
-    agent.py:solve, package.module:solve  a Python function, in processes, threads or the loop (`runner.agents_in`)
+    agent.py:solve, package.module:solve  a Python function, in processes, loops or threads (`runner.agents_in`)
     node agent.js                         anything else is a command
 
 What looks like a function or an address but is not one gets a sentence, rather than a shell's word for it.
@@ -35,9 +35,13 @@ def make(
             from strop.runners.python import ProcessAgent
 
             return ProcessAgent(spec, config, folder=folder, reward=reward, log=log, host=host)
+        if config.agents_in == "loops":
+            from strop.runners.loops import LoopsAgent
+
+            return LoopsAgent(spec, config, folder=folder, reward=reward, log=log, host=host)
         if config.python:
             raise ConfigError(
-                "runner.python runs agents in processes. Fix: leave runner.agents_in at processes with it"
+                "runner.python runs agents in processes. Fix: set runner.agents_in to processes or loops with it"
             )
         from strop.runners.in_process import InProcessAgent
 

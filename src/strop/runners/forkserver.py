@@ -1,8 +1,11 @@
 """The process that workers are forked from: it has imported what they all need, so a new worker costs milliseconds and
 shares that memory.
 
-    processes ──one byte and a socket──▶ fork server ──fork──▶ worker (owns the socket)
+    processes ──"f" and a socket──▶ fork server ──fork──▶ worker (owns the socket)
+              ──"p" and a file with a `Preload`: import this as well, for workers that come after it──▶
               ◀──"forked PID" / "ended PID CODE" / "failed WHY": it cannot import what it must──
+
+Several workers are asked for at once (`MAX_ASKED`), and answered in the order of asking.
 
 It ends when its connection to the runner closes, also because that was killed, and takes all workers, whatever their
 agents started and their folder with it: it is a child subreaper, so nothing can get out from below it.
@@ -23,15 +26,20 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, NoReturn
+
+import msgspec
 
 from strop.errors import AgentError
 from strop.files import private
 from strop.imports import with_fix
 from strop.net.process_group import become_subreaper, kill_descendants, kill_leftovers
+from strop.runners.worker_messages import Preload
 
 Serve = Callable[[socket.socket], None]
 BEGIN = """
@@ -52,6 +60,8 @@ forkserver.main(serve, *sys.argv[1:])
 
 TOKEN = "STROP_WORKERS"
 """The variable by which what agents started is found where a fork server was killed, and is not above it any more."""
+MAX_ASKED = 16
+"""Workers that are asked for and not forked yet: each question has a socket on its way, and the system bounds those."""
 STARTS, KILLS = 3, 12
 """How often the process is started for one worker before that counts as its fault; where it was killed each time, which
 others do to it."""
@@ -76,9 +86,27 @@ class ForkServer:
         self._environment = environment | {TOKEN: self._token}
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = self._was_killed = False
-        self._forking = asyncio.Lock()
-        self._forked: asyncio.Future[ForkedWorker] | None = None
+        self._launching = asyncio.Lock()
+        self._asking = asyncio.Semaphore(MAX_ASKED)
+        self._asked: deque[asyncio.Future[ForkedWorker]] = deque()
+        self._preload: Preload | None = None
         self._why = ""
+
+    async def preload(self, preload: Preload) -> None:
+        """Have workers that are forked from now on find this imported. Where it cannot be imported, they find out."""
+        self._preload = preload
+        async with self._launching:
+            if self._process is not None and self._process.poll() is None:
+                self._send_preload()
+
+    def _send_preload(self) -> None:
+        if self._preload is None:
+            return
+        with tempfile.TemporaryFile() as file:  # a message of any length would have to be waited for
+            file.write(msgspec.json.encode(self._preload))
+            file.flush()
+            with contextlib.suppress(OSError):  # it is gone, and will be sent it when it is started again
+                socket.send_fds(self._control, [b"p"], [file.fileno()])
 
     async def fork(self) -> tuple[ForkedWorker, socket.socket]:
         """A new worker, and the socket to talk to it. A server that dies without a word, as one that is killed while it
@@ -110,14 +138,16 @@ class ForkServer:
 
     async def _ask(self, theirs: socket.socket) -> ForkedWorker:
         with theirs:
-            async with self._forking:
-                if self._closed:
-                    raise ConnectionResetError
-                if self._process is None or self._process.poll() is not None:
-                    await self._launch()
-                self._forked = asyncio.get_running_loop().create_future()
-                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
-                return await self._forked
+            async with self._asking:
+                async with self._launching:
+                    if self._closed:
+                        raise ConnectionResetError
+                    if self._process is None or self._process.poll() is not None:
+                        await self._launch()
+                    socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+                    forked: asyncio.Future[ForkedWorker] = asyncio.get_running_loop().create_future()
+                    self._asked.append(forked)
+                return await forked
 
     async def close(self) -> None:
         """End every worker and the process itself."""
@@ -127,7 +157,7 @@ class ForkServer:
         self._writer.close()
         self._listening.cancel()
         await asyncio.gather(self._listening, return_exceptions=True)
-        self._no_answer()
+        _fail(self._asked)
         try:
             await asyncio.to_thread(self._process.wait, 10)
         except subprocess.TimeoutExpired:
@@ -145,8 +175,10 @@ class ForkServer:
         with theirs:
             process = self._popen(theirs.fileno())
         reader, self._writer = await asyncio.open_connection(sock=self._control)
-        self._listening = asyncio.create_task(self._listen(reader))
+        self._asked = deque()
+        self._listening = asyncio.create_task(self._listen(reader, self._asked))
         self._process = process
+        self._send_preload()
 
     def _popen(self, control: int) -> subprocess.Popen[bytes]:
         path = f"sys.path[:0] = {source_path()!r}" if self._python else f"sys.path[:] = {sys.path!r}"
@@ -161,7 +193,7 @@ class ForkServer:
                 env=self._environment,
             )
 
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
+    async def _listen(self, reader: asyncio.StreamReader, asked: deque[asyncio.Future[ForkedWorker]]) -> None:
         ends: dict[int, asyncio.Future[int | None]] = {}  # of those that live
         with contextlib.suppress(ConnectionError):  # it died with a question of ours unread
             while line := await reader.readline():
@@ -170,18 +202,20 @@ class ForkServer:
                     self._why = rest.decode(errors="replace").strip()
                 elif what == b"forked":
                     ends[int(rest)] = end = asyncio.get_running_loop().create_future()
-                    if self._forked is not None and not self._forked.done():
-                        self._forked.set_result(ForkedWorker(int(rest), end))
+                    asked.popleft().set_result(ForkedWorker(int(rest), end))
                 else:
                     pid, code = map(int, rest.split())
                     ends.pop(pid).set_result(code)
         for end in ends.values():
             end.set_result(None)
-        self._no_answer()
+        _fail(asked)
 
-    def _no_answer(self) -> None:
-        if self._forked is not None and not self._forked.done():
-            self._forked.set_exception(ConnectionResetError())
+
+def _fail(asked: deque[asyncio.Future[ForkedWorker]]) -> None:
+    """There will be no answer."""
+    while asked:
+        if not (forked := asked.popleft()).done():
+            forked.set_exception(ConnectionResetError())
 
 
 def source_path() -> list[str]:
@@ -245,6 +279,9 @@ def main(serve: Serve, control_fd: str, folder: str) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)
         (fd,) = fds
+        if message == b"p":
+            _import_ahead(fd)
+            continue
         os.set_inheritable(fd, False)  # an agent's subprocesses must not hold it open
         pid = os.fork()
         if pid == 0:
@@ -259,6 +296,23 @@ def main(serve: Serve, control_fd: str, folder: str) -> None:
         os.close(fd)
         with contextlib.suppress(OSError):
             control.sendall(b"forked %d\n" % pid)
+
+
+def _import_ahead(fd: int) -> None:
+    """What cannot be imported here is left to the workers, which say why."""
+    from strop.runners import worker
+
+    with open(fd, "rb") as file:
+        file.seek(0)
+        given = msgspec.json.decode(file.read(), type=Preload)
+    try:
+        worker.load(given)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    gc.collect()
+    gc.freeze()
 
 
 def _wake_up(*_: object) -> None:

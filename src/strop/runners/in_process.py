@@ -1,6 +1,6 @@
 """Python agents inside the runner's own process: thousands at once, for agents that mostly wait for the model.
 
-    loop:     an `async` agent is a task of the runner's event loop; it must never block it
+    loop:     an `async` agent is a task of the runner's own event loop; it must never block it
     threads:  an agent has a thread to itself, and an event loop too if it is `async`
 
 What processes give has to do without here. There is one environment for all, so addresses come through `llm` only
@@ -136,14 +136,14 @@ class LoopLLM(LLM, frozen=True, kw_only=True):
     outbox: Any
 
     def client(self) -> openai.OpenAI:
-        """Only for threads that the agent starts; in the loop itself it would stop everything, the gateway too."""
+        """Only for threads that the agent starts; in the loop itself it would stop every other agent."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             return super().client()
         raise StropError(
             "llm.client() would stop every agent in the loop until it is answered. Fix: use llm.async_client(),"
-            ' or set runner.agents_in to "threads"'
+            ' or set runner.agents_in to "processes" or "threads"'
         )
 
     def event(self, kind: EventKind, data: dict[str, Any]) -> None:

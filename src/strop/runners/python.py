@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -50,11 +51,15 @@ class ProcessAgent(Agent):
     proxy.
     """
 
+    shares_loop = False
+    block_limit = 10.0
+
     def __init__(
         self, spec: str, config: RunnerConfig, *, folder: str, reward: str = "", log: Path | None = None, host: str = ""
     ) -> None:
         self._spec = spec
         self._count = config.workers
+        self._preload = config.preload
         self._reward = reward
         self._folder = folder
         self._log = Path(os.devnull) if log is None else log
@@ -79,7 +84,10 @@ class ProcessAgent(Agent):
             await asyncio.to_thread(_try_out, self._python)
         self._trees = ProcessTrees()
         try:
-            self._idle.append(await self._start_worker())
+            first = await self._start_worker()
+            self._idle.append(first)
+            if self._preload and first.is_forkable and self._count > 1:
+                await self._fork_server.preload(self._what_to_import())
             others = (self._start_worker() for _ in range(self._count - 1))
             for started in await asyncio.gather(*others, return_exceptions=True):
                 if isinstance(started, BaseException):
@@ -136,7 +144,8 @@ class ProcessAgent(Agent):
             raise AgentError(
                 f"no worker process could be started within {START_LIMIT:g} s. Fix: try fewer with runner.workers"
             ) from None
-        worker = Worker(child, f"{self._folder}/{child.pid}.out", *await asyncio.open_connection(sock=connection))
+        streams = await asyncio.open_connection(sock=connection)
+        worker = self._make_worker(child, f"{self._folder}/{child.pid}.out", *streams)
         self._workers.add(worker)
         try:
             error = await self._load(worker)
@@ -148,9 +157,18 @@ class ProcessAgent(Agent):
             raise AgentError(error)
         return worker
 
-    async def _load(self, worker: Worker) -> str | None:
+    def _what_to_import(self) -> worker_messages.Preload:
         path = [] if self._python else sys.path
-        start = worker_messages.Start(agent=self._spec, reward=self._reward, output=worker.file, sys_path=path)
+        return worker_messages.Preload(
+            agent=self._spec, reward=self._reward, sys_path=path, shares_loop=self.shares_loop
+        )
+
+    def _make_worker(self, *given: Any) -> Worker:
+        return Worker(*given)
+
+    async def _load(self, worker: Worker) -> str | None:
+        what = msgspec.structs.asdict(self._what_to_import())
+        start = worker_messages.Start(**what, output=worker.file, cookie=worker.cookie, block_limit=self.block_limit)
         try:
             async with asyncio.timeout(START_LIMIT):
                 return await worker.load(start)
@@ -182,13 +200,17 @@ class Worker:
     ) -> None:
         self.pid = child.pid
         self.file = file
+        self.is_forkable = False
+        self.cookie = secrets.token_hex(16)
         self._end = child.end
         self._reader = reader
         self._writer = writer
 
     async def load(self, start: worker_messages.Start) -> str | None:
         self._writer.write(worker_messages.pack(start))
-        return (await worker_messages.receive(self._reader, worker_messages.Ready)).error
+        ready = await worker_messages.receive(self._reader, worker_messages.Ready)
+        self.is_forkable = ready.is_forkable
+        return ready.error
 
     async def run(self, job: Job) -> Outcome:
         self._writer.write(worker_messages.pack(job))

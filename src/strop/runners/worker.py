@@ -22,32 +22,40 @@ from typing import Any
 
 import msgspec
 
-from strop.agent.functions import run_until_done
+from strop.agent.functions import is_async, run_until_done
 from strop.errors import AgentError, BadReward, StropError
 from strop.imports import resolve, with_fix
+from strop.runners import forkable, rollout_context
 from strop.runners.base import Job, Outcome
 from strop.runners.rewards import RewardFunction, compute_outcome_now, last_lines, load_reward_function
-from strop.runners.worker_messages import Ready, Start, pack, receive_bytes
+from strop.runners.worker_messages import Preload, Ready, Start, pack, receive_bytes
 
 Function = Callable[..., Any]
+COOKIE = "STROP_WORKER"
+"""The variable by which what a worker's agents started is found when it is ended."""
 
 
 def serve(connection: socket.socket) -> None:
     """The life of a worker: load the agent, then run jobs until nobody is there to give them."""
-    inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    inbox = Inbox()
     threading.Thread(target=_listen, args=(connection, inbox), name="strop-worker-listen", daemon=True).start()
     start = msgspec.json.decode(inbox.get(), type=Start)
-    sys.path[:] = start.sys_path or sys.path  # none where this is another environment's Python
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # or what is buffered is lost when the worker is killed
+    before = forkable.look()
     try:
-        agent = load_agent(start.agent)
-        reward_function = load_reward_function(start.reward)
+        agent, reward_function = load(start)
     except StropError as error:
         connection.sendall(pack(Ready(error=str(error))))
         return
-    connection.sendall(pack(Ready()))
+    connection.sendall(pack(Ready(is_forkable=forkable.is_unchanged(before))))
+    reseed()
+    if start.shares_loop:
+        from strop.runners import loop_worker
+
+        os.environ[COOKIE] = start.cookie
+        loop_worker.serve(connection, inbox, agent, reward_function, start.block_limit)
     worker = os.getpid()
     while True:
         job = msgspec.json.decode(inbox.get(), type=Job)
@@ -58,7 +66,28 @@ def serve(connection: socket.socket) -> None:
         connection.sendall(pack(outcome))
 
 
-def _listen(connection: socket.socket, inbox: queue.SimpleQueue[bytes]) -> None:
+class Inbox:
+    """Messages that came and were not taken yet; or whoever takes each as it comes."""
+
+    def __init__(self) -> None:
+        self._messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._handing = threading.Lock()
+        self._take: Callable[[bytes], None] = self._messages.put
+        self.get = self._messages.get
+
+    def put(self, message: bytes) -> None:
+        with self._handing:
+            self._take(message)
+
+    def hand_to(self, take: Callable[[bytes], None]) -> None:
+        """From now on each is given to `take`, in the thread that reads them."""
+        with self._handing:
+            while not self._messages.empty():
+                take(self._messages.get())
+            self._take = take
+
+
+def _listen(connection: socket.socket, inbox: Inbox) -> None:
     """The one reader of the connection, so that its end is noticed while an agent runs."""
     while (message := receive_bytes(connection)) is not None:
         inbox.put(message)
@@ -89,6 +118,25 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # an agent may have closed it or put in its own
             stream.flush()
+
+
+def load(given: Preload) -> tuple[Function, RewardFunction | None]:
+    """The agent and the reward function. Raises `AgentError` if one cannot be had."""
+    sys.path[:] = given.sys_path or sys.path  # none where this is another environment's Python
+    if given.shares_loop:
+        rollout_context.install()
+    agent = load_agent(given.agent)
+    if given.shares_loop and not is_async(agent):
+        raise AgentError(
+            f'agent: {given.agent} is not async. Fix: write it as `async def`, or set runner.agents_in to "processes"'
+        )
+    return agent, load_reward_function(given.reward)
+
+
+def reseed() -> None:
+    """Workers that were forked with numpy in them would all draw the same numbers. Python's own are taken care of."""
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
 
 
 def load_agent(spec: str) -> Function:

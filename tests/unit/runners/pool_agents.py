@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import openai
 
 
 def agent(task: Any, llm: Any) -> Any:
@@ -78,6 +81,7 @@ def agent(task: Any, llm: Any) -> Any:
 
 
 here = 0
+left: list[Any] = []
 
 
 async def agent_async(task: Any, llm: Any) -> Any:
@@ -120,6 +124,64 @@ async def agent_async(task: Any, llm: Any) -> Any:
             llm.event("message", {"text": object()})
         case "client":
             llm.client()
+        case "print":  # in turns with all others
+            for _ in range(data.get("times", 3)):
+                print(data["text"])
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(print, "from a thread", data["text"], file=sys.stderr)
+            return 1.0
+        case "print_much":
+            sys.stdout.write(data["line"] * data["lines"])
+            return 1.0
+        case "environment":
+            os.environ["MINE"] = llm.rollout
+            await asyncio.sleep(0.05)
+            client = openai.AsyncOpenAI()
+            found = {
+                "url": str(client.base_url) == llm.base_url + "/" and client.api_key == llm.api_key,
+                "mine": os.environ["MINE"] == llm.rollout and dict(os.environ)["MINE"] == os.getenv("MINE"),
+                "task": json.loads(Path(os.environ["STROP_TASK"]).read_text())["id"] == task.id,  # noqa: ASYNC240
+                "home": "PATH" in os.environ and os.environ.copy()["STROP_ROLLOUT"] == llm.rollout,
+            }
+            del os.environ["MINE"]
+            return found | {"gone": "MINE" not in os.environ, "worker": os.getpid()}
+        case "process":
+            return {"worker": os.getpid()}
+        case "until":
+            while not Path(data["file"]).exists():  # noqa: ASYNC110, ASYNC240
+                await asyncio.sleep(0.01)
+            return {"worker": os.getpid()}
+        case "block":  # the loop, and all others with it
+            Path(data["file"]).touch()  # noqa: ASYNC240
+            time.sleep(600)  # noqa: ASYNC251
+        case "spin":  # holds the interpreter's lock without end
+            return sum(range(10**12))
+        case "kill_once":
+            print("last words")
+            try:
+                os.mkdir(data["mark"])
+            except FileExistsError:
+                return 1.0
+            while not Path(data["file"]).exists():  # noqa: ASYNC110, ASYNC240
+                await asyncio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "leave":  # a task that writes down that it was ended
+
+            async def stay() -> None:
+                try:
+                    await asyncio.sleep(600)
+                finally:
+                    Path(data["file"]).write_text("cancelled")  # noqa: ASYNC240
+
+            left.append(asyncio.create_task(stay()))
+            await asyncio.sleep(0)
+            return 1.0
+        case "child":
+            child = subprocess.Popen(["sleep", "600"], start_new_session=True)  # noqa: ASYNC220
+            Path(data["file"]).write_text(str(child.pid))  # noqa: ASYNC240
+            if "kill" in data:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return 1.0
 
 
 def judge(task: Any, answer: Any) -> Any:

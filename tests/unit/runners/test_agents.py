@@ -82,5 +82,5 @@ def test_near_misses(spec: str, says: str):
 
 def test_another_python_needs_processes(tmp_path: Path) -> None:
     config = RunnerConfig(python="there/bin/python", agents_in="loop")
-    with pytest.raises(ConfigError, match=r"leave runner\.agents_in at processes"):
+    with pytest.raises(ConfigError, match=r"set runner\.agents_in to processes or loops"):
         make("strop.demo:agent", config, folder=str(tmp_path))

@@ -8,7 +8,7 @@ import pytest
 
 from strop.errors import AgentError
 from strop.net.secrets import child_environment
-from strop.runners.forkserver import KILLS, STARTS, ForkServer
+from strop.runners.forkserver import KILLS, MAX_ASKED, STARTS, ForkServer
 
 
 async def kill_starts(server: ForkServer, count: int) -> None:
@@ -59,3 +59,14 @@ async def test_what_agents_started_does_not_outlive_one_that_was_killed(tmp_path
     connection.close()
     await server.close()
     assert await asyncio.wait_for(left.wait(), 20) == -signal.SIGKILL
+
+
+async def test_many_workers_are_asked_for_at_once(tmp_path: Path) -> None:
+    server = ForkServer(tmp_path / "log", str(tmp_path / "folder"), child_environment())
+    found = await asyncio.gather(*(server.fork() for _ in range(3 * MAX_ASKED)))
+    assert len({worker.pid for worker, _ in found}) == 3 * MAX_ASKED
+    for _, connection in found:
+        connection.close()
+    ends = await asyncio.wait_for(asyncio.gather(*(worker.end for worker, _ in found)), 60)
+    assert set(ends) == {-signal.SIGKILL}  # each by itself, when its connection closed
+    await server.close()

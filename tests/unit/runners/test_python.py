@@ -106,6 +106,78 @@ async def test_a_worker_that_died_while_idle_costs_nothing(store: SqliteStore):
     assert (done.reward(), done.attempts) == (1.0, 1)
 
 
+# -- imported ahead ----------------------------------------------------------------------------------------------------
+
+IMPORTS = """
+import os
+with open(os.path.join(os.path.dirname(__file__), "imports"), "a") as file:
+    print(os.getpid(), file=file)
+{more}
+def agent(task, llm):
+    return {{"process": os.getpid(), "number": {number}}}
+"""
+
+
+async def import_counts(store: SqliteStore, folder: Path, more: str = "", number: str = "0", **given: Any) -> int:
+    """How often an agent is imported by four workers that all run it."""
+    (folder / "counted_agent.py").write_text(IMPORTS.format(more=more, number=number))
+    async with running(store, f"{folder}/counted_agent.py:agent", workers=4, **given) as pool:
+        assert len({worker.pid for worker in processes_of(pool)._workers}) == 4
+        done = await run(store, *({} for _ in range(8)))
+    assert {rollout.status for rollout in done} == {"succeeded"}
+    return len((folder / "imports").read_text().splitlines())
+
+
+async def test_an_agent_is_imported_once_for_all_workers_after_the_first(store: SqliteStore, tmp_path: Path):
+    assert await import_counts(store, tmp_path) == 2
+
+
+async def test_each_worker_imports_an_agent_for_itself_if_told_to(store: SqliteStore, tmp_path: Path):
+    assert await import_counts(store, tmp_path, preload=False) == 4
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
+        "file = open(__file__)",
+        "import asyncio; loop = asyncio.new_event_loop()",
+        "import subprocess; child = subprocess.Popen(['sleep', '600'])",
+    ],
+    ids=["thread", "file", "loop", "child"],
+)
+async def test_what_cannot_be_forked_is_imported_by_each(store: SqliteStore, tmp_path: Path, more: str):
+    assert await import_counts(store, tmp_path, more) == 4
+
+
+async def test_workers_draw_numbers_of_their_own(store: SqliteStore, tmp_path: Path):
+    (tmp_path / "drawing_agent.py").write_text(
+        "import numpy, os, time\n"
+        "def agent(task, llm):\n"
+        "    open(f'{task.data[\"folder\"]}/{os.getpid()}.there', 'w').close()\n"
+        "    while len([f for f in os.listdir(task.data['folder']) if f.endswith('.there')]) < 4: time.sleep(0.01)\n"
+        "    return {'numpy': numpy.random.random()}\n"
+    )
+    async with running(store, f"{tmp_path}/drawing_agent.py:agent", workers=4):
+        done = await run(store, *({"folder": str(tmp_path)} for _ in range(4)))
+    assert len({rollout.reward("numpy") for rollout in done}) == 4
+
+
+async def test_a_new_process_that_workers_come_from_imports_it_too(store: SqliteStore, tmp_path: Path):
+    (tmp_path / "counted_agent.py").write_text(IMPORTS.format(more="", number="0"))
+    async with running(store, f"{tmp_path}/counted_agent.py:agent", workers=2) as pool:
+        agent = processes_of(pool)
+        process = agent._fork_server._process
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        await asyncio.to_thread(process.wait)
+        agent._idle.clear()
+        (done,) = await run(store, {})
+    imports = (tmp_path / "imports").read_text().split()
+    assert len(imports) == 3
+    assert str(int(done.reward("process") or 0)) not in imports
+
+
 # -- what agents print -------------------------------------------------------------------------------------------------
 
 
@@ -257,7 +329,7 @@ async def test_an_environment_without_what_agents_need_is_told_of_at_once(tmp_pa
 
 
 @pytest.mark.usefixtures("start_has_no_limit")
-@pytest.mark.parametrize("agents_in", ["processes", "threads", "loop"])
+@pytest.mark.parametrize("agents_in", ["processes", "loops", "threads", "loop"])
 async def test_an_agent_whose_framework_is_missing_says_how_to_get_it(
     store: SqliteStore, tmp_path: Path, agents_in: str
 ):
