@@ -38,7 +38,7 @@ from peers.processes import PEERS, ROOT, LapProcess, say
 from rich.console import Console
 from rich.table import Table
 
-from strop.learner.process import KEEP_MEMORY, WAIT_SHORTLY
+from strop.learner.spawn import KEEP_MEMORY, WAIT_SHORTLY
 
 RESULTS = ROOT / "benchmarks" / "results"
 OURS, GENERATE, CONTINUOUS, VLLM = "strop embedded", "HF generate", "HF continuous batching", "vLLM"

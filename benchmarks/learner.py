@@ -50,7 +50,7 @@ from peers.processes import PEERS, ROOT, LapProcess, say
 from rich.console import Console
 from rich.table import Table
 
-from strop.learner.process import KEEP_MEMORY, WAIT_SHORTLY
+from strop.learner.spawn import KEEP_MEMORY, WAIT_SHORTLY
 
 RESULTS = ROOT / "benchmarks" / "results"
 TREE, PER_ROLLOUT, PER_TURN = SIDES = ("token tree", "one row per rollout", "one row per turn")

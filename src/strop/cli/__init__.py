@@ -7,51 +7,35 @@ import difflib
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 from typing import Any, cast
 
 import strop
-from strop.cli import (
-    chat,
-    completion,
-    config,
-    demo,
-    doctor,
-    enqueue,
-    export,
-    prompts,
-    replay,
-    rollouts,
-    runner,
-    runs,
-    search,
-    serve,
-    train,
-)
-from strop.cli import eval as eval_
 from strop.cli.commands import Commands
 from strop.config import RenamedSetting
 from strop.errors import StropError
+from strop.learner import spawn
 from strop.net.secrets import hide
 
 COMMANDS = (
-    demo,
-    train,
-    export,
-    eval_,
-    chat,
-    serve,
-    enqueue,
-    runner,
-    rollouts,
-    config,
-    runs,
-    prompts,
-    replay,
-    doctor,
-    search,
-    completion,
+    "demo",
+    "train",
+    "export",
+    "eval",
+    "chat",
+    "serve",
+    "enqueue",
+    "runner",
+    "rollouts",
+    "config",
+    "runs",
+    "prompts",
+    "replay",
+    "doctor",
+    "search",
+    "completion",
 )
-"""A module each, in the order that `strop --help` shows."""
+"""Modules of this package, each named like its command, in the order that `strop --help` shows."""
 BEGIN = "Start with `strop demo`. `strop COMMAND --help` describes a command, `strop config` lists the settings."
 
 
@@ -60,8 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     meant for people are one sentence on stderr."""
     hide("STROP_KEY")
     warnings.showwarning = _show_warning
-    top = parser()
-    arguments = top.parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    top = parser(given[0] if given and given[0] in COMMANDS else None)
+    arguments = top.parse_args(given)
     if arguments.command is None:
         top.print_help()
         return 0
@@ -77,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `strop rollouts | head`
         sys.stderr.close()
         return 0
+    finally:
+        spawn.discard()
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *where: Any) -> None:
@@ -114,11 +101,12 @@ def _near(word: str, words: Iterable[str]) -> str:
     return f". Fix: write {found[0]}" if found else ""
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(command: str | None = None) -> argparse.ArgumentParser:
+    """Of all commands, or of one: the others need not be imported then."""
     top = CommandParser(prog="strop", description="Train the model behind any agent.", epilog=BEGIN)
     top.add_argument("--version", action="version", version=f"strop {strop.__version__}")
     top.set_defaults(command=None)
     commands = top.add_subparsers(metavar="COMMAND", title="commands")
-    for command in COMMANDS:
-        command.add(commands)
+    for name in [command] if command else COMMANDS:
+        import_module(f"strop.cli.{name}").add(commands)
     return top

@@ -28,6 +28,7 @@ from strop.config import (
     trained_policies,
 )
 from strop.errors import ConfigError
+from strop.learner.spawn import start_ahead
 from strop.run.folder import BEST, RunFolder, find_parts
 from strop.run.prompts.pool import read_prompts, replace_prompts
 from strop.run.start_from import choose_policy
@@ -69,6 +70,7 @@ def _chat(arguments: argparse.Namespace) -> int:
     if arguments.agent and (arguments.tools or arguments.system):
         raise ConfigError("an agent has its own tools and prompts. Fix: leave out --tools and --system, or --agent")
     config = read_config(arguments)
+    start_ahead(config, train=False)
     arguments.tools = _tools(arguments, config)
     if len(config.prompts) == 1 and not arguments.agent:  # a run's agent puts it into its requests itself
         arguments.system = arguments.system or next(iter(config.prompts.values())).text

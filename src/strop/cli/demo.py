@@ -8,6 +8,7 @@ from pathlib import Path
 from strop import config as configs
 from strop.cli.commands import Commands
 from strop.cli.training_run import add_options, choose_folder, print_summary, run_training
+from strop.learner.spawn import start_ahead
 from strop.monitor.screen import Screen
 
 
@@ -21,11 +22,13 @@ def add(commands: Commands) -> None:
 
 def _demo(arguments: argparse.Namespace) -> int:
     from strop import demo
-    from strop.run.settings import settle
 
     config = configs.load(
         base=demo.config(arguments.task), folder=arguments.folder, seed=arguments.seed, sets=arguments.set
     )
+    start_ahead(config, train=True)
+    from strop.run.settings import settle
+
     with choose_folder(config, arguments) as config:
         if not arguments.json:
             Screen().print(demo.INTRODUCTION, highlight=False)

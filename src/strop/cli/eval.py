@@ -21,6 +21,7 @@ from strop.cli.output import get_program, make_console, print_json
 from strop.cli.training_run import run_until_signal
 from strop.config import Config, describe_models
 from strop.errors import ConfigError, PlaceError
+from strop.learner.spawn import start_ahead
 from strop.monitor import console as views
 from strop.monitor.statistics import Difference, Score
 from strop.run.folder import RunFolder, find_free
@@ -65,9 +66,10 @@ def add(commands: Commands) -> None:
 
 
 def _eval(arguments: argparse.Namespace) -> int:
+    config, models = _read_arguments(arguments)
+    start_ahead(config, train=False)
     from strop.run.evaluate import evaluate
 
-    config, models = _read_arguments(arguments)
     ways: tuple[Way, ...] = ("trained", "deployed") if arguments.ways == "both" else (arguments.ways,)
     with views.choose(json=arguments.json, out=sys.stdout) as view:
         wanted = evaluate(

@@ -21,6 +21,7 @@ from strop.cli.output import HOSTS, MODELS, get_program, hide_password, make_con
 from strop.cli.served_store import PORT, START_SECONDS, say_what_is_awaited
 from strop.config import Config
 from strop.errors import ConfigError
+from strop.learner.spawn import start_ahead
 
 
 def add(commands: Commands) -> None:
@@ -43,8 +44,6 @@ def add(commands: Commands) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from strop.run import serve
-
     if arguments.store and not arguments.store.startswith(("postgresql://", "postgres://")):
         raise ConfigError(
             f"--store {hide_password(arguments.store)!r} is not a database. Fix: write postgresql://USER@HOST/DATABASE"
@@ -53,6 +52,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     model = _model(arguments)
     if model and not arguments.json:
         print(f"loading {model.policy.model}", file=sys.stderr)
+    from strop.run import serve
 
     def ready(url: str, key: str) -> None:
         if arguments.json:
@@ -109,7 +109,9 @@ def _model(arguments: argparse.Namespace) -> Config | None:
         if arguments.set:
             raise ConfigError("--set says how a model is served. Fix: say which with --model")
         return None
+    policy = {"model": arguments.model} if arguments.model else None
+    config = configs.load(toml=arguments.config, sets=arguments.set, policy=policy)
+    start_ahead(config, train=False)
     from strop.run.settings import settle
 
-    policy = {"model": arguments.model} if arguments.model else None
-    return settle(configs.load(toml=arguments.config, sets=arguments.set, policy=policy))
+    return settle(config)

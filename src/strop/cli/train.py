@@ -11,6 +11,7 @@ from strop.cli.commands import Commands
 from strop.cli.output import MODELS, print_json
 from strop.cli.training_run import add_options, choose_folder, print_summary, run_training
 from strop.errors import ConfigError
+from strop.learner.spawn import start_ahead
 from strop.run.folder import RunFolder
 
 
@@ -34,13 +35,9 @@ def add(commands: Commands) -> None:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from strop.run import start_from
-    from strop.run.data.prepare import needs_agents
-    from strop.run.settings import settle
-
     if arguments.resume:
         return _resume(arguments)
-    before, checkpoint = start_from.find_source(arguments.source) if arguments.source else (None, None)
+    before, checkpoint = _find_source(arguments.source)
     config = configs.load(
         base=RunFolder.config(before) if before else None,
         toml=arguments.config,
@@ -53,6 +50,11 @@ def _train(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         policy={"model": arguments.model} if arguments.model else None,
     )
+    start_ahead(config, train=True)
+    from strop.run import start_from
+    from strop.run.data.prepare import needs_agents
+    from strop.run.settings import settle
+
     if before:
         config = start_from.drop_other_settings(config, RunFolder.config(before))
     if before and arguments.model:
@@ -68,6 +70,15 @@ def _train(arguments: argparse.Namespace) -> int:
             config = start_from.begin_from(checkpoint, config)
         summary = run_training(config, arguments)
     return print_summary(summary, Path(config.folder), arguments)
+
+
+def _find_source(source: str | None) -> tuple[Path | None, Path | None]:
+    """The run and the checkpoint that a new run begins from, if it does."""
+    if not source:
+        return None, None
+    from strop.run import start_from
+
+    return start_from.find_source(source)
 
 
 def _resume(arguments: argparse.Namespace) -> int:
@@ -89,6 +100,7 @@ def _resume(arguments: argparse.Namespace) -> int:
             said = f"{folder} was done after {done.steps} steps, see {folder}/prompts.json. Fix: for more, {raised}"
         print_json(done) if arguments.json else print(said)
         return 0
+    start_ahead(config, train=True)
     if changes and (warning := start_from.warn_of_rate(config)):
         print(f"strop: {warning}", file=sys.stderr)
     return print_summary(run_training(config, arguments, resume=True, changes=changes), folder, arguments)

@@ -143,7 +143,13 @@ class WeightReceiver(ABC):
         on the same GPU."""
         raise self._refuse("weights from another GPU")
 
-    async def start_update(self) -> None:
+    def fuse(self, names: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
+        """Which of the model's tensors each of the server's own is made of, one after the other by rows, where those
+        can be copied over as they are. None: it takes the model's, and makes its own of them."""
+        return None
+
+    async def start_update(self, *, fused: bool = False) -> None:
+        """`fused`: what comes are the server's own tensors."""
         raise self._refuse("weights from another GPU")
 
     async def update(self, specs: Mapping[str, TensorSpec], handles: bytes | None = None) -> None:

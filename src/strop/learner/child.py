@@ -10,10 +10,12 @@ learner works in a thread beside it.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ from strop.engines.base import GivenAnswer
 from strop.engines.embedded.outbox import Outbox
 from strop.errors import LearnerError, StropError
 from strop.imports import one_line
+from strop.learner import spawn
 from strop.learner.verbs import LearnerSettings, LearnerVerbs, ProcessVerbs, WeightVerbs
 from strop.net.process_group import die_with_parent
 from strop.trajectory import Batch, Entries
@@ -41,6 +44,13 @@ LEARNING = frozenset(
     )
 )
 """The verbs that take the learner's time, and need nothing of the engine."""
+HEAVY = (
+    "strop.engines.embedded.core",
+    "strop.learner.learner",
+    "strop.learner.model_copy",
+    "strop.learner.model_weights",
+)
+"""Modules that need torch and transformers."""
 
 
 class LearnerChild(ProcessVerbs):
@@ -60,7 +70,11 @@ class LearnerChild(ProcessVerbs):
         return self.core is not None and self.core.busy
 
     def run(self) -> None:
-        self.handle(self.connection.recv())
+        first = self.connection.recv()
+        if first[0] == spawn.LOG:
+            _write_to(first[1])
+            first = self.connection.recv()
+        self.handle(first)
         while self.policies:
             # Waiting costs nothing when idle; when busy, only what has already arrived is looked at.
             while self.connection.poll(0 if self.busy else None):
@@ -248,8 +262,26 @@ def _make_learner(settings: LearnerSettings, base: Any = None) -> Learner:
     return Learner(settings.folder, settings.learner, algorithm, seed=settings.seed, steps=steps, base=base)
 
 
+def preload() -> None:
+    """Import what loading a model needs while the run still gets ready. What is missing is said by `start`."""
+    with contextlib.suppress(ImportError):
+        for name in HEAVY:
+            import_module(name)
+    gc.freeze()  # what was imported stays: the collector need not look at it again
+    gc.enable()
+
+
+def _write_to(path: str) -> None:
+    """From now on what this process prints goes to a file."""
+    out = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.close(out)
+
+
 def serve(fd: int) -> None:
     """The child's life: until its parent goes."""
     die_with_parent()
+    preload()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         LearnerChild(Connection(fd)).run()

@@ -42,11 +42,8 @@ class WeightClient(ABC):
     async def refuse_broken(self) -> None:
         await self._call(WeightVerbs.refuse_broken)
 
-    async def export_handles(self) -> IpcHandles:
-        return await self._call(WeightVerbs.export_handles)
-
-    async def release_handles(self) -> None:
-        await self._call(WeightVerbs.release_handles)
+    async def export_handles(self, fused: dict[str, tuple[str, ...]] | None) -> IpcHandles:
+        return await self._call(WeightVerbs.export_handles, fused)
 
     async def listen(self) -> tuple[str, int]:
         return await self._call(WeightVerbs.listen)

@@ -17,7 +17,7 @@ from strop.engines.receiver import LogprobProbe, TensorSpec, WeightsRefused, pro
 from strop.errors import EngineError
 from strop.files import sync_folder
 from strop.learner import checkpoint, lora
-from strop.learner.gpu_transfer import Broadcaster, export_handles
+from strop.learner.gpu_transfer import Broadcaster, HandleExporter
 from strop.learner.verbs import IpcHandles, WeightVerbs
 
 
@@ -27,6 +27,7 @@ class ModelWeights(WeightVerbs):
     def __init__(self, model: nn.Module, source: Path) -> None:
         self.model: Any = model
         self.source = source
+        self._exporter: HandleExporter | None = None
         self._broadcasters: dict[int, Broadcaster] = {}  # by the port that their engine's workers come to
 
     def specs(self) -> dict[str, TensorSpec]:
@@ -77,12 +78,13 @@ class ModelWeights(WeightVerbs):
 
     # -- without files -------------------------------------------------------------------------------------------------
 
-    def export_handles(self) -> IpcHandles:
+    def export_handles(self, fused: dict[str, tuple[str, ...]] | None) -> IpcHandles:
         self.refuse_broken()
-        return export_handles(self.model)
-
-    def release_handles(self) -> None:
-        torch.cuda.ipc_collect()
+        if isinstance(self.model, lora.Merged):  # its tensors are brought up to date as they are read
+            fused = None
+        if self._exporter is None or self._exporter.fused != fused:
+            self._exporter = HandleExporter(fused)
+        return self._exporter.export(dict(self.model.named_parameters()))
 
     def listen(self) -> tuple[str, int]:
         broadcaster = Broadcaster.listen()
@@ -97,8 +99,12 @@ class ModelWeights(WeightVerbs):
 
     @torch.no_grad()
     def refuse_broken(self) -> None:
-        for name, parameter in self.model.named_parameters():
-            if not torch.isfinite(parameter).all():
+        # A sum is finite where every value is, unless it overflows: only then each value is looked at. All sums are
+        # asked for at once, since a GPU is waited for each time.
+        parameters = dict(self.model.named_parameters())
+        sums = torch.stack([p.sum(dtype=torch.promote_types(p.dtype, torch.float32)) for p in parameters.values()])
+        for name, finite in zip(parameters, torch.isfinite(sums).tolist(), strict=True):
+            if not finite and not torch.isfinite(parameters[name]).all():
                 raise WeightsRefused(f"the weights are broken: {name} has values that are not finite numbers")
 
 

@@ -13,36 +13,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from strop.config import MAIN
 from strop.engines.embedded.engine import Arrival
 from strop.errors import LearnerError, StropError
-from strop.files import private
+from strop.learner import spawn
 from strop.learner.client import LearnerClient
 from strop.learner.verbs import LearnerSettings, ProcessVerbs
-from strop.net.secrets import child_environment
 from strop.types import Sampling
-
-KEEP_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(2**25),  # the most that every glibc takes
-    "MALLOC_TRIM_THRESHOLD_": str(2**30),
-    "MALLOC_TOP_PAD_": str(2**26),
-}
-"""Has glibc keep up to a GiB of freed memory: giving it back after every operation, only to have it filled with zeros
-again for the next one, took a quarter of the time of a decode step."""
-
-WAIT_SHORTLY = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
-"""Has idle threads look for work for some tenths of a millisecond, then sleep. A decode step is a thousand short
-operations: waking sleepers for each took half as long again as the step, and threads that never sleep take the cores
-from everybody else."""
 
 
 class LearnerProcess:
@@ -51,8 +34,8 @@ class LearnerProcess:
     context = 0
 
     def __init__(self, log: Path) -> None:
-        """Start the child; it begins to import at once. What it prints goes to `log`."""
-        self._process, self._connection = _spawn(log)
+        """Start the child, or take the one that was started ahead. What it prints goes to `log`."""
+        self._process, self._connection = spawn.take(log)
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count()
@@ -209,18 +192,3 @@ class PolicyClient(LearnerClient):
     async def watch(self) -> None:
         """See `LearnerProcess.watch`."""
         await self.process.watch()
-
-
-def _spawn(log: Path) -> tuple[subprocess.Popen[bytes], Connection]:
-    ours, theirs = socket.socketpair()
-    with open(log, "ab", opener=private) as out, theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-c", f"from strop.learner.child import serve; serve({theirs.fileno()})"],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            env={"TOKENIZERS_PARALLELISM": "false", **WAIT_SHORTLY, **KEEP_MEMORY, **child_environment()},
-            start_new_session=True,  # Ctrl-C in the terminal is the run's to handle
-        )
-    return process, Connection(ours.detach())

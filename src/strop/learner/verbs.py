@@ -73,9 +73,11 @@ class LearnerSettings(Struct, frozen=True, kw_only=True):
 
 
 class IpcHandles(Struct, frozen=True):
-    """The tensors of a model, in an order of their own. `handles` is a pickled list of {GPU: how to open it}."""
+    """`specs` are the tensors of a model. `sent` are those that there are handles of, in their order: the model's, or
+    what an engine makes of them. `handles` is a pickled list of {GPU: how to open it}."""
 
     specs: dict[str, TensorSpec]
+    sent: dict[str, TensorSpec]
     handles: bytes
 
 
@@ -103,11 +105,9 @@ class WeightVerbs(ABC):
         """Raises `WeightsRefused` if a value is not a finite number."""
 
     @abstractmethod
-    def export_handles(self) -> IpcHandles:
-        """Handles of the tensors in GPU memory; they are good until `release_handles`."""
-
-    @abstractmethod
-    def release_handles(self) -> None: ...
+    def export_handles(self, fused: dict[str, tuple[str, ...]] | None) -> IpcHandles:
+        """Handles of the tensors in GPU memory, which stay good while the tensors stay where they are. `fused` names
+        tensors that others are part of, one after the other by rows: those are put together in memory first."""
 
     @abstractmethod
     def listen(self) -> tuple[str, int]:

@@ -1,7 +1,11 @@
 """Weights to an engine on the same GPUs: handles of the learner's memory are passed on, and read over there.
 
-Nothing is copied to the host, and nothing twice on the GPU but what the engine makes of it. Learner and engine must
-have the same torch, since what a handle is made of is torch's own business.
+    publish ──▶ learner: finite? handles ──▶ probe                     what each waits for is all that it waits for
+            ──▶ server:  pause ──▶ start ──▶ update ──▶ finish ──▶ go on ──▶ score the probe
+
+Nothing is copied to the host, and nothing twice on the GPU but what the engine makes of it. Where the engine's own
+tensors are known, the learner's lie in memory as those do, so that the engine copies each at once. Learner and engine
+must have the same torch, since what a handle is made of is torch's own business.
 
 vLLM 0.24 imports ray for this without asking for it; it comes with our extra `vllm`.
 
@@ -10,8 +14,12 @@ Left out: a learner of several ranks, whose handles would have to be gathered fi
 
 from __future__ import annotations
 
+import asyncio
+
 from strop.engines.receiver import LogprobProbe, WeightReceiver, WeightsRefused
+from strop.errors import EngineError
 from strop.learner.client import WeightClient
+from strop.learner.verbs import IpcHandles
 from strop.weights.base import Sent, Transfer
 
 
@@ -21,21 +29,44 @@ class IpcTransfer(Transfer):
     def __init__(self, learner: WeightClient) -> None:
         self._learner = learner
         self._sent: tuple[str, LogprobProbe] | None = None
+        self._names: list[str] = []  # of the learner's tensors
+        self._fuses = True  # until a server refuses what should be its own tensors
 
     async def send(self, version: str, receiver: WeightReceiver) -> Sent:
-        probe, again = await self._learner.probe(), self._sent is not None and self._sent[0] == version
-        refuse_moved_on(self._sent, version, probe)
-        exported = await self._learner.export_handles()
+        again = self._sent is not None and self._sent[0] == version
+        if again:
+            refuse_moved_on(self._sent, version, await self._learner.probe())
+        self._names = self._names or list(await self._learner.specs())
+        fused = receiver.fuse(self._names) if self._fuses else None
+        exported = await self._learner.export_handles(fused)
         receiver.tensors.refuse_misfits(exported.specs, "the learner's weights")
-        await receiver.begin_transfer(None)
-        await receiver.start_update()
-        await receiver.update(exported.specs, exported.handles)
-        await receiver.finish_update()
-        await self._learner.release_handles()
+        probing = asyncio.ensure_future(self._learner.probe())  # while the server takes the weights
+        try:
+            await self._hand_over(exported, receiver)
+            probe = await probing
+        finally:
+            probing.cancel()
         if again:  # the learner may have trained on between the two
             refuse_moved_on(self._sent, version, await self._learner.probe())
         self._sent = version, probe
         return Sent(receiver.model, probe)
+
+    async def _hand_over(self, exported: IpcHandles, receiver: WeightReceiver) -> None:
+        await receiver.begin_transfer(None)
+        fused = exported.sent.keys() != exported.specs.keys()
+        try:
+            await _update(exported, receiver, fused=fused)
+        except EngineError:
+            if not fused:
+                raise
+            await _update(await self._learner.export_handles(None), receiver, fused=False)
+            self._fuses = False  # its tensors are others than those that are known
+
+
+async def _update(exported: IpcHandles, receiver: WeightReceiver, *, fused: bool) -> None:
+    await receiver.start_update(fused=fused)
+    await receiver.update(exported.sent, exported.handles)
+    await receiver.finish_update()
 
 
 def refuse_moved_on(sent: tuple[str, LogprobProbe] | None, version: str, probe: LogprobProbe) -> None:

@@ -1,6 +1,7 @@
 """Weights on their way: folders that are looked at before anybody loads them, and what the holder gives out."""
 
 import asyncio
+import json
 import os
 import resource
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -14,8 +15,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from strop.engines.receiver import LogprobProbe, ModelTensors, TensorSpec, WeightReceiver, WeightsRefused, probe_ids
+from strop.engines.vllm.fused import fuse, is_fusable
 from strop.engines.weight_files import read_probe, read_specs, read_tensors, refuse_bad
 from strop.errors import EngineError
+from strop.learner import gpu_transfer
 from strop.learner.client import WeightClient
 from strop.learner.model_weights import ModelWeights
 from strop.learner.verbs import IpcHandles
@@ -94,8 +97,8 @@ class Told(WeightReceiver):
     async def begin_transfer(self, place: object) -> None:
         self.said.append(place)
 
-    async def start_update(self) -> None:
-        self.said.append("start")
+    async def start_update(self, *, fused: bool = False) -> None:
+        self.said.append("start fused" if fused else "start")
 
 
 @pytest.fixture
@@ -301,8 +304,8 @@ async def test_a_learner_that_trains_on_while_it_sends_is_noticed(source: Path, 
         async def _send_call(self, verb: str, args: tuple[Any, ...]) -> Any:
             if verb in ("export_handles", "broadcast"):
                 held.model.load_state_dict(make_model(2).state_dict())
-                return IpcHandles(held.specs(), b"") if verb == "export_handles" else None
-            return None if verb == "release_handles" else await super()._send_call(verb, args)
+                return IpcHandles(held.specs(), held.specs(), b"") if verb == "export_handles" else None
+            return await super()._send_call(verb, args)
 
     class Updated(Told):
         async def update(self, specs: object, handles: bytes | None = None) -> None: ...
@@ -319,3 +322,155 @@ def test_a_probe_of_anything_but_numbers_is_infinitely_far() -> None:
     assert LogprobProbe([1, 2], [-1.0]).distance([float("nan")]) == float("inf")
     assert probe_ids(50) == probe_ids(50)
     assert max(probe_ids(50)) < 50
+
+
+# -- handles of memory -------------------------------------------------------------------------------------------------
+
+
+def make_large_model(seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def test_joined_tensors_are_what_vllm_has_and_the_model_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's are rows of q, k and v, and of gate and up, in that order."""
+    model, before = make_large_model(), make_large_model()
+    parameters = dict(model.named_parameters())
+    names = fuse(list(parameters))
+    assert names is not None
+    monkeypatch.setattr(gpu_transfer, "PIECE", 20_000)
+    joined = gpu_transfer.join(parameters, names)
+    assert list(joined) == list(names)
+    for layer in range(3):
+        own = before.model.layers[layer]
+        for kind in ("weight", "bias"):
+            parts = [getattr(getattr(own.self_attn, part), kind) for part in ("q_proj", "k_proj", "v_proj")]
+            assert torch.equal(joined[f"model.layers.{layer}.self_attn.qkv_proj.{kind}"], torch.cat(parts))
+        both = torch.cat([own.mlp.gate_proj.weight, own.mlp.up_proj.weight])
+        assert torch.equal(joined[f"model.layers.{layer}.mlp.gate_up_proj.weight"], both)
+    assert torch.equal(joined["model.embed_tokens.weight"], before.model.embed_tokens.weight)
+    pieces = {tensor.untyped_storage().data_ptr() for tensor in joined.values()}
+    assert 1 < len(pieces) < 6, "some tensors to a piece"
+    for name, parameter in before.named_parameters():
+        assert parameters[name] is model.get_parameter(name), "whoever holds a parameter holds it still"
+        assert torch.equal(parameters[name], parameter)
+    assert model.lm_head.weight.data_ptr() == joined["model.embed_tokens.weight"].data_ptr()
+
+
+def test_what_is_trained_after_joining_is_seen_in_the_joined_tensors() -> None:
+    model = make_large_model()
+    parameters = dict(model.named_parameters())
+    optim = torch.optim.AdamW(parameters.values(), lr=0.1)
+    joined = gpu_transfer.join(parameters, fuse(list(parameters)) or {})
+    model(input_ids=torch.tensor([[1, 2, 3]])).logits.sum().backward()
+    before = {name: tensor.clone() for name, tensor in joined.items()}
+    optim.step()
+    layer = model.model.layers[0]
+    now = torch.cat([layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight, layer.self_attn.v_proj.weight])
+    assert torch.equal(joined["model.layers.0.self_attn.qkv_proj.weight"], now)
+    assert not torch.equal(before["model.layers.0.self_attn.qkv_proj.weight"], now)
+
+
+def test_only_models_whose_tensors_in_vllm_are_known_are_fused(tmp_path: Path) -> None:
+    def about(**changed: Any) -> Path:
+        known = {"architectures": ["LlamaForCausalLM"], "vocab_size": 128}
+        (tmp_path / "config.json").write_text(json.dumps(known | changed))
+        return tmp_path
+
+    assert is_fusable(about(), ["--enforce-eager"])
+    assert not is_fusable(about(vocab_size=130), [])
+    assert not is_fusable(about(architectures=["GemmaForCausalLM"]), [])
+    assert not is_fusable(about(quantization_config={"bits": 4}), [])
+    assert not is_fusable(about(), ["--quantization", "fp8"])
+
+
+class Cuda(Here):
+    """Hands out handles as if there were a GPU; says what it was asked for."""
+
+    def __init__(self, held: ModelWeights) -> None:
+        super().__init__(held)
+        self.asked: list[Any] = []
+
+    async def _send_call(self, verb: str, args: tuple[Any, ...]) -> Any:
+        self.asked.append((verb, *args))
+        if verb != "export_handles":
+            return await super()._send_call(verb, args)
+        [fused] = args
+        own = self.held.specs()
+        sent = own if fused is None else {name: TensorSpec("float32", (1,)) for name in fused}
+        return IpcHandles(own, sent, b"handles")
+
+
+class Fusing(Told):
+    """Takes its own tensors, unless it has others than it should."""
+
+    knows = True
+
+    def fuse(self, names: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
+        return fuse(names)
+
+    async def update(self, specs: Any, handles: bytes | None = None) -> None:
+        own = "model.layers.0.self_attn.qkv_proj.weight" in specs
+        self.said.append("own" if own else "the model's")
+        if own and not self.knows:
+            raise EngineError("no such parameter")
+
+    async def finish_update(self) -> None:
+        self.said.append("finish")
+
+
+async def test_a_server_whose_tensors_are_known_is_given_those(source: Path) -> None:
+    held = ModelWeights(make_model(1), source)
+    learner, told = Cuda(held), Fusing(read_tensors(source), held.probe().logprobs)
+    transfer = IpcTransfer(learner)
+    assert await Publisher(Loads(), transfer).deliver("1.1", told) == "strop"
+    assert told.said == ["hold", None, "start fused", "own", "finish", "go on", "strop"]
+    assert (await transfer.send("1.2", told)).probe == held.probe()
+
+
+async def test_a_server_that_refuses_them_is_given_the_models_from_then_on(source: Path) -> None:
+    held = ModelWeights(make_model(1), source)
+    told = Fusing(read_tensors(source), held.probe().logprobs)
+    told.knows, transfer = False, IpcTransfer(Cuda(held))
+    await transfer.send("1.1", told)
+    assert told.said == [None, "start fused", "own", "start", "the model's", "finish"]
+    told.said.clear()
+    await transfer.send("1.2", told)
+    assert told.said == [None, "start", "the model's", "finish"]
+
+
+async def test_a_version_is_not_served_before_its_probe_agrees(source: Path) -> None:
+    held = ModelWeights(make_model(1), source)
+    told = Fusing(read_tensors(source), [one - 1 for one in held.probe().logprobs])
+    with pytest.raises(EngineError, match=r"does not serve what was sent as version 1\.1"):
+        await Publisher(Loads(), IpcTransfer(Cuda(held))).deliver("1.1", told)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_one_value_that_is_not_a_number_is_found_among_all(source: Path, bad: float) -> None:
+    model = make_model()
+    held = ModelWeights(model, source)
+    held.refuse_broken()
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[3, 5] = bad
+    with pytest.raises(WeightsRefused, match=r"model.layers.0.mlp.up_proj.weight has values that are not finite"):
+        held.refuse_broken()
+
+
+def test_large_numbers_are_numbers(source: Path) -> None:
+    model = make_model()
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.fill_(3e38)  # whose sum is infinite
+    ModelWeights(model, source).refuse_broken()

@@ -18,6 +18,7 @@ from strop.engines.remote import RemoteEngine
 from strop.engines.served_policies import ServedModel
 from strop.engines.server_events import SampledTokens
 from strop.engines.vllm.adapters import choose_rank, count_adapters, make_arguments, refuse_arguments, refuse_server
+from strop.engines.vllm.fused import is_fusable
 from strop.engines.vllm.protocol import MODEL, VllmApi
 from strop.engines.vllm.receiver import VllmReceiver
 from strop.errors import ConfigError
@@ -120,7 +121,9 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
         return await api.score(ids, model=model or api.base)
 
     def _make_receiver(self, api: VllmApi, tensors: ModelTensors) -> VllmReceiver:
-        return VllmReceiver(api, tensors, self._dtype)
+        ours = not self._settings.url and self._settings.tensor_parallel == 1
+        fusable = ours and is_fusable(self._model.folder, self._settings.args)
+        return VllmReceiver(api, tensors, self._dtype, fusable=fusable)
 
     async def _rest(self, api: VllmApi) -> None:
         """While it is paused, its GPU memory is the learner's, if that was asked for."""

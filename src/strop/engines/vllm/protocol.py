@@ -9,7 +9,8 @@ Tested: 0.24 (one H200) and 0.32 (CPU). What differs between them and is spoken 
     a sampled token         {"token": "token_id:7", ...} in 0.24, {"token_id": 7, ...} in 0.32: ids are read beside it
     an aborted answer       0.24 ends its stream without a reason, 0.32 with "abort"
     a weight update         0.24 wants a JSON body for /start_weight_update; packed transfers are announced per update
-                            in 0.24 and at the beginning in 0.32, so tensors are sent one by one
+                            in 0.24 and at the beginning in 0.32, so tensors are sent one by one; only 0.24 takes its
+                            own tensors (fused.py) as well as the model's
 """
 
 from __future__ import annotations
@@ -133,8 +134,14 @@ class VllmApi:
     async def begin_transfer(self, about: Said) -> None:
         await self._ask("POST", "/init_weight_transfer_engine", {"init_info": about}, timeout=MOVED)
 
-    async def start_update(self) -> None:
-        await self._ask("POST", "/start_weight_update", {}, timeout=MOVED)
+    @property
+    def takes_fused(self) -> bool:
+        """Whether it can be given its own tensors in place of the model's: 0.24 can, 0.32 cannot over HTTP."""
+        return self.version.startswith("0.24.")
+
+    async def start_update(self, *, fused: bool = False) -> None:
+        about = {"is_checkpoint_format": False} if fused else {}
+        await self._ask("POST", "/start_weight_update", about, timeout=MOVED)
 
     async def update(self, about: Said) -> None:
         await self._ask("POST", "/update_weights", {"update_info": about}, timeout=MOVED)

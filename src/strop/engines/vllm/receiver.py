@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.engines.receiver import MeetingPlace, ModelTensors, TensorSpec, WeightReceiver, WeightsRefused
+from strop.engines.vllm.fused import fuse
 from strop.engines.vllm.protocol import VllmApi
 
 LIMITS = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.03}
@@ -20,9 +21,12 @@ HINT = " (vLLM on CPUs cannot load a model anew whose output layer is its embedd
 
 
 class VllmReceiver(WeightReceiver):
-    def __init__(self, api: VllmApi, tensors: ModelTensors, dtype: str) -> None:
+    def __init__(self, api: VllmApi, tensors: ModelTensors, dtype: str, *, fusable: bool = False) -> None:
+        """`fusable`: which tensors the server has of its own is known (fused.py)."""
         super().__init__("vLLM", api.base, tensors, limit=LIMITS.get(dtype, LIMITS["bfloat16"]), hint=HINT)
         self._api = api
+        self._fusable = fusable and api.takes_fused
+        self._ready = False  # for handles of memory, which need be announced but once
 
     @property
     def asleep(self) -> bool:
@@ -73,10 +77,15 @@ class VllmReceiver(WeightReceiver):
         if place is not None:
             about = {"master_address": place.address, "master_port": place.port}
             about |= {"rank_offset": 1, "world_size": 1 + place.num_workers}
-        await self._api.begin_transfer(about)
+        if place is not None or not self._ready:
+            await self._api.begin_transfer(about)
+        self._ready = place is None
 
-    async def start_update(self) -> None:
-        await self._api.start_update()
+    def fuse(self, names: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
+        return fuse(names) if self._fusable else None
+
+    async def start_update(self, *, fused: bool = False) -> None:
+        await self._api.start_update(fused=fused)
 
     async def update(self, specs: Mapping[str, TensorSpec], handles: bytes | None = None) -> None:
         about: dict[str, Any] = {
