@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from strop.errors import BadReward, StoreError
-from strop.types import Attempt, Event, Policy, Reward, Rollout, Step, Turn
+from strop.types import MAX_REWARD, Attempt, Event, Policy, Reward, Rollout, Step, Turn
 
 Row = Sequence[Any]
 
@@ -160,6 +160,39 @@ def rollout(row: Row) -> Rollout:
     if huge is None:
         return found
     return replace(found, status="failed", cause="bad_reward", detail=huge.wrong, rewards=())
+
+
+_JSON_PLACES = [place for place, kind in enumerate(kinds(Rollout).values()) if kind.write is to_json]
+_JsonRollout = msgspec.defstruct("_JsonRollout", Rollout.__struct_fields__, gc=False)
+
+
+class _Value(Struct, gc=False):
+    value: float
+
+
+_values = msgspec.json.Decoder(list[_Value]).decode
+_REWARDS = Rollout.__struct_fields__.index("rewards")
+
+
+def rollouts_json(found: Sequence[Row]) -> bytes:
+    """Rows of rollouts as a JSON array, the same as `encode` makes of the records: columns that hold JSON go into it as
+    they are."""
+    page: list[Struct] = []
+    for row in found:
+        if row[_REWARDS] != "[]" and any(abs(one.value) > MAX_REWARD for one in _values(row[_REWARDS])):
+            page.append(rollout(row))
+            continue
+        values = list(row)
+        for place in _JSON_PLACES:
+            values[place] = msgspec.Raw(values[place])
+        page.append(_JsonRollout(*values))
+    body = _encode(page)
+    _check(body)
+    return body
+
+
+_check = msgspec.json.Decoder(msgspec.Raw).decode
+"""Raises what reading a damaged column raises."""
 
 
 def attempt(row: Row) -> Attempt:
