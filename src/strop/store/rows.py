@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from strop.errors import BadReward, StoreError
@@ -167,32 +167,27 @@ _JsonRollout = msgspec.defstruct("_JsonRollout", Rollout.__struct_fields__, gc=F
 
 
 class _Value(Struct, gc=False):
-    value: float
+    value: Annotated[float, Meta(ge=-MAX_REWARD, le=MAX_REWARD)]
 
 
-_values = msgspec.json.Decoder(list[_Value]).decode
 _REWARDS = Rollout.__struct_fields__.index("rewards")
+_check_values = msgspec.json.Decoder(list[list[_Value]]).decode
 
 
 def rollouts_json(found: Sequence[Row]) -> bytes:
-    """Rows of rollouts as a JSON array, the same as `encode` makes of the records: columns that hold JSON go into it as
-    they are."""
+    """Rows of rollouts as a JSON array, as `encode` would make it of the records: columns that hold JSON go into it as
+    they are. A damaged one is noticed by who decodes the page, as it would be here."""
+    try:
+        _check_values("[" + ",".join([row[_REWARDS] for row in found]) + "]")
+    except msgspec.ValidationError:  # one is too large
+        return _encode([rollout(row) for row in found])
     page: list[Struct] = []
     for row in found:
-        if row[_REWARDS] != "[]" and any(abs(one.value) > MAX_REWARD for one in _values(row[_REWARDS])):
-            page.append(rollout(row))
-            continue
         values = list(row)
         for place in _JSON_PLACES:
             values[place] = msgspec.Raw(values[place])
         page.append(_JsonRollout(*values))
-    body = _encode(page)
-    _check(body)
-    return body
-
-
-_check = msgspec.json.Decoder(msgspec.Raw).decode
-"""Raises what reading a damaged column raises."""
+    return _encode(page)
 
 
 def attempt(row: Row) -> Attempt:

@@ -287,7 +287,7 @@ async def test_a_file_that_is_held_is_waited_for_in_the_thread(tmp_path: Path):
 
 
 async def test_pages_of_json_are_those_of_the_records(tmp_path: Path):
-    """Also of a reward that was recorded before such were refused; a damaged column is not passed on."""
+    """Also of a reward that was recorded before such were refused."""
     store = await SqliteStore.open(tmp_path / "store.sqlite")
     await store.enqueue(rollouts(4, data={"text": '\u2028 "quoted" \\ ü \U0001f600', "n": 1e300}))
     for number in range(3):
@@ -303,8 +303,4 @@ async def test_pages_of_json_are_those_of_the_records(tmp_path: Path):
     assert await store.list_json(after="g1.1", limit=1) == msgspec.json.encode(found[2:3])
     assert await store.list_json(status="cancelled", newest=True) == msgspec.json.encode(found[3:])
     assert await store.list_json(mode="eval") == b"[]"
-    with sqlite3.connect(tmp_path / "store.sqlite") as db:
-        db.execute("""UPDATE rollouts SET task = '{"id":' WHERE id = 'g1.0'""")
-    with pytest.raises(msgspec.DecodeError):
-        await store.list_json()
     await store.close()
