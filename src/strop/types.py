@@ -6,6 +6,7 @@
 
 All records are frozen msgspec Structs: comparable, hashable where their fields are, and encoded as JSON by
 `msgspec.json`. Times are seconds since the epoch (UTC). Ids are strings that sort in the order things were made.
+Records of texts and numbers alone are none of the garbage collector's business (`gc=False`).
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Sampling(Struct, frozen=True, kw_only=True):
         return self.temperature > 0.0 and not self.truncated and not self.penalised
 
 
-class Reward(Struct, frozen=True, kw_only=True):
+class Reward(Struct, frozen=True, kw_only=True, gc=False):
     """A number with a name, for the whole rollout, for one agent in it, or for one turn (never both).
 
     The same name and target given twice: the last one wins. What is `wrong` is refused where it enters
@@ -141,7 +142,7 @@ class Reward(Struct, frozen=True, kw_only=True):
         return None
 
 
-class Retry(Struct, frozen=True, kw_only=True):
+class Retry(Struct, frozen=True, kw_only=True, gc=False):
     """How often a rollout is tried again after one cause, and after how many seconds: twice as many each time.
 
     >>> Retry(limit=3, wait=0.5).pause(1), Retry(limit=3, wait=0.5).pause(3)
@@ -211,7 +212,7 @@ class Rollout(Struct, frozen=True, kw_only=True):
         return None
 
 
-class Attempt(Struct, frozen=True, kw_only=True):
+class Attempt(Struct, frozen=True, kw_only=True, gc=False):
     """One lease of a rollout by a runner. Only the last attempt of a rollout counts.
 
     `key` is the attempt's secret: it opens this attempt at the gateway and nothing else. Writes after `lease_until`

@@ -17,6 +17,8 @@ from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from strop.net.joined_head import JoinedHead
+
 MAX_HEAD = 64 << 10
 """Bytes a request's head may take (and one read of the socket more)."""
 HEAD_TIME = 30.0
@@ -72,6 +74,7 @@ class Bounded(HttpToolsProtocol):
         self._size, self._between, self._head_since = 0, False, None
         self._body_since, self._received = self.loop.time(), 0
         super().on_headers_complete()
+        self.cycle.transport = JoinedHead(self.transport, self.loop)
         # Answered before its body is there, a client that asked to close would be cut off before it reads the answer.
         self._closes, self.cycle.keep_alive = not self.cycle.keep_alive, True
 

@@ -17,7 +17,8 @@ import builtins
 import random
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -28,6 +29,7 @@ from strop.net.asgi import ErrorBody
 from strop.net.client import Client, Response, TooLarge
 from strop.store import rows, rpc, wire
 from strop.store.base import ID, Ref, Store
+from strop.store.batching import VerbBatches, VerbRequest
 from strop.store.turn_deltas import grow
 from strop.types import Attempt, Cause, Event, Lease, Mode, Policy, Reward, Rollout, Status, Step, Turn
 
@@ -57,6 +59,7 @@ class HttpStore(Store):
             )
         self.url, self._key = url.rstrip("/"), wire.check_key(key)
         self._client = self._connections()
+        self._batches = VerbBatches(self._client, TIMEOUT)
         self._beats = self._connections()  # of their own: one that has gone silent is not followed by another
         self._patience = patience
         self._answered = False
@@ -105,7 +108,7 @@ class HttpStore(Store):
                 wait=poll,
                 token=token,
             )
-            leases = await self._call(rpc.LEASE, body, timeout=poll + TIMEOUT)
+            leases = await self._call(rpc.LEASE, body, timeout=poll + TIMEOUT if poll else None)
             if leases or time.monotonic() >= deadline:
                 return leases
 
@@ -244,15 +247,21 @@ class HttpStore(Store):
         verb: rpc.Verb[T],
         given: Any = None,
         *,
-        timeout: float = TIMEOUT,
+        timeout: float | None = None,
         client: Client | None = None,
         **at: str | int,
     ) -> T:
-        """Ask for a verb of the table: `given` is its body, or its query by name; `at` is what its address names."""
+        """Ask for a verb of the table: `given` is its body, or its query by name; `at` is what its address names. What
+        reads, or has a time or connections of its own, is not sent together with other verbs."""
         path, body = _path(verb.path, at), given
         if verb.method == "GET":
             path, body = path + _query(given or {}), None
-        answer = await self._send(verb.method, path, body, timeout=timeout, client=client)
+        asked = VerbRequest(verb, path, at, self._encode(body))
+        if verb.method == "GET" or timeout is not None or client is not None:
+            send = partial(asked.send, client or self._client, timeout or TIMEOUT)
+        else:
+            send = partial(self._batches.send, asked)
+        answer = await self._send(send)
         try:
             return _DECODERS[verb.name].decode(answer)
         except msgspec.MsgspecError as error:
@@ -261,18 +270,18 @@ class HttpStore(Store):
                 "both sides"
             ) from None
 
-    async def _send(
-        self, method: str, path: str, what: Any = None, *, timeout: float = TIMEOUT, client: Client | None = None
-    ) -> bytes:
-        """The body of the answer, asked for again and again while nobody is there to give one."""
+    def _encode(self, what: Any) -> bytes:
         try:
-            body = b"" if what is None else _encode(what)
+            return b"" if what is None else _encode(what)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise StoreError(f"this cannot be sent to the store: {error}. Fix: use plain JSON types") from None
+
+    async def _send(self, send: Callable[[], Awaitable[Response]]) -> bytes:
+        """The body of the answer, asked for again and again while nobody is there to give one."""
         pause, since = 0.05, None  # since when it fails: a request may have waited in peace for long before
         while True:
             try:
-                answer = await (client or self._client).request(method, path, body, timeout=timeout, again=True)
+                answer = await send()
                 self._answered = True
                 if answer.status == 200:
                     return answer.body

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from strop.errors import BadReward, StoreError
-from strop.types import Attempt, Event, Policy, Reward, Rollout, Step, Turn
+from strop.types import MAX_REWARD, Attempt, Event, Policy, Reward, Rollout, Step, Turn
 
 Row = Sequence[Any]
 
@@ -160,6 +160,34 @@ def rollout(row: Row) -> Rollout:
     if huge is None:
         return found
     return replace(found, status="failed", cause="bad_reward", detail=huge.wrong, rewards=())
+
+
+_JSON_PLACES = [place for place, kind in enumerate(kinds(Rollout).values()) if kind.write is to_json]
+_JsonRollout = msgspec.defstruct("_JsonRollout", Rollout.__struct_fields__, gc=False)
+
+
+class _Value(Struct, gc=False):
+    value: Annotated[float, Meta(ge=-MAX_REWARD, le=MAX_REWARD)]
+
+
+_REWARDS = Rollout.__struct_fields__.index("rewards")
+_check_values = msgspec.json.Decoder(list[list[_Value]]).decode
+
+
+def rollouts_json(found: Sequence[Row]) -> bytes:
+    """Rows of rollouts as a JSON array, as `encode` would make it of the records: columns that hold JSON go into it as
+    they are. A damaged one is noticed by who decodes the page, as it would be here."""
+    try:
+        _check_values("[" + ",".join([row[_REWARDS] for row in found]) + "]")
+    except msgspec.ValidationError:  # one is too large
+        return _encode([rollout(row) for row in found])
+    page: list[Struct] = []
+    for row in found:
+        values = list(row)
+        for place in _JSON_PLACES:
+            values[place] = msgspec.Raw(values[place])
+        page.append(_JsonRollout(*values))
+    return _encode(page)
 
 
 def attempt(row: Row) -> Attempt:

@@ -3,14 +3,15 @@
     remote.HttpStore.lease(...) ──POST /v1/lease {...}──▶ server.handlers.lease ──▶ SqliteStore or PostgresStore
 
 The routes of a server, the requests of a client and the OpenAPI description are all made from it. A new verb takes an
-entry here, a method of the same name in `server/handlers.py`, and one in `remote.py`.
+entry here, a method of the same name in `server/handlers.py`, and one in `remote.py`. `BATCH` is several of them in one
+request (`server/batch.py`, `batching.py`).
 """
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from strop.store import wire
 from strop.store.turn_deltas import TurnDelta
@@ -221,6 +222,18 @@ OPEN_LINEAGE = Verb(
     "Begin a new line after a step; later steps become superseded.",
 )
 
+# -- several at once ---------------------------------------------------------------------------------------------------
+
+BATCH = Verb(
+    "batch",
+    "POST",
+    "/v1/batch",
+    Annotated[list[wire.VerbCall], Meta(min_length=1, max_length=wire.MAX_COUNT)],
+    list[wire.VerbAnswer],
+    "Several verbs that change something, none of which waits, in one request. Each is done or refused as it would be "
+    "alone, in any order, and is answered at its place once it is durable.",
+)
+
 VERBS: tuple[Verb[Any], ...] = (
     FINISH,  # first, since of the addresses that have to be matched it is the one asked for most
     ENQUEUE,
@@ -246,4 +259,5 @@ VERBS: tuple[Verb[Any], ...] = (
     STEPS,
     COMMIT_STEP,
     OPEN_LINEAGE,
+    BATCH,
 )

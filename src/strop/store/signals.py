@@ -47,6 +47,8 @@ async def wait_until(
 ) -> T | None:
     """What `look` finds, looking again at every signal, and after `due()` seconds without one, until it finds something
     or the time is over."""
+    if timeout <= 0:
+        return await look()
     deadline = time.monotonic() + timeout
     while True:
         waiter = signal.waiter()

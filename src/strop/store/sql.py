@@ -14,7 +14,7 @@ import builtins
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from strop.errors import Fenced, StoreError, UnknownId
 from strop.store import encoded_turns, rows, transitions, turn_writes
@@ -44,6 +44,9 @@ T = TypeVar("T")
 PAGE = 1000
 """Most rollouts one `wait` answers with; the cursor leads on to the rest."""
 
+BRIEF = 100
+"""Most rollouts that are looked up and not read in a thread of their own."""
+
 HELD = 1.0
 """Seconds until one looks again for a rollout that somebody else held."""
 
@@ -65,6 +68,10 @@ class SqlStore(Store):
     @abstractmethod
     async def _read(self, operation: Operation[T]) -> T:
         """Run it on one view of the data."""
+
+    async def _look_up(self, operation: Operation[T]) -> T:
+        """The same, for what an index leads to and is not much: a backend may do it at once."""
+        return await self._read(operation)
 
     # -- rollouts ------------------------------------------------------------------------------------------------
 
@@ -256,7 +263,7 @@ class SqlStore(Store):
     # -- reading ---------------------------------------------------------------------------------------------------
 
     async def get(self, rollout: str) -> Rollout:
-        return await self._read(lambda db: transitions.find(db, rollout))
+        return await self._look_up(lambda db: transitions.find(db, rollout))
 
     async def attempts(self, rollout: str) -> builtins.list[Attempt]:
         def read(db: Db) -> builtins.list[Attempt]:
@@ -264,10 +271,10 @@ class SqlStore(Store):
             query = f"SELECT {rows.ATTEMPT} FROM attempts WHERE rollout = ? ORDER BY number"
             return [rows.attempt(row) for row in db.execute(query, (rollout,)).fetchall()]
 
-        return await self._read(read)
+        return await self._look_up(read)
 
     async def attempt(self, key: str) -> Attempt:
-        return await self._read(lambda db: transitions.find_attempt(db, key))
+        return await self._look_up(lambda db: transitions.find_attempt(db, key))
 
     async def turns(self, rollout: str, *, attempt: int | None = None) -> builtins.list[Turn]:
         def read(db: Db) -> tuple[builtins.list[rows.Row], dict[str, str]]:
@@ -294,9 +301,28 @@ class SqlStore(Store):
         limit: int = 1000,
         newest: bool = False,
     ) -> builtins.list[Rollout]:
+        found = await self._list(group=group, status=status, mode=mode, after=after, limit=limit, newest=newest)
+        return [rows.rollout(row) for row in found]
+
+    async def list_json(self, **which: Any) -> bytes:
+        return rows.rollouts_json(await self._list(**which))
+
+    async def _list(
+        self,
+        *,
+        group: str | None = None,
+        status: Status | None = None,
+        mode: Mode | None = None,
+        after: str | None = None,
+        limit: int = 1000,
+        newest: bool = False,
+    ) -> builtins.list[rows.Row]:
+        given = {"grp": group, "status": status, "mode": mode}
+        where = {f"{column} = ?": value for column, value in given.items() if value is not None}
+        # One column leads through its index, unless it is the mode; a second one may be far between.
+        brief = limit <= BRIEF and len(where) <= 1 and mode is None
+
         def read(db: Db) -> builtins.list[rows.Row]:
-            given = {"grp": group, "status": status, "mode": mode}
-            where = {f"{column} = ?": value for column, value in given.items() if value is not None}
             if after is not None:
                 transitions.find(db, after)
                 where[f"seq {'<' if newest else '>'} (SELECT seq FROM rollouts WHERE id = ?)"] = after
@@ -304,7 +330,7 @@ class SqlStore(Store):
             query = f"SELECT {rows.ROLLOUT} FROM rollouts {which} ORDER BY seq {'DESC' if newest else ''} LIMIT ?"
             return db.execute(query, (*where.values(), limit)).fetchall()
 
-        return [rows.rollout(row) for row in await self._read(read)]
+        return await (self._look_up(read) if brief else self._read(read))
 
     async def wait(self, cursor: int, *, timeout: float) -> tuple[int, builtins.list[Rollout]]:
         def read(db: Db) -> builtins.list[rows.Row]:

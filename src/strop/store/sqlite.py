@@ -19,7 +19,7 @@ from strop.errors import PlaceError, StoreError
 from strop.files import private
 from strop.store import schema
 from strop.store.sql import Operation, SqlStore
-from strop.store.sqlite_writer import BUSY, SqliteThread, SqliteWriter, explain
+from strop.store.sqlite_writer import BUSY, SqliteReader, SqliteWriter, explain
 
 T = TypeVar("T")
 WORDS = {"SERIAL_KEY": "INTEGER PRIMARY KEY"}
@@ -43,7 +43,7 @@ class SqliteStore(SqlStore):
         self.path = path
         self._db = write
         self._writer = SqliteWriter(write, path, self._notify, synced=synced)
-        self._reader = SqliteThread(read, path, "strop-store-reader")
+        self._reader = SqliteReader(read, path, "strop-store-reader")
 
     @classmethod
     async def open(cls, path: str | Path, synchronous: Literal["NORMAL", "FULL"] = "NORMAL") -> SqliteStore:
@@ -60,6 +60,9 @@ class SqliteStore(SqlStore):
 
     async def _read(self, operation: Operation[T]) -> T:
         return await self._reader.do(operation)
+
+    async def _look_up(self, operation: Operation[T]) -> T:
+        return await self._reader.look_up(operation)
 
     def _notify(self) -> None:
         """After a commit, wherever it was made."""

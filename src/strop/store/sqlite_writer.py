@@ -1,4 +1,4 @@
-"""How coroutines reach SQLite: reads go through a thread of their own, writes are committed in groups.
+"""How coroutines reach SQLite: long reads go through a thread of their own, writes are committed in groups.
 
     verb ──(operation, future)──▶ batch ──▶ BEGIN, operation, operation, ..., COMMIT ──▶ futures resolve
 
@@ -15,7 +15,8 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from strop.errors import PlaceError, StoreError, StropError, Unavailable
@@ -37,8 +38,9 @@ BUSY = 60.0
 """Seconds to wait for a lock that another program holds on the file."""
 
 
-class SqliteThread:
-    """A connection with a thread of its own that runs what is put on its queue."""
+class SqliteThread(ABC):
+    """A connection with a thread of its own that runs what is put on its queue. Whoever uses the connection holds
+    `_using`; outside the thread nobody waits for it, nor for locks of other programs."""
 
     def __init__(self, connection: sqlite3.Connection, path: str, name: str) -> None:
         self._connection = connection
@@ -46,6 +48,8 @@ class SqliteThread:
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._closing = False
         self._lock = threading.Lock()
+        self._using = threading.Lock()
+        connection.execute("PRAGMA busy_timeout = 0")
         # A daemon, so that a program that never closes its store can still end.
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
@@ -72,7 +76,8 @@ class SqliteThread:
             batch = self._take()
             more = batch[-1] is not None
             self._run([item for item in batch if item is not None])
-        self._connection.close()
+        with self._using:
+            self._connection.close()
 
     def _take(self) -> list[_Item | None]:
         """Wait for an item, then take all that are there. None, the end mark, can only be the last."""
@@ -87,22 +92,62 @@ class SqliteThread:
 
     def _gather(self) -> None:
         """Called when there is work: whether to wait for more of it."""
+        return
 
+    @abstractmethod
     def _run(self, batch: list[_Item]) -> None:
-        for operation, future in _wanted(batch):
+        """In the thread: do what is wanted, and tell those who wait."""
+
+    @contextlib.contextmanager
+    def _patiently(self) -> Generator[None]:
+        """In the thread: the connection is its own, and locks of other programs are waited for."""
+        with self._using:
+            self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY)}")
             try:
-                self._connection.execute("BEGIN")  # one view of the data for all statements of a read
-                result, error = operation(self._connection), None
-            except Exception as raised:
-                result, error = None, self._explain(raised)
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            _settle([(future, result, error)])
+                yield
+            finally:
+                self._connection.execute("PRAGMA busy_timeout = 0")
 
     def _explain(self, error: Exception) -> Exception:
         if isinstance(error, OverflowError):
             return StoreError(f"a number does not fit into {self._path}: {error}. Fix: give a smaller one")
         return explain(error, self._path) if isinstance(error, sqlite3.Error) else error
+
+
+class SqliteReader(SqliteThread):
+    """What is read in the thread does not hold up the event loop, but costs more for going there and back than a look
+    at a few rows: `look_up` does those right here, unless the thread is at work or another program holds the file."""
+
+    async def look_up(self, operation: Operation[T]) -> T:
+        await asyncio.sleep(0)  # whoever looks again and again must leave others their turn
+        if self._using.acquire(blocking=False):
+            try:
+                if not self._closing:
+                    return self._view(operation)
+            except Exception as raised:
+                if not is_busy(raised):
+                    raise self._explain(raised) from None
+            finally:
+                self._using.release()
+        return await self.do(operation)
+
+    def _view(self, operation: Operation[T]) -> T:
+        """One view of the data for all statements of a read."""
+        self._connection.execute("BEGIN")
+        try:
+            return operation(self._connection)
+        finally:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+
+    def _run(self, batch: list[_Item]) -> None:
+        for operation, future in _wanted(batch):
+            try:
+                with self._patiently():
+                    result, error = self._view(operation), None
+            except Exception as raised:
+                result, error = None, self._explain(raised)
+            _settle([(future, result, error)])
 
 
 class SqliteWriter(SqliteThread):
@@ -123,11 +168,9 @@ class SqliteWriter(SqliteThread):
         self._here: list[_Item] = []  # to be committed at the end of this turn of the loop
         self._there = 0  # how many are in the thread's hands
         self._commits = 0  # since the log was last copied
-        self._using = threading.Lock()
         self._shared = 1  # how many shared the last commit
         self._deadline = 0.0
         connection.execute("PRAGMA wal_autocheckpoint = 0")
-        connection.execute("PRAGMA busy_timeout = 0")
         super().__init__(connection, path, "strop-store-writer")
 
     async def do(self, operation: Operation[T]) -> T:
@@ -188,14 +231,12 @@ class SqliteWriter(SqliteThread):
     def _run(self, batch: list[_Item]) -> None:
         """In the thread."""
         self._shared = len(batch)
-        with self._using:
-            self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY)}")
+        with self._patiently():
             self._commit(batch, patient=True)
             if self._commits >= COPY_EVERY:
                 with contextlib.suppress(sqlite3.Error):  # a full disk: the log keeps everything, it is tried again
                     self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
                     self._commits = 0
-            self._connection.execute("PRAGMA busy_timeout = 0")
         with self._lock:
             self._there -= len(batch)
 
@@ -211,7 +252,7 @@ class SqliteWriter(SqliteThread):
             if self._connection.in_transaction:
                 with contextlib.suppress(sqlite3.Error):  # it was undone already
                     self._connection.execute("ROLLBACK")
-            if not patient and raised.sqlite_errorname.startswith("SQLITE_BUSY"):
+            if not patient and is_busy(raised):
                 return False
             _settle([(future, None, self._explain(raised)) for _, future in wanted])
             return True
@@ -293,6 +334,11 @@ def _resolve(outcomes: list[_Outcome]) -> None:
 def call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
     with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is left to hear it
         loop.call_soon_threadsafe(callback)
+
+
+def is_busy(error: Exception) -> bool:
+    """Whether another program holds the file."""
+    return isinstance(error, sqlite3.Error) and (getattr(error, "sqlite_errorname", "") or "").startswith("SQLITE_BUSY")
 
 
 def explain(error: sqlite3.Error, path: str) -> StropError:

@@ -47,7 +47,7 @@ from strop.types import (
 MAX_WAIT = 60.0
 """Seconds one request may wait for something to happen; a client that wants to wait longer asks again."""
 MAX_COUNT = 1000
-"""Most things one answer holds."""
+"""Most things one answer holds, and most verbs of a batch."""
 INT64 = 2**63 - 1
 
 Seconds = Annotated[float, Meta(gt=0, le=3600, description="seconds a lease lasts from now, unless prolonged")]
@@ -223,6 +223,14 @@ class LineageBody(Struct, kw_only=True, forbid_unknown_fields=True):
     after: Nth
 
 
+class VerbCall(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One verb of a batch: its name, what its address names, and its body."""
+
+    verb: str
+    at: dict[str, str] = {}
+    body: msgspec.Raw
+
+
 # -- questions ---------------------------------------------------------------------------------------------------------
 
 
@@ -305,6 +313,13 @@ class Lineage(Struct):
     """The number of the new line."""
 
     lineage: int
+
+
+class VerbAnswer(Struct):
+    """What a verb of a batch came to: the status and the body that it would have been answered with alone."""
+
+    status: int
+    body: Any
 
 
 class Health(Struct):

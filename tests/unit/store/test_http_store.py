@@ -6,6 +6,7 @@ That it answers like any other store is tested by `test_store.py`.
 import asyncio
 import math
 import socket
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -190,6 +191,15 @@ async def test_long_lists_come_in_pages(server: StoreServer):
         assert [r.id for r in await store.list(limit=1500, after="r9")] == [f"r{n}" for n in range(10, 1510)]
         assert len(await store.lease("w", seconds=30, count=5000)) == 1000
         assert len(await store.list(status="queued", group="g", mode="train", limit=2000)) == 1300
+
+
+async def test_a_damaged_rollout_is_not_taken_for_another(server: StoreServer, behind: SqliteStore, tmp_path: Path):
+    await behind.enqueue([rollout("a"), rollout("b")])
+    with sqlite3.connect(tmp_path / "store.sqlite") as db:
+        db.execute("""UPDATE rollouts SET task = '{"id":"t"' WHERE id = 'a'""")
+    async with client(server.url) as store:
+        with pytest.raises(StoreError, match="cannot be read here"):
+            await store.list()
 
 
 async def test_metrics_that_are_no_numbers(server: StoreServer, behind: SqliteStore):

@@ -3,14 +3,17 @@
 import asyncio
 import sqlite3
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from strop.errors import NewerStore, PlaceError, StoreError
+from strop.errors import NewerStore, PlaceError, StoreError, Unavailable
 from strop.store import schema, sqlite_writer
 from strop.store.sqlite import SqliteDb, SqliteStore
-from strop.types import Event, Rollout, Task
+from strop.types import Event, Reward, Rollout, Task
 
 
 def rollouts(num: int, data: object = None) -> list[Rollout]:
@@ -223,4 +226,81 @@ async def test_an_operation_that_breaks_in_python_reaches_its_caller_alone(tmp_p
     )
     assert [type(r) for r in results] == [int, ZeroDivisionError, int]
     assert len(await store.list()) == 2
+    await store.close()
+
+
+# -- looking up --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_look_waits_neither_for_the_thread_nor_in_the_loop(tmp_path: Path):
+    """While a long read has the connection, a look queues up after it and the loop goes on."""
+    store = await SqliteStore.open(tmp_path / "store.sqlite")
+    await store.enqueue(rollouts(1))
+    began, go = threading.Event(), threading.Event()
+
+    def long(db: Any) -> str:
+        began.set()
+        assert go.wait(60)
+        return "read"
+
+    reading = asyncio.create_task(store._read(long))
+    await asyncio.to_thread(began.wait, 60)
+    looking = asyncio.create_task(store.get("g1.0"))
+    for _ in range(10):
+        await asyncio.sleep(0.01)
+        assert not looking.done()
+    go.set()
+    assert await reading == "read"
+    assert (await looking).id == "g1.0"
+    await store.close()
+    with pytest.raises(Unavailable, match="is closed"):
+        await store.get("g1.0")
+
+
+async def test_who_looks_again_and_again_leaves_others_their_turn(tmp_path: Path):
+    store = await SqliteStore.open(tmp_path / "store.sqlite")
+    await store.enqueue(rollouts(1))
+    cancelling = asyncio.create_task(store.cancel(["g1.0"], detail="not wanted"))
+    async with asyncio.timeout(60):
+        while (await store.get("g1.0")).status != "cancelled":
+            pass
+    await cancelling
+    await store.close()
+
+
+async def test_a_file_that_is_held_is_waited_for_in_the_thread(tmp_path: Path):
+    store = await SqliteStore.open(tmp_path / "store.sqlite")
+    await store.enqueue(rollouts(1))
+    held: list[bool] = []
+
+    def look(db: Any) -> str:
+        held.append(threading.current_thread() is threading.main_thread())
+        if held[-1]:
+            error = sqlite3.OperationalError("database is locked")
+            error.sqlite_errorname = "SQLITE_BUSY_RECOVERY"
+            raise error
+        return db.execute("SELECT id FROM rollouts").fetchone()[0]
+
+    assert await store._look_up(look) == "g1.0"
+    assert held == [True, False]
+    await store.close()
+
+
+async def test_pages_of_json_are_those_of_the_records(tmp_path: Path):
+    """Also of a reward that was recorded before such were refused."""
+    store = await SqliteStore.open(tmp_path / "store.sqlite")
+    await store.enqueue(rollouts(4, data={"text": '\u2028 "quoted" \\ ü \U0001f600', "n": 1e300}))
+    for number in range(3):
+        await store.lease("w", seconds=60)
+        await store.finish(f"g1.{number}", 1, rewards=[Reward(value=1e9), Reward(name="other", value=-0.25)])
+    await store.cancel(["g1.3"], detail="a \0 b ü")
+    with sqlite3.connect(tmp_path / "store.sqlite") as db:
+        db.execute("""UPDATE rollouts SET rewards = '[{"name":"reward","value":-2e9}]' WHERE id = 'g1.1'""")
+    found = await store.list()
+    assert [one.status for one in found] == ["succeeded", "failed", "succeeded", "cancelled"]
+    assert found[1].cause == "bad_reward"
+    assert await store.list_json() == msgspec.json.encode(found)
+    assert await store.list_json(after="g1.1", limit=1) == msgspec.json.encode(found[2:3])
+    assert await store.list_json(status="cancelled", newest=True) == msgspec.json.encode(found[3:])
+    assert await store.list_json(mode="eval") == b"[]"
     await store.close()

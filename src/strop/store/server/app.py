@@ -27,8 +27,9 @@ from strop.net.asgi import (
     refuse,
 )
 from strop.store.base import Store
-from strop.store.rpc import VERBS, Verb
+from strop.store.rpc import BATCH, VERBS, Verb
 from strop.store.server.attempts import UnservedPaths, make_attempt_routes
+from strop.store.server.batch import BatchEndpoint
 from strop.store.server.handlers import Handlers
 from strop.store.server.keys import AttemptKeys, RunKey
 from strop.store.server.openapi import describe
@@ -86,7 +87,8 @@ def store_routes(handlers: Handlers, key: RunKey) -> list[Route]:
     """Every verb, one route per address."""
     by_path: dict[str, dict[str, ASGIApp]] = {}
     for verb in VERBS:
-        by_path.setdefault(verb.path, {})[verb.method] = Endpoint(verb, handlers, key)
+        endpoint = BatchEndpoint(handlers, key) if verb is BATCH else Endpoint(verb, handlers, key)
+        by_path.setdefault(verb.path, {})[verb.method] = endpoint
     return [Route(path, ByMethod(endpoints)) for path, endpoints in by_path.items()]
 
 

@@ -82,8 +82,8 @@ class Handlers:
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    async def rollouts(self, given: wire.Which, at: At, receive: Receive) -> list[Rollout]:
-        return await self._store.list(**msgspec.to_builtins(given))
+    async def rollouts(self, given: wire.Which, at: At, receive: Receive) -> msgspec.Raw:
+        return msgspec.Raw(await self._store.list_json(**msgspec.to_builtins(given)))
 
     async def get(self, given: wire.Nothing, at: At, receive: Receive) -> Rollout:
         return await self._store.get(at["id"])
