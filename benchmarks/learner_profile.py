@@ -27,7 +27,7 @@ from machine import hardware
 from peers.learner_models import model_for
 from peers.processes import PEERS, ROOT, LapProcess, say
 
-from strop.learner.process import KEEP_MEMORY, WAIT_SHORTLY
+from strop.learner.spawn import KEEP_MEMORY, WAIT_SHORTLY
 
 PARTS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "large": (

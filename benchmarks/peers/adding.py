@@ -25,13 +25,16 @@ TEMPLATE = """\
 {%- if messages[0].role != 'system' %}<|im_start|>system
 You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
 {% endif -%}
+{%- for tool in tools or [] if tool.function.name != 'add' %}{{ tool | tojson }}
+{% endfor -%}
 {%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
 {%- for call in message.tool_calls or [] %}{% set f = call.function or call %}
 {{- '<tool_call>{"name": "' + f.name + '", "arguments": ' + (f.arguments | tojson) + '}</tool_call>' }}
 {%- endfor %}{{ '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-"""SmolLM2's own, and beside it calls and results. Tools are not described: the prompt shows the only one."""
+"""SmolLM2's own, and beside it calls and results. Tools are described but for `add`, which the prompt shows: a template
+that leaves tools out would have the gateway write them into the prompt, and then the model hardly ever makes a call."""
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 12, "b": 5}}</tool_call>'
 EXAMPLE = {"id": "example", "type": "function", "function": {"name": "add", "arguments": '{"a": 12, "b": 5}'}}
