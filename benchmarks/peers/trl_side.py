@@ -78,7 +78,7 @@ class Steps(TrainerCallback):
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         ended = now()
-        self.steps.append({"seconds": ended - self.began, **self.spent})
+        self.steps.append({"seconds": ended - self.began, "ended": time.time(), **self.spent})
         self.spent.clear()
         self.began = ended
 
