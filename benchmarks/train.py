@@ -12,8 +12,8 @@ is called by the trainer (peers/trl_side.py).
 
 Timed is the whole step, from one to the next, as the median of all but the first two; of several runs, in which sides
 take turns, the one in the middle. Busy is the share of these steps in which the GPU computed anything, as the driver
-counts it. TRL runs where the Python that runs this has it, or with the one that --trl names. Results are written after each side; --add keeps those of other
-sides that the file has already, to measure a pair at a time.
+counts it. TRL runs where the Python that runs this has it, or with the one that --trl names. Results are written after
+each side; --add keeps those of other sides and runs that the file has already, to measure some at a time.
 """
 
 from __future__ import annotations
