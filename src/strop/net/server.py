@@ -24,6 +24,8 @@ from strop.files import private
 from strop.net.bounds import Bounded
 from strop.net.hosts import Hosts, list_names
 
+IDLE = 5.0
+"""Seconds after which a connection is closed that asks for nothing more. They are counted once a second."""
 SettingNames = tuple[str, str]
 """What an address's host and port are called where people set them."""
 
@@ -75,6 +77,7 @@ async def serve(
         access_log=False,
         proxy_headers=False,
         server_header=False,
+        timeout_keep_alive=IDLE,  # pyright: ignore[reportArgumentType]
         timeout_graceful_shutdown=5,
     )
     server = _Quiet(config)
