@@ -26,6 +26,8 @@ from strop.net.hosts import Hosts, list_names
 
 IDLE = 5.0
 """Seconds after which a connection is closed that asks for nothing more. They are counted once a second."""
+GARBAGE = 20_000
+"""New objects after which Python looks for garbage; its own default is 700."""
 SettingNames = tuple[str, str]
 """What an address's host and port are called where people set them."""
 
@@ -87,7 +89,10 @@ async def serve(
     if task.done():
         ready.cancel()
         await task
-    gc.freeze()  # what was imported and loaded stays: it need not be looked at again and again while requests come
+    # What was imported and loaded stays: it need not be looked at again and again while requests come. What a request
+    # leaves behind is hardly ever garbage that only the collector finds: it looks more rarely.
+    gc.freeze()
+    gc.set_threshold(GARBAGE, *gc.get_threshold()[1:])
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return HttpServer(f"http://{f'[{shown}]' if ':' in shown else shown}:{sock.getsockname()[1]}", server, task)
 
