@@ -97,7 +97,9 @@ class TurnDraft:
     @property
     def written(self) -> WrittenTurn | None:
         """What later turns may go on from, if this is the one that was written under its id."""
-        return WrittenTurn(tuple(self.row), self.ids, self.text, tuple(self.ends)) if self.row else None
+        if self.row is None:
+            return None
+        return WrittenTurn(tuple(self.row), self.turn.prompt_ids, self.ids, self.text, tuple(self.ends))
 
     def encode(self, links: Links) -> list[Any]:
         """Its row: all but what it shares with the turns it goes on from."""
@@ -298,9 +300,10 @@ _WRITERS = [
 
 
 def _pack(prompt_ids: list[int], base: WrittenTurn | None) -> HashedBytes:
-    """The ids of a prompt. If it begins with its parent's, their hashes are known."""
-    data = rows.to_blob("i", prompt_ids)
-    return HashedBytes(data, base.ids if base is not None and data.startswith(base.ids.data) else None)
+    """The ids of a prompt. If it begins with its parent's, their bytes and hashes are known."""
+    if base is not None and prompt_ids[: len(base.prompt_ids)] == base.prompt_ids:
+        return HashedBytes(base.ids.data + rows.to_blob("i", prompt_ids[len(base.prompt_ids) :]), base.ids)
+    return HashedBytes(rows.to_blob("i", prompt_ids))
 
 
 def _encode_messages(messages: list[dict[str, Any]], base: WrittenTurn | None) -> tuple[HashedBytes, list[int]]:
