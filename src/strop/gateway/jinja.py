@@ -104,7 +104,7 @@ _SAFE: dict[type[Any], frozenset[str]] = {
 
 class _Environment(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
-        kind = cast(type[Any], type(obj))
+        kind: type[Any] = type(obj)  # pyright: ignore[reportUnknownVariableType]
         if kind is dict and attribute not in _METHODS and not attribute.startswith("_"):
             try:
                 return obj[attribute]
@@ -116,7 +116,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Named as in jinja2: a template may give any other name to an argument."""
-        kind = cast(type[Any], type(__obj))
+        kind: type[Any] = type(__obj)  # pyright: ignore[reportUnknownVariableType]
         is_macro = kind is Macro
         if is_macro or (kind is BuiltinMethodType and type(__obj.__self__) is str and __obj.__name__ in _SAFE[str]):
             kwargs.pop("_loop_vars", None)

@@ -97,7 +97,7 @@ class Bounded(HttpToolsProtocol):
     def _begin_cycle(self) -> None:
         """As uvicorn does it, for an app at the root and without websockets."""
         parser, scope, before = cast(httptools.HttpRequestParser, self.parser), self.scope, self.cycle
-        app: Any = self.app  # pyright: ignore[reportUnknownMemberType]
+        app = cast(Any, self.app)  # pyright: ignore[reportUnknownMemberType]
         url = httptools.parse_url(self.url)
         path = url.path.decode("ascii")
         version = parser.get_http_version()
