@@ -52,11 +52,11 @@ class HashedBytes(Struct, gc=False):
 
 
 class WrittenTurn(Struct, frozen=True, gc=False):
-    """A turn's row, its prompt as it came and as bytes, the JSON of its messages and where each of them begins in it.
-    Nothing of it can be part of a cycle, which Python would look for when it collects garbage."""
+    """A turn's row, its prompt as numbers and as bytes, the JSON of its messages and where each of them begins in it.
+    All of it is bytes, text and numbers: nothing that Python looks through when it collects garbage."""
 
     row: tuple[Any, ...]
-    prompt_ids: list[int]
+    prompt_ids: tuple[int, ...]
     ids: HashedBytes
     text: HashedBytes
     ends: tuple[int, ...]
