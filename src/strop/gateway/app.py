@@ -17,7 +17,6 @@ The attempt's key is the API key; it opens that attempt and nothing else. A clie
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -46,6 +45,7 @@ from strop.gateway.session import Session
 from strop.gateway.sessions import Sessions
 from strop.net import asgi
 from strop.net.handover import Switch
+from strop.net.interruption import Interruption
 from strop.store.base import AttemptStore
 from strop.store.server.attempts import make_attempt_routes
 
@@ -327,18 +327,17 @@ def _dialect_of(scope: Scope, path: str) -> Dialect:
 
 
 async def _body(receive: Receive, deadline: float) -> bytes:
+    body = b""
     try:
-        async with asyncio.timeout(deadline):
+        with Interruption(deadline) as interruption:
             body = await asgi.read_body(receive, MAX_BODY)
+        if interruption.cause is not None:
+            message = f"the request was not sent whole within {deadline:g} s"
+            raise ApiError(f"{message}. Fix: send it faster, or raise gateway.deadline", status=408)
         if body.count(b"[") + body.count(b"{") > MANY:
             with suppress(msgspec.MsgspecError, UnicodeError):  # its API says what is wrong with it
                 asgi.check_depth(body)
         return body
-    except TimeoutError:
-        message = (
-            f"the request was not sent whole within {deadline:g} s. Fix: send it faster, or raise gateway.deadline"
-        )
-        raise ApiError(message, status=408) from None
     except asgi.Refusal as error:
         raise ApiError(str(error), status=error.status, code="request_too_large") from None
 

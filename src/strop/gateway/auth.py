@@ -52,8 +52,12 @@ class RequestAddress(Struct, frozen=True, kw_only=True):
 def read_keys(scope: Scope, *, trace_first: bool = False) -> list[bytes]:
     """What may be the attempt's key, where any of the APIs' clients put it."""
     headers = scope["headers"]
-    api = [read_bearer(headers), *(value for name, value in headers if name == b"x-api-key")]
-    trace = [value for name, value in headers if name in TRACE]
+    api, trace = [read_bearer(headers)], list[bytes]()
+    for name, value in headers:
+        if name == b"x-api-key":
+            api.append(value)
+        elif name in TRACE:
+            trace.append(value)
     return [key for key in (trace + api if trace_first else api + trace) if key]
 
 

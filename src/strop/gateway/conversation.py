@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from strop.gateway.dialects.base import Json
 from strop.gateway.dialects.chat_messages import LONGEST, REMEMBERED
+from strop.gateway.dialects.fields import find_facts
 from strop.gateway.template import Messages, Tools
 
 
@@ -63,8 +64,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
     ) -> Conversation:
         """`earlier` are conversations that this one may go on from: what is known of them is not found out again."""
         variables = variables or {}
-        encoded = msgspec.json.encode([tools or [], variables] if variables else tools or [], order="sorted")
-        start = blake2b(encoded, digest_size=16).digest()
+        start, num_chars = _begin(tools, variables)
         base = next((one for one in earlier if one.start == start and one.is_begun_by(messages)), None)
         edges = [] if base is None else base.edges.copy()
         keys = [] if base is None else base.keys.copy()
@@ -72,7 +72,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
         num_told = [] if base is None else base.num_told.copy()
         tells = [] if base is None else [base.tells]
         num_calling, told, key = (base.num_calling, num_told[-1], keys[-1]) if base else (0, 0, start)
-        num_chars, thought = (base.num_chars, base.longest_thought) if base else (len(encoded), 0)
+        num_chars, thought = (base.num_chars, base.longest_thought) if base else (num_chars, 0)
         for message in messages[len(edges) :]:
             if made := message.get("tool_calls"):
                 num_calling += 1
@@ -124,6 +124,18 @@ class Conversation(Struct, frozen=True, kw_only=True):
         if len(mine) > len(messages) or mine[-1] is not messages[len(mine) - 1]:
             return False
         return all(map(is_, mine, messages))
+
+
+def _begin(tools: Tools, variables: Json) -> tuple[bytes, int]:
+    """The hash of tools and variables, and how many characters they have at least."""
+    facts = None if variables else find_facts(tools)
+    if facts and "start" in facts:
+        return facts["start"]
+    encoded = msgspec.json.encode([tools or [], variables] if variables else tools or [], order="sorted")
+    start = blake2b(encoded, digest_size=16).digest()
+    if facts is not None:
+        facts["start"] = start, len(encoded)
+    return start, len(encoded)
 
 
 def call_ids(message: Json) -> tuple[str, ...]:

@@ -27,6 +27,8 @@ class Detokenizer:
         return self._take(final=True)
 
     def _take(self, *, final: bool) -> str:
+        if self._given == len(self._ids):
+            return ""
         before = self._decode(self._ids[: self._given]) if self._given else ""
         text = self._decode(self._ids)[len(before) :]
         if not text or (text.endswith("\ufffd") and not final):

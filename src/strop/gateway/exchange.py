@@ -10,7 +10,6 @@ sampled. One that leaves later cannot be told from one that read everything.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 from starlette.types import Receive, Send
 
@@ -20,7 +19,9 @@ from strop.gateway.dialects.base import ApiError, Delta, Dialect
 from strop.gateway.generate import ModelCall
 from strop.gateway.limits import Limits
 from strop.gateway.record import Recorder
-from strop.net.asgi import JSON, Header, wait_for_disconnect
+from strop.net.asgi import JSON, Header
+from strop.net.cycle import watch_disconnect
+from strop.net.interruption import Interruption
 
 EVENTS: Header = (b"content-type", b"text/event-stream; charset=utf-8")
 NO_CACHE: Header = (b"cache-control", b"no-cache")
@@ -73,28 +74,27 @@ class Exchange:
     async def _sample(self) -> bool:
         """Draw every choice to its end. False: the client has gone, and what was sampled is recorded."""
         call = self._call
-        work = asyncio.create_task(call.run(self._emit if call.request.stream else _quiet))
-        gone = asyncio.create_task(wait_for_disconnect(self._receive))
-        too_late = False
         try:
-            done, _ = await asyncio.wait({work, gone}, timeout=self._deadline, return_when=asyncio.FIRST_COMPLETED)
-            too_late = not done
-        finally:  # also when the server is being stopped
-            gone.cancel()
-            if not work.done():
-                work.cancel()
-                await asyncio.wait({work})
-                await self._recorder.record_undelivered(call, "error" if too_late else "abandoned")
-        if work.cancelled():
-            if too_late:
-                raise deadline_exceeded(self._deadline, "this request")
-            return False
-        error = work.exception()
-        if error is None:
-            return True
-        if not isinstance(error, ContextOverflow):  # then no engine saw the prompt
+            with Interruption(self._deadline) as interruption:
+                unwatch = watch_disconnect(self._receive, lambda: interruption.end_for("gone"))
+                try:
+                    await call.run(self._emit if call.request.stream else _quiet)
+                finally:
+                    unwatch()
+        except asyncio.CancelledError:  # the server is being stopped
+            await self._recorder.record_undelivered(call, "abandoned")
+            raise
+        except ContextOverflow as error:  # no engine saw the prompt
+            raise to_api_error(error) from None
+        except Exception as error:
             await self._recorder.record_undelivered(call, "error")
-        raise to_api_error(error) if isinstance(error, Exception) else error
+            raise to_api_error(error) from None
+        if interruption.cause is None:
+            return True
+        await self._recorder.record_undelivered(call, "error" if interruption.cause == "late" else "abandoned")
+        if interruption.cause == "late":
+            raise deadline_exceeded(self._deadline, "this request")
+        return False
 
     async def _record(self) -> None:
         try:
@@ -122,9 +122,8 @@ class Exchange:
 
     async def _last(self, data: bytes) -> None:
         """The end of an answer. A client that does not take it is left alone: the server closes its connection."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(min(LAST, self._deadline)):
-                await self._body(data, more=False)
+        with Interruption(min(LAST, self._deadline)):
+            await self._body(data, more=False)
 
     async def _body(self, data: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})

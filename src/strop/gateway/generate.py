@@ -271,6 +271,6 @@ class Choice:
         return Delta(choice=self.index, reasoning=reasoning, text=text, calls=tuple(calls), tokens=tuple(tokens))
 
     def _describe_tokens(self, first: int) -> list[SampledToken]:
-        token = self._route.renderer.token
-        sampled = zip(self.ids[first:], self.logprobs[first:], strict=True)
-        return [SampledToken(text, logprob, data) for id, logprob in sampled for text, data in (token(id),)]
+        tokens = self._route.renderer.tokens(self.ids[first:])
+        sampled = zip(tokens, self.logprobs[first:], strict=True)
+        return [SampledToken(text, logprob, data) for (text, data), logprob in sampled]

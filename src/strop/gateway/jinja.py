@@ -11,6 +11,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from datetime import datetime
+from functools import lru_cache
+from types import BuiltinMethodType
 from typing import Any, cast
 
 import jinja2
@@ -18,7 +20,7 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
-from jinja2.runtime import LoopContext
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from strop.errors import ModelError
@@ -102,7 +104,7 @@ _SAFE: dict[type[Any], frozenset[str]] = {
 
 class _Environment(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
-        kind = cast(type[Any], type(obj))
+        kind: type[Any] = type(obj)  # pyright: ignore[reportUnknownVariableType]
         if kind is dict and attribute not in _METHODS and not attribute.startswith("_"):
             try:
                 return obj[attribute]
@@ -111,6 +113,16 @@ class _Environment(ImmutableSandboxedEnvironment):
         if kind in _SAFE and attribute in _SAFE[kind]:
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Named as in jinja2: a template may give any other name to an argument."""
+        kind: type[Any] = type(__obj)  # pyright: ignore[reportUnknownVariableType]
+        is_macro = kind is Macro
+        if is_macro or (kind is BuiltinMethodType and type(__obj.__self__) is str and __obj.__name__ in _SAFE[str]):
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            return __obj(__context.eval_ctx, *args, **kwargs) if is_macro else __obj(*args, **kwargs)
+        return super().call(__context, __obj, *args, **kwargs)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -141,7 +153,15 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Jinja's own filter escapes HTML, which no model was trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    between = None if separators is None else (separators[0], separators[1])  # a template may give a list
+    return _encoder(ensure_ascii, indent, between, sort_keys)(value)
+
+
+@lru_cache(maxsize=64)
+def _encoder(
+    ensure_ascii: bool, indent: int | None, separators: tuple[str, str] | None, sort_keys: bool
+) -> Callable[[Any], str]:
+    return json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys).encode
 
 
 def _raise_exception(message: str) -> None:

@@ -54,7 +54,8 @@ class PolicyRoute(Struct, frozen=True, kw_only=True):
 
     def of(self, rollout: Rollout) -> PolicyRoute:
         """The same for one rollout, where several engines serve the policy, or several of its versions are served."""
-        return replace(self, engine=self.engine.of_rollout(rollout))
+        engine = self.engine.of_rollout(rollout)
+        return self if engine is self.engine else replace(self, engine=engine)
 
     def asked_by(self, request: ModelRequest) -> PolicyRoute:
         """The same with the chat template's variables as a request wants them: the request goes before the policy, and
@@ -72,7 +73,8 @@ class PolicyRoute(Struct, frozen=True, kw_only=True):
         switched: Json = {} if thinking is None else dict.fromkeys(reads & {*THINKING}, thinking)
         if request.effort is not None and not (switched and request.effort == "none"):
             switched |= dict.fromkeys(reads & {*EFFORT}, request.effort)
-        return replace(self, renderer=self.renderer.with_variables(switched | given))
+        renderer = self.renderer.with_variables(switched | given) if switched or given else self.renderer
+        return self if renderer is self.renderer else replace(self, renderer=renderer)
 
 
 Route = PolicyRoute | OutsideRoute

@@ -87,8 +87,9 @@ class Sessions:
         rollout, number = ref = (attempt.rollout, attempt.number)
         if attempt.ended is not None:
             raise to_api_error(Fenced(f"attempt {number} of rollout {rollout} is over. Fix: end the agent"))
-        session = Session(await self._store.get(rollout), attempt)
-        session.restore(await self._store.turns(rollout, attempt=number))
+        found, turns = await asyncio.gather(self._store.get(rollout), self._store.turns(rollout, attempt=number))
+        session = Session(found, attempt)
+        session.restore(turns)
         if ref in self._open:  # another request opened it while this one waited for the store
             return self._open[ref]
         self._drop([(rollout, number - 1)])

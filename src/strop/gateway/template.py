@@ -33,6 +33,9 @@ _KEPT = 16_384
 """Characters of prompts whose tokens are kept."""
 _VARIANTS = 64
 """Settings of a template's variables that are remembered."""
+_CLOSE, _CUT = 16, 8
+"""How many of the last tokens are looked at first, and how many characters may read otherwise where they were cut off,
+if all of them are whole."""
 _WINDOW = 64
 """How many tokens before new text are looked at to see how that is split into tokens in its place."""
 
@@ -183,7 +186,9 @@ class Renderer:
         """What the template writes after the last message, where the answer begins: who speaks, and a thought that is
         open or closed already. It may depend on anything in the conversation. `ids` are the prompt with `lead` at its
         end: one that ends as others before it need not be rendered for this."""
-        end = self.decode(ids[-2 * _WINDOW :]).removesuffix(lead) if ids else ""
+        end = self.decode(ids[-_CLOSE:]).removesuffix(lead) if ids and not lead else ""
+        if "\ufffd" in end or len(end) < _CUT + max(map(len, self._openings), default=0):  # one may reach beyond it
+            end = self.decode(ids[-2 * _WINDOW :]).removesuffix(lead) if ids else ""
         if known := [opening for opening in self._openings if end.endswith(opening)]:
             return max(known, key=len)
         whole = self.text(messages, tools, generate=True)
@@ -226,7 +231,10 @@ class Renderer:
             answer = messages[served - 1]
             said = self.decode(path[-_WINDOW:] if answer.get("tool_calls") else last)  # a prompt may open a call
             rest = parts and self._find_unsaid(parts[0], rest, said, answer)
-        if rest is None or self._would_repeat(self.decode(last).removesuffix(end + beyond), rest):
+        if rest is None:
+            return None
+        may_repeat = self._may_repeat(last, end + beyond, rest)
+        if may_repeat and self._would_repeat(self.decode(last).removesuffix(end + beyond), rest):
             return None
         return self.encode_after(path, rest)
 
@@ -249,6 +257,16 @@ class Renderer:
         marks = islice(self._marker.finditer(rest.lstrip()), 3)
         begun = (_squeeze(rest.lstrip()[: mark.end()]) for mark in marks)
         return any(text and said.endswith(text) for text in begun)
+
+    def _may_repeat(self, last: Sequence[int], end: str, rest: str) -> bool:
+        """Whether that need be looked at: most often the last few tokens before the end show that no mark is said."""
+        if len(last) <= _CLOSE or not (said := self.decode(last[-_CLOSE:])).endswith(end):
+            return True
+        if "\ufffd" in said:
+            return True
+        said = _squeeze(said.removesuffix(end))[_CUT:]
+        marks = (_squeeze(mark.group()) for mark in islice(self._marker.finditer(rest.lstrip()), 3))
+        return any(said.endswith(mark) or mark.endswith(said) for mark in marks)
 
     def find_end(self, path: Sequence[int]) -> tuple[str, str]:
         """The end of turn that the last sampled token completed, and what that token says beyond it; empty if it
@@ -318,16 +336,19 @@ class Renderer:
         """Every token as text, special ones too."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
-    def token(self, id: int) -> tuple[str, list[int] | None]:
-        """One token as text, and its bytes; None where it is not whole characters."""
-        if id not in self._tokens:
-            text = self.decode([id])
-            self._tokens[id] = text, None if "\ufffd" in text else list(text.encode())
-        return self._tokens[id]
+    def tokens(self, ids: Sequence[int]) -> list[tuple[str, list[int] | None]]:
+        """Each token as text, and its bytes; None where it is not whole characters."""
+        known = self._tokens
+        for id in ids:
+            if id not in known:
+                text = self.decode([id])
+                known[id] = text, None if "\ufffd" in text else list(text.encode())
+        return [known[id] for id in ids]
 
     def decode_answer(self, ids: Sequence[int]) -> str:
         """What an agent is shown of sampled tokens: no special tokens, except marks with a meaning in its format."""
-        return self.tokenizer.decode([i for i in ids if i not in self._hidden], skip_special_tokens=False)
+        shown = ids if self._hidden.isdisjoint(ids) else [i for i in ids if i not in self._hidden]
+        return self.tokenizer.decode(shown, skip_special_tokens=False)
 
 
 def _squeeze(text: str) -> str:

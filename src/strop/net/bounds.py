@@ -13,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import resource
 from contextlib import suppress
-from typing import cast
+from typing import Any, cast
+from urllib.parse import unquote
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from strop.net.joined_head import JoinedHead
+from strop.net.cycle import RequestCycle
 
 MAX_HEAD = 64 << 10
 """Bytes a request's head may take (and one read of the socket more)."""
@@ -70,11 +72,15 @@ class Bounded(HttpToolsProtocol):
             self.transport.write(TOO_LARGE)
             self.transport.close()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.cycle is not None:  # pyright: ignore[reportUnnecessaryComparison]
+            cast(RequestCycle, self.cycle).tell_disconnect()
+
     def on_headers_complete(self) -> None:
         self._size, self._between, self._head_since = 0, False, None
         self._body_since, self._received = self.loop.time(), 0
-        super().on_headers_complete()
-        self.cycle.transport = JoinedHead(self.transport, self.loop)
+        self._begin_cycle()
         # Answered before its body is there, a client that asked to close would be cut off before it reads the answer.
         self._closes, self.cycle.keep_alive = not self.cycle.keep_alive, True
 
@@ -88,8 +94,42 @@ class Bounded(HttpToolsProtocol):
         self.cycle.keep_alive &= not self._closes
         super().on_message_complete()
 
+    def _begin_cycle(self) -> None:
+        """As uvicorn does it, for an app at the root and without websockets."""
+        parser, scope, before = cast(httptools.HttpRequestParser, self.parser), self.scope, self.cycle
+        app = cast(Any, self.app)  # pyright: ignore[reportUnknownMemberType]
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        version = parser.get_http_version()
+        scope["method"], scope["http_version"] = parser.get_method().decode("ascii"), version
+        scope["path"], scope["raw_path"] = unquote(path) if "%" in path else path, url.path
+        scope["query_string"] = url.query or b""
+        self.cycle = RequestCycle(
+            self.loop,
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        if before is None or before.response_complete:  # pyright: ignore[reportUnnecessaryComparison]
+            self._start_asgi_task(self.cycle, app)
+        else:  # requests that come before the last one is answered wait for that
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, app))
+
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        self.server_state.total_requests += 1
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
         if self.cycle.response_complete:  # and no other request comes after it
             self._idle_since = self._idle_since or self.loop.time()
             if self._body_since is not None and not self.transport.is_closing():
@@ -107,12 +147,14 @@ class Bounded(HttpToolsProtocol):
         elif self._head_since is not None:
             if now - self._head_since > HEAD_TIME:
                 self.transport.close()
-        elif self._body_since is not None and not self.flow.read_paused:
-            late = now - self._body_since > BODY_TIME + self._received / BODY_RATE
+        elif self._body_since is not None:
+            late = now - self._body_since > BODY_TIME + self._received / BODY_RATE and not self.flow.read_paused
             if late and not self.cycle.response_started:
                 self.transport.write(TOO_SLOW)
             if late:
                 self.transport.close()
+        elif self._idle_since is not None and now - self._idle_since > self.timeout_keep_alive:
+            self.transport.close()
 
     def _leave(self) -> None:
         """Say that no more is coming, and take no notice of what still comes until the client has read that."""

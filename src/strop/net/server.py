@@ -26,6 +26,10 @@ from strop.net.bounds import Bounded
 from strop.net.handover import Routed, Switch
 from strop.net.hosts import Hosts, list_names
 
+IDLE = 5.0
+"""Seconds after which a connection is closed that asks for nothing more. They are counted once a second."""
+GARBAGE = 20_000
+"""New objects after which Python looks for garbage; its own default is 700."""
 SettingNames = tuple[str, str]
 """What an address's host and port are called where people set them."""
 
@@ -120,6 +124,7 @@ async def _start(
         access_log=False,
         proxy_headers=False,
         server_header=False,
+        timeout_keep_alive=IDLE,  # pyright: ignore[reportArgumentType]
         timeout_graceful_shutdown=5,
     )
     server = _Quiet(config)
@@ -129,7 +134,10 @@ async def _start(
     if task.done():
         ready.cancel()
         await task
-    gc.freeze()  # what was imported and loaded stays: it need not be looked at again and again while requests come
+    # What was imported and loaded stays: it need not be looked at again and again while requests come. What a request
+    # leaves behind is hardly ever garbage that only the collector finds: it looks more rarely.
+    gc.freeze()
+    gc.set_threshold(GARBAGE, *gc.get_threshold()[1:])
     return server, task
 
 

@@ -52,7 +52,7 @@ def refuse_infinite(turns: Sequence[Turn]) -> None:
 class TurnDraft:
     """A turn on its way into the store: all of its columns, whole."""
 
-    __slots__ = ("columns", "ends", "ids", "links", "row", "text", "tools", "tools_hash", "turn")
+    __slots__ = ("_prompt_ids", "columns", "ends", "ids", "links", "row", "text", "tools", "tools_hash", "turn")
 
     def __init__(self, turn: Turn, written: WrittenTurns | None = None) -> None:
         """`written` are the turns before it: if its parent is among them, only what it adds is hashed."""
@@ -69,7 +69,8 @@ class TurnDraft:
             for place, write in _WRITERS:
                 columns[place] = write(columns[place])
             place = _PROMPT_IDS
-            self.ids = _pack(turn.prompt_ids, base)
+            self._prompt_ids = tuple(turn.prompt_ids)  # the list is the caller's
+            self.ids = _pack(self._prompt_ids, base)
             place = _MESSAGES
             self.text, self.ends = _encode_messages(turn.messages, base)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -106,7 +107,9 @@ class TurnDraft:
     @property
     def written(self) -> WrittenTurn | None:
         """What later turns may go on from, if this is the one that was written under its id."""
-        return WrittenTurn(tuple(self.row), self.ids, self.text, tuple(self.ends)) if self.row else None
+        if self.row is None:
+            return None
+        return WrittenTurn(tuple(self.row), self._prompt_ids, self.ids, self.text, tuple(self.ends))
 
     def encode(self, links: Links) -> list[Any]:
         """Its row: all but what it shares with the turns it goes on from."""
@@ -313,10 +316,11 @@ _WRITERS = [
 ]
 
 
-def _pack(prompt_ids: list[int], base: WrittenTurn | None) -> HashedBytes:
-    """The ids of a prompt. If it begins with its parent's, their hashes are known."""
-    data = rows.to_blob("i", prompt_ids)
-    return HashedBytes(data, base.ids if base is not None and data.startswith(base.ids.data) else None)
+def _pack(prompt_ids: tuple[int, ...], base: WrittenTurn | None) -> HashedBytes:
+    """The ids of a prompt. If it begins with its parent's, their bytes and hashes are known."""
+    if base is not None and prompt_ids[: len(base.prompt_ids)] == base.prompt_ids:
+        return HashedBytes(base.ids.data + rows.to_blob("i", prompt_ids[len(base.prompt_ids) :]), base.ids)
+    return HashedBytes(rows.to_blob("i", prompt_ids))
 
 
 def _encode_messages(messages: list[dict[str, Any]], base: WrittenTurn | None) -> tuple[HashedBytes, list[int]]:

@@ -52,17 +52,18 @@ class HashedBytes(Struct, gc=False):
 
 
 class WrittenTurn(Struct, frozen=True, gc=False):
-    """A turn's row, its prompt, the JSON of its messages and where each of them begins in it. All of it is bytes, text
-    and numbers: nothing that Python looks through when it collects garbage."""
+    """A turn's row, its prompt as numbers and as bytes, the JSON of its messages and where each of them begins in it.
+    All of it is bytes, text and numbers: nothing that Python looks through when it collects garbage."""
 
     row: tuple[Any, ...]
+    prompt_ids: tuple[int, ...]
     ids: HashedBytes
     text: HashedBytes
     ends: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        return 8 * len(self.ends) + len(self.ids.data) + len(self.text.data)
+        return 8 * len(self.ends) + 3 * len(self.ids.data) + len(self.text.data)
 
 
 class WrittenTurns:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+import strop
 from strop.errors import ModelError
 from strop.gateway.jinja import BadTemplate, Template
 from strop.gateway.template import Renderer
@@ -199,3 +200,27 @@ def test_templates_that_drop_tools_are_known() -> None:
     demanded = "{% if not tools %}{{ raise_exception('no tools') }}{% endif %}" + TEMPLATE
     found = [find_style(Template(source, {}), (), frozenset()) for source in (TEMPLATE, deaf, within, demanded)]
     assert [traits.tools for traits in found] == [True, False, True, True]
+
+
+def test_the_last_few_tokens_tell_as_much_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short look at what was said last finds whatever a long one does: marks that the template would write again,
+    and where an answer begins."""
+    renderer = Renderer.from_folder(Path(strop.__file__).parent / "models" / "nano")
+    mark, end = "<|im_start|>tool\n", "<|im_end|>"
+    rest, ab = f"\n{mark}12{end}\n<|im_start|>assistant\n", "ab " * 30
+    said = ["", "It is 12. " * 20, f"{ab}<|im_start|>", f"{ab}{mark}", f"{rest}{rest}", "ü€" * 40, " " * 50]
+    for text in said:
+        ids = renderer.encode(text)
+        for ended in ("", end):
+            last = (ids + renderer.encode(ended))[-64:]
+            if renderer._would_repeat(renderer.decode(last).removesuffix(ended), rest):
+                assert renderer._may_repeat(last, ended, rest), text
+    assert renderer._would_repeat(f"{ab}<|im_start|>", rest)
+    assert not renderer._may_repeat(renderer.encode("It is 12. " * 20 + end), end, rest)
+    prompt = renderer.prompt([{"role": "user", "content": "hi " * 100}], None)
+    assert renderer.opening([], None, prompt) == renderer.generation_prompt
+    decoded: list[int] = []
+    decode = renderer.decode
+    monkeypatch.setattr(renderer, "decode", lambda ids: decoded.append(len(ids)) or decode(ids))
+    renderer.opening([], None, prompt)
+    assert max(decoded) <= 16

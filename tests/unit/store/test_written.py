@@ -11,7 +11,7 @@ from strop.errors import Fenced
 from strop.store import written
 from strop.store.sqlite import SqliteStore
 from strop.store.written import HashedBytes, WrittenTurns
-from strop.types import Rollout, Task
+from strop.types import Rollout, Task, Turn
 from tests.unit.store.conversations import say, talk, wander
 from tests.unit.store.test_turn_deltas import branch
 
@@ -117,4 +117,33 @@ async def test_what_has_ended_is_forgotten(tmp_path: Path) -> None:
     assert store._written.size > 0
     await store.finish("r", 1)
     assert (store._written.size, store._written._turns) == (0, {})
+    await store.close()
+
+
+async def test_a_list_that_its_owner_goes_on_with_is_written_as_it_was(tmp_path: Path) -> None:
+    """Turns may share the list of their prompts' ids, and grow it: what was written is not looked up in it."""
+    store = await SqliteStore.open(tmp_path / "store.sqlite")
+    await store.begin(Rollout(id="r", group="g", member=0, task=Task(id="t"), created=0.0), "w", seconds=600)
+    ids, wanted = list(range(10)), list[list[int]]()
+    parent, shared = None, 0
+    for number in range(3):
+        turn = Turn(
+            id=f"r/1/{number}",
+            rollout="r",
+            attempt=1,
+            prompt_ids=ids,
+            response_ids=[100 + number],
+            logprobs=[-1.0],
+            versions=[(0, "1.0")],
+            finish="stop",
+            parent=parent,
+            shared=shared,
+            started=float(number),
+            ended=float(number),
+        )
+        await store.add_turns([turn])
+        wanted.append([*ids])
+        parent, shared = turn.id, len(ids) + 1
+        ids += [100 + number, 200, 300 + number]
+    assert [turn.prompt_ids for turn in await store.turns("r")] == wanted
     await store.close()

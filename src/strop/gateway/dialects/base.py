@@ -80,11 +80,13 @@ _TURN = re.compile(r".+/[0-9]+/[0-9]+")
 
 
 class SampledToken(Struct, frozen=True, gc=False):
-    """A token for those who ask for logprobs; `bytes` is None where a token is not whole characters."""
+    """A token for those who ask for logprobs, as chat completions write it; `bytes` is None where a token is not whole
+    characters. Other tokens than those sampled are not told."""
 
     token: str
     logprob: float
     bytes: list[int] | None
+    top_logprobs: tuple[()] = ()
 
 
 class ToolCall(Struct, frozen=True):

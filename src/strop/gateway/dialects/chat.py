@@ -37,7 +37,7 @@ from strop.gateway.dialects.openai import (
     DRAWN,
     FunctionTool,
     OpenAIDialect,
-    check_tool,
+    check_tools,
     error_body,
     event,
     read_stop,
@@ -94,7 +94,7 @@ RECORDED = (
     "chat_template_kwargs",
 )
 
-_BODY = Fields(FIELDS, HARMLESS, raw=["messages"])
+_BODY = Fields(FIELDS, HARMLESS, raw=["messages"], tables=["tools"])
 
 
 class ChatCompletions(OpenAIDialect):
@@ -126,8 +126,7 @@ def _read(body: bytes) -> ModelRequest:
     if fields.get("response_format", {"type": "text"}) != {"type": "text"}:
         raise unsupported("response_format", 'only {"type": "text"} is served. Fix: leave it out')
     tools: list[Json] = fields.get("tools", [])
-    for i, tool in enumerate(tools):
-        check_tool(tool, f"tools[{i}]")
+    check_tools(tools)
     choice, tool = _tool_choice(fields.get("tool_choice", "auto"), tools)
     limits = [fields[name] for name in ("max_tokens", "max_completion_tokens") if name in fields]
     prefill = ""
@@ -279,7 +278,4 @@ def _usage(answer: AnswerInfo) -> Json:
 def _logprobs(tokens: Sequence[SampledToken], request: ModelRequest) -> Json | None:
     if not request.logprobs:
         return None
-    return {
-        "content": [{"token": t.token, "logprob": t.logprob, "bytes": t.bytes, "top_logprobs": []} for t in tokens],
-        "refusal": None,
-    }
+    return {"content": tokens, "refusal": None}

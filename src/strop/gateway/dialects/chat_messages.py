@@ -61,16 +61,17 @@ def read_messages(raw: Sequence[bytes | msgspec.Raw]) -> list[Json]:
     """Messages in their plain form, from JSON. They are shared: nobody may change them."""
     asked: set[str] = set()
     messages: list[Json] = []
-    for i, item in enumerate(raw):
-        where = f"messages[{i}]"
-        text = bytes(item)
+    for text in map(bytes, raw):
         try:
             message = _remembered(text) if len(text) <= LONGEST else _long.read(text)
         except _Wrong as wrong:
-            place = where + wrong.where
+            place = f"messages[{len(messages)}]{wrong.where}"
             raise ApiError(f"{place}{wrong.why}", param=place, code=wrong.code) from None
-        asked.update(call["id"] for call in message.get("tool_calls", ()))
-        if message["role"] == "tool" and message["tool_call_id"] not in asked:
+        if calls := message.get("tool_calls"):
+            for call in calls:
+                asked.add(call["id"])
+        elif message["role"] == "tool" and message["tool_call_id"] not in asked:
+            where = f"messages[{len(messages)}]"
             raise ApiError(
                 f"{where} answers tool_call_id {message['tool_call_id']!r}, which no assistant message before it "
                 "asked for. Fix: send that message too",

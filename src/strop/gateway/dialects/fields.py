@@ -14,6 +14,8 @@ from strop.gateway.dialects.base import ApiError, Json
 OWN = frozenset({"chat_template_kwargs", "logit_bias", "metadata"})
 """Parameters whose keys are the agent's own: null is a value there."""
 
+MAX_BYTES, MAX_TABLES = 32 << 10, 128
+"""How many bytes a list of tables may have that is remembered, and how many there are."""
 NOT_SERVED = "it is not served. Fix: leave it out"
 
 
@@ -41,12 +43,13 @@ def without_nulls(fields: Json) -> Json:
 
 class Fields:
     """The fields of a body that comes often, read at one go; `harmless` as in `read_fields`, `raw` are lists whose
-    items stay as they came. A body that does not fit is read again, field by field, to say what is wrong with it; if
-    that is only null for a field that nobody knows, nothing is."""
+    items stay as they came. `tables` are lists of objects that agents send with every request: the same bytes give the
+    same list, which nobody may change. A body that does not fit is read again, field by field, to say what is wrong
+    with it; if that is only null for a field that nobody knows, nothing is."""
 
-    def __init__(self, fields: Json, harmless: Json, raw: Sequence[str] = ()) -> None:
-        self._fields, self._harmless = fields, harmless
-        kinds: Json = {**fields, **dict.fromkeys(harmless, Any), **dict.fromkeys(raw, list[msgspec.Raw])}
+    def __init__(self, fields: Json, harmless: Json, raw: Sequence[str] = (), tables: Sequence[str] = ()) -> None:
+        self._fields, self._harmless, self._tables = fields, harmless, tables
+        kinds: Json = {**fields, **dict.fromkeys(harmless, Any), **dict.fromkeys([*raw, *tables], list[msgspec.Raw])}
         named = [(name, kind | None, None) for name, kind in kinds.items()]
         body = msgspec.defstruct("Body", named, forbid_unknown_fields=True)
         self._decode = msgspec.json.Decoder(body).decode
@@ -56,19 +59,55 @@ class Fields:
         try:
             if not body.isascii():
                 body.decode()
-            got = self._decode(body)
+            got = self._read(body)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             raw = read_object(body)
             read_fields(raw, self._fields, self._harmless)
             try:
-                got = self._decode(msgspec.json.encode(raw))
+                got = self._read(msgspec.json.encode(raw))
             except (msgspec.MsgspecError, RecursionError):
                 raise ApiError("the body is not a JSON object that can be read. Fix: send one") from None
-        found = without_nulls({name: getattr(got, name) for name in self._names})
+        found = without_nulls({name: value for name in self._names if (value := getattr(got, name)) is not None})
         for name in self._harmless.keys() & found.keys():
             if found.pop(name) != self._harmless[name]:
                 raise unsupported(name, f"only {json.dumps(self._harmless[name])} is served. Fix: leave it out")
         return found
+
+    def _read(self, body: bytes) -> Any:
+        got = self._decode(body)
+        for name in self._tables:
+            if items := getattr(got, name):
+                setattr(got, name, _tables.read(tuple(map(bytes, items))))
+        return got
+
+
+class SharedTables:
+    """Lists of JSON objects that were read, and what was found out about each. What is long is read anew each time."""
+
+    def __init__(self) -> None:
+        self._read: dict[tuple[bytes, ...], list[Json]] = {}
+        self._facts: dict[int, tuple[list[Json], Json]] = {}  # the list too: its id is its own as long as it lives
+
+    def read(self, items: tuple[bytes, ...]) -> list[Json]:
+        if (found := self._read.get(items)) is not None:
+            return found
+        tables = [_decode_table(item) for item in items]
+        if sum(map(len, items)) <= MAX_BYTES:
+            if len(self._read) >= MAX_TABLES:
+                self._read.clear()
+                self._facts.clear()
+            self._read[items], self._facts[id(tables)] = tables, (tables, {})
+        return tables
+
+    def facts(self, tables: object) -> Json | None:
+        found = self._facts.get(id(tables))
+        return found and found[1]
+
+
+_decode_table = msgspec.json.Decoder(Json).decode
+_tables = SharedTables()
+find_facts = _tables.facts
+"""What was found out about a list of tables, to be added to; None for a list that will not come again."""
 
 
 def read_fields(raw: Json, fields: Json, harmless: Json) -> Json:

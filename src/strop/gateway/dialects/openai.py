@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from strop.gateway.dialects.base import ApiError, Dialect, Json
-from strop.gateway.dialects.fields import NOT_SERVED, Schema, unsupported
+from strop.gateway.dialects.fields import NOT_SERVED, Schema, find_facts, unsupported
 from strop.gateway.dialects.proxied import ProxiedAnswer, join_parts, read_finish
 
 DRAWN: Json = {
@@ -91,6 +91,16 @@ class ToolFunction(Struct):
 class FunctionTool(Struct):
     type: Literal["function"]
     function: ToolFunction
+
+
+def check_tools(tools: list[Json]) -> None:
+    facts = find_facts(tools)
+    if facts and "checked" in facts:
+        return
+    for i, tool in enumerate(tools):
+        check_tool(tool, f"tools[{i}]")
+    if facts is not None:
+        facts["checked"] = True
 
 
 def check_tool(tool: Json, where: str) -> None:

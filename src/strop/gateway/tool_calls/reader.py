@@ -139,12 +139,11 @@ class Reader:
         self.calls = self.malformed = 0
         self._tools = tools
         self._syntax = grammar.syntax if calls else None
-        self._thoughts = dict(grammar.thoughts)
-        names = [tool.get("function", {}).get("name", "") for tool in tools]
-        frames = {frame.replace("{tool}", name) for frame in grammar.frames for name in (names or [""])}
-        self._closes = frozenset(self._thoughts.values()) - frames
         self._opens = self._syntax.opens if self._syntax else ()
-        self._words = _marks(*sorted({*self._thoughts, *self._closes, *frames, *self._opens}))
+        names: tuple[str, ...] = ()
+        if any("{tool}" in frame for frame in grammar.frames):
+            names = tuple([tool.get("function", {}).get("name", "") for tool in tools])
+        self._thoughts, self._closes, self._words = _find_marks(grammar.thoughts, grammar.frames, names, self._opens)
         self._held = ""
         self._at = 0  # where the held text begins in the whole
         self._unsaid = len(lead)  # text before this place is the lead's, and never given out
@@ -309,6 +308,17 @@ class _Marks:
             if begun <= at:
                 return begun, None
         return at, found[0] if found else None
+
+
+@lru_cache(maxsize=256)
+def _find_marks(
+    thoughts: tuple[tuple[str, str], ...], frames: tuple[str, ...], names: tuple[str, ...], opens: tuple[str, ...]
+) -> tuple[dict[str, str], frozenset[str], _Marks]:
+    """The marks around thoughts, those of them that end one, and all that words may lead to. `names` are the tools'."""
+    written = {frame.replace("{tool}", name) for frame in frames for name in (names or ("",))}
+    pairs = dict(thoughts)
+    closes = frozenset(pairs.values()) - written
+    return pairs, closes, _marks(*sorted({*pairs, *closes, *written, *opens}))
 
 
 @lru_cache(maxsize=256)
