@@ -148,7 +148,7 @@ class Learner:
     def update(self, batch: Batch) -> dict[str, float]:
         """Train on the batch and return metrics. With no weight anywhere nothing is done, and `actor/skipped` is 1."""
         began = time.perf_counter()
-        self._snapshots.reserve(self._foresee_snapshot())
+        self.reserve_snapshot()
         shares = _shares(batch, self.config.minibatches)
         meter = _Meter()
         # The learner's logprobs under the weights that sampled. If score did not bring them, the first optimizer step's
@@ -289,11 +289,12 @@ class Learner:
         finally:
             self._saving = None
 
-    def _foresee_snapshot(self) -> int:
-        """The bytes of a snapshot: weights, and two moments of each; a little more for what else there is."""
+    def reserve_snapshot(self) -> None:
+        """Have memory for the copy of the first checkpoint, before there is one: weights, two moments of each, and
+        what else there is, which is little."""
         optims = [self.optim] + ([self.critic_optim] if self.critic_optim is not None else [])
         trained = [tensor for optim in optims for tensor in optim.trained]
-        return sum(3 * tensor.nbytes + 4 * ALIGN for tensor in trained) + 2**20
+        self._snapshots.reserve(sum(3 * tensor.nbytes + 4 * ALIGN for tensor in trained) + 2**20)
 
     def restore(self, folder: str | Path) -> dict[str, Any]:
         """Take weights and optimizer state from a checkpoint, in place, and return the meta it was saved with."""

@@ -94,11 +94,10 @@ class SnapshotMemory:
     def _pin(self, found: Any) -> None:
         torch.from_numpy(found).zero_()  # memory that is really there is pinned sooner
         runtime: Any = torch.cuda.cudart()
-        try:
-            with torch.cuda.device(self._device):
-                torch.cuda.check_error(runtime.cudaHostRegister(found.ctypes.data, len(found), PORTABLE))
-        except RuntimeError as error:  # copies are slower, and as good
-            log.warning("the memory for copies of checkpoints cannot be pinned: %s", error)
+        with torch.cuda.device(self._device):
+            code = int(runtime.cudaHostRegister(found.ctypes.data, len(found), PORTABLE))
+        if code:  # copies are slower, and as good
+            log.warning("the memory for copies of checkpoints cannot be pinned (CUDA error %d)", code)
         else:
             self._unpin = weakref.finalize(self, _unpin, runtime, found)
 

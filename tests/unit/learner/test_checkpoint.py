@@ -21,6 +21,7 @@ from strop.learner.summed_file import SummedFile
 from strop.run.checkpoints import keep_checkpoints
 from strop.run.folder import RunFolder
 from strop.types import Step
+from tests.limits import stretch
 from tests.unit.learner.practice import Critical, credited, learner
 
 
@@ -63,7 +64,7 @@ def test_what_is_written_is_what_was_there_when_it_was_begun(folder, episodes, t
     gate, save = threading.Event(), checkpoint.save
 
     def wait(*args, **kwargs):
-        gate.wait()
+        gate.wait(stretch(10))  # a test that failed does not hang
         save(*args, **kwargs)
 
     def build():

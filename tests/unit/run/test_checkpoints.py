@@ -24,6 +24,7 @@ from strop.run.resume import restore_parts
 from strop.run.state import Run
 from strop.store.sqlite import SqliteStore
 from strop.types import Step
+from tests.limits import stretch
 from tests.unit.run.tiny_run import closed, collected, opened, resumed, write_model
 
 DUEL = ["algorithm.rewards={reward=0, score=1}", "policies.left.model=strop/nano", "policies.right.model=strop/nano"]
@@ -110,7 +111,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     gate, write_sums = threading.Event(), checkpoint.write_sums
 
     def wait(*args: Any) -> None:
-        gate.wait()
+        gate.wait(stretch(10))  # a test that failed does not hang
         write_sums(*args)
 
     monkeypatch.setattr(checkpoint, "write_sums", wait)
