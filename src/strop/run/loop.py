@@ -1,6 +1,7 @@
 """The whole loop, readable top to bottom.
 
-    collect groups → assemble → score → credit → update → checkpoint if due → commit_step → publish → evaluate if due
+    collect groups → assemble → score → credit → update → commit_step → publish → evaluate if due
+                                                        └ a checkpoint, if due: copied, and written beside what follows
 
 With loop.staleness 0 a step is collected once the one before it has been published, and engines rest while the learner
 works. Above it, rollouts of the steps that follow are queued meanwhile: agents, engines and learner all work at once,
