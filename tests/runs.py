@@ -96,6 +96,20 @@ def committed(folder: Path, *, lineage: int, step: int) -> Callable[[], bool]:
     return ripe
 
 
+def named(folder: Path, *, lineage: int, step: int) -> Callable[[], bool]:
+    """Once a step of a lineage names its checkpoint, which is whole then."""
+
+    def ripe() -> bool:
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{folder}/store.sqlite?mode=ro", uri=True)) as db:
+                query = "SELECT 1 FROM steps WHERE lineage = ? AND number = ? AND checkpoint IS NOT NULL"
+                return db.execute(query, (lineage, step)).fetchone() is not None
+        except sqlite3.Error:
+            return False  # not there yet
+
+    return ripe
+
+
 def during_step(folder: Path, step: int, *, ended: int) -> Callable[[], bool]:
     """While a step is being collected: the one before it is committed, and `ended` of its rollouts have ended."""
     count = (

@@ -298,7 +298,7 @@ async def test_a_model_that_is_only_served_cannot_be_trained(tmp_path: Path) -> 
     try:
         await process.start(LearnerSettings.of(Config(), resolve("strop/nano"), train=False))
         held = process.of()
-        for trained in (held.digest(), held.restore(tmp_path), held.save(tmp_path / "c", {})):
+        for trained in (held.digest(), held.restore(tmp_path), held.begin_save(tmp_path / "c", {})):
             with pytest.raises(LearnerError, match="only served here, not trained"):
                 await trained
     finally:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 
@@ -120,6 +121,27 @@ def test_killed_and_resumed_is_bit_for_bit_the_same(whole: Path, tmp_path: Path)
     assert [step.version for step in told.history if step.superseded] == ["1.3", "2.3"]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "actor/pg_loss" in line] == [1, 2, 3, 4]
+
+
+@pytest.mark.fault
+def test_killed_while_a_checkpoint_is_written(whole: Path, tmp_path: Path) -> None:
+    """At the first sight of one, whole or not, again and again: of step 2 if it is to be made again, then of step 4."""
+    folder = tmp_path / "run"
+    resume = runs.strop("train", "--resume", folder, "--json")
+
+    def seen(*names: str) -> Callable[[], bool]:
+        return lambda: any(next((folder / "checkpoints").glob(f"{name}*"), None) for name in names)
+
+    assert runs.kill_when(runs.demo(folder, *SMALL), seen(".step-000002-1", "step-000002-1"))
+    assert runs.kill_when(resume, seen(".step-000002-2", "step-000002-2", ".step-000004-2", "step-000004-2"))
+    runs.kill_when(resume, seen(".step-000004-3", "step-000004-3"))  # or it was done
+    runs.finish(resume)
+    runs.same(whole, folder)
+    ours, theirs = (json.loads((place / "summary.json").read_text()) for place in (folder, whole))
+    assert ours["scores"] == theirs["scores"]
+    names = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert not [name for name in names if name.startswith(".")]
+    assert [step.checkpoint in names for step in runs.story(folder).steps] == [False, True, False, True]
 
 
 @pytest.mark.fault

@@ -22,9 +22,9 @@ SETTINGS = [
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was killed once its second step was committed: the log of its store has not been copied yet."""
+    """A run that was killed once its second step had its checkpoint: the log of its store has not been copied yet."""
     folder = tmp_path_factory.mktemp("killed") / "run"
-    assert runs.kill_when(runs.demo(folder, *SETTINGS), runs.committed(folder, lineage=1, step=2))
+    assert runs.kill_when(runs.demo(folder, *SETTINGS), runs.named(folder, lineage=1, step=2))
     return folder
 
 

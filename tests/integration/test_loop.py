@@ -12,6 +12,7 @@ from strop import config as configs
 from strop import demo
 from strop.config import Config
 from strop.learner.process import PolicyClient
+from strop.models.checksums import SUMS
 from strop.monitor.console import Silent
 from strop.run.folder import RunFolder
 from strop.run.loop import train
@@ -43,7 +44,7 @@ class Seen:
     """What the loop asked of other rooms, in its order, and what stood on the disk at that moment."""
 
     calls: list[tuple[str, str]] = field(default_factory=list)
-    checkpoints_at_commit: dict[str, set[str]] = field(default_factory=dict)
+    whole_when_named: dict[str, bool] = field(default_factory=dict)
     steps_at_publish: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -56,12 +57,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def seen(folder: Path) -> Seen:
     """The run up to its stop."""
     seen, patch = Seen(), pytest.MonkeyPatch()
-    commit_step, publish, save = SqliteStore.commit_step, Publisher.publish, PolicyClient.save
+    commit_step, publish, save = SqliteStore.commit_step, Publisher.publish, PolicyClient.begin_save
+    name_checkpoint = SqliteStore.name_checkpoint
 
     async def seen_commit(self, step):
         seen.calls.append(("commit", step.version))
-        seen.checkpoints_at_commit[step.version] = {path.name for path in (folder / "checkpoints").iterdir()}
+        assert step.checkpoint is None
         await commit_step(self, step)
+
+    async def seen_name(self, lineage, number, checkpoint):
+        seen.calls.append(("name", f"{lineage}.{number}"))
+        seen.whole_when_named[checkpoint] = (folder / "checkpoints" / checkpoint / SUMS).is_file()
+        await name_checkpoint(self, lineage, number, checkpoint)
 
     async def seen_publish(self, version):
         seen.calls.append(("publish", version))
@@ -78,7 +85,8 @@ async def seen(folder: Path) -> Seen:
 
     patch.setattr(SqliteStore, "commit_step", seen_commit)
     patch.setattr(Publisher, "publish", seen_publish)
-    patch.setattr(PolicyClient, "save", seen_save)
+    patch.setattr(PolicyClient, "begin_save", seen_save)
+    patch.setattr(SqliteStore, "name_checkpoint", seen_name)
     with pytest.raises(Stopped):
         await train(config(folder), Silent())
     patch.undo()
@@ -97,8 +105,8 @@ async def resumed(told: Story, folder: Path) -> Story:
     return await runs.told(folder)
 
 
-async def test_checkpoint_then_commit_then_publish(seen: Seen) -> None:
-    assert seen.calls == [
+async def test_copy_then_commit_then_publish(seen: Seen) -> None:
+    assert [call for call in seen.calls if call[0] != "name"] == [
         ("commit", "1.1"),
         ("publish", "1.1"),
         ("save", "1.2"),
@@ -109,10 +117,12 @@ async def test_checkpoint_then_commit_then_publish(seen: Seen) -> None:
     ]
 
 
-async def test_what_a_step_names_is_on_the_disk_when_it_is_committed(seen: Seen, told: Story) -> None:
+async def test_what_a_step_names_is_on_the_disk_when_it_is_named(seen: Seen, told: Story) -> None:
+    """Which is after the step was committed, and before the next checkpoint."""
     named = {step.version: step.checkpoint for step in told.steps}
     assert named == {"1.1": None, "1.2": "step-000002-1", LAST: None}
-    assert "step-000002-1" in seen.checkpoints_at_commit["1.2"]
+    assert seen.whole_when_named == {"step-000002-1": True}
+    assert seen.calls.index(("commit", "1.2")) < seen.calls.index(("name", "1.2"))
 
 
 async def test_engines_serve_only_what_is_committed(seen: Seen, told: Story) -> None:

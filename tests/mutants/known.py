@@ -38,9 +38,12 @@ def _one(name: str, file: str, old: str, new: str, tests: str) -> Mutant:
 
 
 LOOP, RUN = "tests/integration/test_loop.py", "tests/unit/run/test_loop.py"
-CHECKPOINT = "tests/unit/learner/test_checkpoint.py"
+CHECKPOINT, CHECKPOINTS = "tests/unit/learner/test_checkpoint.py", "tests/unit/run/test_checkpoints.py"
 COMMIT = "    await run.store.commit_step(step)\n"
+FOLLOW = "    if begun is not None:\n        follow_checkpoint(run, step, begun)\n"
 PUBLISH = "    await publish(run, step)\n"
+FINISH = "    await finish_parts(run, name)\n"
+NAME = "    await run.store.name_checkpoint(step.lineage, step.number, name)\n"
 SQLITE, STORE = "tests/unit/store/test_sqlite.py", "tests/unit/store/test_store.py -k sqlite"
 GRPO, CREDIT = "tests/unit/algorithms/test_grpo.py", "tests/unit/algorithms/test_credit.py"
 ASSEMBLE, TREE = "tests/unit/trajectory/test_assemble.py", "tests/unit/trajectory/test_token_tree.py"
@@ -96,18 +99,21 @@ MUTANTS = (
         "config.policy.train.sampling()",
         RUN,
     ),
-    _one("published before it is committed", "run/loop.py", COMMIT + PUBLISH, PUBLISH + COMMIT, LOOP),
-    Mutant(
-        "checkpoint after the commit",
-        (
-            (
-                "run/loop.py",
-                "saved = await write_checkpoint(run, number)",
-                'saved = None if number % run.config.loop.checkpoint_every else f"step-{number:06d}-{run.lineage}"',
-            ),
-            ("run/loop.py", COMMIT, COMMIT + "    await write_checkpoint(run, number)\n"),
-        ),
-        LOOP,
+    _one("published before it is committed", "run/loop.py", COMMIT + FOLLOW + PUBLISH, PUBLISH + COMMIT + FOLLOW, LOOP),
+    _one("checkpoint named before it is whole", "run/checkpoints.py", FINISH + NAME, NAME + FINISH, CHECKPOINTS),
+    _one(
+        "checkpoint of weights that go on changing",
+        "learner/learner.py",
+        "copied = self._snapshots.copy((self.optim.weights(), state))",
+        "copied = (self.optim.weights(), state)",
+        CHECKPOINT,
+    ),
+    _one(
+        "a checkpoint that is being written is pruned",
+        "run/checkpoints.py",
+        "[run.writing.name] if run.writing is not None else []",
+        "[]",
+        CHECKPOINTS,
     ),
     _one(
         "adaptive KL coefficient not restored",

@@ -87,7 +87,7 @@ def describe_memory(config: Config, folder: Path) -> str:
         import torch
         from transformers import AutoConfig
 
-        from strop.learner.memory import plan
+        from strop.learner.memory import available_memory, plan
         from strop.learner.model import place
     except ImportError:
         return ""
@@ -98,17 +98,12 @@ def describe_memory(config: Config, folder: Path) -> str:
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
     model = cast("Any", AutoConfig).from_pretrained(folder)
     found = plan(model, config.learner, free, reference="ref" in needs, critic="value" in needs)
-    where = "the GPU" if device.type == "cuda" else "the CPU"
+    gpu = device.type == "cuda"
+    left = available_memory() if gpu else free - found.peak
+    copied = f"a copy of what a checkpoint holds takes {found.snapshot / 2**30:.2g} GiB of the CPU's memory"
+    if found.snapshot > left:
+        copied += f" and {max(left, 0) / 2**30:.2g} are left: training waits until checkpoints are written"
     return found.advice or (
         f"an update of {config.learner.token_budget} tokens takes about {found.peak / 2**30:.2g} of the "
-        f"{free / 2**30:.3g} GiB that {where} has free"
+        f"{free / 2**30:.3g} GiB that {'the GPU' if gpu else 'the CPU'} has free; {copied}"
     )
-
-
-def available_memory() -> int:
-    """Bytes of memory that programs may still take."""
-    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []
-    found = next((line for line in lines if line.startswith("MemAvailable")), None)
-    if found is not None:
-        return int(found.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

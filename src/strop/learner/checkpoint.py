@@ -13,6 +13,8 @@ with what training needs to go on beside it:
 optimizer.pt                    optimizer states, the critic's weights where there is one, states of random numbers
 strop.json                      what the caller wants to know when it resumes: version, step
 SHA256SUMS                      what the files were when they were written, to tell one that was damaged since
+
+Files are written and summed at once, straight from where the tensors lie (summed_file.py).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -28,12 +31,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from strop.errors import DamagedCheckpoint, LearnerError, ModelError
 from strop.files import sync_folder
 from strop.learner.lora import name_in_file
+from strop.learner.summed_file import write_state, write_tensors
 from strop.models.checksums import SUMS, TRAINING, WEIGHTS, describe_damage, verify, write_sums
 
 MODEL, ADAPTER = WEIGHTS
@@ -55,11 +58,13 @@ def save(
     """A crash at any moment leaves the whole folder or none. `adapter` describes one, if the weights are one's."""
     try:
         with write_whole(Path(folder)) as fresh:
-            write(fresh, weights, adapter, source)
-            torch.save(state, fresh / "optimizer.pt")
-            (fresh / "strop.json").write_text(json.dumps(meta, indent=2))
-            write_sums(fresh)
-    except (OSError, SafetensorError, RuntimeError) as error:
+            with ThreadPoolExecutor(1, "optimizer.pt") as beside:
+                writing = beside.submit(write_state, fresh / "optimizer.pt", state)
+                sums = write(fresh, weights, adapter, source)
+                (fresh / "strop.json").write_text(json.dumps(meta, indent=2))
+                sums["optimizer.pt"] = writing.result()
+            write_sums(fresh, sums)
+    except (OSError, RuntimeError) as error:
         raise LearnerError(
             f"the checkpoint {folder} cannot be written: {explain_unwritten(error)}. Fix: free some space there, then "
             "resume: nothing else is lost"
@@ -98,22 +103,21 @@ def report_damage(file: Path) -> Iterator[Path]:
         raise describe_damage(file, why) from error
 
 
-def write(folder: Path, weights: Mapping[str, Tensor], adapter: dict[str, Any] | None, source: Path) -> None:
-    """Fill `folder` with weights and what belongs to them, as Hugging Face's libraries read them."""
+def write(folder: Path, weights: Mapping[str, Tensor], adapter: dict[str, Any] | None, source: Path) -> dict[str, str]:
+    """Fill `folder` with weights and what belongs to them, as Hugging Face's libraries read them. Returns the checksum
+    of the weights' file, by its name."""
     for file in sorted(source.iterdir()):
         if file.suffix in _COPIED and not file.name.endswith(_NOT_COPIED):
             shutil.copyfile(file, folder / file.name)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     if adapter is None:
         config = json.loads((folder / "config.json").read_text())
-        config["dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+        config["dtype"] = str(next(iter(weights.values())).dtype).removeprefix("torch.")
         config.pop("torch_dtype", None)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        _save(tensors, folder / MODEL)
-    else:
-        (folder / "config.json").unlink()  # it is not the whole model's folder, and must not be taken for it
-        (folder / "adapter_config.json").write_text(json.dumps(adapter, indent=2) + "\n")
-        _save({name_in_file(name): tensor for name, tensor in tensors.items()}, folder / ADAPTER)
+        return {MODEL: write_tensors(folder / MODEL, weights)}
+    (folder / "config.json").unlink()  # it is not the whole model's folder, and must not be taken for it
+    (folder / "adapter_config.json").write_text(json.dumps(adapter, indent=2) + "\n")
+    return {ADAPTER: write_tensors(folder / ADAPTER, {name_in_file(name): t for name, t in weights.items()})}
 
 
 @torch.no_grad()
@@ -154,8 +158,3 @@ def explain_unwritten(error: Exception) -> str:
     if not isinstance(error, OSError) and not _WRITING.search(str(error)):
         raise error
     return error.strerror if isinstance(error, OSError) and error.strerror else "the disk is full, or gone"
-
-
-def _save(tensors: dict[str, Tensor], file: Path) -> None:
-    save_file(tensors, file, metadata={"format": "pt"})
-    file.chmod(0o644)

@@ -4,7 +4,7 @@
 
 A verb such as `update` runs between decode steps, never beside one, unless rollouts go on while the learner works
 (`LearnerSettings.overlap`): then the engine has a copy of the weights, renewed between two decode steps, and the
-learner works in a thread beside it.
+learner works in a thread beside it. A checkpoint is written by a thread too, from a copy of its own (snapshot.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LEARNING = frozenset(
     verb.__name__
     for verb in (
         *(LearnerVerbs.score, LearnerVerbs.score_answers, LearnerVerbs.update),
-        *(LearnerVerbs.save, LearnerVerbs.restore, LearnerVerbs.digest),
+        *(LearnerVerbs.begin_save, LearnerVerbs.restore, LearnerVerbs.digest),
     )
 )
 """The verbs that take the learner's time, and need nothing of the engine."""
@@ -52,6 +52,9 @@ HEAVY = (
 )
 """Modules that need torch and transformers."""
 
+WAITING = LearnerVerbs.finish_save.__name__
+"""The verb that only waits, for another thread: whatever else is asked goes on meanwhile."""
+
 
 class LearnerChild(ProcessVerbs):
     """A model, the learners of its policies and its engine, and the connection to whom they work for."""
@@ -62,6 +65,7 @@ class LearnerChild(ProcessVerbs):
         self.outbox = Outbox()
         self.copy: ServedCopy | None = None  # none where the engine serves the very model that is trained
         self.aside: ThreadPoolExecutor | None = None
+        self.waiting = ThreadPoolExecutor(1, "waiting")
         self.policies: dict[str, HeldPolicy] = {}  # none before `start`
         self._sending = threading.Lock()
 
@@ -102,7 +106,9 @@ class LearnerChild(ProcessVerbs):
                 self.core.cancel(id)
                 self.outbox.forget(id)
             case ("call", id, policy, verb, args):
-                if self.aside is not None and verb in LEARNING:
+                if verb == WAITING:
+                    self.waiting.submit(self.call, id, policy, verb, args)
+                elif self.aside is not None and verb in LEARNING:
                     self.aside.submit(self.call, id, policy, verb, args)
                 else:
                     self.call(id, policy, verb, args)
@@ -233,8 +239,11 @@ class HeldPolicy(LearnerVerbs):
     def update(self, batch: Batch) -> dict[str, float]:
         return self.learner.update(batch)
 
-    def save(self, folder: Path, meta: dict[str, Any]) -> None:
-        self.learner.save(folder, meta)
+    def begin_save(self, folder: Path, meta: dict[str, Any]) -> None:
+        self.learner.begin_save(folder, meta)
+
+    def finish_save(self) -> None:
+        self.learner.finish_save()
 
     def restore(self, folder: Path) -> dict[str, Any]:
         return self.learner.restore(folder)

@@ -70,8 +70,11 @@ class LearnerClient(WeightClient):
     async def update(self, batch: Batch) -> dict[str, float]:
         return await self._call(LearnerVerbs.update, batch)
 
-    async def save(self, folder: Path, meta: dict[str, Any]) -> None:
-        await self._call(LearnerVerbs.save, folder, meta)
+    async def begin_save(self, folder: Path, meta: dict[str, Any]) -> None:
+        await self._call(LearnerVerbs.begin_save, folder, meta)
+
+    async def finish_save(self) -> None:
+        await self._call(LearnerVerbs.finish_save)
 
     async def restore(self, folder: Path) -> dict[str, Any]:
         return await self._call(LearnerVerbs.restore, folder)

@@ -18,6 +18,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -38,6 +39,7 @@ from strop.learner.logprobs import compute_entry_states, compute_logprobs, read
 from strop.learner.masters import lower
 from strop.learner.model import choose_way, load, place
 from strop.learner.optim import Optim
+from strop.learner.snapshot import ALIGN, SnapshotMemory
 from strop.trajectory import Batch, Entries, MicroBatch, check, pack
 from strop.trajectory.batch import Floats, Ints
 
@@ -98,6 +100,9 @@ class Learner:
         if self.critic is not None:
             masters = lower(self.critic.trunk, dtype) if isinstance(self.critic, Critic) else None
             self.critic_optim = Optim(self.critic, config.critic, masters, offload=config.offload, whole=whole)
+        self._snapshots = SnapshotMemory(device)
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._saving: Future[None] | None = None
 
     def _foresee(self, available: int) -> None:
         reference, critic = "ref" in self.algorithm.needs, "value" in self.algorithm.needs
@@ -146,6 +151,7 @@ class Learner:
     def update(self, batch: Batch) -> dict[str, float]:
         """Train on the batch and return metrics. With no weight anywhere nothing is done, and `actor/skipped` is 1."""
         began = time.perf_counter()
+        self.reserve_snapshot()
         shares = _shares(batch, self.config.minibatches)
         meter = _Meter()
         # The learner's logprobs under the weights that sampled. If score did not bring them, the first optimizer step's
@@ -265,12 +271,38 @@ class Learner:
 
     def save(self, folder: str | Path, meta: dict[str, Any] | None = None) -> None:
         """Write a checkpoint folder, whole or not at all; it is also a plain Hugging Face folder, or a PEFT one."""
+        self.begin_save(folder, meta)
+        self.finish_save()
+
+    def begin_save(self, folder: str | Path, meta: dict[str, Any] | None = None) -> None:
+        """The same beside what follows: returns once there is a copy of all that is written. `finish_save` comes before
+        the next one."""
+        assert self._saving is None, "one checkpoint is written at a time"
         state: dict[str, Any] = {"optim": self.optim.state(), "random": rng.state()}
         if self.critic_optim is not None:
             state |= {"critic": self.critic_optim.weights(), "critic_optim": self.critic_optim.state()}
+        copied = self._snapshots.copy((self.optim.weights(), state))
+        weights, state = copied or (self.optim.weights(), state)
         adapter = lora.describe(self.model, self.folder) if self.config.lora.rank else None
-        weights = self.optim.weights()
-        checkpoint.save(folder, weights=weights, adapter=adapter, state=state, meta=meta or {}, source=self.folder)
+        how: dict[str, Any] = {"adapter": adapter, "meta": meta or {}, "source": self.folder}
+        self._saving = self._writer.submit(checkpoint.save, folder, weights=weights, state=state, **how)
+        if copied is None:
+            wait([self._saving])  # the next update would change what is written
+
+    def finish_save(self) -> None:
+        """Returns once what was begun is there, whole. Raises what kept it from being."""
+        assert self._saving is not None, "nothing was begun"
+        try:
+            self._saving.result()
+        finally:
+            self._saving = None
+
+    def reserve_snapshot(self) -> None:
+        """Have memory for the copy of the first checkpoint, before there is one: weights, two moments of each, and
+        what else there is, which is little."""
+        optims = [self.optim] + ([self.critic_optim] if self.critic_optim is not None else [])
+        trained = [tensor for optim in optims for tensor in optim.trained]
+        self._snapshots.reserve(sum(3 * tensor.nbytes + 4 * ALIGN for tensor in trained) + 2**20)
 
     def restore(self, folder: str | Path) -> dict[str, Any]:
         """Take weights and optimizer state from a checkpoint, in place, and return the meta it was saved with."""

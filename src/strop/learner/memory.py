@@ -11,7 +11,10 @@ the weights; what FlexAttention's backward pass makes. Compiled blocks keep less
 from __future__ import annotations
 
 import copy
+import os
+import sys
 from dataclasses import astuple, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -33,7 +36,8 @@ SMALLEST_BUDGET = 512
 @dataclass(frozen=True)
 class Memory:
     """Bytes, by what they are for. `logits` are a chunk and what is made of it; `block` is what is computed again, one
-    block at a time, when no logits are left. `advice` is empty where all fit into `available`."""
+    block at a time, when no logits are left. `snapshot` is of the CPU's memory: a copy of what a checkpoint holds
+    (snapshot.py). `advice` is empty where all but that fit into `available`."""
 
     weights: int
     gradients: int
@@ -43,6 +47,7 @@ class Memory:
     activations: int
     logits: int
     block: int
+    snapshot: int
     offloaded: bool
     available: int
     tokens: int
@@ -89,6 +94,25 @@ def plan(
         if count(_with(learner, together)).fits:
             return replace(found, advice=f"{needs}: set {_said(together)}")
     return replace(found, advice=f"{needs}, which is too little whatever the settings: use a smaller model")
+
+
+def available_memory() -> int:
+    """Bytes of the CPU's memory that programs may still take."""
+    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []
+    found = next((line for line in lines if line.startswith("MemAvailable")), None)
+    if found is None:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(int(found.split()[1]) * 1024, _left_in_container())
+
+
+def _left_in_container(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """What a control group's limit (cgroup v2) leaves; files that are only cached are given up for programs."""
+    try:
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # there is no limit
+        return sys.maxsize
+    return max(0, limit - used + int(stat.get("inactive_file", 0)))
 
 
 def _changes(learner: LearnerConfig, device: torch.device) -> list[dict[str, Any]]:
@@ -180,6 +204,7 @@ def _count(
         activations=activations * (2 if own else 1),
         logits=rows * config.vocab_size * (2 * size if way.compile else size + 4 * 4) + of_head,
         block=block * (2 if own else 1),
+        snapshot=12 * model.trained * (2 if own else 1),
         offloaded=learner.offload and device.type == "cuda",
         available=available,
         tokens=tokens,

@@ -150,8 +150,12 @@ class LearnerVerbs(ABC):
         """Train on the batch and return metrics."""
 
     @abstractmethod
-    def save(self, folder: Path, meta: dict[str, Any]) -> None:
-        """Write a checkpoint folder, whole or not at all."""
+    def begin_save(self, folder: Path, meta: dict[str, Any]) -> None:
+        """Take a copy of what a checkpoint holds, and write its folder, whole or not at all, beside what follows."""
+
+    @abstractmethod
+    def finish_save(self) -> None:
+        """Returns once what was begun is whole, and on the disk. Raises what kept it from being written."""
 
     @abstractmethod
     def restore(self, folder: Path) -> dict[str, Any]:

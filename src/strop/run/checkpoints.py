@@ -1,39 +1,100 @@
-"""A run's checkpoints: when one is written, which is the best, and which are kept."""
+"""A run's checkpoints: when one is written, which is the best, and which are kept.
+
+    update ─ copy ─ commit_step ─ publish ─ collect ─ update ...
+               └── written beside it, fsynced, renamed ── the step names it in the store
+
+A step is committed without waiting for its checkpoint. Killed before that is named, the run goes back to the one before
+or, where it was whole already, finds it by its name (resume.py).
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from strop.config import Config, weigh_rewards
-from strop.errors import DamagedCheckpoint
+from strop.errors import DamagedCheckpoint, StropError
 from strop.files import sync_folder
 from strop.models.checksums import SUMS, verify
 from strop.monitor.metrics import weigh, weigh_parts
-from strop.run.state import Run
+from strop.run.folder import find_parts, name_step
+from strop.run.state import CheckpointWriting, Run
+from strop.run.supervise import cancel_all
 from strop.types import Step, version
 
 
-async def write_checkpoint(run: Run, number: int) -> str | None:
-    """Write a checkpoint if one is due; it counts once the step that names it is committed."""
+async def begin_checkpoint(run: Run, number: int) -> str | None:
+    """Take a copy of what a checkpoint holds, if one is due, and have it written beside what follows. Returns the name
+    that it will have. One is written at a time: the one before is waited for, and what kept it from being written is
+    raised here, at the next step."""
     loop = run.config.loop
-    if number % loop.checkpoint_every and number < loop.steps and not run.stop.is_set():
+    due = number % loop.checkpoint_every == 0 or number >= loop.steps or run.stop.is_set()
+    if due or (run.writing is not None and run.writing.named.done()):
+        await finish_checkpoint(run)
+    if not due:
         return None
-    name = f"step-{number:06d}-{run.lineage}"
-    place, meta = run.folder.checkpoint(name), {"version": version(run.lineage, number)}
-    if len(run.policies) == 1:
-        for policy in run.policies.values():
-            await policy.learner.save(place, meta)
-        return name
-    fresh = place.with_name(f".{name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)  # half of one, of a run that was killed
-    for policy in run.policies.values():
-        await policy.learner.save(fresh / policy.name, meta)
-    fresh.rename(place)  # there whole or not at all
-    sync_folder(place.parent)
+    name = name_step(run.lineage, number)
+    place = find_half(run, name) if len(run.policies) > 1 else run.folder.checkpoint(name)
+    shutil.rmtree(find_half(run, name), ignore_errors=True)  # of a run that was killed
+    for policy, part in find_parts(place, run.policies).items():
+        await run.policies[policy].learner.begin_save(part, {"version": version(run.lineage, number)})
     return name
+
+
+def follow_checkpoint(run: Run, step: Step, name: str) -> None:
+    """Have the step, which is committed, name its checkpoint as soon as that is whole."""
+    run.writing = CheckpointWriting(name, asyncio.create_task(name_checkpoint(run, step, name)))
+
+
+async def name_checkpoint(run: Run, step: Step, name: str) -> None:
+    """Wait until a checkpoint is whole, and have the store know it as the step's."""
+    await finish_parts(run, name)
+    await run.store.name_checkpoint(step.lineage, step.number, name)
+    run.steps[step.number - 1] = replace(run.steps[step.number - 1], checkpoint=name)
+
+
+async def finish_parts(run: Run, name: str) -> None:
+    """Wait until every policy's part is written, and give the whole its name."""
+    for policy in run.policies.values():
+        await policy.learner.finish_save()
+    if len(run.policies) > 1:
+        find_half(run, name).rename(run.folder.checkpoint(name))  # there whole or not at all
+        await asyncio.to_thread(sync_folder, run.folder.checkpoint(name).parent)
+
+
+async def finish_checkpoint(run: Run) -> None:
+    """Wait until the checkpoint that is being written, if there is one, is whole and named by its step."""
+    if (writing := run.writing) is not None:
+        try:
+            await asyncio.shield(writing.named)
+        finally:
+            run.writing = None if writing.named.done() else writing
+
+
+@asynccontextmanager
+async def finish_writing(run: Run) -> AsyncGenerator[None]:
+    """Whatever goes wrong in the block, a checkpoint that is being written is finished first, to be resumed from; not
+    where the run is to end at once."""
+    try:
+        yield
+    except Exception:
+        with suppress(StropError):  # what went wrong first is told
+            await finish_checkpoint(run)
+        raise
+    finally:
+        if run.writing is not None:
+            await cancel_all(run.writing.named)
+
+
+def find_half(run: Run, name: str) -> Path:
+    """Where a checkpoint lies until it is whole."""
+    return run.folder.checkpoint(f".{name}.new")
 
 
 def verify_parts(parts: Mapping[str, Path]) -> None:
@@ -55,7 +116,8 @@ def keep_checkpoints(run: Run) -> None:
         known = order if evaluates_every_checkpoint(run.config) else known
         kept = [order[-1], *known[-1:], *there[-run.config.loop.keep_checkpoints :]]
         kept += [step for pool in run.opponents for step in pool.list_steps(run)[-pool.config.size :]]
-        run.folder.prune([str(step.checkpoint) for step in kept])
+        written = [run.writing.name] if run.writing is not None else []
+        run.folder.prune([*(str(step.checkpoint) for step in kept), *written])
 
 
 def list_checkpoints(run: Run) -> list[Step]:

@@ -270,9 +270,10 @@ class RunFolder:
 
     def prune(self, keep: Collection[str]) -> None:
         """Delete checkpoints not in `keep`: old ones, those of a step that was never committed, halves of them. What a
-        user put beside them stays."""
+        user put beside them stays, and so does the half of one in `keep`, which is being written."""
         for folder in (self.path / "checkpoints").iterdir():
-            if folder.name not in keep and re.fullmatch(r"\.?step-\d+-\d+(\.new)?", folder.name):
+            found = re.fullmatch(r"\.?(step-\d+-\d+)(\.new)?", folder.name)
+            if found and found[1] not in keep:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -290,6 +291,15 @@ def find_free(folder: Path, taken: Callable[[Path], bool] = Path.exists) -> Path
     """The folder, or the first with a number behind its name that is not taken: runs/demo, runs/demo-2, ..."""
     numbered = (folder.with_name(f"{folder.name}-{n}") for n in itertools.count(2))
     return next(name for name in itertools.chain([folder], numbered) if not taken(name))
+
+
+def name_step(lineage: int, number: int) -> str:
+    """What the checkpoint of a step is called.
+
+    >>> name_step(2, 10)
+    'step-000010-2'
+    """
+    return f"step-{number:06d}-{lineage}"
 
 
 def find_parts(checkpoint: Path, policies: Collection[str]) -> dict[str, Path]:

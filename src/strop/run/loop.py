@@ -1,6 +1,7 @@
 """The whole loop, readable top to bottom.
 
-    collect groups → assemble → score → credit → update → checkpoint if due → commit_step → publish → evaluate if due
+    collect groups → assemble → score → credit → update → commit_step → publish → evaluate if due
+                                                        └ a checkpoint, if due: copied, and written beside what follows
 
 With loop.staleness 0 a step is collected once the one before it has been published, and engines rest while the learner
 works. Above it, rollouts of the steps that follow are queued meanwhile: agents, engines and learner all work at once,
@@ -23,7 +24,13 @@ from strop.monitor import transcripts
 from strop.monitor.console import View
 from strop.monitor.metrics import MetricsFile
 from strop.monitor.summary import Summary, summarize
-from strop.run.checkpoints import keep_checkpoints, write_checkpoint
+from strop.run.checkpoints import (
+    begin_checkpoint,
+    finish_checkpoint,
+    finish_writing,
+    follow_checkpoint,
+    keep_checkpoints,
+)
 from strop.run.collect import check_rewards, collect
 from strop.run.data.prepare import prepare_data
 from strop.run.health import Collapse, find_collapse
@@ -52,7 +59,7 @@ async def train(
     begun."""
     config = config if resume else await prepare_data(config, view.note)
     view.title(f"{config.folder} · {describe_models(config)} · {describe_algorithms(config)}", config.loop.steps)
-    async with open_run(config, view, resume=resume) as run:
+    async with open_run(config, view, resume=resume) as run, finish_writing(run):
         run.stop = stop or run.stop
         if resume and run.optimizer is not None:
             await go_back_to_prompts(run)
@@ -104,6 +111,9 @@ async def train_weights(run: Run) -> Collapse | None:
         if fallen is None:
             await evaluate_if_due(run)
             keep_checkpoints(run)
+    await finish_checkpoint(run)
+    if fallen is None:
+        keep_checkpoints(run)
     return fallen
 
 
@@ -127,7 +137,7 @@ async def advance(run: Run, collected: Collected) -> None:
     learnt = await learn_all(run.policies, collected.samples, step=number, versions=run.versions)
     metrics = learnt.metrics | describe_opponents(run.config, collected.samples)
     with run.timed("save_checkpoint"):
-        saved = await write_checkpoint(run, number)
+        begun = await begin_checkpoint(run, number)
     metrics |= measure_time(run, collected, time.monotonic() - began)
     metrics["perf/rollouts"] = len(learnt.rollouts) / metrics["timing_s/step"]
     metrics["perf/throughput"] = metrics["perf/total_num_tokens"] / metrics["timing_s/step"]
@@ -137,11 +147,12 @@ async def advance(run: Run, collected: Collected) -> None:
         rollouts=learnt.rollouts,
         dropped=learnt.dropped | collected.dropped,
         metrics=metrics,
-        checkpoint=saved,
         digest=await take_digest(run.policies),
         time=time.time(),
     )
     await run.store.commit_step(step)
+    if begun is not None:
+        follow_checkpoint(run, step, begun)
     await publish(run, step)
 
 
@@ -162,6 +173,8 @@ async def publish(run: Run, step: Step) -> None:
     with run.timed("update_weights"):
         for policy in run.policies.values():
             await policy.publisher.publish(step.version)
+        if any(pool.grows for pool in run.opponents):
+            await finish_checkpoint(run)
         for pool in run.opponents:
             await pool.refresh(run)
         if not run.overlaps:

@@ -195,6 +195,11 @@ class OpponentPool:
             for n, (engine, process) in enumerate(zip(self.engine.slots, self.processes, strict=True))
         ]
 
+    @property
+    def grows(self) -> bool:
+        """Whether checkpoints of this run are added to it."""
+        return not self.source.checkpoints
+
     async def refresh(self, run: Run) -> None:
         """Serve the versions that are in the pool by now, each in a slot; those that stay keep theirs."""
         wanted = self.list_members(run)
@@ -226,7 +231,7 @@ class OpponentPool:
 
     def list_members(self, run: Run) -> dict[str, Path | None]:
         """The versions in the pool, oldest first, and where they lie; None: the model that the run began with."""
-        if self.source.checkpoints:
+        if not self.grows:
             return dict(self.source.checkpoints)
         found: dict[str, Path | None] = {version(1, 0): None}
         for step in self.list_steps(run):
@@ -236,7 +241,7 @@ class OpponentPool:
     def list_steps(self, run: Run) -> list[Step]:
         """The steps whose checkpoints are, or were, in the pool and are still there. One that was made because the run
         was stopped is not: a run that was not stopped has none."""
-        if self.source.checkpoints:
+        if not self.grows:
             return []
         due = [step for step in run.steps if step.checkpoint and step.number % run.config.loop.checkpoint_every == 0]
         there = [step for step in due if run.folder.checkpoint(str(step.checkpoint)).is_dir()]

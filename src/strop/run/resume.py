@@ -25,7 +25,7 @@ from strop.errors import DamagedCheckpoint, StoreError
 from strop.monitor.metrics import metrics_of
 from strop.run.checkpoints import verify_parts
 from strop.run.data.copies import finish_begun
-from strop.run.folder import find_parts
+from strop.run.folder import find_parts, name_step
 from strop.run.rollouts import find_stored, read_sample
 from strop.run.state import Collected, Run
 from strop.types import TERMINAL, Rollout, Step, version
@@ -38,7 +38,7 @@ async def go_back(run: Run) -> list[Collected]:
     await run.store.reclaim(everything=True)
     if run.data is not None:
         await finish_begun(run.store, run.data)
-    line = await read_unbroken_line(run)
+    line = await name_unnamed(run, await read_unbroken_line(run))
     last = await restore_last_checkpoint(run, line)
     base = last.number if last else 0
     run.steps, run.step = line[:base], base
@@ -129,6 +129,20 @@ async def read_unbroken_line(run: Run) -> list[Step]:
     while (following := newest.get(len(line) + 1)) is not None:
         line.append(following)
     return line
+
+
+async def name_unnamed(run: Run, line: Sequence[Step]) -> list[Step]:
+    """The same line. A checkpoint that was whole when the run was killed, a moment before its step would have named
+    it, is named now."""
+    found: list[Step] = []
+    for step in line:
+        name = name_step(step.lineage, step.number)
+        if step.checkpoint is None and not step.superseded and run.folder.checkpoint(name).is_dir():
+            await run.store.name_checkpoint(step.lineage, step.number, name)
+            found.append(msgspec.structs.replace(step, checkpoint=name))
+        else:
+            found.append(step)
+    return found
 
 
 def read_last_step(metrics: Path) -> int:

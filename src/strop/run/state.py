@@ -61,6 +61,14 @@ class TrainedPolicy(PolicyLearner):
     publisher: Publisher
 
 
+@dataclass(frozen=True)
+class CheckpointWriting:
+    """A checkpoint that is being written. `named` ends once it is whole and the store knows it."""
+
+    name: str
+    named: asyncio.Task[None]
+
+
 @dataclass
 class Run:
     """Everything that a run consists of, open, and where it stands. `policies` are those that are trained; they share
@@ -99,6 +107,7 @@ class Run:
     superseded: list[Step] = field(default_factory=list[Step])
     scores: Scores = field(default_factory=Scores)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
+    writing: CheckpointWriting | None = None
     spent: defaultdict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
     """Seconds by phase since the last step was committed; the next one's metrics have them."""
 

@@ -175,6 +175,11 @@ class Store(ABC):
         step that is not superseded already has the number or consumed one of the rollouts; the same again is not."""
 
     @abstractmethod
+    async def name_checkpoint(self, lineage: int, number: int, checkpoint: str) -> None:
+        """Have a committed step name its checkpoint, which is whole and on the disk by now. Refused if the step is
+        superseded or has another one; the same again is not."""
+
+    @abstractmethod
     async def steps(self, *, superseded: bool = False) -> list[Step]:
         """The steps of the present line in order, or all that ever were."""
 

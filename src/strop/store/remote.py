@@ -233,6 +233,9 @@ class HttpStore(Store):
     async def commit_step(self, step: Step) -> None:
         await self._call(rpc.COMMIT_STEP, {"step": step})
 
+    async def name_checkpoint(self, lineage: int, number: int, checkpoint: str) -> None:
+        await self._call(rpc.NAME_CHECKPOINT, {"lineage": lineage, "number": number, "checkpoint": checkpoint})
+
     async def steps(self, *, superseded: bool = False) -> builtins.list[Step]:
         which = {"superseded": "true" if superseded else "false"}
         return [record.step() for record in await self._call(rpc.STEPS, which)]

@@ -213,6 +213,14 @@ COMMIT_STEP = Verb(
     wire.Done,
     "Commit a step: what it consumed, its metrics and the new version of every policy, all at once.",
 )
+NAME_CHECKPOINT = Verb(
+    "name_checkpoint",
+    "PUT",
+    "/v1/checkpoints",
+    wire.CheckpointBody,
+    wire.Done,
+    "Have a committed step name its checkpoint, once that is whole.",
+)
 OPEN_LINEAGE = Verb(
     "open_lineage",
     "POST",
@@ -258,6 +266,7 @@ VERBS: tuple[Verb[Any], ...] = (
     PUT_POLICY,
     STEPS,
     COMMIT_STEP,
+    NAME_CHECKPOINT,
     OPEN_LINEAGE,
     BATCH,
 )

@@ -381,6 +381,9 @@ class SqlStore(Store):
             raise StoreError(f"step {step.number} names a rollout twice. Fix: consume each one once")
         await self._write(lambda db: transitions.commit_step(db, step))
 
+    async def name_checkpoint(self, lineage: int, number: int, checkpoint: str) -> None:
+        await self._write(lambda db: transitions.name_checkpoint(db, lineage, number, checkpoint))
+
     async def steps(self, *, superseded: bool = False) -> builtins.list[Step]:
         def read(db: Db) -> builtins.list[Step]:
             consumed: dict[tuple[int, int], builtins.list[rows.Row]] = {}

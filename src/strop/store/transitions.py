@@ -14,7 +14,7 @@ from strop.errors import Fenced, IllegalTransition, StoreError, UnknownId
 from strop.net.secrets import new_key
 from strop.store import rows
 from strop.store.base import ID, Ref
-from strop.types import TRANSITIONS, Attempt, Cause, Event, Lease, Reward, Rollout, Status, Step
+from strop.types import TRANSITIONS, Attempt, Cause, Event, Lease, Reward, Rollout, Status, Step, version
 
 R = TypeVar("R")
 
@@ -291,6 +291,19 @@ def commit_step(db: Db, step: Step) -> None:
     )
     db.executemany("INSERT INTO consumed VALUES (?, ?, ?, ?, ?)", consumed)
     set_versions(db, step.version)
+
+
+def name_checkpoint(db: Db, lineage: int, number: int, checkpoint: str) -> None:
+    query = "SELECT checkpoint, superseded FROM steps WHERE lineage = ? AND number = ?" + db.lock
+    there, step = db.execute(query, (lineage, number)).fetchone(), version(lineage, number)
+    if there is None:
+        raise UnknownId(f"there is no step {step} to name a checkpoint of. Fix: commit it first")
+    if there[1]:
+        raise StoreError(f"step {step} was superseded. Fix: end this run, another has gone on")
+    if there[0] not in (None, checkpoint):
+        raise StoreError(f"the checkpoint of step {step} is {there[0]!r}. Fix: make one of each step")
+    query = "UPDATE steps SET checkpoint = ? WHERE lineage = ? AND number = ?"
+    db.execute(query, (checkpoint, lineage, number))
 
 
 def _consumable(db: Db, rollouts: Sequence[str]) -> None:

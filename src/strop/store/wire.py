@@ -217,6 +217,14 @@ class StepBody(Struct, kw_only=True, forbid_unknown_fields=True):
     step: StepRecord
 
 
+class CheckpointBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The checkpoint of a committed step, which is whole."""
+
+    lineage: Nth
+    number: Nth
+    checkpoint: str
+
+
 class LineageBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """The number of the step to go on from; 0 is the beginning."""
 

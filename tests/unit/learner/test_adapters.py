@@ -130,7 +130,8 @@ async def test_one_process_trains_and_serves_two(folder, episodes, tmp_path: Pat
         changed, other = await asyncio.gather(say("a"), say("b"))
         assert (changed[1], other) == ({"1.3"}, (pytest.approx(first[0], abs=1e-5), {"1.0"}))
         assert changed[0] != pytest.approx(first[0], abs=1e-3)
-        await process.of("a").save(tmp_path / "c", {})
+        await process.of("a").begin_save(tmp_path / "c", {})
+        await process.of("a").finish_save()
         assert (tmp_path / "c" / "adapter_model.safetensors").is_file()
     finally:
         await process.close()

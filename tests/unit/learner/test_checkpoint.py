@@ -1,7 +1,9 @@
+import errno
 import io
 import json
 import os
 import random
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,12 +13,16 @@ from transformers import AutoModelForCausalLM
 
 from strop import config as configs
 from strop.cli import main
-from strop.errors import ModelError, PlaceError
+from strop.config import LoraConfig
+from strop.errors import LearnerError, ModelError, PlaceError
+from strop.learner import checkpoint, snapshot
 from strop.learner.export import export
+from strop.learner.summed_file import SummedFile
 from strop.run.checkpoints import keep_checkpoints
 from strop.run.folder import RunFolder
 from strop.types import Step
-from tests.unit.learner.practice import credited, learner
+from tests.limits import stretch
+from tests.unit.learner.practice import Critical, credited, learner
 
 
 def test_random_numbers_go_on_where_they_were(folder, tmp_path):
@@ -50,6 +56,78 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(folder, tmp_path, mo
     assert {"model.safetensors", "optimizer.pt", "strop.json", "config.json"} <= {file.name for file in files}
     assert {("synced", file.stat().st_ino) for file in [*files, place]} <= set(before)
     assert ("synced", tmp_path.stat().st_ino) in after
+
+
+@pytest.mark.parametrize("kind", ["model", "masters", "adapter", "critic"])
+def test_what_is_written_is_what_was_there_when_it_was_begun(folder, episodes, tmp_path, monkeypatch, kind):
+    """Updates change weights, moments and random numbers in place while the thread that writes is still at it."""
+    gate, save = threading.Event(), checkpoint.save
+
+    def wait(*args, **kwargs):
+        gate.wait(stretch(10))  # a test that failed does not hang
+        save(*args, **kwargs)
+
+    def build():
+        if kind == "critic":
+            return learner(folder, Critical())
+        dtype = torch.bfloat16 if kind == "masters" else None
+        return learner(folder, dtype=dtype, lora=LoraConfig(rank=2 if kind == "adapter" else 0))
+
+    def go_on(taught):
+        """The weights after two updates, which depend on every moment, the count of steps and the critic."""
+        for seed in (7, 8):
+            taught.update(credited(taught, episodes(seed=seed)))
+        return taught.digest(), torch.rand(1).item()
+
+    taught = build()
+    taught.update(credited(taught, episodes()))
+    monkeypatch.setattr(checkpoint, "save", wait)
+    taught.begin_save(tmp_path / "c", {"step": 1})
+    there = taught.digest()
+    after = go_on(taught)
+    assert taught.digest() != there
+    assert not (tmp_path / "c").exists()
+    gate.set()
+    taught.finish_save()
+    again = build()
+    assert again.restore(tmp_path / "c") == {"step": 1}
+    assert again.digest() == there
+    assert go_on(again) == after
+
+
+def test_one_checkpoint_is_written_at_a_time(folder, tmp_path):
+    """The next one lies in the same memory."""
+    taught = learner(folder)
+    taught.begin_save(tmp_path / "c")
+    with pytest.raises(AssertionError, match="at a time"):
+        taught.begin_save(tmp_path / "d")
+    taught.finish_save()
+    taught.save(tmp_path / "d")
+    assert (tmp_path / "d" / "model.safetensors").is_file()
+
+
+def test_without_memory_for_a_copy_it_is_written_at_once(folder, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(snapshot, "available_memory", lambda: 1000)
+    taught = learner(folder)
+    taught.begin_save(tmp_path / "c")
+    assert (tmp_path / "c" / "model.safetensors").is_file()
+    assert "training waits until checkpoints are written" in caplog.text
+    taught.finish_save()
+    learner(folder).restore(tmp_path / "c")
+
+
+def test_what_keeps_a_checkpoint_from_being_written_is_raised_at_its_end(folder, tmp_path, monkeypatch):
+    def refuse(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    taught = learner(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(SummedFile, "write", refuse)
+        taught.begin_save(tmp_path / "c")
+        with pytest.raises(LearnerError, match=r"c cannot be written: No space left on device\. Fix: free some space"):
+            taught.finish_save()
+    assert not list(tmp_path.iterdir())
+    taught.save(tmp_path / "c")  # there is space again
 
 
 def test_an_exported_model_is_a_plain_folder_without_the_training(folder, episodes, tmp_path):
@@ -127,6 +205,7 @@ def test_the_newest_checkpoints_stay_and_the_best(tmp_path):
         steps=[],
         scores={},
         opponents=(),
+        writing=None,
     )
 
     def stand(number, reward):
@@ -160,7 +239,7 @@ def test_where_some_checkpoints_were_evaluated_the_best_of_those_is_the_best(tmp
     (tmp_path / "checkpoints").mkdir()
     folder, steps, scores = RunFolder(tmp_path, io.BytesIO()), [], {}
     config = configs.load(sets=["loop.keep_checkpoints=1", "loop.eval_every=0"])
-    run = SimpleNamespace(config=config, folder=folder, steps=steps, scores=scores, opponents=())
+    run = SimpleNamespace(config=config, folder=folder, steps=steps, scores=scores, opponents=(), writing=None)
 
     def stand(number, reward, score=None):
         folder.checkpoint(name := f"step-{number:06d}-1").mkdir()
@@ -182,7 +261,7 @@ def test_the_best_checkpoint_outlives_a_guess(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     folder, steps = RunFolder(tmp_path, io.BytesIO()), []
     config = configs.load(sets=["loop.keep_checkpoints=1"])
-    run = SimpleNamespace(config=config, folder=folder, steps=steps, scores={}, opponents=())
+    run = SimpleNamespace(config=config, folder=folder, steps=steps, scores={}, opponents=(), writing=None)
     for number, (reward, due) in enumerate([(0.1, True), (0.9, False), (0.5, False), (0.95, True), (0.2, False)], 1):
         name = f"step-{number}" if due else None
         if name:

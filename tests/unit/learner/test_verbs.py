@@ -18,7 +18,8 @@ def test_client_and_child_have_every_verb_with_the_same_arguments() -> None:
         for name, verb in inspect.getmembers(declared, inspect.isfunction)
         if name[0] != "_"
     }
-    assert {"score", "update", "save", "restore", "digest", "write", "export_handles", "load"} <= verbs.keys()
+    assert {"score", "update", "begin_save", "finish_save", "restore", "digest", "load"} <= verbs.keys()
+    assert {"write", "export_handles"} <= verbs.keys()
     for name, (verb, done_by) in verbs.items():
         arguments = list(inspect.signature(verb).parameters)
         mirror = getattr(LearnerClient, name)
@@ -36,7 +37,8 @@ async def test_two_processes_hold_two_policies(folder, tmp_path) -> None:
             await process.start(LearnerSettings.of(one, folder, serve=context == 32))
         assert [process.context for process in both] == [64, 32]
         assert await both[0].of().digest() == await both[1].of().digest()
-        await both[0].of().save(tmp_path / "checkpoint", {"version": "1.1"})
+        await both[0].of().begin_save(tmp_path / "checkpoint", {"version": "1.1"})
+        await both[0].of().finish_save()
         assert await both[1].of().restore(tmp_path / "checkpoint") == {"version": "1.1"}
     finally:
         for process in both:

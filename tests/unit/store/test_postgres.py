@@ -222,6 +222,7 @@ async def test_no_two_verbs_ever_wait_for_each_other(open: Open, sql: Callable):
             verbs.append(lambda: store.open_lineage(after=0))
             step = Step(lineage=10**6, number=rng.randrange(9), rollouts=ids, metrics={}, time=rng.random())
             verbs.append(lambda: store.commit_step(step))
+            verbs.append(lambda: store.name_checkpoint(step.lineage, step.number, "c"))
         answer = await rng.choice(verbs)()
         if isinstance(answer, list) and answer and isinstance(answer[0], Lease):
             leases.extend(answer)
@@ -428,6 +429,7 @@ async def test_no_text_gives_more_than_a_sentence(open: Open, odd: str):
     await store.put_policy(Policy(name="main", version=odd, model=odd))
     for verb in (
         store.commit_step(step),
+        store.name_checkpoint(1, 1, odd),
         store.open_lineage(after=0),
         store.get(odd),
         store.list(group=odd),

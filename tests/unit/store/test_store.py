@@ -669,6 +669,26 @@ async def test_a_step_comes_back_as_it_was_committed(store: Store):
     assert await version(store) == "1.1"
 
 
+async def test_a_checkpoint_is_named_once_it_is_whole(store: Store):
+    """After its step was committed, and maybe after others were."""
+    await prepared(store)
+    given = [step(1, ["g0.0"]), step(2, ["g1.0"])]
+    for one in given:
+        await store.commit_step(one)
+    for _ in range(2):  # said again, because the answer was lost
+        await store.name_checkpoint(1, 1, "step-000001-1")
+    await store.commit_step(given[0])  # and so may the step be
+    assert await store.steps() == [msgspec.structs.replace(given[0], checkpoint="step-000001-1"), given[1]]
+    with pytest.raises(StoreError, match=r"the checkpoint of step 1\.1 is 'step-000001-1'"):
+        await store.name_checkpoint(1, 1, "another")
+    with pytest.raises(UnknownId, match=r"no step 1\.3"):
+        await store.name_checkpoint(1, 3, "step-000003-1")
+    await store.open_lineage(after=1)
+    with pytest.raises(StoreError, match=r"step 1\.2 was superseded"):  # by whoever still holds the old line
+        await store.name_checkpoint(1, 2, "step-000002-1")
+    assert [s.checkpoint for s in await store.steps(superseded=True)] == ["step-000001-1", None]
+
+
 async def test_metrics_may_be_nan(store: Store):
     await prepared(store)
     await store.commit_step(step(1, [], metrics={"kl": math.nan}))

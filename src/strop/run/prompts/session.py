@@ -29,6 +29,7 @@ from strop.errors import StoreError
 from strop.gateway.marked_prompts import PromptPattern
 from strop.monitor.metrics import check
 from strop.run.collect import check_rewards, stop_if_all_failed, wait_until_ended
+from strop.run.folder import name_step
 from strop.run.learn import describe_samples
 from strop.run.prompts.model import BudgetSpent, NothingLeft, OptimizerModel
 from strop.run.prompts.pool import PromptCheckpoint, PromptPool, PromptVersion, write_pool, write_prompts
@@ -235,7 +236,7 @@ class RunSession(PromptSession):
 
     async def _commit(self, number: int, rollouts: list[str]) -> None:
         run, best = self._run, self.pool.best
-        name = f"step-{number:06d}-{run.lineage}"
+        name = name_step(run.lineage, number)
         at = PromptCheckpoint(
             version=version(run.lineage, number), prompts=best.prompts, number=best.number, score=best.score
         )

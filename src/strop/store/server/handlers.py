@@ -126,6 +126,10 @@ class Handlers:
         await self._store.commit_step(given.step.step())
         return wire.Done()
 
+    async def name_checkpoint(self, given: wire.CheckpointBody, at: At, receive: Receive) -> wire.Done:
+        await self._store.name_checkpoint(given.lineage, given.number, given.checkpoint)
+        return wire.Done()
+
     async def open_lineage(self, given: wire.LineageBody, at: At, receive: Receive) -> wire.Lineage:
         return wire.Lineage(await self._store.open_lineage(after=given.after))
 
