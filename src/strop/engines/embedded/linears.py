@@ -164,7 +164,8 @@ class JoinedLinear:
 
     def _compute(self, x: Tensor) -> Tensor:
         rows = x.numel() // x.shape[-1]
-        where = (rows if rows <= EACH else 1 << rows.bit_length(), *self._like.shape)
+        size = rows if rows <= EACH else 1 << rows.bit_length()
+        where = (size, self._like.shape[0], self._like.shape[1])
         agrees = self._agrees.get(where) if rows > 0 and (rows <= EACH or self._format.any_rows) else False
         if agrees is False:
             return self._compute_plainly(x)
