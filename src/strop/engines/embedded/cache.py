@@ -45,17 +45,21 @@ class CacheView:
 
 class Cache:
     """Per layer [rows and spare ones, width, heads, head_dim]. It begins `width` wide and grows on demand, to `limit`
-    at most. Where sequences have `adapters` of their own, those are told which tokens are whose."""
+    at most. `heads_first`: a head's columns are neighbours in memory, instead of a column's heads. Where sequences have
+    `adapters` of their own, those are told which tokens are whose."""
 
-    def __init__(self, layout: Layout, *, rows: int, width: int, limit: int) -> None:
+    def __init__(self, layout: Layout, *, rows: int, width: int, limit: int, heads_first: bool = False) -> None:
         self.layout = layout
+        self.heads_first = heads_first
         self.rows = rows
         self.limit = limit
         self.width = min(width, limit)
         self.keys = [self._room(heads, key) for heads, key, _ in layout.layers]
         self.values = [self._room(heads, value) for heads, _, value in layout.layers]
         self.adapters: Adapters | None = None
-        self._lines: Tensor
+        self._rows: Tensor
+        self._columns: Tensor
+        self._lines: dict[int, Tensor] = {}  # by the number of heads, where they matter
         self._view = CacheView(slice(None), self.width)
 
     @property
@@ -75,7 +79,8 @@ class Cache:
 
     def aim(self, rows: Tensor, columns: Tensor, view: CacheView) -> None:
         """The next pass's tokens, batch by batch, are written at `rows`, `columns` [tokens]; attention sees `view`."""
-        self._lines = rows * self.width + columns
+        self._rows, self._columns = rows, columns
+        self._lines.clear()
         self._view = view
         if self.adapters is not None:
             self.adapters.aim(rows)
@@ -83,9 +88,25 @@ class Cache:
     def update(self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Hugging Face's seam: new keys and values [batch, heads, tokens, head_dim] in, all that are seen out."""
         keys, values, view = self.keys[layer], self.values[layer], self._view
-        keys.flatten(0, 1).index_copy_(0, self._lines, key.transpose(1, 2).flatten(0, 1))
-        values.flatten(0, 1).index_copy_(0, self._lines, value.transpose(1, 2).flatten(0, 1))
+        self._write(keys, key)
+        self._write(values, value)
         return keys[view.rows, : view.width].transpose(1, 2), values[view.rows, : view.width].transpose(1, 2)
+
+    def _write(self, into: Tensor, new: Tensor) -> None:
+        """New keys or values [batch, heads, tokens, head_dim] to where the pass is aimed."""
+        if not self.heads_first:
+            lines = self._find_lines(1)
+            into.flatten(0, 1).index_copy_(0, lines, new.transpose(1, 2).flatten(0, 1))
+        else:
+            lines = self._find_lines(new.shape[1])
+            into.transpose(1, 2).flatten(0, 2).index_copy_(0, lines, new.transpose(1, 2).flatten(0, 2))
+
+    def _find_lines(self, heads: int) -> Tensor:
+        """Where the pass's tokens lie in memory, each with so many heads that lie apart. [tokens x heads]"""
+        if heads not in self._lines:
+            head = torch.arange(heads, device=self._rows.device)
+            self._lines[heads] = ((self._rows[:, None] * heads + head) * self.width + self._columns[:, None]).flatten()
+        return self._lines[heads]
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Give row `target` the first `count` tokens of row `source`."""
@@ -101,5 +122,7 @@ class Cache:
         return 0
 
     def _room(self, heads: int, dim: int) -> Tensor:
-        shape = (self.rows + self.layout.spare, self.width, heads, dim)
-        return torch.zeros(shape, dtype=self.layout.dtype, device=self.layout.device)
+        rows = self.rows + self.layout.spare
+        shape = (rows, heads, self.width, dim) if self.heads_first else (rows, self.width, heads, dim)
+        room = torch.zeros(shape, dtype=self.layout.dtype, device=self.layout.device)
+        return room.transpose(1, 2) if self.heads_first else room

@@ -104,7 +104,13 @@ class Core:
                 f"takes {layout.bytes_per_token:,} bytes. Fix: raise it"
             )
         width = self._width()
-        self.cache = Cache(layout, rows=rows, width=width if deterministic else BEGIN, limit=width)
+        self.cache = Cache(
+            layout,
+            rows=rows,
+            width=width if deterministic else BEGIN,
+            limit=width,
+            heads_first=not deterministic and not fits(layout),
+        )
         self.cache.adapters = self.adapters
         self.slots = Slots(rows, width, reuse=not deterministic)
         self.passes = self._passes()

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import embedding_bag, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from strop.engines.embedded.cache import Cache
@@ -135,8 +136,9 @@ def attention(
     out: list[Tensor] = []
     for run in packed.runs:
         mine = query[0, :, run.start : run.stop].unflatten(0, (-1, groups)).permute(2, 0, 1, 3)
-        keys, values = key[run.rows, :, : run.width], value[run.rows, :, : run.width]
-        seen = scaled_dot_product_attention(mine, keys, values, attn_mask=run.mask, scale=scaling)
+        fast = mine.dtype == torch.float32 and mine.device.type == "cpu"
+        attend = attend_on_cpu if fast else scaled_dot_product_attention
+        seen = attend(mine, key[run.rows, :, : run.width], value[run.rows, :, : run.width], run.mask, scale=scaling)
         out.append(seen.flatten(1, 2))
     for part in packed.prefills:
         seen = scaled_dot_product_attention(
@@ -149,6 +151,32 @@ def attention(
         )
         out.append(seen.flatten(0, 1).transpose(0, 1))
     return torch.cat(out)[None], None
+
+
+def attend_on_cpu(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float | None = None
+) -> Tensor:
+    """scaled_dot_product_attention for a few queries a head, in fp32 on a CPU, in two thirds of its time. [rows, heads,
+    queries, width]; a head's keys and values lie in memory one after the other, all heads at one distance.
+
+    The larger matrix comes first, which suits the routine, and a weighted sum of values is that of an embedding bag."""
+    rows, heads, queries, size = query.shape
+    width, distance = key.shape[2], value.stride(1) // value.stride(2)
+    assert value.stride() == (heads * value.stride(1), distance * value.shape[3], value.shape[3], 1)
+    scaled = (query * (size**-0.5 if scale is None else scale)).flatten(0, 1)
+    scores = torch.bmm(key.flatten(0, 1), scaled.transpose(1, 2)).transpose(1, 2).unflatten(0, (rows, heads))
+    weights = (scores if mask is None else scores + mask).softmax(-1)
+    table = value.as_strided((rows * heads * distance - distance + width, value.shape[3]), (value.stride(2), 1))
+    places = _places(rows * heads, queries, width, distance)
+    seen = embedding_bag(places, table, mode="sum", per_sample_weights=weights.flatten(0, 2))
+    return seen.unflatten(0, (rows, heads, queries))
+
+
+@lru_cache(maxsize=8)  # the layers of a pass ask for the same
+def _places(heads: int, queries: int, width: int, distance: int) -> Tensor:
+    """Which lines of the table each query sees. [heads x queries, width]"""
+    lines = torch.arange(heads)[:, None, None] * distance + torch.arange(width)
+    return lines.expand(-1, queries, -1).flatten(0, 1)
 
 
 AttentionInterface.register(NAME, attention)
