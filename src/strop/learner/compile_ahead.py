@@ -120,7 +120,8 @@ def _make_piece(size: int, vocabulary: int) -> tuple[MicroBatch, Entries]:
     order = np.arange(size)
     piece = MicroBatch(order % vocabulary, order, np.full(size, size), np.arange(ENTRIES), np.arange(ENTRIES))
     columns: dict[str, Any] = {field.name: np.ones(ENTRIES) for field in fields(Entries)}
-    return piece, Entries(**columns | {"target": np.arange(ENTRIES) % vocabulary})
+    columns["target"] = np.arange(ENTRIES) % vocabulary
+    return piece, Entries(**columns)
 
 
 def _find_stamp(asked: KernelsAsked) -> Path | None:
