@@ -32,6 +32,7 @@ from strop.trajectory import Batch, Entries
 
 if TYPE_CHECKING:  # heavy: they are imported once there is a model to load
     from strop.engines.embedded.core import Core
+    from strop.learner.compile_ahead import CompileAhead
     from strop.learner.learner import Learner
     from strop.learner.model_copy import ServedCopy
     from strop.learner.model_weights import ModelWeights
@@ -67,6 +68,8 @@ class LearnerChild(ProcessVerbs):
         self.aside: ThreadPoolExecutor | None = None
         self.waiting = ThreadPoolExecutor(1, "waiting")
         self.policies: dict[str, HeldPolicy] = {}  # none before `start`
+        self._trained: list[LearnerSettings] = []
+        self._compiling: CompileAhead | None = None
         self._sending = threading.Lock()
 
     @property
@@ -134,9 +137,25 @@ class LearnerChild(ProcessVerbs):
         assert hasattr(LearnerVerbs, verb) or hasattr(WeightVerbs, verb), verb
         return held.weights if hasattr(WeightVerbs, verb) else held
 
+    def compile_ahead(self) -> bool:
+        from strop.learner.compile_ahead import CompileAhead, KernelsAsked
+
+        if not self._trained:
+            return False
+        first = self._trained[0]
+        scores = bool(self.policies[first.name].learner.algorithm.needs)
+        self._compiling = CompileAhead()
+        return self._compiling.start(KernelsAsked(str(first.folder), first.learner, scores))
+
+    def stop_compiling(self) -> None:
+        if self._compiling is not None:
+            self._compiling.stop()
+            self._compiling = None
+
     def start(self, settings: list[LearnerSettings]) -> int:
         import torch
 
+        self._trained = [one for one in settings if one.train]
         first = settings[0]
         engine, train = first.engine, any(one.train for one in settings)
         torch.set_num_threads(engine.threads or os.cpu_count() or 1)
@@ -237,6 +256,7 @@ class HeldPolicy(LearnerVerbs):
         return score_answers(model, answers, self._config.token_budget, choose_way(self._config, model.device))
 
     def update(self, batch: Batch) -> dict[str, float]:
+        self._child.stop_compiling()
         return self.learner.update(batch)
 
     def begin_save(self, folder: Path, meta: dict[str, Any]) -> None:

@@ -52,10 +52,7 @@ def load(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedMo
         raise ModelError(f"{folder} holds no model. Fix: give a folder in Hugging Face format, with config.json in it")
     logging.disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        _refuse(config, folder)
-        for name in [n for n in vars(config) if n.endswith(("dropout", "pdrop"))]:
-            setattr(config, name, 0.0)
+        config = read_config(folder)
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -72,6 +69,15 @@ def load(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedMo
     model.eval()  # nothing random is left, and nothing may come back through a module's own default
     _probe(model, folder)
     return model
+
+
+def read_config(folder: Path) -> Any:
+    """The configuration of the model in `folder`, without dropout."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    _refuse(config, folder)
+    for name in [n for n in vars(config) if n.endswith(("dropout", "pdrop"))]:
+        setattr(config, name, 0.0)
+    return config
 
 
 def load_frozen(folder: str | Path, config: LearnerConfig) -> PreTrainedModel:

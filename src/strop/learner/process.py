@@ -50,6 +50,11 @@ class LearnerProcess:
         """Returns once the model of these policies is loaded."""
         self.context = await self.call(None, ProcessVerbs.start.__name__, (list(settings),))
 
+    async def compile_ahead(self) -> bool:
+        """See `ProcessVerbs.compile_ahead`. Once every model on this machine is loaded: it takes a GPU's memory, and
+        engines that measure what is free must not be mistaken."""
+        return await self.call(None, ProcessVerbs.compile_ahead.__name__, ())
+
     def of(self, policy: str = MAIN) -> PolicyClient:
         """The handle of one of the policies that it was, or will be, started with."""
         return self._clients.setdefault(policy, PolicyClient(self, policy))

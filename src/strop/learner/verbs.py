@@ -129,6 +129,10 @@ class ProcessVerbs(ABC):
     def start(self, settings: list[LearnerSettings]) -> int:
         """Load the model of these policies; returns the longest context."""
 
+    @abstractmethod
+    def compile_ahead(self) -> bool:
+        """Begin to compile what the first update will need, beside everything else; returns whether there is any."""
+
 
 class LearnerVerbs(ABC):
     """What the process does for one policy beside drawing tokens and giving weights away."""

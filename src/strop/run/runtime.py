@@ -249,6 +249,13 @@ async def load_policies(policies: Sequence[ServedPolicy], gateway: Gateway, *, t
         await gateway.workers.open()
 
 
+async def compile_ahead(policies: Sequence[ServedPolicy], view: View) -> None:
+    """Have learners compile what their first update needs while the first rollouts are sampled."""
+    for process in {one.learner.process for one in policies if one.learner is not None}:
+        if await process.compile_ahead():
+            view.note("the learner's kernels are compiled beside the first rollouts; the next run finds them")
+
+
 def serve_if_asked(settings: list[LearnerSettings]) -> list[LearnerSettings]:
     """The same without an engine where no agent asks: a teacher is only read."""
     if any(one.policy.agents or one.train or one.from_checkpoints for one in settings):
@@ -319,6 +326,7 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
         stack.callback(loading.cancel)
         await pool.start()
         await loading
+        await compile_ahead(served, view)
         by_name = {one.name: one for one in served}
         writers = await Writers.open(stack, config, folder.path, view.note)
         stack.enter_context(app.announce(server.url, default_config(config).policy.model, folder.path))
