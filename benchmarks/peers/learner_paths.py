@@ -9,7 +9,8 @@ a tree is many short passes, each of which launches every kernel and adds to eve
 AReaL's DTA does ("dynamic tree training"), written anew in its simplest form to be compared with.
 
 Left out: losses over whole turns, whose entries may be in two segments; compiled blocks; FlexAttention, which would be
-compiled for each length of a path (attention is torch's own, under a mask).
+compiled for each length of a path (on a GPU attention is torch's own, under a mask; on a CPU it is that of
+tree_attention.py).
 """
 
 from __future__ import annotations
@@ -59,7 +60,10 @@ class PathAttention:
         key = torch.cat([*(segment.leaves[at] for segment in self.path), key], 2)
         value = torch.cat([*(segment.leaves[at + 1] for segment in self.path), value], 2)
         key, value = for_all_heads(query, key, value)
-        return torch.nn.functional.scaled_dot_product_attention(query, key, value, self.mask, scale=scaling)
+        if query.is_cuda:
+            return torch.nn.functional.scaled_dot_product_attention(query, key, value, self.mask, scale=scaling)
+        scores = torch.matmul(query * scaling, key.transpose(2, 3)) + torch.where(self.mask, 0.0, -torch.inf)
+        return torch.matmul(scores.softmax(-1), value)
 
 
 class DepthFirst:
