@@ -1,6 +1,6 @@
 """Gradients of long trees by micro-batches and by depth-first execution: memory, time, and tokens computed.
 
-    python benchmarks/learner_depth_first.py [--part PART ...] [--device cpu|cuda] [--quick] [--json FILE]
+    python benchmarks/learner_depth_first.py [--part PART ...] [--device cpu|cuda] [--quick] [--count] [--json FILE]
 
     longest path x 1, x 2     token trees cut into micro-batches of at most so many tokens, which repeat prefixes
     budget                    the same with 20,480 tokens, where the longest path has no more
@@ -10,7 +10,8 @@
 Parts are those of learner.py that have long trees. The model has Qwen2.5-1.5B's shape, in bf16 on a GPU; on a CPU it is
 strop/nano in fp32, with lengths divided. Nothing is compiled but FlexAttention, and only passes are measured, not the
 optimizer. `peak` is what passes hold at most beyond weights and optimizer, the float32 gradients included. All must
-have the same gradient norm; the exit status is 1 where one has not.
+have the same gradient norm; the exit status is 1 where one has not. --count computes nothing: it says how many tokens
+micro-batches lay out, at full lengths.
 """
 
 from __future__ import annotations
@@ -49,6 +50,17 @@ def measure(side: LapProcess, part: str, given: argparse.Namespace, scale: int) 
     return {"unique_tokens": facts["unique_tokens"], "longest": longest, "ways": found}
 
 
+def count(parts: list[str]) -> None:
+    """On any machine: no model runs."""
+    folder = model_for("cpu", Path())
+    with closing(LapProcess(sys.executable, PEERS / "learner_side.py", folder, "cpu", "40000", "0")) as side:
+        for part in parts:
+            found: Any = side.lap(do="count", order=order(part, 1, False))
+            unique = found.pop("unique")
+            times = ", ".join(f"{name} {tokens:,} ({tokens / unique:.2f}x)" for name, tokens in found.items())
+            print(f"{part}: {unique:,} unique tokens; laid out at {times}")
+
+
 def show(part: str, found: Found) -> None:
     unique = found["unique_tokens"]
     print(f"\n{part}: {unique:,} unique tokens, the longest path has {found['longest']:,}")
@@ -66,10 +78,14 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
     parser.add_argument("--unit", type=int, default=4096, help="tokens of a subtree that is run at once")
     parser.add_argument("--most", type=int, default=24576, help="tokens of a micro-batch that memory holds")
+    parser.add_argument("--count", action="store_true", help="only count tokens")
     parser.add_argument("--quick", action="store_true", help="small counts, to see that it works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep all figures here")
     given = parser.parse_args()
     os.environ.update(environment())
+    if given.count:
+        count(given.part)
+        return
     if given.device is None:
         import torch
 

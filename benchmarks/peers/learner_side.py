@@ -197,6 +197,13 @@ class LearnerSide:
             **learner_trace.summarize(events, self.device),
         }
 
+    def count(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Tokens laid out by micro-batches of once and twice the longest path, beside the unique ones."""
+        batch = self.batch(json.dumps(order))
+        longest, whole = max(len(path) for path in batch.paths), sum(len(path) for path in batch.paths)
+        budgets = {"unique": whole, "longest path x 1": longest, "longest path x 2": 2 * longest}
+        return {name: sum(len(piece.ids) for piece in pack(batch, budget)) for name, budget in budgets.items()}
+
     def cut(self, order: dict[str, Any], budget: int) -> dict[str, Any]:
         """The gradients of a batch by micro-batches of a token tree, without compiled blocks."""
         batch = self.batch(json.dumps(order))
