@@ -16,6 +16,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -25,6 +26,7 @@ import learner_batches as batches
 import learner_trace
 import numpy as np
 import torch
+from learner_paths import DepthFirst, PeakBytes
 from learner_shapes import KINDS
 
 from strop.algorithms import EntryTensors
@@ -194,6 +196,59 @@ class LearnerSide:
             "entries": [len(piece.entry) for piece in pieces],
             **learner_trace.summarize(events, self.device),
         }
+
+    def count(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Tokens laid out by micro-batches of once and twice the longest path, beside the unique ones."""
+        batch = self.batch(json.dumps(order))
+        longest, whole = max(len(path) for path in batch.paths), sum(len(path) for path in batch.paths)
+        budgets = {"unique": whole, "longest path x 1": longest, "longest path x 2": 2 * longest}
+        return {name: sum(len(piece.ids) for piece in pack(batch, budget)) for name, budget in budgets.items()}
+
+    def cut(self, order: dict[str, Any], budget: int) -> dict[str, Any]:
+        """The gradients of a batch by micro-batches of a token tree, without compiled blocks."""
+        batch = self.batch(json.dumps(order))
+        self.learner.way = replace(self.learner.way, compile=False)
+        self.learner.layout, self.learner.budget = pack, budget
+        turns = np.arange(len(batch.turns))
+        measured = self._measure(lambda: self.learner._gradients(batch, turns, 1))
+        sizes = [len(piece.ids) for piece in self.learner.pieces]
+        return measured | {"tokens": sum(sizes), "passes": len(sizes), "held": max(sizes)}
+
+    def depth_first(self, order: dict[str, Any], unit: int) -> dict[str, Any]:
+        """The same gradients by depth-first execution."""
+        batch = self.batch(json.dumps(order))
+        (tree,) = pack(batch, sum(len(path) for path in batch.paths))
+        runs: list[DepthFirst] = []
+
+        def run() -> None:
+            runs.append(DepthFirst(self.learner, batch, tree, unit))
+            runs[-1].run()
+
+        measured = self._measure(run)
+        return measured | {"tokens": len(tree.ids), "passes": runs[-1].passes, "held": runs[-1].held}
+
+    def _measure(self, gradients: Callable[[], Any]) -> dict[str, Any]:
+        """Seconds and the norm of the gradient, behind a time that does not count; bytes beyond what was there."""
+        gradients()
+        self.learner._clear()
+        began = self._now()
+        gradients()
+        seconds = self._now() - began
+        norm = float(self.learner.optim.clip())
+        self.learner._clear()
+        if self.device == "cuda":
+            gc.collect()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            gradients()
+            peak = torch.cuda.max_memory_allocated() - before
+        else:
+            with PeakBytes() as live:
+                gradients()
+            peak = live.peak
+        self.learner._clear()
+        self.watched.seen.clear()
+        return {"seconds": seconds, "norm": norm, "peak_bytes": peak}
 
     def _plain_update(self, batch: Batch) -> float:
         """The tree's update, and no more than that."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from msgspec import structs
@@ -130,8 +131,10 @@ class Batch:
         return np.arange(int(self.starts[turn]), int(self.starts[turn + 1]), dtype=np.int64)
 
     def bare(self) -> Batch:
-        """What a learner reads of it: this is what travels to its process."""
-        bare = [structs.replace(t, logprobs=[], requested={}, messages=[], answer={}) for t in self.turns]
+        """What a learner reads of it: this is what travels to its process. Ids are in `paths` and entries: as lists of
+        numbers they would be most of it."""
+        nothing: dict[str, Any] = {"prompt_ids": [], "response_ids": [], "logprobs": [], "messages": []}
+        bare = [structs.replace(t, requested={}, answer={}, **nothing) for t in self.turns]
         return replace(self, samples=[], turns=bare)
 
     def sampled_by(self, versions: Collection[str]) -> Bools:

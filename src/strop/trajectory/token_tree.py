@@ -44,7 +44,8 @@ def pack(batch: Batch, budget: int, turns: Sequence[int] | Ints | None = None) -
     """
     chosen = range(len(batch.turns)) if turns is None else [int(t) for t in turns]
     # Big-endian bytes compare like the ids they hold, and a prefix comes right before what extends it.
-    keyed = sorted((batch.paths[t].astype(">u8").tobytes(), len(batch.turns[t].prompt_ids), t) for t in chosen)
+    sampled = np.diff(batch.starts)
+    keyed = sorted((batch.paths[t].astype(">u8").tobytes(), len(batch.paths[t]) - int(sampled[t]), t) for t in chosen)
     leaves: list[list[int]] = [[]]  # the turns of each path that no other runs through, its own last
     for k, (key, _, t) in enumerate(keyed):
         leaves[-1].append(t)

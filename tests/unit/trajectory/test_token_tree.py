@@ -127,6 +127,15 @@ def test_no_way_to_cut_costs_less(paths, budget):
     assert sum(len(piece.ids) + PIECE_COST for piece in pieces) == cheapest(0)
 
 
+def test_what_travels_to_a_learner_is_laid_out_alike():
+    batch = make([([1, 5, 2], [7, 8]), ([1, 5, 2, 7], [8]), ([1, 5, 2], [7, 9, 3])])
+    bare = batch.bare()
+    check(pack(bare, 100), bare)
+    for one, other in zip(pack(batch, 100), pack(bare, 100), strict=True):
+        assert all(np.array_equal(getattr(one, n), getattr(other, n)) for n in ("ids", "pos", "end", "at", "entry"))
+    assert not any(turn.ids for turn in bare.turns)
+
+
 def test_no_turns_no_pieces():
     assert pack(make([([1], [2])]), 10, []) == []
     check([], make([([1], [2])]), [])
