@@ -6,7 +6,8 @@
 
     peer       laps (`peers/lap.py`) of both sides, in process and over HTTP, by 1 and by 16 callers. Sides take turns
                within one run, so that whatever else the machine does hits both alike. Rates are medians of several
-               laps; the ratio in bold is our median to the *best* lap of the peer.
+               laps; the ratio in bold is our median to the *best* lap of the peer. Beside it stands the CPU time that
+               client and server took together: on a machine that others use as well, it says more than the clock.
     growth     the time of a whole rollout (enqueue, lease, one event, finish) while 100,000 of them pile up
     thousand   a thousand rollouts of an async agent through one `strop serve` and one `strop runner`
 
@@ -117,9 +118,11 @@ def figures(sides: dict[str, list[Laps]]) -> dict[str, Any]:
                 "worst": min(rates),
                 "p50_ms": statistics.median(lap[verb]["p50_ms"] for lap in laps),
                 "p99_ms": statistics.median(lap[verb]["p99_ms"] for lap in laps),
+                "cpu_us": statistics.median(lap[verb]["cpu_us"] for lap in laps),
             }
         row["ratio_to_median"] = row[OURS]["rate"] / row[PEER_SIDE]["rate"]
         row["ratio_to_best"] = row[OURS]["rate"] / row[PEER_SIDE]["best"]
+        row["ratio_of_cpu"] = row[PEER_SIDE]["cpu_us"] / row[OURS]["cpu_us"]
         table[verb] = row
     return table
 
@@ -134,7 +137,8 @@ def show_comparison(out: Console, part: dict[str, Any]) -> None:
     for place, laps in part["places"].items():
         for name, verbs in laps.items():
             table = Table(title=f"{place}, {name}: per second (p50 / p99 in ms)", title_justify="left")
-            for column in ("", "agentlightning", "its best", "strop", "strop FULL", "to its median", "to its best"):
+            sides = ("agentlightning", "its best", "strop", "strop FULL")
+            for column in ("", *sides, "to its median", "to its best", "in CPU"):
                 table.add_column(column, justify="left" if not column else "right", no_wrap=True)
             for verb, row in verbs.items():
                 table.add_row(
@@ -142,6 +146,7 @@ def show_comparison(out: Console, part: dict[str, Any]) -> None:
                     *(_cell(row[PEER_SIDE]), f"{row[PEER_SIDE]['best']:,.0f}", _cell(row[OURS]), _cell(row[OURS_FULL])),
                     f"{row['ratio_to_median']:.1f}x",
                     f"[bold]{row['ratio_to_best']:.1f}x[/]",
+                    f"{row['ratio_of_cpu']:.1f}x",
                 )
             out.print(table)
 

@@ -33,7 +33,7 @@ PEER_PINS = [
 """What its speed depends on, pinned so that its figures can be had again. None of it asks for torch."""
 
 Laps = dict[str, dict[str, float]]
-"""Per verb: rate, p50_ms, p99_ms."""
+"""Per verb: rate, cpu_us, p50_ms, p99_ms."""
 
 
 def say(line: str) -> None:
@@ -119,7 +119,7 @@ def peer_server(python: Path) -> Generator[dict[str, Any]]:
                 if process.poll() is not None:
                     raise SystemExit("the peer's server did not start, see above") from None
                 time.sleep(0.2)
-        yield {"url": url}
+        yield {"url": url, "pid": process.pid}
 
 
 @contextmanager
@@ -133,4 +133,4 @@ def our_server(folder: Path, synchronous: str = "NORMAL", checkout: Path = ROOT)
         line = process.stdout.readline()
         if not line:
             raise SystemExit("`strop serve` did not start, see above")
-        yield {"url": json.loads(line)["url"], "key": key}
+        yield {"url": json.loads(line)["url"], "key": key, "pid": process.pid}

@@ -4,9 +4,9 @@
     finish ─┼──▶ POST /v1/batch [..., ..., ...] ──▶ each caller gets its own answer
     lease  ─┘
 
-A request costs as much as a small verb. Nobody waits for company: a verb goes at once where nothing else is under way,
-otherwise together with what else comes up in this turn of the event loop. A batch is answered when all of it is
-durable; where no answer comes, each caller asks again for itself.
+A request costs as much as a small verb. Nobody waits for others: a lone caller's verb goes at once; where another is
+under way, or several went together the last time, it goes with what else comes up in this turn of the event loop. A
+batch is answered when all of it is durable; where no answer comes, each caller asks again for itself.
 
 Left out: verbs that read or wait, and large bodies, for which others should not have to wait.
 """
@@ -60,12 +60,14 @@ class VerbBatches:
     def __init__(self, client: Client, timeout: float) -> None:
         self._client, self._timeout = client, timeout
         self._under_way = 0  # requests that are not answered
+        self._shared = False  # whether several verbs went together the last time
         self._waiting: list[_Waiting] = []  # for the end of this turn of the loop
         self._sending: set[asyncio.Task[None]] = set()
         self._understood = True  # until a server says that it knows no batches
 
     async def send(self, asked: VerbRequest) -> Response:
-        if not self._under_way or not self._understood or len(asked.body) > LARGE:
+        lone = not self._under_way and not self._shared
+        if lone or not self._understood or len(asked.body) > LARGE:
             return await self._send_alone(asked)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Response] = loop.create_future()
@@ -76,6 +78,7 @@ class VerbBatches:
 
     def _send_waiting(self) -> None:
         waiting, self._waiting = [one for one in self._waiting if not one[1].done()], []
+        self._shared = len(waiting) > 1
         for first in range(0, len(waiting), MAX_BATCH):
             task = asyncio.create_task(self._send_batch(waiting[first : first + MAX_BATCH]))
             self._sending.add(task)

@@ -77,6 +77,7 @@ def kinds(record: type[Struct]) -> dict[str, ColumnKind]:
     return {name: choose_column(hints[name]) for name in record.__struct_fields__}
 
 
+@functools.cache
 def placeholders(columns: str) -> str:
     """`placeholders("a, b") == "?, ?"`"""
     return ", ".join("?" * len(columns.split(",")))
@@ -127,14 +128,20 @@ _PLAIN: dict[Any, ColumnKind] = {
 def encode(record: Rollout | Turn | Event | Policy | Attempt) -> list[Any]:
     """The record's fields in their order, as the columns above hold them. `StoreError` names the field that cannot."""
     row: list[Any] = []
-    for name, kind in kinds(type(record)).items():
-        value = getattr(record, name)
-        try:
-            row.append(value if kind.write is None else kind.write(value))
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            what = f"{name!r} of a {type(record).__name__.lower()}"
-            raise StoreError(f"{what} cannot be stored: {error}. Fix: use plain JSON types") from None
+    name = ""
+    try:
+        for name, write in _writers(type(record)):
+            value = getattr(record, name)
+            row.append(value if write is None else write(value))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        what = f"{name!r} of a {type(record).__name__.lower()}"
+        raise StoreError(f"{what} cannot be stored: {error}. Fix: use plain JSON types") from None
     return row
+
+
+@functools.cache
+def _writers(record: type[Struct]) -> list[tuple[str, Callable[[Any], Any] | None]]:
+    return [(name, kind.write) for name, kind in kinds(record).items()]
 
 
 R = TypeVar("R", Rollout, Attempt, Event, Policy)

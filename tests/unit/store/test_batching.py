@@ -68,8 +68,9 @@ async def test_callers_at_once_share_requests_and_get_their_own_answers(served: 
     ids = [f"r{n:02}" for n in range(40)]
     async with served.client() as store:
         assert await asyncio.gather(*(store.enqueue([rollout(id)]) for id in ids)) == [1] * 40
-        assert served.asked == ["/v1/rollouts", "/v1/batch"]  # the first goes at once
+        assert served.asked == ["/v1/rollouts", "/v1/batch"]  # the first goes at once: it may be alone
         assert await asyncio.gather(*(store.enqueue([rollout(id)]) for id in ids)) == [0] * 40
+        assert served.asked[2:] == ["/v1/batch"]
         leases = [lease for (lease,) in await asyncio.gather(*(store.lease("w", seconds=60) for _ in ids))]
         assert sorted(lease.rollout.id for lease in leases) == ids
         assert len({lease.attempt.key for lease in leases}) == 40
@@ -79,8 +80,17 @@ async def test_callers_at_once_share_requests_and_get_their_own_answers(served: 
         )
         assert [one.id for one in ended] == [lease.rollout.id for lease in leases]
         assert [one.reward() for one in ended] == [float(n) for n in range(40)]
-        assert len(served.asked) == 2
+        assert served.asked == ["/v1/batch"]
     assert (await served.behind.stats())["succeeded"] == 40
+
+
+async def test_a_lone_caller_goes_alone_again(served: Served):
+    async with served.client() as store:
+        await asyncio.gather(*(store.enqueue([rollout(f"r{n}")]) for n in range(3)))
+        served.asked.clear()
+        for n in range(3):
+            await store.enqueue([rollout(f"s{n}")])
+        assert served.asked == ["/v1/rollouts"] * 3
 
 
 async def test_what_was_answered_is_in_the_file(served: Served, tmp_path: Path):
