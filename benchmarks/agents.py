@@ -45,8 +45,8 @@ MODES = {
     "loops": ("agent_async", {"agents_in": "loops"}),
     "loops, own client": ("own_async", {"agents_in": "loops"}),
 }
-NEW = frozenset({"loops", "loops, own client"})
-"""Those that an older checkout may not have."""
+NEW = {"loops": "processes, async", "loops, own client": "processes, own client"}
+"""Those that an older checkout may not have, and what they are compared with there."""
 STEPS = 4
 Found = dict[str, Any]
 
@@ -142,11 +142,10 @@ async def measure(folder: Path, mode: str, size: int) -> Found:
         before = time.process_time()
         await pool.start()
         own, started = 1e3 * (time.process_time() - before), descendants()
-        forked = {pid for pid in started if not _find_below(pid)}
-        workers = [pid for pid in forked if len(forked) > 2]  # besides them there is one that watches
-        of_workers = sum(started[pid] for pid in workers)
-        count = max(len(workers) - 1, 1)
-        found: Found = {"boot": sum(started.values()) - of_workers, "start": (of_workers + own) / count}
+        leaves = [pid for pid in started if not _find_below(pid)]  # the workers, and one that watches over them
+        of_workers = sum(started[pid] for pid in leaves)
+        found: Found = {"boot": sum(started.values()) - of_workers}
+        found["start"] = (of_workers + own) / (len(leaves) - 1)
         for verb in ("lease", "finish"):
             setattr(store, verb, spent.count(verb, getattr(store, verb)))
         for agent in pool._agents.values():  # pyright: ignore[reportPrivateUsage]
@@ -207,12 +206,14 @@ def figures(runs: list[Found]) -> Found:
     """Medians over runs."""
     first = {key: statistics.median(one["first"][key] for one in runs) for key in runs[0]["first"]}
     later = {key: statistics.median(one["later"][key] for one in runs) for key in runs[0]["later"]}
-    return {"start": statistics.median(one["start"] for one in runs), "first": first, "later": later}
+    once = {key: statistics.median(one[key] for one in runs) for key in ("boot", "start")}
+    return {**once, "first": first, "later": later}
 
 
 def show(title: str, found: Found) -> None:
     columns = ("wall", "total", "workers", "client", "requests", "lease", "run", "finish", "gateway", "other")
-    print(f"{title}: start {found['start']:.2f} ms a worker, import {found['first']['import']:.2f} of it")
+    once = f"boot {found['boot']:.0f} ms, start {found['start']:.2f} ms a worker"
+    print(f"{title}: {once}, import {found['first']['import']:.2f} of it")
     print("           " + "".join(f"{name:>10}" for name in columns))
     for when in ("first", "later"):
         print(f"  {when:<9}" + "".join(f"{found[when][name]:>10.2f}" for name in columns))
@@ -224,7 +225,7 @@ def compare(old: list[Found], new: list[Found]) -> dict[str, float]:
     def ratio(read: Any) -> float:
         return statistics.median(read(a) / read(b) for a, b in zip(old, new, strict=True))
 
-    found = {"start": ratio(lambda one: one["start"])}
+    found: dict[str, float] = {}
     for when in ("first", "later"):
         for part in ("total", "workers", "wall"):
             found[f"{when} {part}"] = ratio(lambda one, when=when, part=part: one[when][part])
@@ -259,8 +260,7 @@ def main() -> None:
             place[side] = figures(of)
             show(f"{size} rollouts, {mode}, {side}", place[side])
         for mode in given.modes if given.against else ():
-            # Agents in loops are compared with the same agents in processes of the older code.
-            old = "processes, async" if mode in NEW else mode
+            old: str = NEW.get(mode, mode)
             if (old, "other") in runs:
                 ratios = compare(runs[old, "other"], runs[mode, "this"])
                 found[str(size)][mode]["ratio"] = ratios

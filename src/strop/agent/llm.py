@@ -177,6 +177,8 @@ def bypass_proxy(host: str, environment: MutableMapping[str, str]) -> None:
 
 def preload() -> None:
     """Make ahead what every worker needs, so that workers forked afterwards share it."""
+    from strop.agent.certificates import defer_certificates
     from strop.agent.openai_clients import warm_up
 
+    defer_certificates()
     warm_up()

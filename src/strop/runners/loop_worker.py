@@ -17,8 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Coroutine
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import uvloop
@@ -28,23 +27,22 @@ from strop.runners import rollout_context, worker_messages
 from strop.runners.base import Job, Outcome
 from strop.runners.in_process import GRACE, LoopLLM
 from strop.runners.rewards import RewardFunction, compute_outcome
-from strop.runners.worker import Function, Inbox, make_failed_outcome
+from strop.runners.worker import Function, make_failed_outcome, receive, write_task
 from strop.runners.worker_messages import Blocked, Finished, FromLoop, PrintedText, RunJob, Said, StopJob, Stuck
 from strop.types import EventKind
 
 
-def serve(
-    connection: socket.socket, inbox: Inbox, agent: Function, reward: RewardFunction | None, block_limit: float
-) -> None:
-    """Run jobs for ever: the thread that fills `inbox` ends the process when nobody is there to give them."""
+def serve(connection: socket.socket, agent: Function, reward: RewardFunction | None, block_limit: float) -> NoReturn:
+    """Run jobs until nobody is there to give them, which ends the process."""
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     loop.set_task_factory(_make_task)  # pyright: ignore[reportArgumentType] - uvloop's stubs know only generators
     shared = LoopWorker(connection, loop, agent, reward)
 
     threading.Thread(target=shared.watch, args=(block_limit,), name="strop-loop-watch", daemon=True).start()
-    inbox.hand_to(shared.take)
+    threading.Thread(target=shared.listen, name="strop-loop-listen", daemon=True).start()
     loop.run_forever()
+    raise AssertionError("an agent stopped the event loop that it shares")
 
 
 def _make_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **given: Any) -> asyncio.Task[Any]:
@@ -69,9 +67,11 @@ class LoopWorker:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._surrounds: dict[int, rollout_context.Surrounds] = {}
 
-    def take(self, message: bytes) -> None:
-        """What came for the loop, in the thread that reads it."""
-        self._loop.call_soon_threadsafe(self._follow, msgspec.json.decode(message, type=RunJob | StopJob))
+    def listen(self) -> NoReturn:
+        """Hand the loop what comes for it, from a thread of its own."""
+        while True:
+            message = msgspec.json.decode(receive(self._connection), type=RunJob | StopJob)
+            self._loop.call_soon_threadsafe(self._follow, message)
 
     def _follow(self, message: RunJob | StopJob) -> None:
         if isinstance(message, RunJob):
@@ -108,7 +108,7 @@ class LoopWorker:
             self.send(Stuck(number=number))
 
     async def _run(self, number: int, job: Job) -> None:
-        Path(job.task_file).write_bytes(msgspec.json.encode(job.llm.task))  # noqa: ASYNC240 - small, and on this machine
+        write_task(job)
         given = {name: getattr(job.llm, name) for name in LLM.__struct_fields__}
         job = msgspec.structs.replace(job, llm=LoopLLM(**given, outbox=_Outbox(number, self)))
         surrounds = rollout_context.Surrounds(

@@ -10,15 +10,14 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import queue
 import random
+import select
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Generator
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -37,9 +36,8 @@ COOKIE = "STROP_WORKER"
 
 def serve(connection: socket.socket) -> None:
     """The life of a worker: load the agent, then run jobs until nobody is there to give them."""
-    inbox = Inbox()
-    threading.Thread(target=_listen, args=(connection, inbox), name="strop-worker-listen", daemon=True).start()
-    start = msgspec.json.decode(inbox.get(), type=Start)
+    threading.Thread(target=_watch, args=(connection,), name="strop-worker-watch", daemon=True).start()
+    start = msgspec.json.decode(receive(connection), type=Start)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # or what is buffered is lost when the worker is killed
@@ -55,10 +53,10 @@ def serve(connection: socket.socket) -> None:
         from strop.runners import loop_worker
 
         os.environ[COOKIE] = start.cookie
-        loop_worker.serve(connection, inbox, agent, reward_function, start.block_limit)
+        loop_worker.serve(connection, agent, reward_function, start.block_limit)
     worker = os.getpid()
     while True:
-        job = msgspec.json.decode(inbox.get(), type=Job)
+        job = msgspec.json.decode(receive(connection), type=Job)
         with _printing_to(start.output):
             outcome = run(agent, job, reward_function)
             if os.getpid() != worker:  # a child that the agent forked and that came back: the answer is not its to give
@@ -66,31 +64,24 @@ def serve(connection: socket.socket) -> None:
         connection.sendall(pack(outcome))
 
 
-class Inbox:
-    """Messages that came and were not taken yet; or whoever takes each as it comes."""
-
-    def __init__(self) -> None:
-        self._messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._handing = threading.Lock()
-        self._take: Callable[[bytes], None] = self._messages.put
-        self.get = self._messages.get
-
-    def put(self, message: bytes) -> None:
-        with self._handing:
-            self._take(message)
-
-    def hand_to(self, take: Callable[[bytes], None]) -> None:
-        """From now on each is given to `take`, in the thread that reads them."""
-        with self._handing:
-            while not self._messages.empty():
-                take(self._messages.get())
-            self._take = take
+def receive(connection: socket.socket) -> bytes:
+    """The next message. Whoever is to send it being gone ends this process."""
+    if (message := receive_bytes(connection)) is None:
+        end_group()
+    return message
 
 
-def _listen(connection: socket.socket, inbox: Inbox) -> None:
-    """The one reader of the connection, so that its end is noticed while an agent runs."""
-    while (message := receive_bytes(connection)) is not None:
-        inbox.put(message)
+def _watch(connection: socket.socket) -> None:
+    """Notice the end of the connection while an agent runs. Messages wake up nobody here."""
+    poll = select.poll()
+    poll.register(connection, getattr(select, "POLLRDHUP", 0))  # a hang-up is told of in any case
+    while not poll.poll():
+        pass
+    end_group()
+
+
+def end_group() -> NoReturn:
+    """End this process, and what its agents started with it."""
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)
@@ -150,10 +141,18 @@ def load_agent(spec: str) -> Function:
 
 def run(agent: Function, job: Job, reward_function: RewardFunction | None = None) -> Outcome:
     """Run the agent on one job, in surroundings made for it."""
-    Path(job.task_file).write_bytes(msgspec.json.encode(job.llm.task))
+    write_task(job)
     random.seed(job.seed)  # an agent that draws its own numbers draws the same ones when a run is repeated
     with _environment(job.llm.environment(job.task_file)):
         return call(agent, job, reward_function)
+
+
+def write_task(job: Job) -> None:
+    file = os.open(job.task_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        os.write(file, msgspec.json.encode(job.llm.task))
+    finally:
+        os.close(file)
 
 
 def call(agent: Function, job: Job, reward_function: RewardFunction | None = None) -> Outcome:
