@@ -41,6 +41,7 @@ from strop.config import load
 from strop.files import sync_folder
 from strop.learner import rng
 from strop.learner.learner import Learner
+from strop.learner.process import KEEP_MEMORY, WAIT_SHORTLY
 from strop.models.checksums import verify
 from strop.trajectory import Batch, Sample, assemble
 from strop.types import Reward, Rollout, Sampling, Task, Turn
@@ -196,6 +197,7 @@ def measure(arguments: argparse.Namespace, place: Path) -> Found:
 
 
 def main() -> int:
+    environment = WAIT_SHORTLY | KEEP_MEMORY
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
@@ -203,6 +205,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="a folder on the disk to write to")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
+    if not environment.items() <= os.environ.items():  # as the process that holds the learner has it
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | environment)
     torch.set_num_threads(os.cpu_count() or 1)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as place:
         found = measure(arguments, Path(place))
