@@ -6,10 +6,11 @@
     small     the shape of SmolLM2-135M: 256 rollouts of two turns, about a step of train.py; members of every second
               group all got the same, so that their tokens are read for the comparison with the engine and not trained
 
-Shown are the median of updates that nobody looks at, compiled and not, and then one under torch.profiler: what ran on
-the device by kind (peers/learner_trace.py), and while nothing ran, what the host was doing. On a CPU both parts are
-strop/nano with lengths divided, which shows that it works and no more. --against has another checkout's learner do the
-same, in a process of its own after this one's.
+Shown are the median of updates that nobody looks at, compiled, not, and compiled with fewer breaks around attention
+(torch's nested_graph_breaks), and then one under torch.profiler, compiled: what ran on the device by kind
+(peers/learner_trace.py), and while nothing ran, what the host was doing. On a CPU both are strop/nano with lengths
+divided, which shows that it works and no more. --against has another checkout's learner do the same, in a process of
+its own after this one's.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ import learner_batches as batches
 import learner_trace
 import numpy as np
 import torch
+import torch._dynamo
 from learner_paths import DepthFirst, PeakBytes
 from learner_shapes import KINDS
 
@@ -178,14 +179,19 @@ class LearnerSide:
     def profile(self, order: dict[str, Any], laps: int) -> dict[str, Any]:
         """Where the time of the tree's update goes, and how long one takes when nobody looks, compiled and not."""
         batch = self.batch(json.dumps(order))
-        ways = [self.learner.way, *[replace(self.learner.way, compile=False)] * self.learner.way.compile]
-        seconds: dict[str, float] = {}
-        for way in ways:
-            self.learner.way = way
-            found = [self._plain_update(batch) for _ in range(2 + laps)]
-            seconds["compiled" if way.compile else "not compiled"] = statistics.median(found[2:])
-        self.learner.way = ways[0]
+        way = self.learner.way
+        seconds = {"compiled" if way.compile else "not compiled": self._repeat(batch, laps)}
         events = learner_trace.take_trace(lambda: self._plain_update(batch), self.device)
+        if way.compile:
+            self.learner.way = replace(way, compile=False)
+            seconds["not compiled"] = self._repeat(batch, laps)
+            self.learner.way = way
+            if hasattr(torch._dynamo.config, "nested_graph_breaks"):
+                # One break per block, around attention, instead of one in every function on the way to it.
+                torch._dynamo.reset()
+                with torch._dynamo.config.patch(nested_graph_breaks=True):
+                    seconds["compiled with nested graph breaks"] = self._repeat(batch, laps)
+                torch._dynamo.reset()
         pieces = self.learner.pieces
         flex = self.learner.way.attention == "flex"
         return {
@@ -249,6 +255,10 @@ class LearnerSide:
         self.learner._clear()
         self.watched.seen.clear()
         return {"seconds": seconds, "norm": norm, "peak_bytes": peak}
+
+    def _repeat(self, batch: Batch, laps: int) -> float:
+        """The median of updates behind two that do not count."""
+        return statistics.median([self._plain_update(batch) for _ in range(2 + laps)][2:])
 
     def _plain_update(self, batch: Batch) -> float:
         """The tree's update, and no more than that."""
