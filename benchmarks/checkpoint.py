@@ -41,7 +41,7 @@ from strop.config import load
 from strop.files import sync_folder
 from strop.learner import rng
 from strop.learner.learner import Learner
-from strop.learner.process import KEEP_MEMORY, WAIT_SHORTLY
+from strop.learner.spawn import KEEP_MEMORY, WAIT_SHORTLY
 from strop.models.checksums import verify
 from strop.trajectory import Batch, Sample, assemble
 from strop.types import Reward, Rollout, Sampling, Task, Turn

@@ -94,7 +94,7 @@ MUTANTS = (
     ),
     _one(
         "evaluation samples as training does",
-        "run/runtime.py",
+        "run/gateway.py",
         "config.policy.eval.sampling()",
         "config.policy.train.sampling()",
         RUN,

@@ -29,7 +29,7 @@ from strop.gateway.app import Gateway
 from strop.gateway.limits import InFlight
 from strop.gateway.placement import Placement
 from strop.net.handover import ConnectionPipe, Switch
-from strop.net.link import Handler, Link, LinkLost, make_error
+from strop.net.link import Handler, LinkLost, ProcessLink, make_error
 from strop.net.process_group import die_with_parent
 from strop.net.server import serve_handed
 from strop.store.encoded_turns import TurnEncoder
@@ -88,7 +88,7 @@ class WorkerParts(Struct, frozen=True):
 class WorkerStore:
     """The store of the process that owns it, as far as a gateway needs it. Turns are sent as rows."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ProcessLink) -> None:
         self._link = link
         self._encoder = TurnEncoder()
 
@@ -128,7 +128,7 @@ class Relay:
     """Requests for tokens on their way to the owner's engines, and what comes back."""
 
     def __init__(self) -> None:
-        self.link: Link | None = None
+        self.link: ProcessLink | None = None
         self.contexts: dict[str, int] = {}
         self._streams: dict[int, asyncio.Queue[Chunk | StropError]] = {}
         self._num = 0
@@ -232,7 +232,7 @@ class GatewayWorker:
 
     async def run(self, calls: socket.socket, connections: socket.socket) -> None:
         setup = self._setup
-        link = self._relay.link = await Link.open(calls, self._handlers(), lost=self._end_at_once)
+        link = self._relay.link = await ProcessLink.open(calls, self._handlers(), lost=self._end_at_once)
         self._store = store = WorkerStore(link)
         parts = WorkerParts(
             store, lambda policy: RelayedEngine(self._relay, policy), InFlight(self._slots, setup.place)
@@ -254,7 +254,7 @@ class GatewayWorker:
         if not self._ended.is_set():
             os._exit(1)
 
-    async def _tell_of_unclaimed(self, gateway: Gateway, link: Link) -> None:
+    async def _tell_of_unclaimed(self, gateway: Gateway, link: ProcessLink) -> None:
         await gateway.routes.missed.wait()
         link.send("unclaimed", (gateway.routes.unclaimed,))
 

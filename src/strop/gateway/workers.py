@@ -38,7 +38,7 @@ from strop.gateway.limits import InFlight
 from strop.gateway.placement import OWNER, Placement
 from strop.gateway.worker import Arrival, GatewayMaker, RelayedRequest, WorkerSetup
 from strop.net.handover import ConnectionPipe
-from strop.net.link import Handler, Link, LinkLost
+from strop.net.link import Handler, LinkLost, ProcessLink
 from strop.net.secrets import child_environment
 from strop.store.base import AttemptStore, Ref
 from strop.store.encoded_turns import EncodedTurn
@@ -79,7 +79,7 @@ class WorkerProcess:
         calls, theirs = socket.socketpair()
         connections, their_connections = ConnectionPipe.make()
         self._process = self._spawn(theirs, their_connections)
-        self.link = await Link.open(calls, self._handlers(), lost=self.gone.set)
+        self.link = await ProcessLink.open(calls, self._handlers(), lost=self.gone.set)
         self.pipe = ConnectionPipe(connections, self._owner.take_back)
         waits = [asyncio.create_task(event.wait()) for event in (self.ready, self.gone)]
         await asyncio.wait(waits, timeout=START, return_when=asyncio.FIRST_COMPLETED)

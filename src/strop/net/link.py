@@ -1,6 +1,6 @@
 """Two processes of one machine that call each other: frames of MessagePack over a socket, many in one write.
 
-    link = await Link.open(sock, {"get": Handler(tuple[str], store.get)}, lost=end)
+    link = await ProcessLink.open(sock, {"get": Handler(tuple[str], store.get)}, lost=end)
     rollout = await link.call("get", ("g1.0",), Rollout)      answered by the other side's handler
     link.send("forget", ("g1.0",))                             the same without an answer
 
@@ -45,7 +45,7 @@ class Handler:
         self.do = do
 
 
-class Link(asyncio.Protocol):
+class ProcessLink(asyncio.Protocol):
     """One end. `lost` is called once, when the other end is gone."""
 
     def __init__(self, handlers: Mapping[str, Handler], lost: Callable[[], None] = lambda: None) -> None:
@@ -61,7 +61,7 @@ class Link(asyncio.Protocol):
     @classmethod
     async def open(
         cls, sock: socket.socket, handlers: Mapping[str, Handler], lost: Callable[[], None] = lambda: None
-    ) -> Link:
+    ) -> ProcessLink:
         link = cls(handlers, lost)
         sock.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=sock)

@@ -77,9 +77,9 @@ def find_cuts(length: Ints, shared: Ints, budget: int) -> list[int]:
     """The paths that micro-batches begin with: those for which fewest tokens are laid out, and among equals those that
     make micro-batches of equal size. Path k has `length[k]` tokens, of which `shared[k]` are those of the one before.
 
-    Three trees of 8 tokens, two paths each, of which 4 are shared; cutting within one would repeat those:
+    Three trees of 8,000 tokens, two paths each, of which 4,000 are shared; cutting within one would repeat those:
 
-    >>> find_cuts(np.array([6, 6, 6, 6, 6, 6]), np.array([0, 4, 0, 4, 0, 4]), 14)
+    >>> find_cuts(1000 * np.array([6, 6, 6, 6, 6, 6]), 1000 * np.array([0, 4, 0, 4, 0, 4]), 14_000)
     [0, 2, 4]
     """
     fresh = np.append(0, np.cumsum(length - shared))

@@ -126,6 +126,7 @@ def ask(request: pytest.FixtureRequest, server: Server) -> Iterator[Any]:
             return answer.choices[0].message.content
 
         yield ask
+        client.close()
         return
     with asyncio.Runner() as runner:
 

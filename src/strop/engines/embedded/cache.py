@@ -9,6 +9,7 @@ there, so they must be finite: a row that may hold NaN is wiped before anybody e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +42,15 @@ class CacheView:
 
     rows: slice
     width: int
+
+
+@dataclass(frozen=True)
+class RowCopy:
+    """The first `count` tokens of row `source` belong into row `target` as well."""
+
+    source: int
+    target: int
+    count: int
 
 
 class Cache:
@@ -108,10 +118,18 @@ class Cache:
             self._lines[heads] = ((self._rows[:, None] * heads + head) * self.width + self._columns[:, None]).flatten()
         return self._lines[heads]
 
-    def copy(self, source: int, target: int, count: int) -> None:
-        """Give row `target` the first `count` tokens of row `source`."""
-        for tensor in (*self.keys, *self.values):
-            tensor[target, :count] = tensor[source, :count]
+    def copy(self, copies: Sequence[RowCopy]) -> None:
+        """Give rows the beginnings of others, many at once: a copy of its own for each row and layer takes longer to
+        ask for than to make. No row is both a source and a target. More than `count` tokens may be copied: what lies
+        after those that a row has is overwritten before it is seen."""
+        by_length: dict[int, list[RowCopy]] = {}
+        for copy in copies:
+            by_length.setdefault((copy.count - 1).bit_length(), []).append(copy)
+        for some in by_length.values():
+            count = max(copy.count for copy in some)
+            sources, targets = torch.tensor([[one.source, one.target] for one in some]).to(self.layout.device).T
+            for tensor in (*self.keys, *self.values):
+                tensor[targets, :count] = tensor[sources, :count]
 
     def wipe(self, row: int) -> None:
         for tensor in (*self.keys, *self.values):

@@ -31,7 +31,7 @@ import torch
 from strop.config import MAIN, EngineConfig
 from strop.engines.base import Chunk
 from strop.engines.embedded.adapters import Adapters
-from strop.engines.embedded.cache import Cache
+from strop.engines.embedded.cache import Cache, RowCopy
 from strop.engines.embedded.fixed import FixedPasses
 from strop.engines.embedded.packed import PackedPasses
 from strop.engines.embedded.passes import PROBE, Passes, PassSlice, check, measure_model
@@ -189,9 +189,10 @@ class Core:
     def _admit(self) -> None:
         """Requests get slots in the order they came, except that one whose beginning is being run right now by another
         waits for it and then takes it over."""
+        copies: dict[int, RowCopy] = {}  # by the row they go to; they are made together
         for request in list(islice(self.waiting.values(), 2 * self.cache.rows)):
             if self.slots.full:
-                return
+                break
             owner = self._owner(request.policy)
             shared = self.slots.shared(request.prompt, owner)
             if shared.coming >= WORTHWHILE and shared.coming > shared.there.max():
@@ -200,11 +201,16 @@ class Core:
             self.slots.take(place, request.prompt, owner)
             if self.adapters is not None:
                 self.adapters.assign(place.row, request.policy)
-            if place.source is not None:
-                self.cache.copy(place.source, place.row, place.reused)
+            if any(place.row == copy.source for copy in copies.values()):  # it is about to be written over
+                self.cache.copy([*copies.values()])
+                copies.clear()
+            if place.source is not None:  # one that is to be copied itself has no more than where that comes from
+                source = copies[place.source].source if place.source in copies else place.source
+                copies[place.row] = RowCopy(source, place.row, place.reused)
             del self.waiting[request.id]
             request.slot, request.filled = place.row, place.reused
             self.running[request.id] = request
+        self.cache.copy([*copies.values()])
 
     def _work(self) -> list[tuple[DecodeRequest, PassSlice]]:
         """What the next pass runs: those decoding, by their rows, then prompts in the order they came."""
