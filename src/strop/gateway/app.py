@@ -62,6 +62,10 @@ class OtherSessions(Switch):
         """The engines are loaded: answer from now on."""
 
     @abstractmethod
+    async def watch(self) -> None:
+        """Waits until they cannot be kept alive, and raises that."""
+
+    @abstractmethod
     def forget(self, rollout: str) -> None: ...
 
     @abstractmethod

@@ -128,6 +128,9 @@ class WorkerProcess:
     async def end(self, why: str) -> None:
         """Nothing is taken from it any more; what it had sent is written, and its process is gone."""
         self._replaced = True
+        if self.gone.is_set():  # it may be saying why
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(self._process.wait, 2.0)
         self._process.kill()
         await asyncio.to_thread(self._process.wait)
         at_work = set(self._at_work.values())
@@ -292,7 +295,6 @@ class GatewayWorkers(OtherSessions):
             self._failed.result()
 
     async def watch(self) -> None:
-        """Waits until workers cannot be kept alive, and raises that."""
         await asyncio.shield(self._failed)
 
     async def close(self) -> None:
@@ -392,7 +394,10 @@ class GatewayWorkers(OtherSessions):
                 failures += 1
                 await asyncio.sleep(1.0)
         if not self._failed.done():
-            self._failed.set_exception(EngineError(f"gateway worker {place} died {failures} times in a row"))
+            log = f" (its log is {self._log})" if self._log is not None else ""
+            why = f"gateway worker {place} died {failures} times in a row{log}"
+            self._failed.set_exception(EngineError(f"{why}. Fix: set gateway.workers=1, and resume"))
+            self._failed.exception()  # nobody need be watching
 
     async def blame(self, attempts: set[Ref], why: str) -> None:
         """Say in the rollouts concerned that their calls ended through no fault of the agent."""

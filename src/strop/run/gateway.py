@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -26,8 +27,8 @@ from strop.store.base import AttemptStore, Store
 from strop.types import Rollout, Sampling
 
 MAX_AUTO = 4
-"""Workers that `gateway.workers=auto` starts at most; with fewer than two cores for each other processes want them."""
 CORES_EACH = 4
+"""`gateway.workers=auto` starts one for so many cores: agents, engines and learner want the others."""
 LOG = "gateway.log"
 
 
@@ -101,8 +102,12 @@ async def open_gateway(
 def count_workers(config: Config) -> int:
     """How many gateway processes there are beside the run's own; 1: that one answers. Raises `ConfigError`."""
     workers = config.gateway.workers
+    if sys.platform != "linux":  # elsewhere processes cannot hand each other connections in this way
+        if workers not in ("auto", 1):
+            raise ConfigError(f"gateway.workers is {workers}, which needs Linux. Fix: leave it out")
+        return 1
     if workers == "auto":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
         return 1 if config.gateway.outside else max(1, min(MAX_AUTO, cores // CORES_EACH))
     if workers > 1 and config.gateway.outside:
         raise ConfigError(

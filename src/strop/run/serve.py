@@ -183,7 +183,10 @@ async def main(
             await asyncio.sleep(0)  # it has begun to watch before anybody knows of the store
             stack.enter_context(server.addressed.announce(server.url, describe_models(model) if model else "", folder))
             on_ready(server.url, secret)
-            dead = [asyncio.create_task(learner.watch()) for learner in learners]
+            watches = [learner.watch() for learner in learners]
+            if gateway is not None and gateway.workers is not None:
+                watches.append(gateway.workers.watch())
+            dead = [*map(asyncio.create_task, watches)]
             done, left = await asyncio.wait({told, gone, *dead}, return_when=asyncio.FIRST_COMPLETED)
             for task in left:
                 task.cancel()

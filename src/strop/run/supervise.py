@@ -19,8 +19,10 @@ async def run_with_agents(run: Run, main: Coroutine[Any, Any, T]) -> T:
     run.pool.work()
     lease = run.config.runner.lease
     reclaim, gone = reclaim_regularly(run.store, lease / 2, grace=lease), wait_until_gone(run.folder.path)
-    learners = [learner.watch() for learner in run.learners]
-    return await run_beside(main, *learners, run.pool.watch(), stop_if_unclaimed(run), reclaim, gone)
+    processes = [learner.watch() for learner in run.learners]
+    if run.gateway.workers is not None:
+        processes.append(run.gateway.workers.watch())
+    return await run_beside(main, *processes, run.pool.watch(), stop_if_unclaimed(run), reclaim, gone)
 
 
 async def stop_if_unclaimed(run: Run) -> None:

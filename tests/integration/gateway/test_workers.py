@@ -12,16 +12,18 @@ import openai
 import pytest
 
 from strop.engines.scripted import Scripted
-from strop.errors import Fenced
+from strop.errors import EngineError, Fenced
 from strop.gateway import workers as gateway_workers
+from strop.gateway.app import Gateway
 from strop.gateway.placement import OWNER, Placement
 from strop.gateway.template import Renderer
+from strop.gateway.worker import WorkerParts
 from strop.gateway.workers import GatewayWorkers
 from strop.net.client import Client
 from strop.store.encoded_turns import EncodedTurn
 from strop.store.sqlite import SqliteStore
 from strop.types import Attempt
-from tests.integration.gateway.stand import Stand, fetch, open_stand
+from tests.integration.gateway.stand import ROOT, Stand, fetch, open_stand
 from tests.integration.gateway.test_chat_completions import CALL, QUESTION, check_appends, converse
 from tests.limits import stretch
 
@@ -156,6 +158,33 @@ async def test_a_worker_that_hangs_is_replaced(stand: Stand, monkeypatch: pytest
     answer = await client.chat.completions.create(model="any", messages=QUESTION)
     assert answer.choices[0].message.content == "fine"
     assert workers.replaced[place] >= 1
+
+
+def refuse_to_start(given: None, parts: WorkerParts) -> Gateway:
+    raise RuntimeError("no gateway can be made")
+
+
+async def test_workers_that_never_live_are_given_up(
+    stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_workers, "FAILURES", 1)
+    log, path = tmp_path / "gateway.log", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    workers = GatewayWorkers(
+        stand.gateway,
+        stand.store,
+        {"p": stand.engine},
+        num_workers=2,
+        make=refuse_to_start,
+        log=log,
+        environment={"PYTHONPATH": path},
+    )
+    workers.start()
+    with pytest.raises(EngineError, match=r"died 1 times in a row.*gateway\.log.*Fix: set gateway\.workers=1"):
+        await workers.open()
+    with pytest.raises(EngineError):
+        await workers.watch()
+    await workers.close()
+    assert "no gateway can be made" in log.read_text()
 
 
 async def test_what_a_replaced_worker_sends_is_refused(stand: Stand) -> None:
