@@ -111,6 +111,16 @@ class AsyncAttemptClient(openai.AsyncOpenAI):
     def chat(self) -> AsyncChat:  # pyright: ignore[reportIncompatibleMethodOverride]
         return _AsyncChat(self)
 
+    def copy(self, **given: Any) -> AsyncAttemptClient:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The same with other options; it shares what this one shares."""
+        made = super().copy(**given)
+        if self.sharing is not None and "http_client" not in given:
+            made.sharing = self.sharing
+            made.sharing.add(made)
+        return made
+
+    with_options = copy  # pyright: ignore[reportAssignmentType] - the package has it so too
+
     async def close(self) -> None:
         if self.sharing is not None:
             self.sharing.discard(self)
@@ -142,11 +152,7 @@ def make_async_client(base_url: str, api_key: str) -> AsyncAttemptClient:
     if shared is None or shared.is_closed():
         shared = by_origin[origin] = _make_async(origin)
         shared.sharing = WeakSet()
-    client = shared.with_options(base_url=base_url, api_key=api_key)
-    client.sharing = shared.sharing
-    assert client.sharing is not None
-    client.sharing.add(client)
-    return client
+    return shared.with_options(base_url=base_url, api_key=api_key)
 
 
 _shared_async: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, AsyncAttemptClient]] = WeakKeyDictionary()

@@ -8,13 +8,15 @@ not get done; a client that does not read its stream runs into it as well.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import Literal
 
 from msgspec import Struct
 
 from strop.gateway.dialects.base import ApiError
 from strop.gateway.session import Session
+from strop.store.base import Ref
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -27,11 +29,17 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 class InFlight:
     """How many requests are in flight, in this process and in those that share the memory: a number for each of them,
-    which only that one writes."""
+    which only that one writes. `tell` hears of attempts of which one begins to be, and of which none is any more."""
 
-    def __init__(self, memory: memoryview | None = None, place: int = 0) -> None:
+    def __init__(
+        self,
+        memory: memoryview | None = None,
+        place: int = 0,
+        tell: Callable[[Literal["began", "ended"], Ref], None] | None = None,
+    ) -> None:
         self._slots = memoryview(bytearray(8)).cast("q") if memory is None else memory
         self._place = place
+        self.tell = tell
 
     def add(self, count: int) -> None:
         self._slots[self._place] += count
@@ -55,13 +63,18 @@ class RequestCounter:
             self._refuse(f"this attempt has {session.in_flight} requests in flight, which is the most it may have")
         if (total := self._in_flight.total()) >= limits.in_flight:
             self._refuse(f"the gateway has {total} requests in flight, which is the most it takes")
-        self._in_flight.add(1)
+        in_flight, attempt = self._in_flight, (session.rollout.id, session.attempt.number)
+        in_flight.add(1)
         session.in_flight += 1
+        if in_flight.tell is not None and session.in_flight == 1:
+            in_flight.tell("began", attempt)
         try:
             yield
         finally:
-            self._in_flight.add(-1)
+            in_flight.add(-1)
             session.in_flight -= 1
+            if in_flight.tell is not None and session.in_flight == 0:
+                in_flight.tell("ended", attempt)
 
     def _refuse(self, why: str) -> None:
         self._counts["too_many"] += 1

@@ -58,7 +58,6 @@ class RelayedRequest(Struct, frozen=True, array_like=True):
     id: int
     policy: str
     rollout: str
-    attempt: int
     group: str
     task: str
     mode: str
@@ -139,7 +138,7 @@ class Relay:
         self._streams[self._num] = asyncio.Queue()
         of = rollout
         request = RelayedRequest(
-            self._num, policy, of.id, of.attempts, of.group, of.task.id, of.mode, list(ids), sampling, list(stop)
+            self._num, policy, of.id, of.group, of.task.id, of.mode, list(ids), sampling, list(stop)
         )
         self.link.send("generate", (request,))
         return self._num
@@ -234,9 +233,8 @@ class GatewayWorker:
         setup = self._setup
         link = self._relay.link = await ProcessLink.open(calls, self._handlers(), lost=self._end_at_once)
         self._store = store = WorkerStore(link)
-        parts = WorkerParts(
-            store, lambda policy: RelayedEngine(self._relay, policy), InFlight(self._slots, setup.place)
-        )
+        in_flight = InFlight(self._slots, setup.place, tell=link.send)
+        parts = WorkerParts(store, lambda policy: RelayedEngine(self._relay, policy), in_flight)
         self._gateway = gateway = setup.make(setup.given, parts)
         switch = WorkerSwitch(setup.place, Placement(store, setup.num_workers))
         server = await serve_handed(gateway, switch, host=setup.host, hosts=setup.hosts, log=setup.log)

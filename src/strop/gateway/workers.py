@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -68,7 +68,7 @@ class WorkerProcess:
         self.setup = setup
         self._owner = owner
         self._streams: dict[int, asyncio.Task[None]] = {}
-        self._at_work: dict[int, Ref] = {}
+        self._at_work: set[Ref] = set()  # attempts with calls in flight
         self._arrivals: list[Arrival] = []
         self._replaced = False
         self.ready = asyncio.Event()
@@ -78,9 +78,21 @@ class WorkerProcess:
         """Start the process and return once it answers. Raises `EngineError` if it does not."""
         calls, theirs = socket.socketpair()
         connections, their_connections = ConnectionPipe.make()
-        self._process = self._spawn(theirs, their_connections)
         self.link = await ProcessLink.open(calls, self._handlers(), lost=self.gone.set)
         self.pipe = ConnectionPipe(connections, self._owner.take_back)
+        try:
+            self._process = self._spawn(theirs, their_connections)
+        except OSError as error:
+            self.link.close()
+            self.pipe.close()
+            raise EngineError(f"gateway worker {self.setup.place} cannot be started: {error.strerror}") from None
+        try:
+            await self._wait_until_ready()
+        except BaseException:
+            await self.end("did not start")
+            raise
+
+    async def _wait_until_ready(self) -> None:
         waits = [asyncio.create_task(event.wait()) for event in (self.ready, self.gone)]
         await asyncio.wait(waits, timeout=START, return_when=asyncio.FIRST_COMPLETED)
         for task in waits:
@@ -122,7 +134,10 @@ class WorkerProcess:
                 break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.gone.wait(), PING)
-        code = await asyncio.to_thread(self._process.wait)
+        try:
+            code = await asyncio.to_thread(self._process.wait, 5.0)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
         return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
 
     async def end(self, why: str) -> None:
@@ -133,13 +148,12 @@ class WorkerProcess:
                 await asyncio.to_thread(self._process.wait, 2.0)
         self._process.kill()
         await asyncio.to_thread(self._process.wait)
-        at_work = set(self._at_work.values())
         for task in list(self._streams.values()):
             task.cancel()
         self.link.close()
         self.pipe.close()
         await self.link.wait_until_done()
-        await self._owner.blame(at_work, why)
+        await self._owner.blame(self._at_work, why)
 
     async def stop(self) -> None:
         """Let it end its requests, for some seconds."""
@@ -165,6 +179,8 @@ class WorkerProcess:
             "add_events": Handler(tuple[list[Event]], store.add_events),
             "generate": Handler(tuple[RelayedRequest], self._begin),
             "cancel": Handler(tuple[int], self._cancel),
+            "began": Handler(Ref, lambda *attempt: self._at_work.add(cast(Ref, attempt))),
+            "ended": Handler(Ref, lambda *attempt: self._at_work.discard(cast(Ref, attempt))),
             "unclaimed": Handler(tuple[str], self._owner.tell_of_unclaimed),
             "ready": Handler(tuple[int], self._is_ready),
         }
@@ -190,13 +206,8 @@ class WorkerProcess:
 
     def _begin(self, request: RelayedRequest) -> None:
         self._refuse_replaced()
-        self._at_work[request.id] = request.rollout, request.attempt
         self._streams[request.id] = task = asyncio.create_task(self._generate(request))
-        task.add_done_callback(lambda _: self._forget(request.id))
-
-    def _forget(self, id: int) -> None:
-        self._streams.pop(id, None)
-        self._at_work.pop(id, None)
+        task.add_done_callback(lambda _: self._streams.pop(request.id, None))
 
     def _cancel(self, id: int) -> None:
         if (task := self._streams.get(id)) is not None:
@@ -212,13 +223,19 @@ class WorkerProcess:
             created=0.0,
         )
         try:
-            engine = self._owner.engines[asked.policy].of_rollout(rollout)
+            engine, finish = self._owner.engines[asked.policy].of_rollout(rollout), None
             stream = engine.generate(asked.prompt_ids, asked.sampling, stop_ids=asked.stop_ids)
-            async with aclosing(cast(Any, stream)) as chunks:
+            async with aclosing(cast("AsyncGenerator[Chunk]", stream)) as chunks:
                 async for chunk in chunks:
-                    self._send(Arrival(asked.id, cast(Chunk, chunk)))
+                    finish = chunk.finish
+                    self._send(Arrival(asked.id, chunk))
+            if finish is None:
+                raise EngineError("the engine's answer ended without a reason")
         except StropError as error:
             self._send(Arrival(asked.id, None, type(error).__name__, str(error)))
+        except Exception as error:
+            LOG.error("an engine failed", exc_info=error)
+            self._send(Arrival(asked.id, None, EngineError.__name__, "the engine ran into an error of its own"))
 
     def _send(self, arrival: Arrival) -> None:
         """What comes up in one turn of the event loop goes out together."""
@@ -287,7 +304,8 @@ class GatewayWorkers(OtherSessions):
         """Returns once all workers answer. Raises `EngineError`."""
         self._contexts = {policy: engine.context for policy, engine in self.engines.items()}
         for worker in self._workers.values():
-            worker.link.send("serve", (self._contexts,))
+            with contextlib.suppress(LinkLost):  # its successor is told
+                worker.link.send("serve", (self._contexts,))
         up = asyncio.create_task(self._up.wait())
         await asyncio.wait({up, self._failed}, return_when=asyncio.FIRST_COMPLETED)
         up.cancel()
@@ -359,13 +377,10 @@ class GatewayWorkers(OtherSessions):
             log=self._log,
         )
         worker = WorkerProcess(self, setup)
-        try:
-            await worker.start()
-        except BaseException:
-            await worker.end("did not start")
-            raise
+        await worker.start()
         if self._contexts is not None:
-            worker.link.send("serve", (self._contexts,))
+            with contextlib.suppress(LinkLost):  # it is about to be replaced
+                worker.link.send("serve", (self._contexts,))
         self._workers[place] = worker
         if len(self._workers) == self._num_workers:
             self._up.set()

@@ -9,7 +9,6 @@ Nothing of it is the learner's: neither weights nor random numbers nor memory, b
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -33,6 +32,7 @@ from strop.learner.logprobs import compute_logprobs
 from strop.learner.masters import lower
 from strop.learner.model import choose_way, place, read_config
 from strop.learner.tree_attention import NAME
+from strop.net.process_group import die_with_parent
 from strop.trajectory import Entries, MicroBatch
 
 BLOCKS = 2
@@ -83,8 +83,7 @@ def needs_kernels(way: Way) -> bool:
 
 
 def main() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: the learner's process is gone
+    die_with_parent()
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=KernelsAsked)
     device, dtype = place(asked.learner)
     compile_kernels(asked, device, dtype, choose_way(asked.learner, device))

@@ -28,6 +28,8 @@ from strop.net.bounds import MAX_HEAD, Bounded
 
 PACKET = 32 << 10
 """Bytes of a connection's data that are sent at once."""
+BUSY = 0.01
+"""Seconds until more is sent where too many connections are on their way."""
 MORE, LAST = b"\0", b"\1"
 
 
@@ -71,7 +73,9 @@ class Routed(Bounded):
             return
         if self._is_answering():
             return self._ignore_more()
-        self._held += data
+        self._held = (self._held + data).lstrip(b"\r\n")  # parsers skip empty lines before a request
+        if not self._held:
+            return
         self._head_since = self._head_since or self.loop.time()
         if self._finding is None:
             self._route()
@@ -98,6 +102,9 @@ class Routed(Bounded):
     def _settle(self, place: int) -> None:
         if place == self._switch.own:
             return self._admit()
+        if self.transport.get_write_buffer_size():  # the answer before is not taken yet
+            self._ignores, self._held = True, b""
+            return self.transport.close()
         data, self._held = self._held, b""
         fd = os.dup(self.transport.get_extra_info("socket").fileno())
         self._switch.hand_over(place, fd, data)
@@ -171,8 +178,12 @@ class ConnectionPipe:
                 socket.send_fds(self._sock, [packet], [] if fd is None else [fd])
             except BlockingIOError:
                 return self._loop.add_writer(self._sock.fileno(), self._write)
-            except OSError:
+            except ConnectionError:
                 return self._drop()
+            except OSError:  # too many are on their way
+                self._loop.remove_writer(self._sock.fileno())
+                self._loop.call_later(BUSY, self._write)
+                return None
             self._waiting.popleft()
             if fd is not None:
                 os.close(fd)

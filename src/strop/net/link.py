@@ -27,8 +27,19 @@ T = TypeVar("T")
 LENGTH = struct.Struct("<I")
 LOG = logging.getLogger("strop.link")
 
-_encode = msgspec.msgpack.Encoder().encode
-_frame = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw]).decode
+Frame = tuple[int, str, msgspec.Raw]
+_PACKED, _JSON = b"\0", b"\1"
+"""What a frame is written in: JSON where a number is too large for MessagePack."""
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(Frame).decode
+_read_json = msgspec.json.Decoder(Frame).decode
+
+
+def _encode(message: Any) -> bytes:
+    try:
+        return _PACKED + _pack(message)
+    except OverflowError:
+        return _JSON + msgspec.json.encode(message)
 
 
 class LinkLost(ConnectionError):
@@ -38,11 +49,15 @@ class LinkLost(ConnectionError):
 class Handler:
     """What is done when the other side calls: `do` gets what was sent, as `takes` says it is."""
 
-    __slots__ = ("decode", "do")
+    __slots__ = ("_read_json", "_unpack", "do")
 
     def __init__(self, takes: Any, do: Callable[..., Any]) -> None:
-        self.decode = msgspec.msgpack.Decoder(takes).decode
+        self._unpack = msgspec.msgpack.Decoder(takes).decode
+        self._read_json = msgspec.json.Decoder(takes).decode
         self.do = do
+
+    def decode(self, given: msgspec.Raw, packed: bool) -> Any:
+        return self._unpack(given) if packed else self._read_json(given)
 
 
 class ProcessLink(asyncio.Protocol):
@@ -109,14 +124,15 @@ class ProcessLink(asyncio.Protocol):
     # -- being called --------------------------------------------------------------------------------------------------
 
     def _arrive(self, data: bytes) -> None:
-        id, verb, given = _frame(data)
+        packed = data[:1] == _PACKED
+        id, verb, given = (_unpack if packed else _read_json)(data[1:])
         if id < 0:
-            return self._end_call(-id, verb, given)
+            return self._end_call(-id, verb, given, packed)
         handler = self._handlers[verb]
         try:
-            done = handler.do(*handler.decode(given))
-        except StropError as error:
-            return self._answer(id, error)
+            done = handler.do(*handler.decode(given, packed))
+        except Exception as error:
+            return self._answer(id, _explain(error))
         if inspect.isawaitable(done):
             task = self._loop.create_task(self._run(id, done))
             self._tasks.add(task)
@@ -127,13 +143,8 @@ class ProcessLink(asyncio.Protocol):
     async def _run(self, id: int, work: Awaitable[Any]) -> None:
         try:
             self._answer(id, await work)
-        except StropError as error:
-            self._answer(id, error)
-        except LinkLost:
-            pass
         except Exception as error:
-            LOG.error("a call failed", exc_info=error)
-            self._answer(id, StropError("the server ran into an error of its own: its log says more"))
+            self._answer(id, _explain(error))
 
     def _answer(self, id: int, done: Any) -> None:
         if not id or self._transport is None or self._transport.is_closing():
@@ -143,14 +154,15 @@ class ProcessLink(asyncio.Protocol):
         else:
             self._write((-id, "", done))
 
-    def _end_call(self, id: int, error: str, given: msgspec.Raw) -> None:
+    def _end_call(self, id: int, error: str, given: msgspec.Raw, packed: bool) -> None:
         future, gives = self._calls.pop(id, (None, None))
         if future is None or future.done():
             return
+        decode = msgspec.msgpack.decode if packed else msgspec.json.decode
         if error:
-            future.set_exception(make_error(error, msgspec.msgpack.decode(given, type=str)))
+            future.set_exception(make_error(error, decode(given, type=str)))
         else:
-            future.set_result(msgspec.msgpack.decode(given, type=gives))
+            future.set_result(decode(given, type=gives))
 
     # -- asyncio -------------------------------------------------------------------------------------------------------
 
@@ -174,6 +186,14 @@ class ProcessLink(asyncio.Protocol):
             if not future.done():
                 future.set_exception(LinkLost("the process at the other end is gone"))
         self._lost()
+
+
+def _explain(error: Exception) -> StropError:
+    """What the other side is told. What nobody thought of goes to the log."""
+    if isinstance(error, StropError):
+        return error
+    LOG.error("a call failed", exc_info=error)
+    return StropError("the server ran into an error of its own: its log says more")
 
 
 def make_error(name: str, message: str) -> StropError:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -21,9 +21,10 @@ from strop.gateway.limits import InFlight, Limits
 from strop.gateway.route import PolicyRoute, Routes
 from strop.gateway.template import Renderer
 from strop.gateway.worker import WorkerParts
-from strop.gateway.workers import EncodedStore, GatewayWorkers
+from strop.gateway.workers import GatewayWorkers
 from strop.run.teacher import make_renderer
 from strop.store.base import AttemptStore, Store
+from strop.store.sql import SqlStore
 from strop.types import Rollout, Sampling
 
 MAX_AUTO = 4
@@ -80,11 +81,11 @@ async def open_gateway(
     gateway = make_gateway(config, store, policies, strict=strict)
     stack.push_async_callback(gateway.routes.close)
     await gateway.routes.recall(store)
-    if (num_workers := count_workers(config)) > 1 and policies:
+    if (num_workers := count_workers(config)) > 1 and policies and isinstance(store, SqlStore):
         own = {policy.name: (policy.config, policy.model) for policy in policies}
         workers = GatewayWorkers(
             gateway,
-            cast(EncodedStore, store),
+            store,
             {policy.name: policy.engine for policy in policies},
             num_workers=num_workers,
             make=make_worker_gateway,

@@ -108,6 +108,17 @@ class LoopWorker:
             self.send(Stuck(number=number))
 
     async def _run(self, number: int, job: Job) -> None:
+        """One rollout, whose end is told whatever happens: nobody else would."""
+        try:
+            outcome = await self._run_in_context(number, job)
+        except BaseException as error:
+            outcome = make_failed_outcome(error)
+        finally:
+            self._tasks.pop(number, None)
+            self._surrounds.pop(number, None)
+        self.send(Finished(number=number, outcome=outcome))
+
+    async def _run_in_context(self, number: int, job: Job) -> Outcome:
         write_task(job)
         given = {name: getattr(job.llm, name) for name in LLM.__struct_fields__}
         job = msgspec.structs.replace(job, llm=LoopLLM(**given, outbox=_Outbox(number, self)))
@@ -116,14 +127,11 @@ class LoopWorker:
             variables=dict[str, str | None](job.llm.environment(job.task_file)),
         )
         self._surrounds[number] = surrounds
-        try:
-            with rollout_context.entered(surrounds):
-                outcome = await self._call(job)
-            for left in surrounds.tasks:
-                left.cancel()
-        finally:
-            del self._tasks[number], self._surrounds[number]
-        self.send(Finished(number=number, outcome=outcome))
+        with rollout_context.entered(surrounds):
+            outcome = await self._call(job)
+        for left in surrounds.tasks:
+            left.cancel()
+        return outcome
 
     async def _call(self, job: Job) -> Outcome:
         """What the agent came to. Nothing may escape from here: sys.exit in a task would end the loop."""

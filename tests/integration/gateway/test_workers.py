@@ -250,3 +250,59 @@ async def test_places(stand: Stand, target: str, own: bool) -> None:
     head = f"POST {target} HTTP/1.1\r\n".encode()
     assert placement.find(head[:-2]) is None  # its line is not whole
     assert placement.find(head) == (placement.of_rollout("r1") if own else OWNER)
+
+
+async def test_empty_lines_before_a_request_change_nothing(stand: Stand) -> None:
+    """Parsers skip them, and so must who finds the worker: a rollout has one."""
+    attempt, _ = await make_two(stand)
+    stand.script(*["fine"] * 3)
+    body = json.dumps(BODY).encode()
+    path = f"/r/{attempt.rollout}/1/agents/main/v1/chat/completions"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {attempt.key}\r\n"
+    request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+    for before in (b"", b"\r\n", b"\r\n\r\n"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(stand.server.url.rpartition(":")[2]))
+        writer.write(before + request)
+        assert (await asyncio.wait_for(reader.readline(), stretch(20))).startswith(b"HTTP/1.1 200")
+        writer.close()
+    assert [turn.id for turn in await stand.turns(attempt)] == [f"{attempt.rollout}/1/{n}" for n in range(3)]
+    assert stand.gateway.counts["turns"] == 0
+
+
+async def test_numbers_of_any_size(stand: Stand) -> None:
+    """What JSON holds, in tasks, events and tools."""
+    attempt, _ = await make_two(stand)
+    large = 2**70
+    event = {"kind": "message", "data": {"x": large}}
+    status, _ = await fetch(stand.events_url(attempt), event, key=attempt.key)
+    (recorded,) = await stand.store.events(attempt.rollout)
+    assert (status, recorded.data) == (200, {"x": large})
+    stand.script("fine")
+    number = {"type": "object", "properties": {"n": {"type": "integer", "maximum": large}}}
+    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": number}}]
+    await stand.client(attempt).chat.completions.create(model="any", messages=QUESTION, tools=tools)
+    (turn,) = await stand.turns(attempt)
+    assert turn.requested["tools"][0]["function"]["parameters"]["properties"]["n"]["maximum"] == large
+
+
+async def test_calls_that_a_hung_worker_took_along_are_not_the_agents_fault(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_workers, "HUNG", 1.0)
+    monkeypatch.setattr(gateway_workers, "PING", 0.05)
+    attempt, _ = await make_two(stand)
+    worker = find_workers(stand)._workers[find_place(stand, attempt)]
+    stand.script("an answer that comes slowly enough")
+    stand.engine._latency = 0.1
+    asking = asyncio.create_task(stand.client(attempt).chat.completions.create(model="any", messages=QUESTION))
+    while not worker._at_work:  # noqa: ASYNC110 - the call is on its way
+        await asyncio.sleep(0.01)
+    os.kill(worker._process.pid, signal.SIGSTOP)
+    with pytest.raises(openai.APIConnectionError):
+        await asyncio.wait_for(asking, stretch(60))
+    await asyncio.wait_for(find_workers(stand)._up.wait(), stretch(20))
+    for _ in range(500):
+        if events := await stand.store.events(attempt.rollout):
+            break
+        await asyncio.sleep(0.02)
+    assert [event.data["code"] for event in events] == ["server_error"]

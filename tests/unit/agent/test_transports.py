@@ -267,3 +267,15 @@ async def test_clients_of_a_loop_share_connections_until_the_last_is_closed(serv
     said = await asyncio.gather(*(ask(client, n) for n, client in enumerate(many)))
     assert said == [f"echo {n}" for n in range(50)]
     await asyncio.gather(*(client.close() for client in many))
+
+
+async def test_a_copy_that_is_closed_leaves_the_others_alone(server: Server):
+    one, other = make_async_client(server.url, "one"), make_async_client(server.url, "other")
+    async with one.with_options(timeout=5):
+        pass
+    assert not other.is_closed()
+    answer = await other.chat.completions.create(model="m", messages=[], user="hello")
+    assert answer.choices[0].message.content == "hello"
+    await one.close()
+    await other.close()
+    assert other.is_closed()
