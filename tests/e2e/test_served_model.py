@@ -61,13 +61,14 @@ ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Service).serve_forever()
 
 
 class Place:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, num_workers: int) -> None:
         self.folder = folder
         (folder / "agents.py").write_text(AGENT)
         (folder / "service.py").write_text(SERVICE)
         tasks = [{"id": f"t{n}", "question": f"What is {n} + 1?"} for n in range(3)]
         (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
-        command = runs.strop("serve", "--model", "strop/nano", "--folder", "served", "--port", 0, "--json")
+        workers = ["--set", f"gateway.workers={num_workers}"]
+        command = runs.strop("serve", "--model", "strop/nano", "--folder", "served", "--port", 0, "--json", *workers)
         self.server = subprocess.Popen(
             command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self._environment({})
         )
@@ -95,9 +96,9 @@ class Place:
         return json.loads(self.run("rollouts", self.said["url"], rollout, "--json"))["turns"]
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    place = Place(tmp_path_factory.mktemp("served"))
+@pytest.fixture(scope="module", params=[1, 2], ids=["one process", "two workers"])
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    place = Place(tmp_path_factory.mktemp("served"), request.param)
     yield place
     place.server.terminate()
     _, stderr = place.server.communicate(timeout=30)

@@ -62,6 +62,10 @@ class OtherSessions(Switch):
         """The engines are loaded: answer from now on."""
 
     @abstractmethod
+    def set_server_key(self, key: str) -> None:
+        """What is asked with this key is answered here."""
+
+    @abstractmethod
     async def watch(self) -> None:
         """Waits until they cannot be kept alive, and raises that."""
 

@@ -2,7 +2,7 @@
 
     /r/g1.0/1/agents/main/v1/...    the address says it
     /v1/...  with a key             the attempt that the key opens says it
-    everything else                 the process that owns the store
+    everything else                 the process that owns the store, also what is asked with the server's own key
 
 Addresses do not name a process: they stay the same however many there are.
 """
@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import httptools
 
 from strop.errors import UnknownId
-from strop.gateway.auth import read_keys
+from strop.gateway.auth import RequestAddress, read_keys
 from strop.gateway.dialects.registry import is_model_path
 from strop.net.asgi import Header
 from strop.store.base import AttemptStore
@@ -32,6 +32,8 @@ class Placement:
     def __init__(self, store: AttemptStore, num_workers: int) -> None:
         self._store, self._num_workers = store, num_workers
         self._by_key: OrderedDict[bytes, int] = OrderedDict()
+        self.server_key = b""
+        """What is asked with it, wherever that is, the process answers that owns the store."""
 
     def of_rollout(self, rollout: str) -> int:
         return 1 + stable_hash(rollout) % self._num_workers
@@ -42,13 +44,18 @@ class Placement:
         if not ended:
             return None
         path = _read_path(line)
-        if path.startswith("/r/"):
-            return self.of_rollout(path.split("/", 3)[2])
-        if not path.startswith("/v1/") or not is_model_path(path[4:]):
+        address = RequestAddress.of(path)
+        if address is None or (address.rollout is None and not is_model_path(address.path)):
             return OWNER
+        if address.rollout is not None and not self.server_key:
+            return self.of_rollout(address.rollout)
         fields, ended, _ = head.partition(b"\r\n\r\n")
         if not ended:
             return None
+        if self.server_key and self.server_key in fields:
+            return OWNER
+        if address.rollout is not None:
+            return self.of_rollout(address.rollout)
         keys = read_keys({"headers": _read_headers(fields)}, trace_first=True)
         known = self._by_key.get(keys[0]) if keys else OWNER  # the first that opens an attempt counts
         return self._ask(keys) if known is None else known

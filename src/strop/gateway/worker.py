@@ -233,10 +233,11 @@ class GatewayWorker:
         setup = self._setup
         link = self._relay.link = await ProcessLink.open(calls, self._handlers(), lost=self._end_at_once)
         self._store = store = WorkerStore(link)
+        self._placement = Placement(store, setup.num_workers)
         in_flight = InFlight(self._slots, setup.place, tell=link.send)
         parts = WorkerParts(store, lambda policy: RelayedEngine(self._relay, policy), in_flight)
         self._gateway = gateway = setup.make(setup.given, parts)
-        switch = WorkerSwitch(setup.place, Placement(store, setup.num_workers))
+        switch = WorkerSwitch(setup.place, self._placement)
         server = await serve_handed(gateway, switch, host=setup.host, hosts=setup.hosts, log=setup.log)
         switch.pipe = pipe = ConnectionPipe(connections, switch.take)
         told = asyncio.create_task(self._tell_of_unclaimed(gateway, link))
@@ -262,6 +263,7 @@ class GatewayWorker:
         return {
             "chunks": Handler(tuple[list[Arrival]], self._relay.arrive),
             "serve": Handler(tuple[dict[str, int]], self._serve),
+            "server_key": Handler(tuple[bytes], self._take_server_key),
             "forget": Handler(tuple[str], self._forget),
             "wait_until_idle": Handler(tuple[str, int, float], self._wait_until_idle),
             "counts": Handler(tuple[()], self._counts),
@@ -270,6 +272,9 @@ class GatewayWorker:
 
     def _serve(self, contexts: dict[str, int]) -> None:
         self._relay.contexts = contexts
+
+    def _take_server_key(self, key: bytes) -> None:
+        self._placement.server_key = key
 
     def _forget(self, rollout: str) -> None:
         if self._gateway is not None:

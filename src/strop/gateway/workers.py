@@ -304,8 +304,7 @@ class GatewayWorkers(OtherSessions):
         """Returns once all workers answer. Raises `EngineError`."""
         self._contexts = {policy: engine.context for policy, engine in self.engines.items()}
         for worker in self._workers.values():
-            with contextlib.suppress(LinkLost):  # its successor is told
-                worker.link.send("serve", (self._contexts,))
+            self._tell(worker)
         up = asyncio.create_task(self._up.wait())
         await asyncio.wait({up, self._failed}, return_when=asyncio.FIRST_COMPLETED)
         up.cancel()
@@ -314,6 +313,11 @@ class GatewayWorkers(OtherSessions):
 
     async def watch(self) -> None:
         await asyncio.shield(self._failed)
+
+    def set_server_key(self, key: str) -> None:
+        self._placement.server_key = key.encode()
+        for worker in self._workers.values():
+            self._tell(worker)
 
     async def close(self) -> None:
         for keeper in self._keepers:
@@ -378,15 +382,21 @@ class GatewayWorkers(OtherSessions):
         )
         worker = WorkerProcess(self, setup)
         await worker.start()
-        if self._contexts is not None:
-            with contextlib.suppress(LinkLost):  # it is about to be replaced
-                worker.link.send("serve", (self._contexts,))
+        self._tell(worker)
         self._workers[place] = worker
         if len(self._workers) == self._num_workers:
             self._up.set()
         for fd, data in self._waiting.pop(place, []):
             worker.pipe.send(fd, data)
         return worker
+
+    def _tell(self, worker: WorkerProcess) -> None:
+        """What it cannot know when it is started."""
+        with contextlib.suppress(LinkLost):  # its successor is told
+            if self._contexts is not None:
+                worker.link.send("serve", (self._contexts,))
+            if self._placement.server_key:
+                worker.link.send("server_key", (self._placement.server_key,))
 
     async def _keep(self, place: int) -> None:
         """Replace a worker again and again, unless none of them lives long enough to serve."""

@@ -80,6 +80,8 @@ async def serve_store(
     app = StoreApp(store, key, model=gateway is not None)
     addressed = AddressApp(app if gateway is None else _beside(gateway, app, store))
     workers = gateway.workers if gateway is not None else None
+    if workers is not None:
+        workers.set_server_key(key)
     server = await serve(
         addressed, host=host, port=port, hosts=hosts, log=log, settings=("--host", "--port"), switch=workers
     )
