@@ -16,6 +16,7 @@ patched `Completions.create`, as tracing does, gets the messages as they were gi
 from __future__ import annotations
 
 import asyncio
+import os
 from functools import cached_property, lru_cache, wraps
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -174,6 +175,9 @@ def _make_shared(origin: str) -> AttemptClient:
         mounts[origin] = GatewayTransport(place.hostname or "", place.port or 80)
     http = openai.DefaultHttpxClient(verify=ssl_context(), mounts=mounts)
     return AttemptClient(base_url=origin, api_key="-", http_client=http)  # with_options puts in the real ones
+
+
+os.register_at_fork(after_in_child=_make_shared.cache_clear)  # two processes must not speak on one connection
 
 
 def _origin(url: str) -> str:
