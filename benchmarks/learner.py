@@ -5,7 +5,7 @@
     turns       8 rollouts of one prompt of 1024 tokens, 8 turns of 64 (environment) + 192 (sampled) tokens
     prompt      8 rollouts of one prompt of 4096 tokens, 4 such turns
     recorded    16 rollouts in the shape of recorded conversations of a tool agent (peers/learner_shapes.py), ids random
-    thinking, compaction, subagents, choices
+    thinking, compaction, delegation, choices
                 the same conversations of agents that do not only append (proportions: peers/learner_shapes.py)
     growth      more and more groups like those of `turns`, up to 256k tokens, on the tree only
 
@@ -54,7 +54,7 @@ from strop.learner.spawn import KEEP_MEMORY, WAIT_SHORTLY
 
 RESULTS = ROOT / "benchmarks" / "results"
 TREE, PER_ROLLOUT, PER_TURN = SIDES = ("token tree", "one row per rollout", "one row per turn")
-CONVERSATIONS = ("recorded", "thinking", "compaction", "subagents", "choices")
+CONVERSATIONS = ("recorded", "thinking", "compaction", "delegation", "choices")
 COMPARED = ("turns", "prompt", *CONVERSATIONS)
 PARTS = (*COMPARED, "growth")
 BUDGET = 20480

@@ -11,7 +11,7 @@ These conversations do nothing but append. Four more shapes are made of them, of
                  model from before the last message of the user: each such message begins a branch
     compaction   once a context has more than 4096 tokens the model is asked (64 tokens) for a summary (256, trained as
                  all that is sampled), and goes on from the system prompt with the summary and the next message
-    subagents    every third call hands its work to another agent: a system prompt of 450 tokens that all such agents
+    delegation    every third call hands its work to another agent: a system prompt of 450 tokens that all such agents
                  share, a task of 950, six calls of 100 tokens with 400 of the environment between them, which are
                  about the lengths of SWE-agent's demonstrations (github.com/SWE-agent/SWE-agent, MIT); the last answer
                  is what the main agent reads
@@ -160,7 +160,7 @@ def compaction() -> list[Shape]:
     return made
 
 
-def subagents() -> list[Shape]:
+def delegation() -> list[Shape]:
     made: list[Shape] = []
     helped: tuple[int, int] | None = None  # the first call of any of them: they all have its system prompt
     for number, one in enumerate(load_conversations()):
@@ -198,7 +198,7 @@ KINDS: dict[str, Callable[..., list[Shape]]] = {
     "recorded": recorded,
     "thinking": thinking,
     "compaction": compaction,
-    "subagents": subagents,
+    "delegation": delegation,
     "choices": choices,
 }
 
