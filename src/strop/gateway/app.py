@@ -168,6 +168,10 @@ class Gateway:
     def counts(self) -> Counter[str]:
         return self.recorder.counts
 
+    def share_limits(self, in_flight: InFlight) -> None:
+        """Requests in flight are counted together with those of other processes. Before any is."""
+        self._requests = RequestCounter(self._limits, self.counts, in_flight)
+
     # -- sessions ----------------------------------------------------------------------------------------------------
 
     def forget(self, rollout: str) -> None:

@@ -109,7 +109,7 @@ class WorkerProcess:
         files = [calls.fileno(), connections.fileno(), self._owner.memory, setup]
         run = f"from strop.gateway.worker import serve; serve({', '.join(map(str, files))})"
         try:
-            with open(self.setup.log or os.devnull, "ab", opener=private) as out, calls, connections:
+            with calls, connections, open(self.setup.log or os.devnull, "ab", opener=private) as out:
                 return subprocess.Popen(
                     [sys.executable, "-c", run],
                     pass_fds=files,
@@ -289,11 +289,7 @@ class GatewayWorkers(OtherSessions):
         self.memory = os.memfd_create("strop-in-flight")
         os.ftruncate(self.memory, 8 * (num_workers + 1))
         self._slots = memoryview(mmap.mmap(self.memory, 8 * (num_workers + 1))).cast("q")
-
-    @property
-    def in_flight(self) -> InFlight:
-        """For the gateway in this process."""
-        return InFlight(self._slots, OWNER)
+        gateway.share_limits(InFlight(self._slots, OWNER))
 
     def start(self) -> None:
         """Start all workers. Connections for one that is not up yet wait."""

@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 
+from strop.agent.transports import httpx
 from strop.engines.scripted import Scripted
 from strop.errors import EngineError, Fenced
 from strop.gateway import workers as gateway_workers
@@ -127,7 +128,7 @@ async def test_a_killed_worker_loses_nothing_that_was_answered(stand: Stand) -> 
     await anext(stream)
     before = workers._workers[place]
     os.kill(before._process.pid, signal.SIGKILL)
-    with pytest.raises((openai.APIError, Exception)):
+    with pytest.raises((openai.APIError, httpx.HTTPError)):
         async for _ in stream:
             pass
     stand.engine._latency = 0.0
