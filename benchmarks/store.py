@@ -8,6 +8,7 @@
                within one run, so that whatever else the machine does hits both alike. Rates are medians of several
                laps; the ratio in bold is our median to the *best* lap of the peer. Beside it stands the CPU time that
                client and server took together: on a machine that others use as well, it says more than the clock.
+               `list` asks for one page of 100 rollouts again and again while none of them changes: ours makes it once.
     growth     the time of a whole rollout (enqueue, lease, one event, finish) while 100,000 of them pile up
     thousand   a thousand rollouts of an async agent through one `strop serve` and one `strop runner`
 

@@ -21,10 +21,14 @@ async def open_store(
     create: bool = True,
     patience: float = 0.0,
     on_wait: Callable[[Unavailable], None] | None = None,
+    outage: float = 60.0,
+    on_outage: Callable[[Exception | None], None] | None = None,
 ) -> Store:
     """Open the store at `where`: a folder (its store.sqlite), a .sqlite file, postgresql://..., or the http:// address
     of `strop serve`, which `key` opens. With `create=False` a file that is not there is refused, not made. A server
-    that does not answer is asked again for `patience` seconds; `on_wait` is told, once, that it is waited for.
+    that does not answer is asked again for `patience` seconds; `on_wait` is told, once, that it is waited for. One that
+    has answered and goes away later is waited for up to `outage` seconds; `on_outage` is told why, and None when it is
+    back.
 
         store = await open_store("http://127.0.0.1:8640", key="...")
         await store.enqueue([...])
@@ -32,7 +36,11 @@ async def open_store(
     deadline = time.monotonic() + patience
     while True:
         try:
-            return await _open(str(where), key, synchronous, create)
+            if str(where).startswith(("http://", "https://")):
+                from strop.store.remote import HttpStore
+
+                return await HttpStore.open(str(where), key or "", patience=outage, on_outage=on_outage)
+            return await _open(str(where), synchronous, create)
         except Unavailable as why:
             if time.monotonic() >= deadline:
                 raise
@@ -42,11 +50,7 @@ async def open_store(
             await asyncio.sleep(0.2)
 
 
-async def _open(name: str, key: str | None, synchronous: Literal["NORMAL", "FULL"], create: bool) -> Store:
-    if name.startswith(("http://", "https://")):
-        from strop.store.remote import HttpStore
-
-        return await HttpStore.open(name, key or "")
+async def _open(name: str, synchronous: Literal["NORMAL", "FULL"], create: bool) -> Store:
     if name.startswith(("postgresql://", "postgres://")):
         from strop.store.postgres import PostgresStore
 

@@ -130,6 +130,10 @@ class Store(ABC):
     async def turns(self, rollout: str, *, attempt: int | None = None) -> list[Turn]:
         """Turns of an attempt (default: the last) in the order their requests began."""
 
+    async def turns_of(self, attempts: Sequence[Ref]) -> Sequence[list[Turn]]:
+        """The turns of several attempts. A store may read them at once."""
+        return [await self.turns(rollout, attempt=number) for rollout, number in attempts]
+
     @abstractmethod
     async def events(self, rollout: str, *, attempt: int | None = None) -> list[Event]:
         """Events of an attempt (default: the last) in the order they were recorded."""

@@ -40,6 +40,8 @@ TIMEOUT = 30.0
 """Seconds an answer may take on top of that."""
 FIRST = 5.0
 """Seconds a server that has never answered is tried for, and any is given to take a connection."""
+BRIEF = 1.0
+"""Seconds that a server may be away without anybody being told."""
 MAX_ANSWER = 1 << 30
 """Bytes: the turns of one long rollout are some hundred megabytes."""
 
@@ -51,26 +53,43 @@ _ERROR = msgspec.json.Decoder(ErrorBody)
 class HttpStore(Store):
     """Open it with `await HttpStore.open(url, key)`."""
 
-    def __init__(self, url: str, key: str, *, patience: float = 60.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        *,
+        patience: float = 60.0,
+        on_outage: Callable[[Exception | None], None] | None = None,
+    ) -> None:
+        """`on_outage` is told, once each, why a server that had answered is waited for, and None when it is back."""
         if not key:
             raise ConfigError(
-                "no key is given. Fix: give the run's key (--key-file or STROP_KEY), which `strop serve` keeps in its "
-                "folder's file `key`"
+                "no key is given. Fix: give the run's key (--key-file or STROP_KEY), which `strop train` and `strop "
+                "serve` keep in their folder's file `key`"
             )
         self.url, self._key = url.rstrip("/"), wire.check_key(key)
         self._client = self._connections()
         self._batches = VerbBatches(self._client, TIMEOUT)
         self._beats = self._connections()  # of their own: one that has gone silent is not followed by another
         self._patience = patience
+        self._on_outage = on_outage
+        self._is_away = False
         self._answered = False
 
     def _connections(self) -> Client:
         return Client(self.url, key=self._key, connect_timeout=FIRST, max_answer=MAX_ANSWER)
 
     @classmethod
-    async def open(cls, url: str, key: str, *, patience: float = 60.0) -> HttpStore:
+    async def open(
+        cls,
+        url: str,
+        key: str,
+        *,
+        patience: float = 60.0,
+        on_outage: Callable[[Exception | None], None] | None = None,
+    ) -> HttpStore:
         """Raises `StoreError` if nobody answers there within seconds, or the key does not open it."""
-        store = cls(url, key, patience=patience)
+        store = cls(url, key, patience=patience, on_outage=on_outage)
         try:
             await store.policies()
         except BaseException:
@@ -287,6 +306,7 @@ class HttpStore(Store):
                 answer = await send()
                 self._answered = True
                 if answer.status == 200:
+                    self._tell_outage(None)
                     return answer.body
                 why = self._refused(answer)
                 if answer.status not in (502, 503, 504):
@@ -300,8 +320,15 @@ class HttpStore(Store):
             tried, patience = now - since, self._patience if self._answered else min(FIRST, self._patience)
             if tried >= patience:
                 raise self._unreachable(why, tried) from None
+            if self._answered and tried > BRIEF:
+                self._tell_outage(why)
             await asyncio.sleep(min(pause * random.uniform(0.5, 1.5), patience - tried))
             pause = min(2 * pause, 2.0)
+
+    def _tell_outage(self, why: Exception | None) -> None:
+        if self._on_outage is not None and self._is_away != (why is not None):
+            self._is_away = why is not None
+            self._on_outage(why)
 
     def _unreachable(self, why: Exception, tried: float) -> Unavailable:
         if isinstance(why, StoreError):  # it said why
@@ -309,7 +336,7 @@ class HttpStore(Store):
         reason = str(why).removeprefix(f"{self.url} ").removeprefix("cannot be reached: ")
         return Unavailable(
             f"the store at {self.url} cannot be reached (tried for {tried:.0f} s, {reason}). Fix: "
-            "check the address, and whether `strop serve` is up there"
+            "check the address, and whether `strop train` with runner.remote, or `strop serve`, is up there"
         )
 
     def _refused(self, answer: Response) -> Exception:

@@ -21,7 +21,7 @@ Script = str | Callable[[Db], None]
 _BESIDE_TURNS = """
 CREATE TABLE strop (
     version BIGINT NOT NULL,
-    changes BIGINT NOT NULL  -- how many changes of status there were; each takes the next number
+    changes BIGINT NOT NULL  -- how many changes of rollouts there were; each takes the next number
 );
 
 CREATE TABLE rollouts (

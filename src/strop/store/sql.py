@@ -4,7 +4,7 @@ A verb is one function of a connection inside a transaction. The backends (`sqli
 is run and made durable, and in which two words their SQL differs: how rows are locked, and how locked ones are skipped.
 
 Locks are taken in one order, so that no two verbs ever wait for each other: rows of rollouts by id, then of attempts,
-then the one row of `strop`, which counts the changes of status. Holding it until the commit makes the order of those
+then the one row of `strop`, which counts the changes of rollouts. Holding it until the commit makes the order of those
 numbers the order in which changes become visible: a cursor never runs past a change that is still on its way.
 """
 
@@ -20,6 +20,7 @@ from strop.errors import Fenced, StoreError, UnknownId
 from strop.store import encoded_turns, rows, transitions, turn_writes
 from strop.store import turns as stored
 from strop.store.base import Ref, Store
+from strop.store.pages import RolloutPages, RolloutQuery
 from strop.store.signals import Signal, wait_until
 from strop.store.transitions import Db
 from strop.store.written import WrittenTurns
@@ -44,9 +45,6 @@ T = TypeVar("T")
 PAGE = 1000
 """Most rollouts one `wait` answers with; the cursor leads on to the rest."""
 
-BRIEF = 100
-"""Most rollouts that are looked up and not read in a thread of their own."""
-
 HELD = 1.0
 """Seconds until one looks again for a rollout that somebody else held."""
 
@@ -60,6 +58,7 @@ class SqlStore(Store):
         self._changed = Signal()  # a rollout's status changed
         self._queued = Signal()  # a rollout was queued, or queued again
         self._written = WrittenTurns()
+        self._pages = RolloutPages()
 
     @abstractmethod
     async def _write(self, operation: Operation[T]) -> T:
@@ -256,6 +255,7 @@ class SqlStore(Store):
         def write(db: Db) -> None:
             for id in sorted(rewards):
                 transitions.add_rewards(db, transitions.find(db, id, db.lock), rewards[id])
+            transitions.tick(db)
 
         if rewards:
             await self._write(write)
@@ -267,9 +267,11 @@ class SqlStore(Store):
 
     async def attempts(self, rollout: str) -> builtins.list[Attempt]:
         def read(db: Db) -> builtins.list[Attempt]:
-            transitions.find(db, rollout)
             query = f"SELECT {rows.ATTEMPT} FROM attempts WHERE rollout = ? ORDER BY number"
-            return [rows.attempt(row) for row in db.execute(query, (rollout,)).fetchall()]
+            found = db.execute(query, (rows.text(rollout),)).fetchall()
+            if not found:
+                transitions.find(db, rollout)
+            return [rows.attempt(row) for row in found]
 
         return await self._look_up(read)
 
@@ -282,6 +284,10 @@ class SqlStore(Store):
             return stored.read(db, rollout, last if attempt is None else attempt)
 
         return stored.rebuild(*await self._read(read))
+
+    async def turns_of(self, attempts: Sequence[Ref]) -> builtins.list[builtins.list[Turn]]:
+        found = await self._read(lambda db: [stored.read(db, *attempt) for attempt in attempts])
+        return [stored.rebuild(*one) for one in found]
 
     async def events(self, rollout: str, *, attempt: int | None = None) -> builtins.list[Event]:
         def read(db: Db) -> builtins.list[rows.Row]:
@@ -301,36 +307,15 @@ class SqlStore(Store):
         limit: int = 1000,
         newest: bool = False,
     ) -> builtins.list[Rollout]:
-        found = await self._list(group=group, status=status, mode=mode, after=after, limit=limit, newest=newest)
-        return [rows.rollout(row) for row in found]
+        query = RolloutQuery(group, status, mode, after, limit, newest)
+        return [rows.rollout(row) for row in await self._read_page(query, query.read)]
 
     async def list_json(self, **which: Any) -> bytes:
-        return rows.rollouts_json(await self._list(**which))
+        query = RolloutQuery(**which)
+        return await self._read_page(query, lambda db: self._pages.read(db, query))
 
-    async def _list(
-        self,
-        *,
-        group: str | None = None,
-        status: Status | None = None,
-        mode: Mode | None = None,
-        after: str | None = None,
-        limit: int = 1000,
-        newest: bool = False,
-    ) -> builtins.list[rows.Row]:
-        given = {"grp": group, "status": status, "mode": mode}
-        where = {f"{column} = ?": value for column, value in given.items() if value is not None}
-        # One column leads through its index, unless it is the mode; a second one may be far between.
-        brief = limit <= BRIEF and len(where) <= 1 and mode is None
-
-        def read(db: Db) -> builtins.list[rows.Row]:
-            if after is not None:
-                transitions.find(db, after)
-                where[f"seq {'<' if newest else '>'} (SELECT seq FROM rollouts WHERE id = ?)"] = after
-            which = f"WHERE {' AND '.join(where)}" if where else ""
-            query = f"SELECT {rows.ROLLOUT} FROM rollouts {which} ORDER BY seq {'DESC' if newest else ''} LIMIT ?"
-            return db.execute(query, (*where.values(), limit)).fetchall()
-
-        return await (self._look_up(read) if brief else self._read(read))
+    async def _read_page(self, query: RolloutQuery, read: Operation[T]) -> T:
+        return await (self._look_up(read) if query.brief else self._read(read))
 
     async def wait(self, cursor: int, *, timeout: float) -> tuple[int, builtins.list[Rollout]]:
         def read(db: Db) -> builtins.list[rows.Row]:

@@ -95,7 +95,7 @@ def add(
 
 
 def tick(db: Db, count: int = 1) -> int:
-    """The number of the next change of status, the first of `count`."""
+    """The number of the next change of a rollout, the first of `count`. Whatever writes to their table takes one."""
     (last,) = db.execute("UPDATE strop SET changes = changes + ? RETURNING changes", (count,)).fetchone()
     db.changed = True
     return last - count + 1

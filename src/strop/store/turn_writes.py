@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import Raw, Struct
@@ -69,7 +69,7 @@ class TurnDraft:
             for place, write in _WRITERS:
                 columns[place] = write(columns[place])
             place = _PROMPT_IDS
-            self._prompt_ids = tuple(turn.prompt_ids)  # the list is the caller's
+            self._prompt_ids = list(turn.prompt_ids)  # the turn's is the caller's
             self.ids = _pack(self._prompt_ids, base)
             place = _MESSAGES
             self.text, self.ends = _encode_messages(turn.messages, base)
@@ -283,12 +283,13 @@ class EarlierTurns:
 
 def insert(db: Db, drafts: Sequence[TurnDraft]) -> int:
     """Put turns into the table but for those whose id is there; returns how many are new."""
-    bases = EarlierTurns(db, drafts)
+    bases = EarlierTurns(db, drafts) if any(draft.links is None for draft in drafts) else None
     encoded: list[list[Any]] = []
     for draft in drafts:
         draft.row = None  # a first try may have been rolled back
-        row = draft.encode(draft.links or bases.links_of(draft))
-        bases.add(draft, row)
+        row = draft.encode(draft.links or cast(EarlierTurns, bases).links_of(draft))
+        if bases is not None:
+            bases.add(draft, row)
         encoded.append(row)
     num_new = insert_rows(db, encoded, {draft.tools_hash or "": draft.tools for draft in drafts})
     if num_new == len(drafts):
@@ -316,7 +317,7 @@ _WRITERS = [
 ]
 
 
-def _pack(prompt_ids: tuple[int, ...], base: WrittenTurn | None) -> HashedBytes:
+def _pack(prompt_ids: list[int], base: WrittenTurn | None) -> HashedBytes:
     """The ids of a prompt. If it begins with its parent's, their bytes and hashes are known."""
     if base is not None and prompt_ids[: len(base.prompt_ids)] == base.prompt_ids:
         return HashedBytes(base.ids.data + rows.to_blob("i", prompt_ids[len(base.prompt_ids) :]), base.ids)

@@ -30,7 +30,7 @@ from msgspec import Struct
 
 from strop.errors import StoreError
 from strop.store import rows
-from strop.store.transitions import Db
+from strop.store.transitions import Db, find
 from strop.types import Turn
 
 MANY = 500
@@ -92,6 +92,13 @@ def added(version: int) -> list[str]:
         for name, column in ADDED.items()
         if column.version == version
     ]
+
+
+def are_any(db: Db, rollout: str, attempt: int | None) -> bool:
+    """Whether an attempt has turns, the last one of its rollout unless it is named. Raises `UnknownId`."""
+    some = "SELECT 1 FROM turns WHERE turns.rollout = rollouts.id AND turns.attempt = COALESCE(?, rollouts.attempts)"
+    row = db.execute(f"SELECT EXISTS ({some}) FROM rollouts WHERE id = ?", (attempt, rows.text(rollout))).fetchone()
+    return bool(row[0] if row else find(db, rollout))
 
 
 def read(db: Db, rollout: str, attempt: int) -> tuple[list[rows.Row], dict[str, str]]:

@@ -22,6 +22,7 @@ from strop.errors import (
     Fenced,
     IllegalTransition,
     NewerStore,
+    RunEnded,
     StoreError,
     StropError,
     Unavailable,
@@ -362,6 +363,6 @@ class AttemptShown(Struct):
 
 ERRORS: dict[str, type[StropError]] = {
     error.__name__: error
-    for error in (BadReward, UnknownId, Fenced, IllegalTransition, NewerStore, StoreError, Unavailable)
+    for error in (BadReward, UnknownId, Fenced, IllegalTransition, NewerStore, RunEnded, StoreError, Unavailable)
 }
 """Errors that are the same on both sides, by the `type` they travel under."""

@@ -53,10 +53,10 @@ class HashedBytes(Struct, gc=False):
 
 class WrittenTurn(Struct, frozen=True, gc=False):
     """A turn's row, its prompt as numbers and as bytes, the JSON of its messages and where each of them begins in it.
-    All of it is bytes, text and numbers: nothing that Python looks through when it collects garbage."""
+    All of it is bytes, text and numbers. The prompt is a list, since Python compares those several times as fast."""
 
     row: tuple[Any, ...]
-    prompt_ids: tuple[int, ...]
+    prompt_ids: list[int]
     ids: HashedBytes
     text: HashedBytes
     ends: tuple[int, ...]

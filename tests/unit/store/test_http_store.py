@@ -85,7 +85,7 @@ async def test_a_url_may_end_in_a_slash_or_begin_with_a_prefix(behind: SqliteSto
 async def test_a_wrong_key_says_what_to_do(server: StoreServer):
     with pytest.raises(StoreError, match=rf"{server.url}\. Fix: give the run's key \(--key-file or STROP_KEY\)"):
         await HttpStore.open(server.url, "wrong")
-    with pytest.raises(ConfigError, match=r"no key is given\. Fix: .* keeps in its folder's file `key`"):
+    with pytest.raises(ConfigError, match=r"no key is given\. Fix: .* keep in their folder's file `key`"):
         await HttpStore.open(server.url, "")
 
 

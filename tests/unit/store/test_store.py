@@ -439,6 +439,9 @@ async def test_turns_of_the_last_attempt_are_the_default(store: Store):
     await store.add_turns([turn(second, 0), turn(second, 1)])
     assert [t.id for t in await store.turns("g1.0")] == ["g1.0/2/0", "g1.0/2/1"]
     assert [t.id for t in await store.turns("g1.0", attempt=1)] == ["g1.0/1/0"]
+    of_both = await store.turns_of([("g1.0", 2), ("g1.0", 1)])
+    assert [[t.id for t in turns] for turns in of_both] == [["g1.0/2/0", "g1.0/2/1"], ["g1.0/1/0"]]
+    assert list(of_both) == [await store.turns("g1.0"), await store.turns("g1.0", attempt=1)]
 
 
 async def test_a_turn_is_recorded_once(store: Store):
@@ -548,6 +551,43 @@ async def test_a_rollout_of_ones_own_is_nobody_elses(store: Store):
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_page_of_json_is_as_new_as_the_last_change(store: Store):
+    """One that is kept must not outlive what it tells, whichever verb changed it."""
+    pages: list[bytes] = []
+
+    async def look(changed: bool) -> list[str]:
+        page, queued = [await store.list_json(**which) for which in ({}, {"status": "queued"})]
+        assert page == await store.list_json()
+        found = msgspec.json.decode(page, type=list[Rollout])
+        assert found == [await store.get(one.id) for one in found]
+        assert msgspec.json.decode(queued, type=list[Rollout]) == [one for one in found if one.status == "queued"]
+        assert (page not in pages) == changed
+        pages.append(page)
+        return [one.status for one in found]
+
+    assert await look(True) == []
+    await store.enqueue([rollout("g1.0"), rollout("g1.1", retries=retries(1))])
+    assert await look(True) == ["queued", "queued"]
+    one, other = await store.lease("w", seconds=30, count=2)
+    assert await look(True) == ["running", "running"]
+    await store.add_turns([turn(one, 1)])
+    await store.add_events([reward_event(one, name="style", value=0.5)])
+    await store.heartbeat([("g1.0", 1), ("g1.1", 1)], seconds=60)
+    await look(False)
+    await store.finish("g1.0", one.attempt.number, rewards=[Reward(value=1.0)])
+    assert await look(True) == ["succeeded", "running"]
+    await store.add_rewards({"g1.0": [Reward(name="win", value=0.75)]})
+    assert await look(True) == ["succeeded", "running"]
+    await store.finish("g1.1", other.attempt.number, cause="lost_runner")
+    assert await look(True) == ["succeeded", "queued"]
+    await store.begin(rollout("g1.2"), "w", seconds=30)
+    assert await look(True) == ["succeeded", "queued", "running"]
+    await store.cancel(["g1.1"], detail="enough")
+    assert await look(True) == ["succeeded", "cancelled", "running"]
+    await store.reclaim(everything=True)
+    assert await look(True) == ["succeeded", "cancelled", "queued"]
 
 
 async def test_list_filters_and_pages(store: Store):

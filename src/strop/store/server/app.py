@@ -16,6 +16,7 @@ import msgspec
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from strop.errors import StoreError
 from strop.net.asgi import (
     ByMethod,
     FixedResponse,
@@ -96,7 +97,8 @@ class StoreApp:
     """The ASGI app. Addresses without names in them, which are those asked for most, are found by one look-up."""
 
     def __init__(self, store: Store, key: str, *, model: bool = False) -> None:
-        """`model`: whether a gateway answers beside it."""
+        """`model`: whether a gateway answers beside it. As long as `refuses` is set, every request gets that error."""
+        self.refuses: StoreError | None = None
         attempts = AttemptKeys(store)
         self.key = run_key = RunKey(key, attempts)
         self._handlers = Handlers(store, attempts)
@@ -114,8 +116,15 @@ class StoreApp:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.refuses is not None:
+            return await refuse(send, self.refuses)
         await self._plain.get(scope["path"], self._named)(scope, receive, send)
 
     def close(self) -> None:
         """End requests that wait for something to happen. Do it before the server is closed."""
         self._handlers.close()
+
+    def end(self, why: StoreError) -> None:
+        """From now on there is nothing to be had here; requests that wait are told so too."""
+        self.refuses = why
+        self._handlers.close(why)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.types import Receive
 
-from strop.errors import Unavailable, UnknownId
+from strop.errors import StoreError, Unavailable, UnknownId
 from strop.net.asgi import ClientDisconnected, wait_for_disconnect
 from strop.store import wire
 from strop.store.base import Store
@@ -20,6 +20,7 @@ from strop.types import Event, Lease, Policy, Rollout, Turn
 T = TypeVar("T")
 At = Mapping[str, str]
 """What stands in the address: `id`, and `n` for an attempt."""
+CLOSING = Unavailable("the server is closing. Fix: ask again")
 
 
 class Handlers:
@@ -27,11 +28,14 @@ class Handlers:
 
     def __init__(self, store: Store, attempts: AttemptKeys) -> None:
         self._store, self._attempts = store, attempts
-        self._closing = asyncio.Event()
+        self._closing, self._why = asyncio.Event(), CLOSING
 
-    def close(self) -> None:
-        """End every request that waits for something to happen, and let none wait from now on."""
-        self._closing.set()
+    def close(self, why: StoreError = CLOSING) -> None:
+        """End every request that waits for something to happen, and let none wait from now on. `why` is what those are
+        told that cannot be told that nothing happened."""
+        if not self._closing.is_set():
+            self._why = why
+            self._closing.set()
 
     # -- rollouts ------------------------------------------------------------------------------------------------
 
@@ -148,7 +152,7 @@ class Handlers:
             if gone.done():
                 raise ClientDisconnected
             if nothing is None:
-                raise Unavailable("the server is closing. Fix: ask again")
+                raise self._why
             return nothing
         finally:
             for task in (working, gone, closing):

@@ -24,6 +24,7 @@ REFUSALS = {
     409: "The store refuses: the attempt is over, a status may not follow another, something was recorded before.",
     413: "The body is too large.",
     500: "The server ran into an error of its own.",
+    410: "The run whose store this was has ended.",
     503: "The store cannot be reached or cannot write now: try again later.",
 }
 
