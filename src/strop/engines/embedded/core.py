@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -177,8 +178,8 @@ class Core:
         if not work:
             return []
         logits = self.passes.run([piece for _, piece in work])
+        self.slots.fill([(piece.row, piece.ids) for _, piece in work])
         for request, piece in work:
-            self.slots.fill(request.slot, piece.ids)
             request.filled = piece.stop
         ready = [request for request, piece in work if piece.last]
         if not ready:
@@ -214,17 +215,22 @@ class Core:
 
     def _work(self) -> list[tuple[DecodeRequest, PassSlice]]:
         """What the next pass runs: those decoding, by their rows, then prompts in the order they came."""
-        decoding = sorted((r for r in self.running.values() if r.decoding), key=lambda r: r.slot)
+        decoding: list[DecodeRequest] = []
+        others: list[DecodeRequest] = []
+        for request in self.running.values():
+            (decoding if request.decoding else others).append(request)
+        decoding.sort(key=attrgetter("slot"))
         work = [(r, PassSlice(r.slot, r.filled, r.ids[-1:], sampled=True, last=True)) for r in decoding]
         # In deterministic mode chunks are run one by one: each sequence may have one.
         budget = self.chunk * (self.cache.rows if self.config.deterministic else 1)
-        for request in self.running.values():
-            if not request.decoding and budget > 0:
-                size = self.chunk if self.config.deterministic else min(self.chunk, budget)
-                ids = request.ids[request.filled : request.filled + size]
-                last = request.filled + len(ids) == len(request.ids)
-                work.append((request, PassSlice(request.slot, request.filled, ids, sampled=False, last=last)))
-                budget -= size if self.config.deterministic else len(ids)
+        for request in others:
+            if budget <= 0:
+                break
+            size = self.chunk if self.config.deterministic else min(self.chunk, budget)
+            ids = request.ids[request.filled : request.filled + size]
+            last = request.filled + len(ids) == len(request.ids)
+            work.append((request, PassSlice(request.slot, request.filled, ids, sampled=False, last=last)))
+            budget -= size if self.config.deterministic else len(ids)
         return work
 
     def _take(self, request: DecodeRequest, id: int, logprob: float) -> Chunk | EngineError:

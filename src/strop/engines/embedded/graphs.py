@@ -85,13 +85,13 @@ class Graphs:
         here.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         # One memory pool for all: they are played one after the other. thread_local: a learner may be at work.
-        with _unwinding(self._pool), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with unwinding(self._pool), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = self._forward(size, *given)
         return Recording(graph, tuple(given), logits)
 
 
 @contextmanager
-def _unwinding(pool: Any) -> Iterator[None]:
+def unwinding(pool: Any) -> Iterator[None]:
     """A recording that fails leaves the device's random numbers and its allocator as they were.
 
     torch 2.11 unwinds neither: no random number can be drawn in this process any more, and memory that two streams

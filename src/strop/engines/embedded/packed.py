@@ -70,7 +70,7 @@ class PackedPasses:
     def run(self, pieces: Sequence[PassSlice]) -> Tensor:
         self._cache.reach(max(piece.stop for piece in pieces))
         device = self._cache.layout.device
-        inputs = end_to_end(pieces).to(device)
+        inputs = torch.from_numpy(end_to_end(pieces)).to(device)
         ends = np.cumsum([len(piece.ids) for piece in pieces]) - 1
         wanted = torch.from_numpy(ends[[piece.last for piece in pieces]]).to(device)
         with self._linears.using():
@@ -165,7 +165,9 @@ def attend_on_cpu(
     assert value.stride() == (heads * value.stride(1), distance * value.shape[3], value.shape[3], 1)
     scaled = (query * (size**-0.5 if scale is None else scale)).flatten(0, 1)
     scores = torch.bmm(key.flatten(0, 1), scaled.transpose(1, 2)).transpose(1, 2).unflatten(0, (rows, heads))
-    weights = (scores if mask is None else scores + mask).softmax(-1)
+    if mask is not None:  # into the order in which softmax reads
+        scores = torch.add(scores, mask, out=scores.new_empty(scores.shape))
+    weights = scores.softmax(-1)
     table = value.as_strided((rows * heads * distance - distance + width, value.shape[3]), (value.stride(2), 1))
     places = _places(rows * heads, queries, width, distance)
     seen = embedding_bag(places, table, mode="sum", per_sample_weights=weights.flatten(0, 2))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache
@@ -16,8 +17,7 @@ from strop.engines.embedded.cache import Cache, CacheView, Layout
 from strop.errors import ModelError
 
 
-@dataclass(frozen=True)
-class PassSlice:
+class PassSlice(NamedTuple):
     """Tokens of one sequence whose turn it is: they go to `row`, from column `start` on. `sampled`: it is the one token
     drawn last. `last`: nothing of the sequence is left after them, so the logits of their last one are wanted."""
 
@@ -55,16 +55,19 @@ def use_attention(model: Any, name: str) -> Iterator[None]:
         model.config._attn_implementation = before
 
 
-def end_to_end(pieces: Sequence[PassSlice]) -> Tensor:
+def end_to_end(pieces: Sequence[PassSlice]) -> np.ndarray:
     """[3, tokens]: ids, columns, rows."""
-    ids: list[int] = []
-    columns: list[int] = []
-    rows: list[int] = []
-    for piece in pieces:
-        ids += piece.ids
-        columns += range(piece.start, piece.stop)
-        rows += [piece.row] * len(piece.ids)
-    return torch.tensor([ids, columns, rows])
+    lengths = np.array([len(piece.ids) for piece in pieces])
+    total = int(lengths.sum())
+    laid = np.empty((3, total), np.int64)
+    laid[0] = np.fromiter(chain.from_iterable([piece.ids for piece in pieces]), np.int64, total)
+    starts, rows = np.array([piece.start for piece in pieces]), np.array([piece.row for piece in pieces])
+    if total == len(pieces):
+        laid[1:] = starts, rows
+    else:
+        laid[1] = np.arange(total) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+        laid[2] = np.repeat(rows, lengths)
+    return laid
 
 
 def forward(model: Any, cache: Cache, attention: str, inputs: Tensor, wanted: Tensor, **plan: Any) -> Tensor:

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
 from strop.engines.embedded.cache import Cache, Layout
 from strop.engines.embedded.graphs import Graphs
+from strop.engines.embedded.norms import FusedNorms
 from strop.engines.embedded.passes import PassSlice, end_to_end, forward, refuse_more
 
 NAME = "strop_ragged"
@@ -38,7 +40,8 @@ def size_of(pieces: Sequence[PassSlice]) -> Size:
     A pass that only decodes has a power of two of tokens, one per sequence. Others have a sequence more than pieces,
     which is nobody's and has the tokens that fill them up.
     """
-    tokens, longest = sum(len(piece.ids) for piece in pieces), max(len(piece.ids) for piece in pieces)
+    lengths = [len(piece.ids) for piece in pieces]
+    tokens, longest = sum(lengths), max(lengths)
     if longest > 1 and tokens > LARGEST:
         return Size(tokens, len(pieces), longest)
     if longest == 1:
@@ -55,6 +58,7 @@ class RaggedPasses:
     def __init__(self, model: Any, cache: Cache) -> None:
         self._model = model
         self._cache = cache
+        self._norms = FusedNorms(model)
         self._graphs = Graphs(self._forward, model)
 
     def refresh(self) -> None:
@@ -80,26 +84,28 @@ class RaggedPasses:
         has, and its last token [4, sequences + 1]. What fills them up lies in the cache's spare row."""
         spare, width = self._cache.rows, self._cache.width
         given = end_to_end(pieces)
-        missing = size.tokens - given.shape[1]
-        inputs = torch.nn.functional.pad(given, (0, missing))
-        inputs[2, given.shape[1] :] = spare
+        count, tokens = len(pieces), given.shape[1]
+        inputs = np.zeros((3, size.tokens), np.int64)
+        inputs[:, :tokens] = given
+        inputs[2, tokens:] = spare
+        of_sequences = np.zeros((4, size.sequences + 1), np.int32)
+        begin, keys, used, last = of_sequences
         if size.longest == 1:
-            begin = list(range(size.sequences + 1))
+            begin[:] = np.arange(size.sequences + 1)
         else:
-            begin = [0]
-            for piece in pieces:
-                begin.append(begin[-1] + len(piece.ids))
-            begin += [size.tokens] * (size.sequences - len(pieces))
-        more = size.sequences - len(pieces)
-        keys = [piece.row * width for piece in pieces] + [spare * width] * more + [0]
-        used = [piece.stop for piece in pieces] + [1] * more + [0]
-        last = [max(0, stop - 1) for stop in begin[1:]] + [0]
-        return inputs, torch.tensor([begin, keys, used, last], dtype=torch.int32)
+            begin[1 : count + 1] = np.cumsum([len(piece.ids) for piece in pieces])
+            begin[count + 1 :] = size.tokens
+        keys[:-1], used[:-1] = spare * width, 1
+        keys[:count] = np.array([piece.row for piece in pieces]) * width
+        used[:count] = [piece.stop for piece in pieces]
+        last[:-1] = np.maximum(begin[1:] - 1, 0)
+        return torch.from_numpy(inputs), torch.from_numpy(of_sequences)
 
     def _forward(self, size: Size, inputs: Tensor, starts: Tensor) -> Tensor:
         """Logits of every sequence's last token. Nothing here waits for the device."""
         plan = RaggedPlan(starts[0], starts[1], starts[2, :-1], size.longest, self._cache.width)
-        return forward(self._model, self._cache, NAME, inputs, starts[3, :-1].long(), ragged=plan)
+        with self._norms.using():
+            return forward(self._model, self._cache, NAME, inputs, starts[3, :-1].long(), ragged=plan)
 
 
 @dataclass(frozen=True)

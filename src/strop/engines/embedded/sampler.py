@@ -66,12 +66,15 @@ def draw(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     >>> draw(torch.tensor([[0.2, 0.0, 0.8]] * 3), torch.tensor([0.1, 0.25, 0.999], dtype=torch.float64))[0].tolist()
     [0, 2, 2]
     """
-    count = -(-weights.shape[1] // BLOCK)
-    blocks = torch.nn.functional.pad(weights, (0, count * BLOCK - weights.shape[1])).unflatten(1, (count, BLOCK))
+    vocabulary = weights.shape[1]
+    count = -(-vocabulary // BLOCK)
+    if missing := count * BLOCK - vocabulary:  # a pad of nothing would be a copy of all
+        weights = torch.nn.functional.pad(weights, (0, missing))
+    blocks = weights.unflatten(1, (count, BLOCK))
     ladder = blocks.sum(-1).double().cumsum(-1)
     block, rest = _climb(ladder, uniforms * ladder[:, -1])
     inner = blocks[torch.arange(len(block), device=block.device), block].double().cumsum(-1)
-    return (block * BLOCK + _climb(inner, rest)[0]).clamp(max=weights.shape[1] - 1), ladder[:, -1]
+    return (block * BLOCK + _climb(inner, rest)[0]).clamp(max=vocabulary - 1), ladder[:, -1]
 
 
 def _climb(ladder: Tensor, height: Tensor) -> tuple[Tensor, Tensor]:

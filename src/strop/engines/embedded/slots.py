@@ -84,13 +84,19 @@ class Slots:
         self._known[place.row] = len(prompt)
         self.filled[place.row] = place.reused
 
-    def fill(self, row: int, ids: Sequence[int]) -> None:
-        """The keys of `ids` were written after what the row had."""
-        start = int(self.filled[row])
-        stop = start + len(ids)
-        self._ids[row, start:stop] = ids
-        self.filled[row] = stop
-        self._known[row] = max(self._known[row], stop)
+    def fill(self, written: Sequence[tuple[int, Sequence[int]]]) -> None:
+        """Keys of ids were written after what their rows had; each row comes once."""
+        single = [(row, ids[0]) for row, ids in written if len(ids) == 1]
+        if single:  # those that decode, which are many
+            rows, last = np.array(single).T
+            self._ids[rows, self.filled[rows]] = last
+            self.filled[rows] += 1
+        for row, ids in written:
+            if len(ids) > 1:
+                start = int(self.filled[row])
+                self._ids[row, start : start + len(ids)] = ids
+                self.filled[row] = start + len(ids)
+        np.maximum(self._known, self.filled, out=self._known)
 
     def let_go(self, row: int) -> None:
         self._clock += 1
