@@ -1,6 +1,7 @@
 """How long a checkpoint keeps training waiting, and how long it takes until it is whole, beside writing it at once.
 
-    python benchmarks/checkpoint.py [--shape small|1.5b] [--device cpu|cuda] [--laps 3] [--folder PLACE] [--json FILE]
+    python benchmarks/checkpoint.py [--shape small|1.5b] [--device cpu|cuda] [--laps 3] [--sides before now]
+                                    [--folder PLACE] [--json FILE]
 
 The model is random: 25M parameters in fp32, or Qwen2.5-1.5B's shape in bf16 with fp32 masters. A checkpoint has the
 weights and AdamW's two moments, each 4 bytes a parameter. Sides take turns in one process, on the disk of `--folder`
@@ -136,6 +137,16 @@ def time_now(learner: Learner, folder: Path) -> Found:
     return {"standstill": standstill, "total": time.perf_counter() - began, "cpu": time.process_time() - cpu}
 
 
+SIDES = {"before": time_before, "now": time_now}
+
+
+def compare(medians: dict[str, Found]) -> dict[str, float]:
+    """How many times as long the one side takes as the other; nothing where only one was measured."""
+    if len(medians) < len(SIDES):
+        return {}
+    return {name: medians["before"][name] / medians["now"][name] for name in ("standstill", "total")}
+
+
 def time_beside(learner: Learner, folder: Path, batch: Batch) -> Found:
     """With updates going on."""
     alone = statistics.median(time_update(learner, batch) for _ in range(3))
@@ -169,31 +180,37 @@ def measure(arguments: argparse.Namespace, place: Path) -> Found:
     batch = make_batch(learner, arguments.shape)
     for _ in range(2):
         learner.update(batch)  # the second is not slowed by anything that is only done once
-    folder, laps = place / "checkpoint", dict[str, list[Found]](before=[], now=[])
+    size, folder, laps = 0, place / "checkpoint", {side: list[Found]() for side in arguments.sides}
     for lap in range(arguments.laps + 1):
-        for side, work in {"before": time_before, "now": time_now}.items():
-            laps[side].append(work(learner, folder))
+        for side in laps:
+            laps[side].append(SIDES[side](learner, folder))
             size = sum(file.stat().st_size for file in folder.iterdir())
             shutil.rmtree(folder)
             print(f"lap {lap}, {side}: " + json.dumps(laps[side][-1]), file=sys.stderr, flush=True)
-    beside = time_beside(learner, folder, batch)
     medians = {
         side: {name: statistics.median(lap[name] for lap in found[1:]) for name in found[0]}
         for side, found in laps.items()
     }
-    return {
+    found: Found = {
         "shape": arguments.shape,
         "parameters": sum(tensor.numel() for tensor in learner.optim.weights().values()),
         "gigabytes": size / 1e9,
         "seconds": medians,
         "first": {side: found[0] for side, found in laps.items()},
         "allocation": allocation,
-        "beside_updates": beside,
-        "standstill_ratio": medians["before"]["standstill"] / medians["now"]["standstill"],
-        "total_ratio": medians["before"]["total"] / medians["now"]["total"],
+        **{f"{name}_ratio": ratio for name, ratio in compare(medians).items()},
         "torch": torch.__version__,
         "hardware": hardware(arguments.device),
     }
+    keep(found, arguments.json)
+    found["beside_updates"] = time_beside(learner, folder, batch)
+    keep(found, arguments.json)
+    return found
+
+
+def keep(found: Found, file: Path | None) -> None:
+    if file is not None:
+        file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def main() -> int:
@@ -202,6 +219,7 @@ def main() -> int:
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--laps", type=int, default=3)
+    parser.add_argument("--sides", choices=SIDES, nargs="+", default=list(SIDES))
     parser.add_argument("--folder", type=Path, help="a folder on the disk to write to")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
@@ -211,8 +229,6 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as place:
         found = measure(arguments, Path(place))
     print(json.dumps(found, indent=1))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0 if found["beside_updates"]["right"] else 1
 
 

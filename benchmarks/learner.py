@@ -14,7 +14,7 @@ where rollouts do nothing but append); and one row per turn. Rows are packed wit
 same token budget, the longest first. An update is forward, loss, backward and optimizer step, by one learner in one
 process: rows are trees without branches, so kernels, checkpointing and chunks of logits are the same. Sides take turns,
 figures are medians of laps behind one that does not count: compare ratios, not runs. Rows that would be more than a
-million tokens are not timed, only counted. Where the time goes: learner_profile.py.
+million tokens (--most) are not timed, only counted. Where the time goes: learner_profile.py.
 
 The model has Qwen2.5-1.5B's shape and random weights, in bf16 on a GPU; on a CPU it is strop/nano in fp32, with lengths
 and budget divided by 4. Every side must compute the tree's loss, gradient norm and logprobs; how far apart they are is
@@ -105,11 +105,13 @@ def environment() -> dict[str, str]:
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-def compare(side: LapProcess, part: str, scale: int, quick: bool, laps: int, rate: float, dtype: str) -> Found:
+def compare(
+    side: LapProcess, part: str, scale: int, quick: bool, laps: int, rate: float, dtype: str, most: int
+) -> Found:
     batch = order(part, scale, quick)
     facts: Any = side.lap(do="facts", order=batch)
     wrong: Any = side.lap(do="begin", order=batch)
-    measured = [name for name in SIDES if facts["sides"][name]["tokens"] <= MOST_TOKENS]
+    measured = [name for name in SIDES if name == TREE or facts["sides"][name]["tokens"] <= most]
     by: dict[str, list[Found]] = {name: [] for name in measured}
     for name in measured:
         # One that does not count: compilers, memory that is first touched.
@@ -308,7 +310,7 @@ def measure(folder: Path, parts: Sequence[str], arguments: argparse.Namespace, r
             if part == "growth":
                 found = grow(side, scale, quick, laps, matmul["rate"])
             else:
-                found = compare(side, part, scale, quick, laps, matmul["rate"], about["model"]["dtype"])
+                found = compare(side, part, scale, quick, laps, matmul["rate"], about["model"]["dtype"], arguments.most)
                 agree &= all(row["agrees"] for row in found["sides"].values())
             found = {
                 "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -339,6 +341,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
     parser.add_argument("--laps", type=int, default=3)
     parser.add_argument("--budget", type=int, default=BUDGET, help="tokens of a micro-batch at most")
+    parser.add_argument("--most", type=int, default=MOST_TOKENS, help="tokens of rows that are timed, not only counted")
     parser.add_argument("--checkpointing", action="store_true", help="compute blocks again instead of keeping them")
     parser.add_argument("--quick", action="store_true", help="small counts, to see that it works; kept nowhere")
     parser.add_argument("--json", type=Path, metavar="FILE", help="default: benchmarks/results/learner.json")

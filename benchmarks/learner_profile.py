@@ -1,16 +1,16 @@
 """Where the time of an update goes: attention, matmuls, elementwise kernels, head, optimizer, and a device that waits.
 
-    python benchmarks/learner_profile.py [--quick] [--device cpu|cuda] [--part large small] [--against CHECKOUT]
+    python benchmarks/learner_profile.py [--quick] [--device cpu|cuda] [--part large small] [--fewer] [--against OTHER]
 
     large     the 1.5B shape: 8 rollouts of one prompt of 1024 tokens, 8 turns of 64 + 192 (`turns` of learner.py)
     small     the shape of SmolLM2-135M: 256 rollouts of two turns, about a step of train.py; members of every second
               group all got the same, so that their tokens are read for the comparison with the engine and not trained
 
-Shown are the median of updates that nobody looks at, compiled, not, and compiled with fewer breaks around attention
-(torch's nested_graph_breaks), and then one under torch.profiler, compiled: what ran on the device by kind
-(peers/learner_trace.py), and while nothing ran, what the host was doing. On a CPU both are strop/nano with lengths
-divided, which shows that it works and no more. --against has another checkout's learner do the same, in a process of
-its own after this one's.
+Shown are the median of updates that nobody looks at, compiled, launched one by one where they are recorded otherwise,
+not compiled, and compiled with fewer breaks around attention (torch's nested_graph_breaks), and then one under
+torch.profiler, compiled: what ran on the device by kind (peers/learner_trace.py), and while nothing ran, what the host
+was doing. On a CPU both are strop/nano with lengths divided, which shows that it works and no more. --against has
+another checkout's learner do the same, in a process of its own after this one's.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def measure(part: str, folder: Path, given: argparse.Namespace, checkout: Path) 
         rate: Any = side.lap(do="matmul")
         order = batch | {"scale": scale}
         facts: Any = side.lap(do="facts", order=order)
-        found: Found = side.lap(do="profile", order=order, laps=1 if given.quick else given.laps)
+        found: Found = side.lap(do="profile", order=order, laps=1 if given.quick else given.laps, fewer=given.fewer)
     return found | {"work": facts["work"], "unique_tokens": facts["unique_tokens"], "rate": rate["rate"]}
 
 
@@ -80,7 +80,8 @@ def main() -> None:
     parser.add_argument("--part", choices=list(PARTS), nargs="+", default=list(PARTS))
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
     parser.add_argument("--laps", type=int, default=5)
-    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout, profiled after this one")
+    parser.add_argument("--fewer", action="store_true", help="no updates without compiled blocks, which take a minute")
+    parser.add_argument("--against", type=Path, metavar="OTHER", help="another checkout, profiled after this one")
     parser.add_argument("--quick", action="store_true", help="small counts, to see that it works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep all figures here")
     given = parser.parse_args()

@@ -176,13 +176,18 @@ class LearnerSide:
         del found["logps"]
         return found | {"apart": apart}
 
-    def profile(self, order: dict[str, Any], laps: int) -> dict[str, Any]:
-        """Where the time of the tree's update goes, and how long one takes when nobody looks, compiled and not."""
+    def profile(self, order: dict[str, Any], laps: int, fewer: bool) -> dict[str, Any]:
+        """Where the time of the tree's update goes, and how long one takes when nobody looks: as it is, with
+        nothing recorded and, unless `fewer` are wanted, not compiled."""
         batch = self.batch(json.dumps(order))
         way = self.learner.way
         seconds = {"compiled" if way.compile else "not compiled": self._repeat(batch, laps)}
         events = learner_trace.take_trace(lambda: self._plain_update(batch), self.device)
-        if way.compile:
+        if getattr(self.learner, "graphs", None) is not None:  # another checkout may have none
+            graphs, self.learner.graphs = self.learner.graphs, None
+            seconds["launched one by one"] = self._repeat(batch, laps)
+            self.learner.graphs = graphs
+        if way.compile and not fewer:
             self.learner.way = replace(way, compile=False)
             seconds["not compiled"] = self._repeat(batch, laps)
             self.learner.way = way

@@ -38,6 +38,7 @@ WRAPPED = (
     ("strop.learner.learner", "read", "head"),
     ("strop.learner.learner", "compute_entry_states", "forward"),
     ("strop.learner.learner", "compute_logprobs", "read only"),
+    ("strop.learner.trunk_graphs", "TrunkGraphs.run", "forward"),
     ("strop.learner.logprobs", "read", "head"),
     ("strop.learner.logprobs", "compute_entry_states", "forward"),
     ("strop.learner.logprobs", "build_flex_plan", "mask"),
@@ -78,7 +79,10 @@ def named_ranges() -> Iterator[None]:
     undo: list[Callable[[], None]] = []
     try:
         for module, path, name in WRAPPED:
-            owner: Any = importlib.import_module(module)
+            try:
+                owner: Any = importlib.import_module(module)
+            except ImportError:
+                continue
             *outer, last = path.split(".")
             for one in outer:
                 owner = getattr(owner, one, None)

@@ -177,8 +177,9 @@ class LearnerChild(ProcessVerbs):
 
         learner = _make_learner(settings) if settings.train else None
         model = learner.model if learner is not None else load_frozen(settings.folder, settings.learner)
-        if settings.overlap and settings.train and settings.serve:
+        if settings.overlap and learner is not None and settings.serve:
             self.copy = ModelCopy(model)
+            learner.graphs = None  # two threads cannot record at the same time
         self._hold(settings, learner, learner.plain if learner is not None else model)
         self.policies[settings.name].served = model if settings.from_checkpoints else None
         return model

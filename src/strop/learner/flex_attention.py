@@ -9,6 +9,7 @@ queries, keys and values are padded on their way in, which costs little, since p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -91,22 +92,28 @@ def build_flex_plan(
     """From a piece's `end`, and from nothing else. `size`: the kernel's, a multiple of `block`."""
     tokens, size = padded_size(len(end)), size or kernel_size(len(end))
     end = np.append(end, np.arange(len(end), size) + 1)
+    given = [send(array, device) for array in (end.astype(np.int32), *list_blocks(end, block))]
+    return make_flex_tree(given, min(tokens, size), size, block)
+
+
+def list_blocks(end: np.ndarray, block: int) -> list[np.ndarray]:
+    """What attention is told about blocks, of which `end` has a whole number: by query those that are seen in part and
+    wholly, then by key; of each how many [1, 1, blocks] and which, those first [1, 1, blocks, blocks]."""
     some, whole = find_blocks_seen(end, block)
-    ends = send(end.astype(np.int32), device)
+    partly = some & ~whole
+    return [array for seen in (partly, whole, partly.T, whole.T) for array in _listed(seen)]
+
+
+def make_flex_tree(given: Sequence[Tensor], tokens: int, size: int, block: int) -> FlexTree:
+    """From `end` as int32, padding included, and what `list_blocks` says of it."""
+    ends, *blocks = given
 
     def rule(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < ends[key])
 
-    partly = some & ~whole
     # Made directly: from_kv_blocks would find the query blocks of each key block on the GPU, by sorting.
-    mask = BlockMask(
-        (size, size),
-        *(*_listed(partly, device), *_listed(whole, device)),
-        *(*_listed(partly.T, device), *_listed(whole.T, device)),
-        BLOCK_SIZE=(block, block),
-        mask_mod=rule,
-    )
-    return FlexTree(mask, min(tokens, size))
+    mask = BlockMask((size, size), *blocks, BLOCK_SIZE=(block, block), mask_mod=rule)
+    return FlexTree(mask, tokens)
 
 
 def find_blocks_seen(end: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
@@ -120,11 +127,9 @@ def find_blocks_seen(end: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarra
     return some, whole
 
 
-def _listed(seen: np.ndarray, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """How many blocks each row has [1, 1, blocks], and which: those first [1, 1, blocks, blocks]."""
+def _listed(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     indices = np.argsort(~seen, axis=1, kind="stable").astype(np.int32)
-    count = seen.sum(1).astype(np.int32)
-    return send(count[None, None], device), send(indices[None, None], device)
+    return seen.sum(1).astype(np.int32)[None, None], indices[None, None]
 
 
 @cache

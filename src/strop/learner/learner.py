@@ -40,6 +40,7 @@ from strop.learner.masters import lower
 from strop.learner.model import choose_way, load, place
 from strop.learner.optim import Optim
 from strop.learner.snapshot import ALIGN, SnapshotMemory
+from strop.learner.trunk_graphs import TrunkGraphs
 from strop.trajectory import Batch, Entries, MicroBatch, check, pack
 from strop.trajectory.batch import Floats, Ints
 
@@ -96,6 +97,7 @@ class Learner:
         self.ref = copy.deepcopy(self.model).requires_grad_(False) if own_copy else None
         whole = steps * config.minibatches
         self.optim = Optim(self.model, config.optim, masters, offload=config.offload, whole=whole)
+        self.graphs = self._make_graphs(device)
         self.critic_optim = None
         if self.critic is not None:
             masters = lower(self.critic.trunk, dtype) if isinstance(self.critic, Critic) else None
@@ -103,6 +105,14 @@ class Learner:
         self._snapshots = SnapshotMemory(device)
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future[None] | None = None
+
+    def _make_graphs(self, device: torch.device) -> TrunkGraphs | None:
+        """Where all of a model is trained on a GPU and what it computes can be kept."""
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        apart = self.config.offload or self.way.recompute or self.way.attention != "flex"
+        if device.type != "cuda" or apart or self.config.lora.rank or set(trained) != set(self.optim.masters.of):
+            return None
+        return TrunkGraphs(self.model, self.optim.masters)
 
     def _foresee(self, available: int) -> None:
         reference, critic = "ref" in self.algorithm.needs, "value" in self.algorithm.needs
@@ -139,11 +149,21 @@ class Learner:
             _lap(took, "timing_s/values", began)
         return took
 
+    def _entry_states(self, piece: MicroBatch) -> Tensor:
+        hidden = self.graphs.run(piece, self.way) if self.graphs is not None else None
+        if hidden is None:
+            return compute_entry_states(self.model, piece, self.way)
+        return hidden.index_select(0, send(piece.at, hidden.device))
+
+    def _read_policy(self, piece: MicroBatch, entries: Entries, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Logprobs and entropies."""
+        return read(self.model, states, piece, entries, compile=self.way.compile)
+
     def _score_policy(self, piece: MicroBatch, entries: Entries) -> tuple[Tensor | None, Tensor | None]:
         """Proximal logprobs and the values of a shared trunk, as far as the algorithm asks for them."""
-        states = compute_entry_states(self.model, piece, self.way)
+        states = self._entry_states(piece)
         wanted = "proximal" in self.algorithm.needs
-        logp = read(self.model, states, piece, entries, compile=self.way.compile)[0] if wanted else None
+        logp = self._read_policy(piece, entries, states)[0] if wanted else None
         return logp, self.critic(states) if isinstance(self.critic, ValueHead) else None
 
     # -- update --------------------------------------------------------------------------------------------------
@@ -184,7 +204,7 @@ class Learner:
     @torch.no_grad()
     def _read(self, batch: Batch, turns: Ints, meter: _Meter) -> list[tuple[MicroBatch, Tensor]]:
         pieces = self._pack(batch, turns)
-        found = [compute_logprobs(self.model, piece, batch.entries, way=self.way)[0] for piece in pieces]
+        found = [self._read_policy(piece, batch.entries, self._entry_states(piece))[0] for piece in pieces]
         meter.laid_out(batch, turns, pieces)
         return list(zip(pieces, found, strict=True))
 
@@ -219,8 +239,8 @@ class Learner:
         the gradient's norm, and so its clipping, the same whatever the number of shares."""
         passed: list[_Passed] = []
         for piece in self._pack(batch, turns):
-            states = compute_entry_states(self.model, piece, self.way)
-            logp, entropy = read(self.model, states, piece, batch.entries, compile=self.way.compile)
+            states = self._entry_states(piece)
+            logp, entropy = self._read_policy(piece, batch.entries, states)
             value = None
             if self.critic is not None:
                 value = self.critic(states if isinstance(self.critic, ValueHead) else piece)
@@ -244,8 +264,14 @@ class Learner:
             with suppress(torch.OutOfMemoryError):
                 return passes()
             self._clear()
+            recorded, self.graphs = self.graphs, None
+            if recorded is not None:
+                recorded.refuse()
             gc.collect()
             torch.cuda.empty_cache()
+            if recorded is not None:
+                log.warning("out of memory: going on without CUDA graphs, which keep some")
+                continue
             longest = _longest(batch, turns)
             if self.budget <= longest:
                 raise LearnerError(

@@ -34,16 +34,22 @@ def compute_hidden_states(
     device = model.device
     tree: Tree = build_flex_plan(end, device) if way.attention == "flex" else plan(end, model.dtype, device)
     padding = (0, tree.size - len(ids))
+    there, where = (send(np.pad(array, padding)[None], device) for array in (ids, pos))
+    return run_blocks(model, there, where, tree, way)[0, : len(ids)]
+
+
+def run_blocks(model: PreTrainedModel, ids: Tensor, pos: Tensor, tree: Tree, way: Way) -> Tensor:
+    """The last hidden state of ids at positions [1, tokens], padding included. [1, tokens, width]"""
     with apply_way(model, way):
         output = model.base_model(
-            input_ids=send(np.pad(ids, padding)[None], device),
-            position_ids=send(np.pad(pos, padding)[None], device),
+            input_ids=ids,
+            position_ids=pos,
             # A 4D mask is taken as it is, so that no N x N mask is made from pos.
-            attention_mask=torch.zeros(1, 1, 1, 1, device=device),
+            attention_mask=torch.zeros(1, 1, 1, 1, device=ids.device),
             use_cache=False,
             tree=tree,
         )
-    return output.last_hidden_state[0, : len(ids)]
+    return output.last_hidden_state
 
 
 def compute_entry_states(model: PreTrainedModel, piece: MicroBatch, way: Way = PLAIN) -> Tensor:

@@ -8,6 +8,8 @@ has float32's range.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -41,6 +43,17 @@ class Masters:
         else:
             self._sums[parameter] = parameter.grad.to(self.of[parameter].dtype)
         parameter.grad = None
+
+    @torch.no_grad()
+    def add(self, gradients: Mapping[nn.Parameter, Tensor]) -> None:
+        """Gradients of many parameters at once, which are somebody else's memory."""
+        fresh = {p: torch.empty_like(self.of[p]) for p in gradients if p not in self._sums}
+        known = [p for p in gradients if p in self._sums]
+        if fresh:
+            torch._foreach_copy_(list(fresh.values()), [gradients[p] for p in fresh])  # pyright: ignore[reportPrivateImportUsage]
+        if known:
+            torch._foreach_add_([self._sums[p] for p in known], [gradients[p] for p in known])  # pyright: ignore[reportPrivateImportUsage]
+        self._sums |= fresh
 
     def take_gradients(self) -> None:
         """Give each master its sum, and begin new ones."""

@@ -5,7 +5,8 @@ block and with two, run over a micro-batch, and what it keeps for the backward p
 one path of `token_budget` tokens, which is the worst there is.
 
 Left out: what the allocator wastes, the embedded engine's keys and values and, where rollouts lag behind, its copy of
-the weights; what FlexAttention's backward pass makes. Compiled blocks keep less than is counted here.
+the weights; what FlexAttention's backward pass makes, and what recorded passes keep (trunk_graphs.py), which there are
+only where memory is plenty. Compiled blocks keep less than is counted here.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from strop.engines.embedded.adapters import Adapters
@@ -55,8 +55,9 @@ class ModelCopy(ServedCopy):
 
     @torch.no_grad()
     def _take(self, policy: str) -> None:
-        for ours, theirs in zip(self.model.parameters(), self._of.parameters(), strict=True):
-            ours.copy_(theirs)
+        ours: list[Tensor] = [*self.model.parameters()]
+        theirs: list[Tensor] = [*self._of.parameters()]
+        torch._foreach_copy_(ours, theirs)  # pyright: ignore[reportPrivateImportUsage]
 
 
 class AdapterCopy(ServedCopy):

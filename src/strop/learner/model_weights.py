@@ -99,11 +99,11 @@ class ModelWeights(WeightVerbs):
 
     @torch.no_grad()
     def refuse_broken(self) -> None:
-        # A sum is finite where every value is, unless it overflows: only then each value is looked at. All sums are
-        # asked for at once, since a GPU is waited for each time.
+        # A norm is finite where every value is, unless it overflows: only then each value is looked at. All norms are
+        # computed by a few kernels and asked for at once, since a GPU is waited for each time.
         parameters = dict(self.model.named_parameters())
-        sums = torch.stack([p.sum(dtype=torch.promote_types(p.dtype, torch.float32)) for p in parameters.values()])
-        for name, finite in zip(parameters, torch.isfinite(sums).tolist(), strict=True):
+        norms = torch._foreach_norm(list(parameters.values()), 2)  # pyright: ignore[reportPrivateImportUsage]
+        for name, finite in zip(parameters, torch.isfinite(torch.stack(norms)).tolist(), strict=True):
             if not finite and not torch.isfinite(parameters[name]).all():
                 raise WeightsRefused(f"the weights are broken: {name} has values that are not finite numbers")
 

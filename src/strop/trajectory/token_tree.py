@@ -20,7 +20,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from strop.trajectory.batch import Batch, Ints
+from strop.trajectory.batch import Batch, Bools, Ints
 
 
 @dataclass(frozen=True)
@@ -168,30 +168,60 @@ def _check_piece(piece: MicroBatch, batch: Batch) -> None:
     opened[size] = 0
     seen = np.cumsum(opened - np.bincount(piece.end, minlength=size + 1))[:size]
     assert np.array_equal(seen, piece.pos + 1), "a token sees more or fewer tokens than its depth"
-    # Depth-first order: within a run each token is the child of the one before; a run hangs from an earlier branch.
-    runs = np.flatnonzero(np.diff(piece.pos, prepend=-2) != 1)
-    bounds = np.append(runs, size)
+    if not len(piece.entry):
+        return
     turn_of = batch.entries.turn[piece.entry]
     last = np.flatnonzero(np.diff(turn_of, append=-1))  # an entry block per turn; its last token is the deepest
     first = np.append(0, last[:-1] + 1)
     order = np.argsort(piece.at[last], kind="stable")
-    branch = np.empty(int(piece.pos.max()) + 1, np.int64)
+    first, last = first[order], last[order]
+    _check_turns(piece, batch, turn_of[last], piece.at[last], first, last + 1 - first)
+
+
+def _check_turns(piece: MicroBatch, batch: Batch, turns: Ints, deepest: Ints, first: Ints, count: Ints) -> None:
+    """Of each turn, in the order of their last tokens: its entries are `count` from `first` on, and `deepest` is where
+    the last of them is read. All turns are compared at once, each as a part of long arrays."""
+
+    def refuse(wrong: Bools, owner: Ints | None, why: str) -> None:
+        if wrong.any():
+            turn = int(wrong.argmax()) if owner is None else int(owner[wrong.argmax()])
+            raise AssertionError(f"turn {batch.turns[int(turns[turn])].id} {why}")
+
+    number = np.arange(len(turns))
+    size = piece.pos[deepest] + 1
+    stop, ways = np.cumsum(size), np.concatenate(_walk(piece, deepest.tolist(), size.tolist()))
+    refuse(ways[stop - 1] != deepest, None, "ends elsewhere")
+    paths: list[Ints] = [batch.paths[int(turn)] for turn in turns]
+    length, ids = np.array([len(path) for path in paths], np.int64), np.concatenate(paths)
+    refuse(length - 1 != size, None, "reads back as other ids")
+    owner, path_stop = np.repeat(number, size), np.cumsum(length)
+    refuse(piece.ids[ways] != np.delete(ids, path_stop - 1), owner, "reads back as other ids")
+    refuse(piece.end[ways] <= deepest[owner], owner, "does not see its whole context")
+    refuse(count > size, None, "is read at the wrong place")
+    refuse(count != batch.starts[turns + 1] - batch.starts[turns], None, "is cut in two")
+    owner = np.repeat(number, count)
+    place = np.arange(len(owner)) - (np.cumsum(count) - count)[owner]  # of an entry in its turn
+    back = place - count[owner]  # the same, seen from the end
+    at, entry = piece.at[first[owner] + place], piece.entry[first[owner] + place]
+    refuse(at != ways[stop[owner] + back], owner, "is read at the wrong place")
+    refuse(entry != batch.starts[turns][owner] + place, owner, "is cut in two")
+    refuse(batch.entries.target[entry] != ids[path_stop[owner] + back], owner, "has other targets")
+
+
+def _walk(piece: MicroBatch, tokens: list[int], sizes: list[int]) -> list[Ints]:
+    """The way from the root to each of these tokens, which come in their order; of as many tokens as are given."""
+    # Depth-first order: within a run each token is the child of the one before; a run hangs from an earlier branch.
+    runs = np.flatnonzero(np.diff(piece.pos, prepend=-2) != 1)
+    depths = piece.pos[runs].tolist()
+    bounds = [*runs.tolist(), len(piece.ids)]
+    every = np.arange(len(piece.ids))
+    branch = np.zeros(int(piece.pos.max()) + 1, np.int64)
+    ways: list[Ints] = []
     run = 0
-    for k in order:
-        t, deepest = int(turn_of[last[k]]), int(piece.at[last[k]])
-        while run < len(runs) and bounds[run] <= deepest:
-            a, b = int(bounds[run]), int(bounds[run + 1])
-            branch[piece.pos[a] : piece.pos[a] + b - a] = np.arange(a, b)
+    for token, size in zip(tokens, sizes, strict=True):
+        while run < len(runs) and bounds[run] <= token:
+            start, stop = bounds[run], bounds[run + 1]
+            branch[depths[run] : depths[run] + stop - start] = every[start:stop]
             run += 1
-        way = branch[: piece.pos[deepest] + 1]
-        path = batch.paths[t]
-        name = batch.turns[t].id
-        assert way[-1] == deepest, f"turn {name} ends elsewhere"
-        assert np.array_equal(piece.ids[way], path[:-1]), f"turn {name} reads back as other ids"
-        assert (piece.end[way] > deepest).all(), f"turn {name} does not see its whole context"
-        rows = slice(first[k], last[k] + 1)
-        count = int(last[k] + 1 - first[k])
-        entry = piece.entry[rows]
-        assert np.array_equal(piece.at[rows], way[-count:]), f"turn {name} is read at the wrong place"
-        assert np.array_equal(entry, batch.rows(t)), f"turn {name} is cut in two"
-        assert np.array_equal(batch.entries.target[entry], path[-count:]), f"turn {name} has other targets"
+        ways.append(branch[:size].copy())
+    return ways
