@@ -1,9 +1,9 @@
 """Strop's gateway as the benchmark asks it: one process with its SQLite store and an engine that answers at once.
 
-    gateway_strop.py FOLDER SYNCHRONOUS MODEL [WORKERS [relayed]]
+    gateway_strop.py FOLDER SYNCHRONOUS MODEL [WORKERS [relayed]] [--replicas COUNT --seconds SECONDS]
 
 With WORKERS above 1 so many processes answer before that store, each with such an engine, or `relayed` all with the one
-in the process that has the store.
+in the process that has the store. With --replicas that one is so many, each of which takes about --seconds an answer.
 
 The first line it prints says where it serves. Then orders come as JSON lines, each answered by one:
     {"make": 100}    so many rollouts, queued and leased: [[path, key], ...]
@@ -12,14 +12,16 @@ The first line it prints says where it serves. Then orders come as JSON lines, e
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
+import random
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 from gateway_conversation import ARGUMENTS, NUM_TOKENS, TOOL, logprob
@@ -58,6 +60,20 @@ class Instant(Engine):
     async def load(self, version: str, weights: object = None) -> None: ...
 
     async def close(self) -> None: ...
+
+
+class Paced(Instant):
+    """The same after some seconds, from half to one and a half times as many; any number at once."""
+
+    def __init__(self, ids: list[int], seconds: float) -> None:
+        super().__init__(ids)
+        self._seconds = seconds
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
+    ) -> AsyncIterator[Chunk]:
+        await asyncio.sleep(self._seconds * random.uniform(0.5, 1.5))
+        yield self._chunk
 
 
 def answer_ids(renderer: Renderer) -> list[int]:
@@ -121,13 +137,20 @@ def make_routes(engine: Engine, renderer: Renderer) -> Routes:
     return Routes({"*": route})
 
 
-async def main(
-    folder: Path, synchronous: Literal["NORMAL", "FULL"], model: Path, num_workers: int, relayed: bool
-) -> None:
+async def main(given: argparse.Namespace) -> None:
+    model, num_workers = given.model, given.workers
     renderer = Renderer.from_folder(model)
-    engine = Instant(ids := answer_ids(renderer))
-    store = await SqliteStore.open(folder / "store.sqlite", synchronous)
-    gateway = Gateway(store, make_routes(engine, renderer))
+    engine: Engine = Instant(ids := answer_ids(renderer))
+    limits: dict[str, Any] = {}
+    if given.replicas:
+        from strop.gateway.limits import Limits
+        from strop.gateway.replicas import Replicas
+
+        engine = Replicas([Paced(ids, given.seconds) for _ in range(given.replicas)])
+        limits = {"limits": Limits(in_flight=1 << 20)}
+    store = await SqliteStore.open(given.folder / "store.sqlite", given.synchronous)
+    gateway = Gateway(store, make_routes(engine, renderer), **limits)
+    relayed = given.relayed == "relayed"
     workers = open_workers(gateway, store, engine, num_workers, (model, ids, relayed)) if num_workers > 1 else None
     server = await serve(gateway, switch=workers)
     if workers is not None:
@@ -165,6 +188,12 @@ def open_workers(
 
 
 if __name__ == "__main__":
-    folder, synchronous, model, *more = sys.argv[1:]
-    num_workers, relayed = int(more[0]) if more else 1, "relayed" in more
-    uvloop.run(main(Path(folder), synchronous, Path(model), num_workers, relayed))  # pyright: ignore[reportArgumentType]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("synchronous", choices=("NORMAL", "FULL"))
+    parser.add_argument("model", type=Path)
+    parser.add_argument("workers", type=int, nargs="?", default=1)
+    parser.add_argument("relayed", choices=("relayed", ""), nargs="?", default="")
+    parser.add_argument("--replicas", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=0.0)
+    uvloop.run(main(parser.parse_args()))

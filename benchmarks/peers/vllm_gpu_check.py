@@ -12,6 +12,8 @@ the next one goes on; the exit code says whether all passed.
     greedy, seeds, stop, pause
     files       new weights by a folder, ipc: by handles of GPU memory; outputs are those of the new weights. With what
                 each part of it took: of the learner ("learner: ...") and of the server, which overlap
+    publish     the same by ipc as a run with staleness 0 does it, four API servers: with --only publish it takes two
+                minutes, and with --large as well three
     sleep       memory that the server gives back while it is paused, and weights that come while it sleeps
     refusal     NaN and wrong shapes leave the old version
     kill        kill -9 of the server in mid-answer: the reason, and the current version served again
@@ -62,13 +64,14 @@ from strop.weights.publisher import Publisher
 Found = dict[str, Any]
 
 
-PHASES = ("pause", "resume", "drop_prefixes", "begin_transfer", "start_update", "update", "finish_update", "score")
+PHASES = ("pause", "resume", "begin_transfer", "start_update", "update", "finish_update", "score")
 PHASES += ("reload", "wake")
 """What a server is asked for while it takes a version: methods of `VllmApi`."""
 
 
 class Phases:
-    """How long each part of a publication took, in milliseconds, and when it began, in the order they began."""
+    """How long each part of a publication took, the first time in it, in milliseconds, and when it began, in the order
+    they began."""
 
     def __init__(self) -> None:
         self.noted: dict[str, tuple[float, float]] = {}
@@ -82,7 +85,7 @@ class Phases:
         try:
             return await work
         finally:
-            self.noted[name] = (began - self._began) * 1e3, (time.monotonic() - began) * 1e3
+            self.noted.setdefault(name, ((began - self._began) * 1e3, (time.monotonic() - began) * 1e3))
 
     def watch(self, api: Any) -> None:
         """Note what this server is asked for from now on."""
@@ -131,7 +134,7 @@ class Stand:
             settings["env"] = {"VLLM_CPU_KVCACHE_SPACE": "2"}
         else:
             settings |= {"gpu_memory": 0.4, "env": {"PYTHONPATH": self.with_ray()}}
-        self.settings = VllmConfig(dtype="float32" if cpu else "bfloat16", **settings)
+        self.settings = VllmConfig(dtype="float32" if cpu else "bfloat16", seeds=True, **settings)
 
     def engine(self, make_transfer: Callable[[Stand], Transfer]) -> Vllm:
         engine = Vllm(self.source, self.settings, log=self.folder / "vllm.log", renewed=True)
@@ -168,6 +171,13 @@ class Stand:
 
     def change(self, seed: int) -> None:
         self.model.load_state_dict(self.make(seed).state_dict())
+
+    def draw(self, seed: int) -> None:
+        """Other weights, made where they are."""
+        torch.manual_seed(seed)
+        for parameter in self.model.parameters():
+            if parameter.dim() > 1:
+                parameter.data.normal_(0.0, float(self.model.config.initializer_range))
 
     def prompt(self, length: int, seed: int) -> list[int]:
         draw = random.Random(seed)
@@ -209,6 +219,12 @@ async def play(
         logprobs += chunk.logprobs
         versions.add(chunk.version)
     return ids, logprobs, versions
+
+
+async def drop_prefixes(engine: Vllm) -> None:
+    client = Client(engine.url)
+    await client.request("POST", "/reset_prefix_cache", timeout=60)
+    await client.close()
 
 
 def spread(distances: list[float]) -> Found:
@@ -259,8 +275,7 @@ async def scores(stand: Stand, engine: Vllm) -> Found:
 
 
 async def tokens(stand: Stand, engine: Vllm) -> Found:
-    api, prompt = engine._api, stand.prompt(40, 1)  # pyright: ignore
-    assert api is not None
+    prompt = stand.prompt(40, 1)
     greedy = (await play(engine, prompt, temperature=0.0, max_tokens=32))[0]
     with torch.no_grad():
         ids = torch.tensor([prompt + greedy], device=stand.device)
@@ -269,7 +284,7 @@ async def tokens(stand: Stand, engine: Vllm) -> Found:
     assert behind <= (1e-3 if stand.cpu else 0.5), f"a greedy token is {behind} behind the best"
     one, two, other = [(await play(engine, prompt, seed=seed, max_tokens=32))[0] for seed in (1, 1, 2)]
     assert one != other, "seeds make no difference"
-    await api.drop_prefixes()  # what is in the cache is computed in other shapes, and may round to another token
+    await drop_prefixes(engine)  # what is in the cache is computed in other shapes, and may round to another token
     stopped = (await play(engine, prompt, (greedy[5],), temperature=0.0, max_tokens=32))[0]
     assert stopped == greedy[: greedy.index(greedy[5]) + 1], "a stop id does not end the answer, or is not in it"
     cut = (await play(engine, prompt, max_tokens=8, top_k=1))[1]
@@ -328,6 +343,25 @@ async def update(stand: Stand, engine: Vllm) -> Found:
         seconds.append(await deliver(stand, engine, f"1.{seed}"))
         phases.append(stand.phases.tell())
     found = await served(stand, engine, "1.6", old)
+    found |= {"seconds": [round(s, 3) for s in seconds], "median after the first": statistics.median(seconds[1:])}
+    return found | {"milliseconds of the first": phases[0], "of the last": phases[-1]}
+
+
+async def publish(stand: Stand, engine: Vllm) -> Found:
+    """As the loop does it with staleness 0: what comes before `publish` is done beside the learner's work."""
+    old, seconds, phases = copy.deepcopy(stand.model), [], []
+    stand.phases.watch(engine._api)  # pyright: ignore
+    for seed in range(1, 9):
+        old.load_state_dict(stand.model.state_dict())
+        await engine.pause()
+        stand.draw(seed)
+        await asyncio.sleep(0.1)
+        stand.publisher.prepare(f"1.{seed}")
+        await asyncio.sleep(0.02)  # the step is committed
+        seconds.append(await deliver(stand, engine, f"1.{seed}"))
+        await engine.resume()
+        phases.append(stand.phases.tell())
+    found = await served(stand, engine, "1.8", old)
     found |= {"seconds": [round(s, 3) for s in seconds], "median after the first": statistics.median(seconds[1:])}
     return found | {"milliseconds of the first": phases[0], "of the last": phases[-1]}
 
@@ -433,11 +467,9 @@ async def speed(stand: Stand, engine: Vllm) -> Found:
         "strop.engines.vllm": ours,
     }
     rates: dict[str, list[float]] = {name: [] for name in ways}
-    api = engine._api  # pyright: ignore
-    assert api is not None
     for lap in range(4):
         for name, way in ways.items():
-            await api.drop_prefixes()
+            await drop_prefixes(engine)
             started = time.monotonic()
             try:
                 count = sum(await asyncio.gather(*(way(prompt) for prompt in prompts)))
@@ -503,7 +535,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cpu", action="store_true", help="with vllm-cpu and a tiny model")
     parser.add_argument("--large", action="store_true", help="of Qwen2.5-1.5B's shape instead of SmolLM2-135M's")
-    parser.add_argument("--only", nargs="*", help="some of: files ipc sleep lora stream")
+    parser.add_argument("--only", nargs="*", help="some of: files ipc publish sleep lora stream")
     parser.add_argument("--json", type=Path, help="write what was found here")
     given = parser.parse_args()
     cpu, results = given.cpu, {}
@@ -525,6 +557,10 @@ async def main() -> None:
         await with_server(
             "ipc", results, cpu, lambda s: IpcTransfer(Here(s.held, s.phases)), checks, weights="ipc", sleep=True
         )
+    if wanted("publish"):
+        by_ipc = {"weights": "ipc", "servers": 4}
+        transfer = folders if cpu else lambda s: IpcTransfer(Here(s.held, s.phases))
+        await with_server("publish", results, cpu, transfer, {"publish": publish}, **({} if cpu else by_ipc))
     if wanted("sleep"):
         await with_server("sleep", results, cpu, folders, {"sleep": sleeping}, sleep=not cpu)
     if wanted("lora"):

@@ -83,6 +83,10 @@ class Unavailable(StoreError):
     """The store cannot be reached or cannot write now. Nothing is wrong with what was asked: asking again may help."""
 
 
+class RunEnded(StoreError):
+    """The run whose store was served here is done: nothing will be queued any more."""
+
+
 class EngineError(StropError):
     """The engine cannot make tokens: it died, or the request cannot be served."""
 

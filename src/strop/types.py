@@ -68,7 +68,7 @@ class Sampling(Struct, frozen=True, kw_only=True):
     draws (temperature 0) have it at temperature 1, before any cut.
 
     Without penalties and cuts that is log_softmax(logits / temperature), which the weights alone reproduce; `exact`
-    says whether it is. Greedy turns carry no loss.
+    says whether it is. Greedy turns carry no loss. An engine may take no seeds: vLLM does with `engine.vllm.seeds`.
 
     >>> Sampling().exact, Sampling(top_p=0.9).exact, Sampling(temperature=0.0).exact
     (True, False, False)

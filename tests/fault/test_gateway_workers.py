@@ -20,7 +20,7 @@ def find_workers(run: int) -> list[int]:
 
 
 def test_a_run_outlives_its_workers(tmp_path: Path) -> None:
-    settings = ("gateway.workers=2", "loop.steps=3", "loop.eval_splits=[]")
+    settings = ("gateway.workers=2", "loop.steps=8", "loop.eval_splits=[]")
     whole, folder = tmp_path / "whole", tmp_path / "killed"
     runs.finish(runs.demo(whole, *settings), timeout=400)
     run, killed = subprocess.Popen(runs.demo(folder, *settings), stdout=subprocess.DEVNULL), 0

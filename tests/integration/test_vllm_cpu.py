@@ -25,6 +25,7 @@ from strop.config import VllmConfig
 from strop.engines.base import Chunk, GivenAnswer
 from strop.engines.receiver import LogprobProbe
 from strop.engines.vllm.engine import Vllm
+from strop.engines.vllm.line import VllmLine
 from strop.errors import ContextOverflow, EngineError
 from strop.learner.client import WeightClient
 from strop.learner.model_weights import ModelWeights
@@ -70,6 +71,7 @@ class Stand:
         self.model.save_pretrained(self.source)
         self.log = folder / "vllm.log"
         self.settings = VllmConfig(
+            seeds=True,
             python=str(PYTHON),
             dtype="float32",
             stream_interval=1,
@@ -335,6 +337,43 @@ async def test_somebody_elses_server_serves_as_well(stand: Stand) -> None:
     assert len(ids_of(await play(stand.engine, [1, 2], max_tokens=1))) == 1
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def whole(stand: Stand) -> AsyncGenerator[Vllm]:
+    """The same server, whose answers come in one piece."""
+    settings = msgspec.structs.replace(stand.settings, url=stand.engine.url, stream_interval=CONTEXT)
+    engine = Vllm(stand.source, settings, log=stand.log, context=CONTEXT)
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+async def test_an_answer_in_one_piece_is_the_one_that_would_be_streamed(stand: Stand, whole: Vllm) -> None:
+    stop = (17, 4)
+    for seed, prompt in enumerate(prompts(6, seed=2)):
+        streamed = await play(stand.engine, prompt, stop, seed=seed, max_tokens=40, temperature=0.7)
+        (chunk,) = await play(whole, prompt, stop, seed=seed, max_tokens=40, temperature=0.7)
+        assert (chunk.ids, chunk.finish) == (ids_of(streamed), streamed[-1].finish)
+        assert chunk.logprobs == pytest.approx(logprobs_of(streamed), abs=LIMIT)
+
+
+async def test_a_whole_answer_that_nobody_waits_for_frees_its_row(whole: Vllm) -> None:
+    for _ in range(20):
+        asked = [asyncio.create_task(play(whole, [n], max_tokens=2000)) for n in range(ROWS)]
+        await asyncio.sleep(0.3)
+        waiting = asyncio.create_task(play(whole, [1, 2], max_tokens=3))
+        await asyncio.sleep(0.3)
+        held = not waiting.done()
+        asked[0].cancel()
+        await waiting
+        ended = [task for task in asked[1:] if task.done()]
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        if held and not ended:
+            return
+    pytest.fail("answers of 2000 tokens ended before one was given up, twenty times")
+
+
 # -- versions ----------------------------------------------------------------------------------------------------------
 
 
@@ -355,6 +394,48 @@ async def test_a_new_version_is_served_once_it_is_published(stand: Stand) -> Non
     await stand.engine.resume()
     await agrees(stand, stand.model, "1.2")
     assert [folder.name for folder in stand.root.iterdir()] == ["1.2"]
+
+
+@pytest.mark.parametrize("paused", [True, False])
+async def test_nothing_that_older_weights_computed_is_used_again(stand: Stand, paused: bool) -> None:
+    """A prompt of many blocks of the prefix cache, which is asked again after new weights."""
+    prompt = [prompts(1)[0][0], *range(4, 150)] * 5
+    for seed, version in ((12, "1.7"), (13, "1.8")):
+        stand.change(seed)
+        if paused:
+            await stand.engine.pause()
+        await stand.weights.publish(version)
+        if paused:
+            await stand.engine.resume()
+        for _ in range(2):  # the second time the prompt is in the cache
+            chunks = await play(stand.engine, prompt, max_tokens=6)
+            assert logprobs_of(chunks) == pytest.approx(
+                expected(stand.model, prompt, ids_of(chunks), Sampling()), abs=LIMIT
+            )
+
+
+async def test_a_direct_line_has_the_version_that_it_says(stand: Stand) -> None:
+    line = VllmLine()
+    stand.engine.lend(line)
+    before, old = stand.engine.version, make_model(0)
+    old.load_state_dict(stand.model.state_dict())
+
+    async def ask(prompt: list[int], max_tokens: int) -> list[Chunk]:
+        assert await line.wait_until_open()
+        return [chunk async for chunk in line.generate(prompt, Sampling(max_tokens=max_tokens), ())]
+
+    stand.change(11)
+    in_flight = [asyncio.create_task(ask([1, n], 200)) for n in range(3)]
+    await asyncio.sleep(0.1)
+    await stand.weights.publish("1.9")
+    assert all(task.done() for task in in_flight)
+    after = [asyncio.create_task(ask([1, n], 20)) for n in range(3)]
+    for tasks, model, version in ((in_flight, old, before), (after, stand.model, "1.9")):
+        for n, task in enumerate(tasks):
+            chunks = await task
+            assert {chunk.version for chunk in chunks} == {version}
+            assert logprobs_of(chunks) == pytest.approx(expected(model, [1, n], ids_of(chunks), Sampling()), abs=LIMIT)
+    stand.engine._holders.remove(line)
 
 
 @pytest.mark.parametrize("damage", ["shape", "nan", "inf", "missing", "extra", "cut"])

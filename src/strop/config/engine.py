@@ -24,6 +24,13 @@ class VllmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_sequences: Annotated[int, doc("batch size of decoding: sequences at once at most"), Meta(ge=1)] = 256
     stream_interval: Annotated[int, doc("tokens per streamed message; more cost less and come later"), Meta(ge=1)] = 8
     servers: Annotated[int, doc("API server processes: with hundreds of agents one is the bottleneck"), Meta(ge=1)] = 1
+    seeds: Annotated[
+        bool,
+        doc(
+            "seeds per request: it then draws for each sequence apart, with a kernel each in every decoding step; "
+            "without them seeds do nothing"
+        ),
+    ] = False
     weights: Annotated[
         Literal["files", "ipc", "nccl"],
         doc("weight transfer: files anywhere, ipc on the learner's GPU, nccl on GPUs of its own"),
@@ -61,6 +68,11 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     name: Annotated[
         str, doc("auto (vllm where it is installed and there is a GPU, otherwise embedded), embedded, vllm or sglang")
     ] = "auto"
+    replicas: Annotated[
+        int,
+        doc("data parallelism: vLLM or sglang servers of one model, on GPUs of their own; a rollout stays with one"),
+        Meta(ge=1),
+    ] = 1
     max_sequences: Annotated[int, doc("batch size of decoding: sequences at once at most"), Meta(ge=1)] = 32
     kv_cache_gib: Annotated[
         Annotated[float, Meta(gt=0)] | None,

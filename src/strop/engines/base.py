@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from strop.config import EngineConfig
+from strop.engines.direct_line import LineHolder
 from strop.engines.receiver import WeightSource
 from strop.errors import ConfigError, EngineError
 from strop.types import Rollout, Sampling
@@ -111,6 +112,11 @@ class Engine(ABC):
     def context(self) -> int:
         """The most tokens (prompt and answer together) a sequence may have."""
 
+    @property
+    def serving(self) -> bool:
+        """Whether a request that is sent now need not wait for something to be started again."""
+        return True
+
     async def start(self) -> None:  # noqa: B027 - many have nothing to start
         """Returns once requests can be answered. Raises `EngineError` with the reason if they never will be."""
 
@@ -123,6 +129,13 @@ class Engine(ABC):
         Closing the iterator early cancels the work. Raises `ContextOverflow` if the prompt leaves no space for a single
         token, `EngineError` if the engine cannot go on.
         """
+
+    def lend(self, holder: LineHolder) -> None:  # noqa: B027 - few have a server
+        """Have others ask its server themselves, where there is one, whenever that is as good as asking here."""
+
+    async def explain(self, error: str) -> str:
+        """What to say of an answer that broke off in its middle, on a line that was lent."""
+        return error
 
     @classmethod
     def refuse_scoring(cls, temperature: float) -> None:

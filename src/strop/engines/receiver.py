@@ -109,7 +109,7 @@ class WeightReceiver(ABC):
 
     @property
     def asleep(self) -> bool:
-        """Whether its memory is somebody else's at the moment, until it is held."""
+        """Whether it cannot answer at the moment, or its memory is somebody else's, until it is held."""
         return False
 
     @abstractmethod

@@ -19,20 +19,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from strop.config import MAIN, SglangConfig, VllmConfig
 from strop.engines.base import Chunk, Engine, GivenAnswer
+from strop.engines.direct_line import DirectLine, LineHolder, refuse_prompt
 from strop.engines.given_answers import score_paths
 from strop.engines.receiver import ModelTensors, WeightReceiver, WeightSource, WeightsRefused
 from strop.engines.served_policies import PolicyEngine, ServedModel, ServedVersion
 from strop.engines.server_events import BrokenOff, SampledTokens
 from strop.engines.server_process import ExternalServer, ServerProcess
 from strop.engines.weight_files import read_tensors
-from strop.errors import ConfigError, ContextOverflow, EngineError
+from strop.errors import ConfigError, EngineError
 from strop.net.client import Client
 from strop.types import Sampling
 
@@ -94,6 +97,8 @@ class RemoteEngine(Engine, Generic[A, S]):
         self._up = asyncio.Event()  # the server is up, or there is no hope that it will be
         self._loading = asyncio.Lock()
         self._reason = f"{self.name} was not started"
+        self._holders: list[LineHolder] = []
+        self._line: DirectLine | None = None  # that they have
         self._keeper: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[None] | None = None
         self._idle.set()
@@ -136,6 +141,10 @@ class RemoteEngine(Engine, Generic[A, S]):
     def _make_receiver(self, api: A, tensors: ModelTensors) -> WeightReceiver:
         """The end that takes new weights."""
 
+    def _make_line(self, api: A) -> DirectLine | None:
+        """How others may ask the server for tokens of what it serves now; None if they may not."""
+        return None
+
     async def _rest(self, api: A) -> None:
         """The engine is paused."""
 
@@ -171,6 +180,10 @@ class RemoteEngine(Engine, Generic[A, S]):
         return self._served[self._first].version
 
     @property
+    def serving(self) -> bool:
+        return self._serving.is_set()
+
+    @property
     def url(self) -> str:
         """Where the server is: for those who may speak to it directly."""
         return self._server.url
@@ -180,7 +193,7 @@ class RemoteEngine(Engine, Generic[A, S]):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int], policy: str | None = None
     ) -> AsyncGenerator[Chunk]:
-        self._refuse(prompt_ids)
+        refuse_prompt(prompt_ids, self._context, self._model.vocabulary)
         served = self._served[policy or self._first]
         most = min(sampling.max_tokens, self._context - len(prompt_ids))
         for left in reversed(range(TRIES)):
@@ -196,8 +209,7 @@ class RemoteEngine(Engine, Generic[A, S]):
                 return
             except (ConnectionError, TimeoutError, BrokenOff) as error:
                 if given or not left:
-                    why = self._reason if await self._fell() else error
-                    raise EngineError(f"{self.name} broke down in the middle of an answer: {why}") from None
+                    raise EngineError(await self.explain(str(error))) from None
             finally:
                 self._in_flight -= 1
                 served.end_answer(model)
@@ -206,6 +218,10 @@ class RemoteEngine(Engine, Generic[A, S]):
                 if self.adapters and self._receiver is not None:
                     await served.retire(self._receiver)
             await self._fell()
+
+    async def explain(self, error: str) -> str:
+        why = self._reason if await self._fell() else error
+        return f"{self.name} broke down in the middle of an answer: {why}"
 
     @classmethod
     def refuse_scoring(cls, temperature: float) -> None:
@@ -218,7 +234,7 @@ class RemoteEngine(Engine, Generic[A, S]):
     async def score(self, answers: Sequence[GivenAnswer], *, policy: str | None = None) -> list[list[float]]:
         """Answers are sent as prompts. A server that rests is woken for it; one that dies is asked again."""
         for answer in answers:
-            self._refuse(answer.ids)
+            refuse_prompt(answer.ids, self._context, self._model.vocabulary)
             self.refuse_scoring(answer.temperature)
         served = self._served[policy or self._first]
         for left in reversed(range(TRIES)):
@@ -243,20 +259,6 @@ class RemoteEngine(Engine, Generic[A, S]):
         finally:
             if self._paused:
                 await self._rest(api)
-
-    def _refuse(self, prompt_ids: Sequence[int]) -> None:
-        if not prompt_ids:
-            raise EngineError("the prompt is empty. Fix: send at least one token")
-        if len(prompt_ids) >= self._context:
-            raise ContextOverflow(
-                f"the prompt has {len(prompt_ids)} tokens and the context holds {self._context}. Fix: shorten the "
-                "history or raise policy.context"
-            )
-        # One id too large ends vLLM with all that is in flight.
-        if min(prompt_ids) < 0 or max(prompt_ids) >= self._model.vocabulary:
-            raise EngineError(
-                f"a prompt id is outside the vocabulary of {self._model.vocabulary}: is it the right tokenizer?"
-            )
 
     async def _ready(self) -> A:
         """Wait while paused, and while the server is started again, but not for ever."""
@@ -284,22 +286,24 @@ class RemoteEngine(Engine, Generic[A, S]):
 
     async def pause(self) -> None:
         self._paused = True
-        self._open.clear()
-        await self._idle.wait()
+        await self._drain()
         async with self._loading:
             if self._paused and self._api is not None:
-                try:
-                    await self._rest(self._api)
-                except EngineError:
-                    if not await self._fell():  # otherwise it is started again, and rests then
-                        raise
+                await self._unless_gone(self._rest(self._api))  # started again, it rests then
 
     async def resume(self) -> None:
         async with self._loading:
             if self._api is not None:
-                await self._wake(self._api)
+                await self._unless_gone(self._wake(self._api))
             self._paused = False
-            self._open.set()
+            self._open_again()
+
+    async def _unless_gone(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except EngineError:
+            if not await self._fell():
+                raise
 
     async def load(self, version: str, weights: WeightSource | None = None, *, policy: str | None = None) -> None:
         """Have the server take `version` while nothing is in flight, or beside what is where it is an adapter. The
@@ -311,15 +315,41 @@ class RemoteEngine(Engine, Generic[A, S]):
         served = self._served[policy or self._first]
         if self.adapters:
             return await self._load_adapter(served, version, weights)
-        self._open.clear()
         try:
-            await self._idle.wait()
+            await self._drain()
             await self._until_up()
             async with self._loading:
                 await self._load(served, version, weights)
         finally:
             if not self._paused:
-                self._open.set()
+                self._open_again()
+
+    async def _drain(self) -> None:
+        """Begin nothing new, here and elsewhere, and return once nothing is in flight."""
+        self._open.clear()
+        self._tell_holders()
+        await asyncio.gather(self._idle.wait(), *(holder.wait_until_idle() for holder in self._holders))
+
+    def _open_again(self) -> None:
+        self._open.set()
+        self._tell_holders()
+
+    # -- those who ask the server themselves ---------------------------------------------------------------------------
+
+    def lend(self, holder: LineHolder) -> None:
+        self._holders.append(holder)
+        if self._line is not None:
+            holder.tell(self._line)
+
+    def _tell_holders(self) -> None:
+        """They may ask while requests here are sent as soon as they come, and wait while those wait."""
+        line = self._make_line(self._api) if self._api is not None and self._serving.is_set() else None
+        if line is not None and not self._open.is_set():
+            line = replace(line, open=False)
+        if line != self._line:
+            self._line = line
+            for holder in self._holders:
+                holder.tell(line)
 
     async def _until_up(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -385,12 +415,14 @@ class RemoteEngine(Engine, Generic[A, S]):
         self._serving.set()
         self._settled.set()
         self._failing.clear()
+        self._tell_holders()
 
     def _fails(self, reason: str) -> None:
         self._reason = reason
         self._serving.clear()
         self._settled.clear()
         self._failing.set()
+        self._tell_holders()
 
     def _give_up(self) -> None:
         """Nobody need wait any more."""

@@ -127,6 +127,10 @@ class PolicyEngine(Engine):
     def context(self) -> int:
         return self._server.context
 
+    @property
+    def serving(self) -> bool:
+        return self._server.serving
+
     async def start(self) -> None:
         await self._server.start()
 

@@ -60,6 +60,14 @@ class ServerClient:
             raise self.make_error(answer.status, answer.body, path)
         return answer
 
+    async def ask_once(self, path: str, body: Said) -> bytes:
+        """A whole answer, however long it takes. Raises `EngineError` if the request is refused, the errors of
+        `net.client` if the connection breaks."""
+        answer = await self._client.request("POST", path, msgspec.json.encode(body), headers=_JSON)
+        if answer.status != 200:
+            raise self.make_error(answer.status, answer.body)
+        return answer.body
+
     async def events(self, path: str, body: Said) -> AsyncGenerator[bytes]:
         """The data of server-sent events as they come, but for the one that says that they are over. Raises
         `EngineError` if the request is refused, the errors of `net.client` if the connection breaks; closing it closes

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -44,6 +44,7 @@ from strop.gateway.route import PolicyRoute, Routes
 from strop.gateway.session import Session
 from strop.gateway.sessions import Sessions
 from strop.net import asgi
+from strop.net.cycle import take_body
 from strop.net.handover import Switch
 from strop.net.interruption import Interruption
 from strop.store.base import AttemptStore
@@ -199,35 +200,48 @@ class Gateway:
                     await self.recorder.record_error(await self.sessions.by_key(scope), address.agent, refused)
             raise
 
-    @asynccontextmanager
-    async def _recording_errors(self, session: Session, agent: str) -> AsyncGenerator[None]:
-        """What is refused in this block is recorded. An attempt that is over loses its session instead."""
-        try:
-            yield
-        except asgi.ClientDisconnected:
-            raise
-        except Exception as error:
-            refused = to_api_error(error)
-            if refused.status == 409:
-                self.sessions.drop(session)
-            else:
-                await self.recorder.record_error(session, agent, refused)
-            raise refused from None
+    async def _refused(self, session: Session, agent: str, error: Exception) -> ApiError:
+        """What a client is told of an error, which is recorded. An attempt that is over loses its session instead."""
+        refused = to_api_error(error)
+        if refused.status == 409:
+            self.sessions.drop(session)
+        else:
+            await self.recorder.record_error(session, agent, refused)
+        return refused
 
     # -- model calls -------------------------------------------------------------------------------------------------
 
     async def _answer(
         self, dialect: Dialect, address: RequestAddress, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        session, agent, deadline = await self.session(scope, address), address.agent, self._limits.deadline
-        with self._requests.count(session):
-            async with self._recording_errors(session, agent):
-                body = self._prompts.replace(await _body(receive, deadline), session.rollout.prompts)
-                if (outside := self.routes.outside(agent, body, session.rollout)) is not None:
-                    return await self._proxy(outside, dialect, address, body, session, scope, receive, send)
-                call = self._call(session, agent, await self._resume(dialect, session, dialect.read(body)))
-                ended = await Exchange(call, dialect, self.recorder, receive, send, deadline=deadline).run()
-                self._drop_if_over(session, ended)
+        session = await self.session(scope, address)
+        await self._work(session, address.agent, self._sample, dialect, address, session, scope, receive, send)
+
+    async def _work(self, session: Session, agent: str, do: Callable[..., Awaitable[None]], *given: Any) -> None:
+        """One request of a session, which is counted; what goes wrong is recorded, and raised as the client is told."""
+        self._requests.begin(session)
+        try:
+            await do(*given)
+        except asgi.ClientDisconnected:
+            raise
+        except Exception as error:
+            raise await self._refused(session, agent, error) from None
+        finally:
+            self._requests.end(session)
+
+    async def _sample(
+        self, dialect: Dialect, address: RequestAddress, session: Session, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        agent, deadline = address.agent, self._limits.deadline
+        body = self._prompts.replace(await _body(receive, deadline), session.rollout.prompts)
+        if (outside := self.routes.outside(agent, body, session.rollout)) is not None:
+            return await self._proxy(outside, dialect, address, body, session, scope, receive, send)
+        request = dialect.read(body)
+        if request.previous is not None:
+            request = await self._resume(dialect, session, request, request.previous)
+        call = self._call(session, agent, request)
+        ended = await Exchange(call, dialect, self.recorder, receive, send, deadline=deadline).run()
+        self._drop_if_over(session, ended)
 
     async def _proxy(
         self,
@@ -251,15 +265,13 @@ class Gateway:
         if ended is not None and ended.status == 409:
             self.sessions.drop(session)
 
-    async def _resume(self, dialect: Dialect, session: Session, request: ModelRequest) -> ModelRequest:
+    async def _resume(self, dialect: Dialect, session: Session, request: ModelRequest, previous: str) -> ModelRequest:
         """A request that goes on from a turn it names, with what was said up to there."""
-        if request.previous is None:
-            return request
         turns = await self._store.turns(session.rollout.id, attempt=session.attempt.number)
-        turn = next((turn for turn in turns if turn.id == request.previous), None)
+        turn = next((turn for turn in turns if turn.id == previous), None)
         if turn is None or turn.messages[0]["role"] == "prompt":  # a raw prompt is not a conversation
             raise ApiError(
-                f"there is no previous response {request.previous!r} in this rollout. Fix: send the whole conversation",
+                f"there is no previous response {previous!r} in this rollout. Fix: send the whole conversation",
                 status=404,
                 param="previous_response_id",
                 code="previous_response_not_found",
@@ -274,28 +286,35 @@ class Gateway:
         self, dialect: Dialect, address: RequestAddress, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """How many tokens a request's prompt has. Nothing is sampled and no turn recorded."""
-        session, agent = await self.session(scope, address), address.agent
-        with self._requests.count(session):
-            async with self._recording_errors(session, agent):
-                body = await _body(receive, self._limits.deadline)
-                body = self._prompts.replace(body, session.rollout.prompts)
-                if (outside := self.routes.outside(agent, body, session.rollout)) is not None:
-                    return await self._proxy(outside, dialect, address, body, session, scope, receive, send)
-                request = await self._resume(dialect, session, dialect.read_count(body))
-                found = self.routes.find(agent, request.requested.get("model"), session.rollout)
-                route = found.asked_by(request)
-                contexts = session.contexts(agent, route.policy)
-                (conversation,) = read_conversations(request, route, contexts)
-                check_length(conversation, route)
-                count = len(contexts.prompt(route.renderer, conversation, route.history, remember=False).ids)
+        session = await self.session(scope, address)
+        await self._work(session, address.agent, self._count_tokens, dialect, address, session, scope, receive, send)
+
+    async def _count_tokens(
+        self, dialect: Dialect, address: RequestAddress, session: Session, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        agent = address.agent
+        body = self._prompts.replace(await _body(receive, self._limits.deadline), session.rollout.prompts)
+        if (outside := self.routes.outside(agent, body, session.rollout)) is not None:
+            return await self._proxy(outside, dialect, address, body, session, scope, receive, send)
+        request = dialect.read_count(body)
+        if request.previous is not None:
+            request = await self._resume(dialect, session, request, request.previous)
+        found = self.routes.find(agent, request.requested.get("model"), session.rollout)
+        route = found.asked_by(request)
+        contexts = session.contexts(agent, route.policy)
+        (conversation,) = read_conversations(request, route, contexts)
+        check_length(conversation, route)
+        count = len(contexts.prompt(route.renderer, conversation, route.history, remember=False).ids)
         await _answer_json(send, dialect.write_count(count))
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
     async def _models(self, address: RequestAddress, scope: Scope, receive: Receive, send: Send) -> None:
         session = await self.session(scope, address)
-        async with self._recording_errors(session, address.agent):
+        try:
             await self._show_models(address, scope, send, session.attempt.started)
+        except Exception as error:
+            raise await self._refused(session, address.agent, error) from None
 
     async def _show_models(self, address: RequestAddress, scope: Scope, send: Send, started: float) -> None:
         """The one model that answers an agent, alone or as a list; by name also those it may ask for."""
@@ -339,19 +358,24 @@ def _dialect_of(scope: Scope, path: str) -> Dialect:
 
 
 async def _body(receive: Receive, deadline: float) -> bytes:
-    body = b""
     try:
-        with Interruption(deadline) as interruption:
-            body = await asgi.read_body(receive, MAX_BODY)
-        if interruption.cause is not None:
-            message = f"the request was not sent whole within {deadline:g} s"
-            raise ApiError(f"{message}. Fix: send it faster, or raise gateway.deadline", status=408)
-        if body.count(b"[") + body.count(b"{") > MANY:
+        body = take_body(receive)
+        if body is None:
+            body = await _wait_for_body(receive, deadline)
+        asgi.check_size(len(body), MAX_BODY)
+        if len(body) > MANY and body.count(b"[") + body.count(b"{") > MANY:
             with suppress(msgspec.MsgspecError, UnicodeError):  # its API says what is wrong with it
                 asgi.check_depth(body)
         return body
     except asgi.Refusal as error:
         raise ApiError(str(error), status=error.status, code="request_too_large") from None
+
+
+async def _wait_for_body(receive: Receive, deadline: float) -> bytes:
+    with Interruption(deadline):
+        return await asgi.read_body(receive, MAX_BODY)
+    message = f"the request was not sent whole within {deadline:g} s"
+    raise ApiError(f"{message}. Fix: send it faster, or raise gateway.deadline", status=408)
 
 
 async def _answer_json(send: Send, data: Any) -> None:

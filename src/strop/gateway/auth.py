@@ -62,7 +62,8 @@ def read_keys(scope: Scope, *, trace_first: bool = False) -> list[bytes]:
 
 
 def is_opened_by(attempt: Attempt, keys: Sequence[bytes]) -> bool:
-    return any(is_same_key(key, attempt.key.encode()) for key in keys)
+    secret = attempt.key.encode()
+    return any(is_same_key(key, secret) for key in keys)
 
 
 def unauthorized(

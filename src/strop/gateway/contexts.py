@@ -139,7 +139,10 @@ class Contexts:
             text=prompt + said if isinstance(prompt, str) and said and not turn.abandoned else None,
             said=len(prompt or ""),
         )
-        insort(self._turns, served, key=lambda turn: turn.number)
+        if not self._turns or self._turns[-1].number < number:
+            self._turns.append(served)
+        else:
+            insort(self._turns, served, key=lambda turn: turn.number)
         if before:
             self._gone_on.setdefault(before.id, set()).update(edges[len(before.edges) : -1][:1])
         self._by_id[turn.id] = served

@@ -164,7 +164,12 @@ _known: dict[tuple[int, Place | None], KnownMessage] = {}
 
 
 def make_edge(message: Json) -> bytes:
-    return _known_of(message, None).edge
+    """The edge of a message that is not a tool's."""
+    return _hash_canon(canonicalize(message))
+
+
+def _hash_canon(canon: bytes) -> bytes:
+    return canon[2:3] + blake2b(canon, digest_size=16).digest()
 
 
 def _known_of(message: Json, place: Place | None) -> KnownMessage:
@@ -173,7 +178,7 @@ def _known_of(message: Json, place: Place | None) -> KnownMessage:
     if found is not None and found.message is message:
         return found
     canon = canonicalize(message if place is None else message | {"tool_call_id": place})
-    edge, tells, length = canon[2:3] + blake2b(canon, digest_size=16).digest(), b"-", len(canon)
+    edge, tells, length = _hash_canon(canon), b"-", len(canon)
     thought, calls = message.get("reasoning_content"), message.get("tool_calls")
     if message["role"] == "assistant":
         parts = (message.get("turn"), thought, call_ids(message))

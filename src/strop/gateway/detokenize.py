@@ -37,6 +37,19 @@ class Detokenizer:
         return text
 
 
+class TokenTexts(dict[int, tuple[str, list[int] | None]]):
+    """Tokens by their ids: each as text, and its bytes; None where it is not whole characters."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        super().__init__()
+        self._decode = decode
+
+    def __missing__(self, id: int) -> tuple[str, list[int] | None]:
+        text = self._decode([id])
+        self[id] = found = text, None if "\ufffd" in text else list(text.encode())
+        return found
+
+
 class StopStrings:
     """Gives text out up to the first stop string; what may be the beginning of one waits."""
 

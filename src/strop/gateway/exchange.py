@@ -10,17 +10,18 @@ sampled. One that leaves later cannot be told from one that read everything.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from starlette.types import Receive, Send
 
 from strop.errors import ContextOverflow, StoreError
 from strop.gateway.api_errors import deadline_exceeded, to_api_error
-from strop.gateway.dialects.base import ApiError, Delta, Dialect
+from strop.gateway.dialects.base import ApiError, Delta, Dialect, Stream
 from strop.gateway.generate import ModelCall
 from strop.gateway.limits import Limits
 from strop.gateway.record import Recorder
 from strop.net.asgi import JSON, Header
-from strop.net.cycle import watch_disconnect
+from strop.net.cycle import answer_at_once, watch_disconnect
 from strop.net.interruption import Interruption
 
 EVENTS: Header = (b"content-type", b"text/event-stream; charset=utf-8")
@@ -43,7 +44,7 @@ class Exchange:
         """`deadline` is how many seconds sampling may take."""
         self._call, self._dialect, self._recorder = call, dialect, recorder
         self._receive, self._send = receive, send
-        self._stream = dialect.stream(call.request)
+        self._stream = dialect.stream(call.request) if call.request.stream else None
         self._begun = False
         self._deadline = deadline
 
@@ -54,7 +55,7 @@ class Exchange:
                 return None
             await self._record()
         except Exception as error:
-            if not self._begun:
+            if not self._begun or self._stream is None:
                 raise
             refused = to_api_error(error)
             await self._recorder.record_error(self._call.session, self._call.agent, refused)
@@ -62,13 +63,11 @@ class Exchange:
             return refused
         call = self._call
         done = [choice.done for choice in call.choices]
-        if call.request.stream:
-            await self._begin()
+        if self._stream is not None:
+            await self._begin(self._stream)
             await self._last(self._stream.closing(call.answer, done))
         else:
-            body = self._dialect.write(call.answer, done, call.request)
-            await self._start([JSON, (b"content-length", b"%d" % len(body))])
-            await self._last(body)
+            await self._answer(self._dialect.write(call.answer, done, call.request))
         return None
 
     async def _sample(self) -> bool:
@@ -78,7 +77,7 @@ class Exchange:
             with Interruption(self._deadline) as interruption:
                 unwatch = watch_disconnect(self._receive, lambda: interruption.end_for("gone"))
                 try:
-                    await call.run(self._emit if call.request.stream else _quiet)
+                    await call.run(None if self._stream is None else partial(self._emit, self._stream))
                 finally:
                     unwatch()
         except asyncio.CancelledError:  # the server is being stopped
@@ -102,22 +101,32 @@ class Exchange:
         except StoreError as error:  # a stream that has begun ends with it
             raise to_api_error(error) from None
 
-    async def _emit(self, delta: Delta) -> None:
-        await self._begin()
-        await self._body(self._stream.delta(self._call.answer, delta), more=True)
+    async def _emit(self, stream: Stream, delta: Delta) -> None:
+        await self._begin(stream)
+        await self._body(stream.delta(self._call.answer, delta), more=True)
 
-    async def _begin(self) -> None:
+    async def _begin(self, stream: Stream) -> None:
         if not self._begun:
             self._begun = True
-            await self._start([EVENTS, NO_CACHE])
-            await self._body(self._stream.opening(self._call.answer), more=True)
+            await self._start([EVENTS, NO_CACHE, *self._name_turns()])
+            await self._body(stream.opening(self._call.answer), more=True)
 
-    async def _start(self, headers: list[Header]) -> None:
+    async def _answer(self, body: bytes) -> None:
+        """All of an answer that is not streamed."""
+        headers = [JSON, (b"content-length", b"%d" % len(body)), *self._name_turns()]
+        if not answer_at_once(self._send, headers, body):
+            await self._start(headers)
+            await self._last(body)
+
+    def _name_turns(self) -> list[Header]:
         """`x-strop-turn` is the first choice's turn; with n > 1 `x-strop-turns` has them all, in order."""
         turns = [choice.turn for choice in self._call.choices]
-        headers.append((b"x-strop-turn", turns[0].encode()))
+        headers = [(b"x-strop-turn", turns[0].encode())]
         if len(turns) > 1:
             headers.append((b"x-strop-turns", ",".join(turns).encode()))
+        return headers
+
+    async def _start(self, headers: list[Header]) -> None:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _last(self, data: bytes) -> None:
@@ -127,7 +136,3 @@ class Exchange:
 
     async def _body(self, data: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
-
-
-async def _quiet(delta: Delta) -> None:
-    """Answers that are not streamed are sent once they are whole."""

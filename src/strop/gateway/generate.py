@@ -1,7 +1,7 @@
 """One request at work: its choices draw tokens from the engine and turn them into deltas.
 
-call = Call(...)              ids, seeds and the prompt are fixed here, before anything is awaited
-await call.run(emit)          samples all choices at once; `emit(delta)` as tokens arrive
+call = ModelCall(...)         ids, seeds and the prompt are fixed here, before anything is awaited
+await call.run(emit)          samples all choices at once; `emit(delta)` as tokens arrive, unless it is None
 call.choices[0].ids           what was sampled so far, whatever became of the run
 """
 
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import cast
 
 import msgspec
@@ -26,7 +25,7 @@ from strop.gateway.known_turns import call_id
 from strop.gateway.route import PolicyRoute
 from strop.gateway.session import Session
 from strop.gateway.tool_calls import PLAIN
-from strop.gateway.tool_calls.base import ParsedCall, Piece, Thought
+from strop.gateway.tool_calls.base import Piece, Thought
 from strop.types import Finish, Sampling
 
 Emit = Callable[[Delta], Awaitable[None]]
@@ -71,7 +70,7 @@ class ModelCall:
             stop=(*given.stop, *self.route.renderer.stop_texts, *request.stop),
         )
 
-    async def run(self, emit: Emit) -> None:
+    async def run(self, emit: Emit | None) -> None:
         """Sample every choice to its end. The first `EngineError` ends them all."""
         if len(self.choices) == 1:
             return await self.choices[0].run(emit)
@@ -89,10 +88,10 @@ class ModelCall:
             id=self.choices[0].turn,
             model=self.route.model,
             created=int(self.started),
-            prompt_tokens=sum(len(prompt.ids) for prompt in prompts),
-            cached_tokens=sum(prompt.shared for prompt in prompts),
-            response_tokens=sum(len(choice.ids) for choice in self.choices),
-            reasoning_tokens=sum(choice.reasoning_tokens for choice in self.choices),
+            prompt_tokens=sum([len(prompt.ids) for prompt in prompts]),
+            cached_tokens=sum([prompt.shared for prompt in prompts]),
+            response_tokens=sum([len(choice.ids) for choice in self.choices]),
+            reasoning_tokens=sum([choice.reasoning_tokens for choice in self.choices]),
         )
 
 
@@ -179,7 +178,7 @@ class Choice:
         self.tokens: list[SampledToken] = []
         self._route, self._request = call.route, call.request
         renderer = call.route.renderer
-        self._detokenizer = Detokenizer(renderer.decode_answer)
+        self._detokenizer = Detokenizer(renderer.decode_said)
         self._stops = StopStrings(sampling.stop)
         raw = bool(call.request.prompts)  # then its answer is raw too
         lead = ""
@@ -206,39 +205,38 @@ class Choice:
             stopped_by=self._stops.hit if self._stops.hit in self._request.stop else None,
         )
 
-    async def run(self, emit: Emit) -> None:
+    async def run(self, emit: Emit | None) -> None:
         engine, stop_ids = self._route.engine, self._route.renderer.stop_ids
         stream = engine.generate(self.prompt.ids, self.sampling, stop_ids=stop_ids)
-        async with aclosing(cast(AsyncGenerator[Chunk, None], stream)) as chunks:
+        chunks = cast(AsyncGenerator[Chunk, None], stream)
+        try:
             async for chunk in chunks:
-                delta = self._take(chunk)
-                if delta is not None:
-                    await emit(delta)
+                first = len(self.ids)
+                said = self._say(self._take(chunk), first)
+                if emit is not None and said is not None:
+                    await emit(said)
                 if self.finish is not None:
                     return
+        finally:
+            await chunks.aclose()
         raise EngineError("the engine's answer ended without a reason")
 
-    def _take(self, chunk: Chunk) -> Delta | None:
+    def _take(self, chunk: Chunk) -> list[Piece]:
         assert len(chunk.ids) == len(chunk.logprobs), "an engine gives one logprob per token"
         if chunk.ids and (not self.versions or self.versions[-1][1] != chunk.version):
             self.versions.append((len(self.ids), chunk.version))
-        first = len(self.ids)
         pieces: list[Piece] = []
         width = 1 if self._one_by_one else max(1, len(chunk.ids))
         for start in range(0, len(chunk.ids), width):
             ids = chunk.ids[start : start + width]
             self.ids += ids
             self.logprobs += chunk.logprobs[start : start + width]
-            pieces += self._read(ids)
+            pieces += self._parser.feed(self._stops.feed(self._detokenizer.feed(ids)))
             if self._stops.hit or (self._request.one_call and self._parser.calls):
-                return self._delta(first, pieces + self._end("stop"))
+                return pieces + self._end("stop")
         if chunk.finish is not None:
             pieces += self._end(chunk.finish)
-        return self._delta(first, pieces)
-
-    def _read(self, ids: Sequence[int]) -> list[Piece]:
-        stop_ids = self._route.renderer.stop_ids  # never part of the text, even where they are not special tokens
-        return self._parser.feed(self._stops.feed(self._detokenizer.feed([i for i in ids if i not in stop_ids])))
+        return pieces
 
     def _end(self, finish: Finish) -> list[Piece]:
         pieces = self._parser.feed(self._stops.feed(self._detokenizer.close()) + self._stops.close())
@@ -248,15 +246,18 @@ class Choice:
         self.finish = finish
         return pieces
 
-    def _delta(self, first: int, pieces: list[Piece]) -> Delta | None:
-        text = "".join(piece for piece in pieces if isinstance(piece, str))
-        reasoning = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
+    def _say(self, pieces: list[Piece], first: int) -> Delta | None:
+        """Add what the tokens from `first` on have said."""
+        text = reasoning = ""
         calls: list[ToolCall] = []
         for piece in pieces:
-            if isinstance(piece, ParsedCall):
+            if isinstance(piece, str):
+                text += piece
+            elif isinstance(piece, Thought):
+                reasoning += piece.text
+            else:
                 position = len(self.calls) + len(calls)
-                taken = {call.id for call in (*self.calls, *calls)}
-                own = piece.id if piece.id not in taken else None
+                own = piece.id if piece.id and piece.id not in {call.id for call in (*self.calls, *calls)} else None
                 id = own or call_id(self.sampling.seed, position)
                 calls.append(ToolCall(position, id, piece.name, piece.arguments))
         tokens = self._describe_tokens(first) if self._request.logprobs else []
@@ -266,11 +267,10 @@ class Choice:
         self.reasoning += reasoning
         self.calls += calls
         self.tokens += tokens
-        if not (text or reasoning or calls or tokens):
+        if not (text or reasoning or calls or tokens) or not self._request.stream:
             return None
         return Delta(choice=self.index, reasoning=reasoning, text=text, calls=tuple(calls), tokens=tuple(tokens))
 
     def _describe_tokens(self, first: int) -> list[SampledToken]:
-        tokens = self._route.renderer.tokens(self.ids[first:])
-        sampled = zip(tokens, self.logprobs[first:], strict=True)
-        return [SampledToken(text, logprob, data) for (text, data), logprob in sampled]
+        known, sampled = self._route.renderer.tokens, zip(self.ids[first:], self.logprobs[first:], strict=True)
+        return [SampledToken((token := known[id])[0], logprob, token[1]) for id, logprob in sampled]

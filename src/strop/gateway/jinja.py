@@ -59,14 +59,18 @@ class Template:
                 f"the chat template cannot be read: {error}. Fix: correct it, or set policy.template"
             ) from None
         self.reads = frozenset(unset - set(known) - specials.keys() - GIVEN)
-        self._template.globals = dict(self._template.globals)  # they are copied for every prompt: plain ones faster
-        self._specials, self.variables = specials, dict(variables or {})
-        self._rewrite: Rewrite | None = None
+        self._template.globals = dict(self._template.globals)  # they are listed for every prompt: plain ones faster
+        self._specials, self._rewrite = specials, cast("Rewrite | None", None)
+        self._give(variables or {})
+
+    def _give(self, variables: Mapping[str, Any]) -> None:
+        self.variables = dict(variables)
+        self._known = {**self._template.globals, "documents": None, **self._specials, **variables}
 
     def with_variables(self, variables: Mapping[str, Any]) -> Template:
         """The same with other values for its variables."""
         other = copy(self)
-        other.variables = dict(variables)
+        other._give(variables)
         return other
 
     def with_rewrite(self, rewrite: Rewrite) -> Template:
@@ -80,7 +84,8 @@ class Template:
             messages, tools = self._rewrite(messages, tools)
         try:
             given: Json = {"messages": messages, "tools": tools or None, "add_generation_prompt": generate}
-            return self._template.render({"documents": None, **self._specials, **self.variables, **given})
+            context = self._template.new_context({**self._known, **given}, shared=True)
+            return "".join(self._template.root_render_func(context))
         except (
             jinja2.TemplateError,
             ArithmeticError,
@@ -105,11 +110,8 @@ _SAFE: dict[type[Any], frozenset[str]] = {
 class _Environment(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind: type[Any] = type(obj)  # pyright: ignore[reportUnknownVariableType]
-        if kind is dict and attribute not in _METHODS and not attribute.startswith("_"):
-            try:
-                return obj[attribute]
-            except KeyError:
-                return self.undefined(obj=obj, name=attribute)
+        if kind is dict and attribute not in _METHODS and attribute[:1] != "_":
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         if kind in _SAFE and attribute in _SAFE[kind]:
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
@@ -119,10 +121,20 @@ class _Environment(ImmutableSandboxedEnvironment):
         kind: type[Any] = type(__obj)  # pyright: ignore[reportUnknownVariableType]
         is_macro = kind is Macro
         if is_macro or (kind is BuiltinMethodType and type(__obj.__self__) is str and __obj.__name__ in _SAFE[str]):
-            kwargs.pop("_loop_vars", None)
-            kwargs.pop("_block_vars", None)
-            return __obj(__context.eval_ctx, *args, **kwargs) if is_macro else __obj(*args, **kwargs)
+            if kwargs:
+                kwargs.pop("_loop_vars", None)
+                kwargs.pop("_block_vars", None)
+            if not is_macro:
+                return __obj(*args, **kwargs)
+            if not kwargs and len(args) == __obj._argument_count and _is_plain(__obj, __context):
+                return __obj._func(*args)
+            return __obj(__context.eval_ctx, *args, **kwargs)
         return super().call(__context, __obj, *args, **kwargs)
+
+
+def _is_plain(macro: Any, context: Context) -> bool:
+    """Whether a macro is called with its arguments as they are, and gives out its text as it is."""
+    return not (macro.caller or macro.catch_kwargs or macro.catch_varargs or context.eval_ctx.autoescape)
 
 
 class _Generation(jinja2.ext.Extension):

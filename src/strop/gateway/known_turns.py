@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 from msgspec import Struct
@@ -121,6 +122,7 @@ def find_answers(messages: Messages, start: int) -> dict[int, KnownAnswer]:
     }
 
 
+@lru_cache(4096)
 def call_id(seed: int | None, position: int) -> str:
     """The id of a call for which the model wrote none: nine letters and digits, which is what the strictest chat
     templates want of it."""

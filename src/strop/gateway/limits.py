@@ -8,8 +8,7 @@ not get done; a client that does not read its stream runs into it as well.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Literal
 
 from msgspec import Struct
@@ -55,26 +54,23 @@ class RequestCounter:
         self._limits, self._counts = limits, counts
         self._in_flight = in_flight
 
-    @contextmanager
-    def count(self, session: Session) -> Generator[None]:
-        """As long as one request of a session is at work. Raises `ApiError`."""
+    def begin(self, session: Session) -> None:
+        """One request of a session is at work, until `end` is called. Raises `ApiError`."""
         limits = self._limits
         if session.in_flight >= limits.per_attempt:
             self._refuse(f"this attempt has {session.in_flight} requests in flight, which is the most it may have")
         if (total := self._in_flight.total()) >= limits.in_flight:
             self._refuse(f"the gateway has {total} requests in flight, which is the most it takes")
-        in_flight, attempt = self._in_flight, (session.rollout.id, session.attempt.number)
-        in_flight.add(1)
+        self._in_flight.add(1)
         session.in_flight += 1
-        if in_flight.tell is not None and session.in_flight == 1:
-            in_flight.tell("began", attempt)
-        try:
-            yield
-        finally:
-            in_flight.add(-1)
-            session.in_flight -= 1
-            if in_flight.tell is not None and session.in_flight == 0:
-                in_flight.tell("ended", attempt)
+        if self._in_flight.tell is not None and session.in_flight == 1:
+            self._in_flight.tell("began", (session.rollout.id, session.attempt.number))
+
+    def end(self, session: Session) -> None:
+        self._in_flight.add(-1)
+        session.in_flight -= 1
+        if self._in_flight.tell is not None and session.in_flight == 0:
+            self._in_flight.tell("ended", (session.rollout.id, session.attempt.number))
 
     def _refuse(self, why: str) -> None:
         self._counts["too_many"] += 1

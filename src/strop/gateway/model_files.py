@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any, cast
 
 from tokenizers import Tokenizer
 
 from strop.errors import ModelError
+from strop.net.secrets import hide
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
+    # One text is tokenised at a time: threads would cost more than they do, and would be lost where a process forks.
+    if "TOKENIZERS_PARALLELISM" not in os.environ:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        hide("TOKENIZERS_PARALLELISM")  # agents tokenise as they like
     path = folder / "tokenizer.json"
     try:
         if not path.exists() and (packed := folder / "tokenizer.json.gz").exists():

@@ -5,9 +5,9 @@
 
 A rollout goes to the same replica again, since that has its prefixes in the cache, until more than twice as much is in
 flight there as the others have (their median): then the one with the least to do takes it over. A replica that fails
-(`EngineError`) is left out for a while and asked again later; one that did not get a new version is left out until it
-gets one. What was in flight on it is begun anew elsewhere, if not a token of it was given out; otherwise it fails with
-the reason, since an answer of two engines' tokens would be neither's.
+(`EngineError`) is left out for a while and asked again later, one whose server is being started again until that is up,
+and one that did not get a new version until it gets one. What was in flight on it is begun anew elsewhere, if not a
+token of it was given out; otherwise it fails with the reason: an answer of two engines' tokens would be neither's.
 
 While replicas are paused, requests wait here, up to `patience` seconds.
 """
@@ -23,6 +23,7 @@ from statistics import median
 from typing import cast
 
 from strop.engines.base import Chunk, Engine, GivenAnswer
+from strop.engines.direct_line import LineHolder
 from strop.engines.receiver import WeightSource
 from strop.errors import ContextOverflow, EngineError
 from strop.types import Rollout, Sampling
@@ -42,7 +43,7 @@ class Replica:
         self.outdated = False
 
     def well(self, now: float) -> bool:
-        return self.failed is None or now - self.failed > REST
+        return self.engine.serving and (self.failed is None or now - self.failed > REST)
 
 
 class Replicas(Engine):
@@ -127,12 +128,21 @@ class Replicas(Engine):
         return min(replica.engine.context for replica in self._replicas)
 
     async def start(self) -> None:
-        await self._each(lambda engine: engine.start())
+        """All of them: one that does not come up is a mistake to be told, not a replica less."""
+        await asyncio.gather(*(replica.engine.start() for replica in self._replicas))
 
     def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
     ) -> AsyncIterator[Chunk]:
         return self.answer("", prompt_ids, sampling, stop_ids)
+
+    def lend(self, holder: LineHolder) -> None:
+        """Of several, only this one knows which answers what."""
+        if len(self._replicas) == 1:
+            self._replicas[0].engine.lend(holder)
+
+    async def explain(self, error: str) -> str:
+        return await self._replicas[0].engine.explain(error)
 
     async def score(self, answers: Sequence[GivenAnswer]) -> list[list[float]]:
         """By one of them, or another where that fails; also while they are paused."""

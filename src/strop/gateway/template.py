@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from copy import copy
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -20,17 +19,16 @@ from tokenizers import Tokenizer
 
 from strop.errors import ConfigError, ModelError
 from strop.gateway.after_answer import AfterAnswer, Messages, Tools
-from strop.gateway.detokenize import overlap
+from strop.gateway.detokenize import TokenTexts, overlap
 from strop.gateway.dialects.base import Json
 from strop.gateway.jinja import EFFORT, THINKING, BadTemplate, Template
+from strop.gateway.kept_tokens import KeptTokens
 from strop.gateway.model_files import read_specials, read_stops, read_template, read_tokenizer
 from strop.gateway.template_style import find_style, marker, shape_message
 from strop.gateway.tool_calls import find
 from strop.gateway.tool_calls.reader import Grammar
 from strop.gateway.tool_prompt import ToolsWay, choose_tooling
 
-_KEPT = 16_384
-"""Characters of prompts whose tokens are kept."""
 _VARIANTS = 64
 """Settings of a template's variables that are remembered."""
 _CLOSE, _CUT = 16, 8
@@ -59,7 +57,7 @@ class Renderer:
         tools: ToolsWay = "auto",
     ) -> None:
         self.tokenizer = tokenizer
-        self._kept = lru_cache(maxsize=128)(self.encode)
+        self._kept = KeptTokens(self.encode)
         self._specials, self._stops = specials or {}, stops
         self._template = Template(template, self._specials, variables)
         if variables and (why := self.explain_unread(variables)):
@@ -74,7 +72,7 @@ class Renderer:
         kept = self.format.marks
         self._marker = marker(self._added.values())
         self._hidden = frozenset(i for i, token in added.items() if token.special and token.content not in kept)
-        self._tokens: dict[int, tuple[str, list[int] | None]] = {}
+        self.tokens = TokenTexts(self.decode)
         vocabulary = tokenizer.get_vocab()
         self.num_ids = max(vocabulary.values()) + 1
         self._others: dict[bytes, Renderer] = {}
@@ -103,6 +101,7 @@ class Renderer:
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(found))
         self.stop_texts: tuple[str, ...] = tuple(text for text in stops_at if tokenizer.token_to_id(text) is None)
         self.end_of_turn: int = self.stop_ids[0]
+        self._unsaid = self._hidden | {*self.stop_ids}
 
     @classmethod
     def from_folder(cls, folder: str | Path, *, variables: Json | None = None, tools: ToolsWay = "auto") -> Renderer:
@@ -179,8 +178,7 @@ class Renderer:
             raise BadTemplate(
                 "the model's chat template writes nothing for these messages. Fix: send a user's message with text"
             )
-        # The members of a group begin alike; what is long is not worth keeping.
-        return list(self._kept(text)) if len(text) <= _KEPT else self.encode(text)
+        return self._kept.encode(text)
 
     def opening(self, messages: Messages, tools: Tools, ids: Sequence[int] = (), lead: str = "") -> str:
         """What the template writes after the last message, where the answer begins: who speaks, and a thought that is
@@ -319,7 +317,8 @@ class Renderer:
     # -- text to tokens and back -----------------------------------------------------------------------------------
 
     def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+        (encoded,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)  # does not count characters
+        return encoded.ids
 
     def encode_after(self, path: Sequence[int], text: str) -> list[int]:
         """The tokens of `text` as they are in its place after `path`, whose own tokens stay what they are."""
@@ -327,7 +326,7 @@ class Renderer:
         last = next((i for i in range(len(recent) - 1, -1, -1) if recent[i] in self._added), None)
         for start in range(min(8, len(recent))) if last is None else (last,):
             window = recent[start:]
-            ids = self.encode(self.decode(window) + text)
+            ids = self._kept.encode(self.decode(window) + text)
             if ids[: len(window)] == window:
                 return ids[len(window) :]
         return self.encode(text)
@@ -336,18 +335,17 @@ class Renderer:
         """Every token as text, special ones too."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
-    def tokens(self, ids: Sequence[int]) -> list[tuple[str, list[int] | None]]:
-        """Each token as text, and its bytes; None where it is not whole characters."""
-        known = self._tokens
-        for id in ids:
-            if id not in known:
-                text = self.decode([id])
-                known[id] = text, None if "\ufffd" in text else list(text.encode())
-        return [known[id] for id in ids]
-
     def decode_answer(self, ids: Sequence[int]) -> str:
         """What an agent is shown of sampled tokens: no special tokens, except marks with a meaning in its format."""
-        shown = ids if self._hidden.isdisjoint(ids) else [i for i in ids if i not in self._hidden]
+        return self._decode_but(self._hidden, ids)
+
+    def decode_said(self, ids: Sequence[int]) -> str:
+        """The same without the end of the turn, even where that is not a special token."""
+        return self._decode_but(self._unsaid, ids)
+
+    def _decode_but(self, hidden: frozenset[int], ids: Sequence[int]) -> str:
+        shown = ids[:-1] if ids and ids[-1] in hidden else ids  # most often that is all
+        shown = shown if hidden.isdisjoint(shown) else [i for i in shown if i not in hidden]
         return self.tokenizer.decode(shown, skip_special_tokens=False)
 
 

@@ -2,6 +2,7 @@
 
     connection ──handed over──▶ Gateway ──WorkerStore──▶ owner: turns written, with everybody's, in one commit
                                    └─────RelayedEngine──▶ owner: tokens, of whichever engine serves the policy
+                                                └───────▶ its server, while the owner says that it may be asked directly
 
 It lives as long as its owner does, and dies at once with it: nothing could be recorded any more.
 """
@@ -14,8 +15,9 @@ import mmap
 import os
 import pickle
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,11 @@ import uvloop
 from msgspec import Struct
 
 from strop.engines.base import Chunk, Engine
+from strop.engines.direct_line import DirectLine
 from strop.engines.receiver import WeightSource
-from strop.errors import StropError, Unavailable
+from strop.engines.server_events import BrokenOff
+from strop.engines.vllm.line import VllmLine
+from strop.errors import EngineError, StropError, Unavailable
 from strop.gateway.app import Gateway
 from strop.gateway.limits import InFlight
 from strop.gateway.placement import Placement
@@ -129,6 +134,7 @@ class Relay:
     def __init__(self) -> None:
         self.link: ProcessLink | None = None
         self.contexts: dict[str, int] = {}
+        self.lines: defaultdict[str, VllmLine] = defaultdict(VllmLine)  # straight to the server of a policy
         self._streams: dict[int, asyncio.Queue[Chunk | StropError]] = {}
         self._num = 0
 
@@ -155,6 +161,14 @@ class Relay:
             with suppress(LinkLost):
                 self.link.send("cancel", (id,))
 
+    async def explain(self, policy: str, error: Exception) -> EngineError:
+        """What the engine says of an answer that its server broke off."""
+        assert self.link is not None
+        try:
+            return EngineError(await self.link.call("explain", (policy, str(error)), str))
+        except LinkLost:
+            return EngineError(str(error))
+
     def arrive(self, arrivals: list[Arrival]) -> None:
         for arrival in arrivals:
             if (stream := self._streams.get(arrival.id)) is not None:
@@ -177,6 +191,24 @@ class RelayedEngine(Engine):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
     ) -> AsyncIterator[Chunk]:
+        line, given = self._relay.lines[self._policy], False
+        if await line.wait_until_open():
+            try:
+                async with aclosing(line.generate(prompt_ids, sampling, stop_ids)) as chunks:
+                    async for chunk in chunks:
+                        given = True
+                        yield chunk
+                return
+            except (ConnectionError, TimeoutError, BrokenOff) as error:
+                if given:
+                    raise await self._relay.explain(self._policy, error) from None
+        async with aclosing(self._ask_owner(prompt_ids, sampling, stop_ids)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _ask_owner(
+        self, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int]
+    ) -> AsyncGenerator[Chunk]:
         rollout = self._rollout or Rollout(id="", group="", member=0, task=Task(id=""), created=0.0)
         id, done = self._relay.begin(rollout, self._policy, prompt_ids, sampling, stop_ids), False
         try:
@@ -262,6 +294,8 @@ class GatewayWorker:
     def _handlers(self) -> dict[str, Handler]:
         return {
             "chunks": Handler(tuple[list[Arrival]], self._relay.arrive),
+            "line": Handler(tuple[str, DirectLine | None], self._take_line),
+            "line_idle": Handler(tuple[str], self._wait_for_line),
             "serve": Handler(tuple[dict[str, int]], self._serve),
             "server_key": Handler(tuple[bytes], self._take_server_key),
             "forget": Handler(tuple[str], self._forget),
@@ -269,6 +303,12 @@ class GatewayWorker:
             "counts": Handler(tuple[()], self._counts),
             "stop": Handler(tuple[()], self._ended.set),
         }
+
+    def _take_line(self, policy: str, line: DirectLine | None) -> None:
+        self._relay.lines[policy].tell(line)
+
+    async def _wait_for_line(self, policy: str) -> None:
+        await self._relay.lines[policy].wait_until_idle()
 
     def _serve(self, contexts: dict[str, int]) -> None:
         self._relay.contexts = contexts

@@ -4,7 +4,8 @@
                  ▲ ◀──rows of turns, requests for tokens── │
                  └──committed, tokens──────────────────────┘
 
-The owner is the process that has the store and the engines. It writes what workers send in groups, and a worker answers
+The owner is the process that has the store and the engines; an engine's server may be asked by workers themselves
+(lines.py). It writes what workers send in groups, and a worker answers
 its client once that is committed. A worker that dies or hangs is killed and replaced under a higher epoch; the writes
 it had sent are finished first, and nothing is taken from it after that. Its successor rebuilds sessions from the store.
 Attempts that had calls in flight there get an error event, which says that it was not the agent's doing.
@@ -35,6 +36,7 @@ from strop.errors import EngineError, Fenced, StropError
 from strop.files import private
 from strop.gateway.app import Gateway, OtherSessions
 from strop.gateway.limits import InFlight
+from strop.gateway.lines import WorkerLines
 from strop.gateway.placement import OWNER, Placement
 from strop.gateway.worker import Arrival, GatewayMaker, RelayedRequest, WorkerSetup
 from strop.net.handover import ConnectionPipe
@@ -179,6 +181,7 @@ class WorkerProcess:
             "add_events": Handler(tuple[list[Event]], store.add_events),
             "generate": Handler(tuple[RelayedRequest], self._begin),
             "cancel": Handler(tuple[int], self._cancel),
+            "explain": Handler(tuple[str, str], self._explain),
             "began": Handler(Ref, lambda *attempt: self._at_work.add(cast(Ref, attempt))),
             "ended": Handler(Ref, lambda *attempt: self._at_work.discard(cast(Ref, attempt))),
             "unclaimed": Handler(tuple[str], self._owner.tell_of_unclaimed),
@@ -208,6 +211,9 @@ class WorkerProcess:
         self._refuse_replaced()
         self._streams[request.id] = task = asyncio.create_task(self._generate(request))
         task.add_done_callback(lambda _: self._streams.pop(request.id, None))
+
+    def _explain(self, policy: str, error: str) -> Awaitable[str]:
+        return self._owner.engines[policy].explain(error)
 
     def _cancel(self, id: int) -> None:
         if (task := self._streams.get(id)) is not None:
@@ -282,6 +288,7 @@ class GatewayWorkers(OtherSessions):
         self._num_workers = num_workers
         self._contexts: dict[str, int] | None = None
         self._workers: dict[int, WorkerProcess] = {}
+        self._lines: dict[str, WorkerLines] = {}
         self._waiting: dict[int, list[tuple[int, bytes]]] = {}  # connections for a worker that is not there
         self._up = asyncio.Event()  # all of them were up at once
         self._keepers: list[asyncio.Task[None]] = []
@@ -301,11 +308,18 @@ class GatewayWorkers(OtherSessions):
         self._contexts = {policy: engine.context for policy, engine in self.engines.items()}
         for worker in self._workers.values():
             self._tell(worker)
+        if not self._lines:
+            for policy, engine in self.engines.items():
+                self._lines[policy] = line = WorkerLines(policy, self._find_links)
+                engine.lend(line)
         up = asyncio.create_task(self._up.wait())
         await asyncio.wait({up, self._failed}, return_when=asyncio.FIRST_COMPLETED)
         up.cancel()
         if self._failed.done():
             self._failed.result()
+
+    def _find_links(self) -> list[ProcessLink]:
+        return [worker.link for worker in self._workers.values()]
 
     async def watch(self) -> None:
         await asyncio.shield(self._failed)
@@ -393,6 +407,8 @@ class GatewayWorkers(OtherSessions):
                 worker.link.send("serve", (self._contexts,))
             if self._placement.server_key:
                 worker.link.send("server_key", (self._placement.server_key,))
+        for line in self._lines.values():
+            line.tell_worker(worker.link)
 
     async def _keep(self, place: int) -> None:
         """Replace a worker again and again, unless none of them lives long enough to serve."""

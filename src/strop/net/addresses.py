@@ -28,6 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from strop.errors import PlaceError
 from strop.files import write_whole
 from strop.net.asgi import ByMethod, Header, answer
+from strop.version import __version__
 
 FILE = "address.json"
 WAIT_SECONDS = 60.0
@@ -36,7 +37,7 @@ WAIT_SECONDS = 60.0
 
 class GatewayAddress(Struct, frozen=True, kw_only=True):
     """`base_url` and `model` are for OpenAI's clients, Anthropic's take `url`. Where only a store is served there is no
-    model, and both are empty.
+    model, and both are empty. `strop` is the version that answers there.
 
     >>> GatewayAddress.of("http://10.0.0.7:8640", "strop/nano").base_url
     'http://10.0.0.7:8640/v1'
@@ -47,10 +48,12 @@ class GatewayAddress(Struct, frozen=True, kw_only=True):
     model: str
     pid: int
     started: float
+    strop: str = ""
 
     @classmethod
     def of(cls, url: str, model: str) -> GatewayAddress:
-        return cls(url=url, base_url=f"{url}/v1" if model else "", model=model, pid=os.getpid(), started=time.time())
+        base_url = f"{url}/v1" if model else ""
+        return cls(url=url, base_url=base_url, model=model, pid=os.getpid(), started=time.time(), strop=__version__)
 
     def at(self, url: str) -> GatewayAddress:
         """The same as it is reached from elsewhere."""

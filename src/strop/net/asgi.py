@@ -20,6 +20,7 @@ from strop.errors import (
     IllegalTransition,
     NewerStore,
     PlaceError,
+    RunEnded,
     StoreError,
     Unavailable,
     UnknownId,
@@ -80,6 +81,7 @@ _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (Unavailable, 503, "store_unavailable"),
     (NewerStore, 503, "store_unavailable"),
     (PlaceError, 503, "store_unavailable"),
+    (RunEnded, 410, "run_ended"),
     (StoreError, 409, "refused"),
 )
 
@@ -114,11 +116,16 @@ async def read_body(receive: Receive, limit: int = MAX_BODY) -> bytes:
             raise ClientDisconnected
         part: bytes = message.get("body", b"")
         size += len(part)
-        if size > limit:
-            raise _too_large(f"is larger than {limit >> 20} MiB")
+        check_size(size, limit)
         parts.append(part)
         if not message.get("more_body"):
             return b"".join(parts)
+
+
+def check_size(size: int, limit: int) -> None:
+    """Refuse a body of so many bytes where only `limit` are taken."""
+    if size > limit:
+        raise _too_large(f"is larger than {limit >> 20} MiB")
 
 
 def _too_large(how: str) -> Refusal:

@@ -4,16 +4,17 @@
     body ─────────┴──▶ one write: head and body leave together (a head alone leaves when the loop comes round)
 
 An app that wants to hear that its client has hung up says so (`watch_disconnect`), instead of waiting for it in a task
-of its own.
+of its own. What need not be waited for is had at once: a body that is there (`take_body`), an answer that is whole
+(`answer_at_once`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from starlette.types import Receive
+from starlette.types import Receive, Send
 from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE, RequestResponseCycle
 
 from strop.net.asgi import Header, wait_for_disconnect
@@ -30,6 +31,18 @@ def watch_disconnect(receive: Receive, call: Callable[[], None]) -> Callable[[],
     return gone.cancel
 
 
+def take_body(receive: Receive) -> bytes | None:
+    """A body of which nothing was read and that is there whole; None if `receive` has to be waited for."""
+    cycle = getattr(receive, "__self__", None)
+    return cycle.take_body() if isinstance(cycle, RequestCycle) else None
+
+
+def answer_at_once(send: Send, headers: Sequence[Header], body: bytes) -> bool:
+    """Send an answer that is a success. False if nothing was sent, since `send` has to be waited for."""
+    cycle = getattr(send, "__self__", None)
+    return isinstance(cycle, RequestCycle) and cycle.answer(headers, body)
+
+
 class RequestCycle(RequestResponseCycle):
     """Sends what uvicorn's would, and refuses what it would."""
 
@@ -38,6 +51,22 @@ class RequestCycle(RequestResponseCycle):
         self._loop = loop
         self._head = b""
         self._watcher: Callable[[], None] | None = None
+
+    def take_body(self) -> bytes | None:
+        if self.more_body or self.disconnected or self.response_complete or self.waiting_for_100_continue:
+            return None
+        self.flow.resume_reading()
+        self.message_event.clear()
+        body, self.body = bytes(self.body), bytearray()
+        return body
+
+    def answer(self, headers: Sequence[Header], body: bytes) -> bool:
+        if self.flow.write_paused or self.disconnected or self.response_started:
+            return False
+        self.response_started, self.waiting_for_100_continue = True, False
+        self._head = self._write_head(200, headers)
+        self._send_body(body, False)
+        return True
 
     def watch(self, call: Callable[[], None]) -> None:
         self._watcher = call
@@ -58,7 +87,7 @@ class RequestCycle(RequestResponseCycle):
         if self.flow.write_paused and not self.disconnected:
             self._flush()
             await self.flow.drain()
-        if self.disconnected:
+        if self.disconnected or self.transport.is_closing():  # a write has failed, and the loop will say so
             return
         kind = message["type"]
         if not self.response_started:

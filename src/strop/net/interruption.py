@@ -27,7 +27,7 @@ class Interruption:
         self.cause: Cause | None = None
 
     def __enter__(self) -> Interruption:
-        self._task = cast("asyncio.Task[object]", asyncio.current_task())
+        self._task = cast("asyncio.Task[object]", asyncio.current_task(self._clock.loop))
         self._cancelling = self._task.cancelling()
         self._clock.start(self)
         return self
@@ -52,23 +52,23 @@ class _Clock:
     """The blocks at work that may take so many seconds each. Those that began first are over first."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-        self._loop, self._seconds = loop, seconds
+        self.loop, self._seconds = loop, seconds
         self._ends: dict[Interruption, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, block: Interruption) -> None:
-        self._ends[block] = end = self._loop.time() + self._seconds
+        self._ends[block] = end = self.loop.time() + self._seconds
         if self._timer is None:
-            self._timer = self._loop.call_at(end, self._ring)
+            self._timer = self.loop.call_at(end, self._ring)
 
     def stop(self, block: Interruption) -> None:
         self._ends.pop(block, None)
 
     def _ring(self) -> None:
-        self._timer, now = None, self._loop.time()
+        self._timer, now = None, self.loop.time()
         for block, end in list(self._ends.items()):
             if end > now:
-                self._timer = self._loop.call_at(end, self._ring)
+                self._timer = self.loop.call_at(end, self._ring)
                 return
             del self._ends[block]
             block.end_for("late")

@@ -30,6 +30,8 @@ IDLE = 5.0
 """Seconds after which a connection is closed that asks for nothing more. They are counted once a second."""
 GARBAGE = 20_000
 """New objects after which Python looks for garbage; its own default is 700."""
+ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Hosts that stand for all addresses of the machine, and the one by which it reaches itself then."""
 SettingNames = tuple[str, str]
 """What an address's host and port are called where people set them."""
 
@@ -86,12 +88,18 @@ async def serve(
     """
     sock = bind(host, port, settings)
     server, task = await _start(app, host, hosts, log, settings, switch, [sock])
-    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    shown = ANY.get(host, host)
     url = f"http://{f'[{shown}]' if ':' in shown else shown}:{sock.getsockname()[1]}"
     http = HttpServer(url, server, task)
     if switch is not None:
         switch.take = http.take
     return http
+
+
+def name_from_elsewhere(url: str, host: str) -> str:
+    """The address of a server that listens on `host`, as other machines reach it: by this one's name where it listens
+    on all of its addresses."""
+    return f"http://{socket.gethostname()}:{url.rpartition(':')[2]}" if host in ANY else url
 
 
 async def serve_handed(
@@ -137,7 +145,7 @@ async def _start(
     # What was imported and loaded stays: it need not be looked at again and again while requests come. What a request
     # leaves behind is hardly ever garbage that only the collector finds: it looks more rarely.
     gc.freeze()
-    gc.set_threshold(GARBAGE, *gc.get_threshold()[1:])
+    gc.set_threshold(GARBAGE, 10, 50)
     return server, task
 
 

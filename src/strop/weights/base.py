@@ -36,6 +36,9 @@ class Transfer(ABC):
 
     beside: ClassVar[bool] = False
 
+    def prepare(self, version: str) -> None:  # noqa: B027 - most have nothing that could be done before
+        """The learner's present weights are `version`, which is sent before it trains on: begin what can be begun."""
+
     async def stage(self, version: str) -> None:  # noqa: B027 - where the learner's memory is read nothing is put aside
         """Have the learner put its present weights, which are `version`, where they can be sent from."""
 

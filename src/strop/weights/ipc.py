@@ -1,7 +1,7 @@
 """Weights to an engine on the same GPUs: handles of the learner's memory are passed on, and read over there.
 
-    publish ──▶ learner: finite? handles ──▶ probe                     what each waits for is all that it waits for
-            ──▶ server:  pause ──▶ start ──▶ update ──▶ finish ──▶ go on ──▶ score the probe
+    prepare ──▶ learner: finite? handles ──▶ probe       while the step is committed; the server paused before that
+    publish ──▶ server:  start ──▶ update ──▶ finish ──▶ go on ──▶ score the probe
 
 Nothing is copied to the host, and nothing twice on the GPU but what the engine makes of it. Where the engine's own
 tensors are known, the learner's lie in memory as those do, so that the engine copies each at once. Learner and engine
@@ -16,11 +16,22 @@ from __future__ import annotations
 
 import asyncio
 
+from msgspec import Struct
+
 from strop.engines.receiver import LogprobProbe, WeightReceiver, WeightsRefused
 from strop.errors import EngineError
 from strop.learner.client import WeightClient
 from strop.learner.verbs import IpcHandles
 from strop.weights.base import Sent, Transfer
+
+
+class Exported(Struct, frozen=True):
+    """What the learner was asked for to send a version: handles, and then what a server must find."""
+
+    version: str
+    fused: dict[str, tuple[str, ...]] | None
+    handles: asyncio.Future[IpcHandles]
+    probe: asyncio.Future[LogprobProbe]
 
 
 class IpcTransfer(Transfer):
@@ -31,6 +42,19 @@ class IpcTransfer(Transfer):
         self._sent: tuple[str, LogprobProbe] | None = None
         self._names: list[str] = []  # of the learner's tensors
         self._fuses = True  # until a server refuses what should be its own tensors
+        self._fused: dict[str, tuple[str, ...]] | None = None  # as the last server took them
+        self._prepared: Exported | None = None
+
+    def prepare(self, version: str) -> None:
+        if self._sent is not None:  # which of a server's tensors are known is known from then on
+            self._prepared = self._export(version, self._fused)
+
+    def _export(self, version: str, fused: dict[str, tuple[str, ...]] | None) -> Exported:
+        handles = asyncio.ensure_future(self._learner.export_handles(fused))
+        probe = asyncio.ensure_future(self._learner.probe())
+        for future in (handles, probe):
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())  # `send` raises it
+        return Exported(version, fused, handles, probe)
 
     async def send(self, version: str, receiver: WeightReceiver) -> Sent:
         again = self._sent is not None and self._sent[0] == version
@@ -38,17 +62,16 @@ class IpcTransfer(Transfer):
             refuse_moved_on(self._sent, version, await self._learner.probe())
         self._names = self._names or list(await self._learner.specs())
         fused = receiver.fuse(self._names) if self._fuses else None
-        exported = await self._learner.export_handles(fused)
-        receiver.tensors.refuse_misfits(exported.specs, "the learner's weights")
-        probing = asyncio.ensure_future(self._learner.probe())  # while the server takes the weights
-        try:
-            await self._hand_over(exported, receiver)
-            probe = await probing
-        finally:
-            probing.cancel()
+        exported, self._prepared = self._prepared, None
+        if again or exported is None or (exported.version, exported.fused) != (version, fused):
+            exported = self._export(version, fused)
+        handles = await exported.handles
+        receiver.tensors.refuse_misfits(handles.specs, "the learner's weights")
+        await self._hand_over(handles, receiver)
+        probe = await exported.probe
         if again:  # the learner may have trained on between the two
             refuse_moved_on(self._sent, version, await self._learner.probe())
-        self._sent = version, probe
+        self._sent, self._fused = (version, probe), fused if self._fuses else None
         return Sent(receiver.model, probe)
 
     async def _hand_over(self, exported: IpcHandles, receiver: WeightReceiver) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from weakref import WeakKeyDictionary
 
 from strop.engines.receiver import LogprobProbe, MeetingPlace, WeightReceiver
 from strop.learner.client import WeightClient
@@ -24,7 +25,7 @@ class NcclTransfer(Transfer):
     def __init__(self, learner: WeightClient) -> None:
         self._learner = learner
         self._sent: tuple[str, LogprobProbe] | None = None
-        self._met: tuple[WeightReceiver, int] | None = None  # and the port at which they met
+        self._met = WeakKeyDictionary[WeightReceiver, int]()  # and the port at which each was met
 
     async def send(self, version: str, receiver: WeightReceiver) -> Sent:
         probe, again = await self._learner.probe(), self._sent is not None and self._sent[0] == version
@@ -32,10 +33,10 @@ class NcclTransfer(Transfer):
         specs = await self._learner.specs()
         receiver.tensors.refuse_misfits(specs, "the learner's weights")
         await self._learner.refuse_broken()
-        if self._met is None or self._met[0] is not receiver:
-            self._met = receiver, await self._meet(receiver)
+        if receiver not in self._met:
+            self._met[receiver] = await self._meet(receiver)
         await receiver.start_update()
-        await _both(receiver.update(specs), self._learner.broadcast(self._met[1]))
+        await _both(receiver.update(specs), self._learner.broadcast(self._met[receiver]))
         await receiver.finish_update()
         if again:  # the learner may have trained on between the two
             refuse_moved_on(self._sent, version, await self._learner.probe())

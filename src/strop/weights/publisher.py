@@ -1,5 +1,6 @@
 """A new version, from the learner to the engine.
 
+    prepare    the learner begins what it can, while the step is committed
     publish    stage (the learner) ──▶ engine.load: requests are held back, unless it goes beside what is served
     deliver        hold the server ──▶ send ──▶ let it go on ──▶ verify (a probe's logprobs)
                ◀── requests go on, with the new version
@@ -23,6 +24,10 @@ class Publisher:
     def __init__(self, engine: Engine, transfer: Transfer) -> None:
         self._engine = engine
         self._transfer = transfer
+
+    def prepare(self, version: str) -> None:
+        """The learner's present weights are `version`, which will be published next."""
+        self._transfer.prepare(version)
 
     async def publish(self, version: str) -> None:
         """Have the engine serve `version`, the learner's present weights or what lies in a checkpoint; returns once it

@@ -1,6 +1,7 @@
 """The vLLM engine against a stand-in for vLLM: a real process on a real socket that counts instead of thinking."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -20,8 +21,10 @@ from safetensors.numpy import save_file
 from strop.config import VllmConfig
 from strop.engines import remote
 from strop.engines.base import Chunk, GivenAnswer
+from strop.engines.receiver import TensorSpec
 from strop.engines.vllm.engine import Vllm, command, environment
 from strop.engines.vllm.protocol import refuse_untested, sampling_params
+from strop.engines.vllm.receiver import VllmReceiver
 from strop.errors import ConfigError, ContextOverflow, EngineError
 from strop.types import Sampling
 from strop.weights.files import FolderTransfer
@@ -41,6 +44,7 @@ class Stand:
         )
         self.root = folder / "weights"
         env = {"PYTHONPATH": str(STANDIN), "STANDIN_FOLDER": str(folder)} | settings.pop("env", {})
+        settings = {"stream_interval": 1} | settings
         self.settings = VllmConfig(env=env, start_timeout=settings.pop("start_timeout", 20.0), **settings)
         self.engine = Vllm(self.model, self.settings, log=folder / "vllm.log", renewed=True, ranks=ranks)
         self.publisher = Publisher(self.engine, FolderTransfer(self.root))
@@ -165,7 +169,19 @@ def test_the_command_says_what_the_settings_say() -> None:
     for part in ("--tensor-parallel-size 4", "--enable-sleep-mode", '{"backend":"ipc"}', "--max-lora-rank 16"):
         assert part in said
     assert said.endswith("--swap-space 0")
+    assert said.count("--seed ") == 1
+    assert said != " ".join(command(Path("/m"), full, 512, "float16")), "two servers draw the same numbers"
+    assert "--seed" not in command(Path("/m"), VllmConfig(args=("--seed=3",)), 512, "float16")
     assert environment(full)["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
+
+
+@pytest.mark.parametrize("seeds", [False, True])
+async def test_seeds_are_sent_where_they_are_asked_for(make: Make, seeds: bool) -> None:
+    stand = make(seeds=seeds)
+    await stand.engine.start()
+    await play(stand, [1, 5], max_tokens=2, seed=7)
+    (asked,) = [asked["generate"] for asked in stand.asked() if "generate" in asked]
+    assert asked["seed"] == (7 if seeds else None)
 
 
 # -- start and end -----------------------------------------------------------------------------------------------------
@@ -331,7 +347,7 @@ async def test_a_version_is_loaded_while_nothing_is_in_flight(make: Make) -> Non
     ]
     assert len(ids_of(await begun)) == 30
     told = [asked.get("path") or ("reload" if "reload" in asked else "generate") for asked in stand.asked()]
-    assert told == ["generate", "/pause", "reload", "/resume", "/reset_prefix_cache", "generate", "generate"]
+    assert told == ["generate", "/pause", "reload", "/resume", "generate", "generate"]
     assert next(asked for asked in stand.asked() if "reload" in asked)["paused"]
 
 
@@ -439,6 +455,100 @@ async def test_a_version_that_is_gone_is_not_served_as_if_it_were_there(make: Ma
     assert [(chunk.version, chunk.logprobs) for chunk in await play(stand, [5], max_tokens=1)] == [("1.2", [-0.256])]
 
 
+def told_of(stand: Stand) -> list[str]:
+    return [asked.get("path") or ("reload" if "reload" in asked else "generate") for asked in stand.asked()]
+
+
+async def test_a_server_pauses_when_the_engine_does_and_not_again_for_new_weights(make: Make) -> None:
+    stand = make()
+    await stand.engine.start()
+    await stand.engine.pause()
+    await until(lambda: told_of(stand) == ["/pause"])
+    assert stand.asked()[0]["query"] == {"mode": "wait", "clear_cache": "true"}  # what is cached is of older weights
+    stand.offer("1.1", 0.5)
+    await stand.load("1.1")
+    await stand.engine.resume()
+    assert told_of(stand) == ["/pause", "reload", "/resume", "generate"]
+    await stand.engine.pause()
+    await stand.engine.resume()  # before it can have paused
+    assert told_of(stand)[4:] == ["/pause", "/resume"]
+    assert ids_of(await play(stand, [5], max_tokens=1)) == [6]
+
+
+async def test_a_refused_version_leaves_no_server_paused(make: Make) -> None:
+    stand = make()
+    await stand.engine.start()
+    await stand.engine.pause()
+    with pytest.raises(EngineError, match="holds no weights"):
+        await stand.load("1.1")
+    await stand.engine.resume()
+    assert told_of(stand) == ["/pause", "/resume"]
+
+
+async def test_a_server_that_dies_while_it_is_paused_is_started_again(make: Make) -> None:
+    stand = make()
+    await stand.engine.start()
+    await stand.engine.pause()
+    os.kill(stand.pid, signal.SIGKILL)
+    await stand.engine.resume()
+    assert ids_of(await play(stand, [5], max_tokens=1)) == [6]
+
+
+async def test_a_server_whose_weights_stay_is_never_paused(make: Make) -> None:
+    """It may be somebody else's, and serve others."""
+    stand = make()
+    stand.engine = Vllm(stand.model, stand.settings, log=stand.folder / "vllm.log")
+    await stand.engine.start()
+    await stand.engine.pause()
+    await stand.engine.resume()
+    assert not stand.asked()
+
+
+async def test_who_gives_up_a_whole_answer_closes_its_connection(make: Make) -> None:
+    stand = make(stream_interval=8)
+    await stand.engine.start()
+    asking = asyncio.create_task(play(stand, [SILENT], max_tokens=8))
+    await until(lambda: bool(stand.asked()))
+    asking.cancel()
+    await until(lambda: any("dropped" in asked for asked in stand.asked()))
+    assert [(chunk.ids, chunk.finish) for chunk in await play(stand, [5], max_tokens=3)] == [([6, 7, 8], "length")]
+    assert [(chunk.ids, chunk.finish) for chunk in await play(stand, [5], (7,), max_tokens=3)] == [([6, 7], "stop")]
+
+
+async def test_a_whole_answer_that_fails_is_asked_for_again(make: Make) -> None:
+    stand = make(stream_interval=8)
+    await stand.engine.start()
+    with pytest.raises(EngineError, match="EngineCore encountered an issue"):
+        await play(stand, [FAILS], max_tokens=8)
+    assert sum("generate" in asked for asked in stand.asked()) == 3
+    with pytest.raises(EngineError, match="temperature is too high"):
+        await play(stand, [5], max_tokens=8, temperature=60.0)
+    assert sum("generate" in asked for asked in stand.asked()) == 4
+
+
+async def test_an_update_by_its_own_tensors_goes_on_from_version_to_version(make: Make) -> None:
+    stand = make(env={"STANDIN_VERSION": "0.24.0"})
+    await stand.engine.start()
+    api, tensors = stand.engine._api, stand.engine._tensors
+    assert api is not None
+    assert tensors is not None
+    receiver, spec = VllmReceiver(api, tensors, "float32", fusable=True), TensorSpec("float32", (4,))
+
+    async def send(name: str, *, fused: bool) -> list[str]:
+        before = len(stand.asked())
+        with contextlib.suppress(EngineError):
+            await receiver.start_update(fused=fused)
+            await receiver.update({name: spec}, b"handles")
+            await receiver.finish_update()
+        return [asked["path"].split("_")[0] + "!" * asked["failed"] for asked in stand.asked()[before:]]
+
+    assert await send("norm.weight", fused=True) == ["/start", "/update"]
+    assert await send("norm.weight", fused=True) == ["/update"]
+    assert await send("no such tensor", fused=True) == ["/update!"]
+    assert await send("norm.weight", fused=False) == ["/start", "/update", "/finish"]
+    assert await send("norm.weight", fused=True) == ["/start", "/update"]
+
+
 async def test_it_sleeps_while_it_is_paused(make: Make) -> None:
     stand = make(sleep=True)
     await stand.engine.start()
@@ -453,7 +563,6 @@ async def test_it_sleeps_while_it_is_paused(make: Make) -> None:
         ("/sleep", None),
         ("/wake_up", "weights"),
         ("/wake_up", "kv_cache"),
-        ("/reset_prefix_cache", None),
         ("/sleep", None),
         ("/wake_up", None),
     ]
@@ -475,7 +584,7 @@ async def test_started_again_while_it_is_paused_it_sleeps_again(make: Make) -> N
     told = [asked.get("path") or ("reload" if "reload" in asked else "generate") for asked in stand.asked()]
     assert told[told.index("/sleep") :] == [
         "/sleep",
-        *("/pause", "reload", "/resume", "/reset_prefix_cache", "generate", "/sleep"),
+        *("/pause", "reload", "/resume", "generate", "/sleep"),
         *("/wake_up", "generate"),
     ]
 

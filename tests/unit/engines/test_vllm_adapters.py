@@ -20,6 +20,7 @@ from strop.engines import remote
 from strop.engines.base import Engine
 from strop.engines.vllm.adapters import choose_rank, make_arguments
 from strop.engines.vllm.engine import command
+from strop.engines.vllm.line import VllmLine
 from strop.errors import ConfigError, EngineError
 from strop.types import Sampling
 from strop.weights.files import AdapterTransfer
@@ -106,6 +107,19 @@ async def test_two_versions_of_an_adapter_are_at_work_and_the_third_waits(make: 
     await third
     await stand.check("a", "1.3", 0.4)
     assert await stand.loaded() == ["a-1.3", "b-1.2"]
+
+
+async def test_a_pause_holds_no_adapter_up_and_nobody_else_asks_the_server(make: Make) -> None:
+    stand = make()
+    await stand.engine.start()
+    line = VllmLine()
+    stand.engine.lend(line)
+    await stand.engine.pause()
+    await stand.publish("a", "1.1", 0.1)
+    await stand.engine.resume()
+    await stand.check("a", "1.1", 0.1)
+    assert not [asked for asked in stand.asked() if asked.get("path") in ("/pause", "/resume")]
+    assert not await line.wait_until_open(), "which adapter a request is for is the engine's to say"
 
 
 async def test_an_adapter_that_is_not_what_was_sent_is_unloaded(make: Make) -> None:

@@ -1,7 +1,6 @@
 """Requests in flight are counted over all processes of a gateway."""
 
 from collections import Counter
-from contextlib import ExitStack
 
 import pytest
 
@@ -19,16 +18,16 @@ def make_session(id: str) -> Session:
 def test_one_limit_for_all_processes() -> None:
     memory, refused = memoryview(bytearray(16)).cast("q"), Counter[str]()
     here, there = (RequestCounter(Limits(in_flight=2), refused, InFlight(memory, place)) for place in (0, 1))
-    with ExitStack() as stack:
-        stack.enter_context(here.count(make_session("a")))
-        with there.count(make_session("b")):
-            for counter in (here, there):
-                with (
-                    pytest.raises(ApiError, match="the gateway has 2 requests in flight"),
-                    counter.count(make_session("c")),
-                ):
-                    pass
-        stack.enter_context(here.count(make_session("d")))  # the other process has ended its own
+    ours, others = make_session("a"), make_session("b")
+    here.begin(ours)
+    there.begin(others)
+    for counter in (here, there):
+        with pytest.raises(ApiError, match="the gateway has 2 requests in flight"):
+            counter.begin(make_session("c"))
+    there.end(others)
+    here.begin(more := make_session("d"))  # the other process has ended its own
+    here.end(ours)
+    here.end(more)
     assert (list(memory), refused["too_many"]) == ([0, 0], 2)
 
 
@@ -36,6 +35,9 @@ def test_attempts_with_calls_in_flight_are_told_once() -> None:
     heard: list[object] = []
     counter = RequestCounter(Limits(), Counter(), InFlight(tell=lambda *said: heard.append(said)))
     session = make_session("a")
-    with counter.count(session), counter.count(session):
-        assert heard == [("began", ("a", 1))]
+    counter.begin(session)
+    counter.begin(session)
+    counter.end(session)
+    assert heard == [("began", ("a", 1))]
+    counter.end(session)
     assert heard == [("began", ("a", 1)), ("ended", ("a", 1))]

@@ -80,6 +80,31 @@ async def test_a_replica_that_fails_is_replaced_and_comes_back(monkeypatch: pyte
     assert [await ask(replicas.of(rollout)) for rollout in ("b", "a")] == ["back", "ok"]
 
 
+async def test_one_that_is_started_again_is_not_waited_for() -> None:
+    class Down(Scripted):
+        serving = True
+
+    down, other = Down(lambda asked: "back", Letters(), chunk=1), engine()  # type: ignore[arg-type]
+    replicas = Replicas([down, other])
+    assert await ask(replicas.of("a")) == "back"
+    down.serving = False
+    assert [await ask(replicas.of(rollout)) for rollout in "abc"] == ["ok"] * 3
+    down.serving = True
+    assert await ask(replicas.of("d")) == "back"
+    alone = Down(lambda asked: "waited", Letters(), chunk=1)  # type: ignore[arg-type]
+    alone.serving = False
+    assert await ask(Replicas([alone]).of("a")) == "waited"  # nobody else could
+
+
+async def test_one_that_does_not_come_up_is_told() -> None:
+    class Missing(Scripted):
+        async def start(self) -> None:
+            raise EngineError("no such GPU")
+
+    with pytest.raises(EngineError, match="no such GPU"):
+        await Replicas([engine(), Missing([], Letters())]).start()  # type: ignore[arg-type]
+
+
 async def test_what_was_given_out_cannot_be_begun_anew() -> None:
     one, other = engine(Breaks("half", EngineError("the GPU is gone"))), engine()
     replicas = Replicas([one, other])

@@ -12,7 +12,7 @@ import pytest
 from strop.net import server as net_server
 from strop.net.asgi import answer, read_body
 from strop.net.bounds import Bounded
-from strop.net.cycle import watch_disconnect
+from strop.net.cycle import answer_at_once, take_body, watch_disconnect
 from strop.net.server import serve
 from tests.limits import stretch
 
@@ -78,6 +78,58 @@ async def test_a_head_does_not_wait_for_a_body_that_comes_later() -> None:
         assert b"transfer-encoding: chunked" in head
         more.set()
         assert await reader.readuntil(b"0\r\n\r\n") == b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+
+
+async def test_what_is_there_is_taken_and_answered_at_once() -> None:
+    """A body that is not there whole is waited for, as ever."""
+    taken: list[bytes | None] = []
+    waits = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        taken.append(body := take_body(receive))
+        if body is None:
+            waits.set()
+            body = await read_body(receive)
+        headers = [(b"content-length", b"%d" % len(body))]
+        assert answer_at_once(send, headers, body)
+        assert not answer_at_once(send, headers, body), "once"
+
+    async with asked(app) as (reader, writer):
+        for pieces in ([ASK], [ASK[:-1], b"i"], [ASK]):
+            waits.clear()
+            writer.write(pieces[0])
+            if len(pieces) > 1:
+                await waits.wait()
+                writer.write(pieces[1])
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
+            assert await reader.readexactly(2) == b"hi"
+    assert taken == [b"hi", None, b"hi"]
+
+
+async def test_an_app_behind_another_server_waits() -> None:
+    async def receive() -> Any: ...
+
+    async def send(message: Any) -> None: ...
+
+    assert take_body(receive) is None
+    assert not answer_at_once(send, [], b"")
+
+
+async def test_hanging_up_is_told_after_a_body_was_taken() -> None:
+    gone, began = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert take_body(receive) == b"hi"
+        watch_disconnect(receive, gone.set)
+        began.set()
+        await gone.wait()
+
+    async with asked(app) as (_, writer):
+        writer.write(ASK)
+        await began.wait()
+        assert not gone.is_set()
+        writer.close()
+        await asyncio.wait_for(gone.wait(), stretch(10))
 
 
 async def test_requests_in_one_go_are_answered_in_order() -> None:

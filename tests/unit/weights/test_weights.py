@@ -313,7 +313,7 @@ async def test_a_learner_that_trains_on_while_it_sends_is_noticed(source: Path, 
         async def finish_update(self) -> None: ...
 
     transfer, told = way(TrainsOn(held)), Updated(read_tensors(source))
-    transfer._sent, transfer._met = ("1.1", held.probe()), (told, 1)
+    transfer._sent, transfer._met = ("1.1", held.probe()), {told: 1}
     with pytest.raises(WeightsRefused, match=r"version 1.1 is not at hand any more"):
         await transfer.send("1.1", told)
 
@@ -449,6 +449,44 @@ async def test_a_server_that_refuses_them_is_given_the_models_from_then_on(sourc
     told.said.clear()
     await transfer.send("1.2", told)
     assert told.said == [None, "start", "the model's", "finish"]
+
+
+async def test_what_was_prepared_is_sent_and_nothing_is_asked_of_the_learner_again(source: Path) -> None:
+    held = ModelWeights(make_model(1), source)
+    learner, told = Cuda(held), Fusing(read_tensors(source), held.probe().logprobs)
+    publisher = Publisher(Loads(), IpcTransfer(learner))
+    publisher.prepare("1.1")  # nothing was sent yet: which tensors it takes is not known
+    await asyncio.sleep(0)
+    assert learner.asked == []
+    await publisher.deliver("1.1", told)
+    learner.asked.clear()
+    publisher.prepare("1.2")
+    await publisher.deliver("1.2", told)
+    assert learner.asked == [("export_handles", told.fuse(list(held.specs()))), ("probe",)]
+    assert told.said[-5:] == ["start fused", "own", "finish", "go on", "strop"]
+    publisher.prepare("1.3")  # never sent
+    learner.asked.clear()
+    await publisher.deliver("1.4", told)
+    assert [verb for verb, *_ in learner.asked] == ["export_handles", "probe"] * 2
+
+
+async def test_broken_weights_that_were_prepared_are_refused_when_they_would_be_sent(source: Path) -> None:
+    held = ModelWeights(make_model(1), source)
+
+    class Broken(Cuda):
+        async def _send_call(self, verb: str, args: tuple[Any, ...]) -> Any:
+            if verb == "export_handles":
+                held.refuse_broken()
+            return await super()._send_call(verb, args)
+
+    told, transfer = Fusing(read_tensors(source), held.probe().logprobs), IpcTransfer(Broken(held))
+    await transfer.send("1.1", told)
+    told.said.clear()
+    held.model.model.norm.weight.data[3] = float("nan")
+    transfer.prepare("1.2")
+    with pytest.raises(WeightsRefused, match=r"the weights are broken: model.norm.weight"):
+        await transfer.send("1.2", told)
+    assert told.said == []
 
 
 async def test_a_version_is_not_served_before_its_probe_agrees(source: Path) -> None:

@@ -3,6 +3,7 @@ control endpoints know no key: who can reach the port can change the weights."""
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
@@ -13,13 +14,14 @@ from msgspec.structs import replace
 
 from strop.config import MAIN, EngineConfig, VllmConfig
 from strop.engines.base import EngineSetup
+from strop.engines.direct_line import DirectLine
 from strop.engines.receiver import ModelTensors
 from strop.engines.remote import RemoteEngine
 from strop.engines.served_policies import ServedModel
 from strop.engines.server_events import SampledTokens
 from strop.engines.vllm.adapters import choose_rank, count_adapters, make_arguments, refuse_arguments, refuse_server
 from strop.engines.vllm.fused import is_fusable
-from strop.engines.vllm.protocol import MODEL, VllmApi
+from strop.engines.vllm.protocol import MODEL, VllmApi, generate
 from strop.engines.vllm.receiver import VllmReceiver
 from strop.errors import ConfigError
 from strop.net.client import Client
@@ -115,7 +117,29 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
         max_tokens: int,
         model: str | None,
     ) -> AsyncGenerator[SampledTokens]:
-        return api.generate(prompt_ids, sampling, stop_ids, model=model or api.base, max_tokens=max_tokens)
+        return generate(
+            api.server,
+            prompt_ids,
+            sampling,
+            stop_ids,
+            model=model or api.base,
+            max_tokens=max_tokens,
+            stream_interval=self._settings.stream_interval,
+            seeds=self._settings.seeds,
+        )
+
+    def _make_line(self, api: VllmApi) -> DirectLine | None:
+        if self.adapters:
+            return None
+        return DirectLine(
+            url=self._server.url,
+            model=api.base,
+            version=self.version,
+            context=self._context,
+            vocabulary=self._model.vocabulary,
+            stream_interval=self._settings.stream_interval,
+            seeds=self._settings.seeds,
+        )
 
     async def _score(self, api: VllmApi, ids: Sequence[int], model: str | None) -> list[float]:
         return await api.score(ids, model=model or api.base)
@@ -126,13 +150,18 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
         return VllmReceiver(api, tensors, self._dtype, fusable=fusable)
 
     async def _rest(self, api: VllmApi) -> None:
-        """While it is paused, its GPU memory is the learner's, if that was asked for."""
+        """While it is paused, its GPU memory is the learner's, if that was asked for. Where new weights replace the old
+        ones the server must pause for them: it does so now, beside what the learner does."""
         if self._settings.sleep and not api.asleep:
             await api.sleep()
+        elif not self._settings.sleep and self._tensors is not None and not self.adapters:
+            api.begin_pause()
 
     async def _wake(self, api: VllmApi) -> None:
         if api.asleep:
             await api.wake()
+        else:
+            await api.resume()
 
 
 def command(model: Path, settings: VllmConfig, context: int, dtype: str, num_adapters: int = 1) -> list[str]:
@@ -147,7 +176,9 @@ def command(model: Path, settings: VllmConfig, context: int, dtype: str, num_ada
     given += ["--gpu-memory-utilization", str(settings.gpu_memory), "--stream-interval", str(settings.stream_interval)]
     # Logprobs of the distribution that is drawn from; no text, no defaults of the model's own for sampling.
     given += ["--logprobs-mode", "processed_logprobs", "--tokens-only", "--generation-config", "vllm"]
-    given += ["--disable-uvicorn-access-log"]
+    given += ["--disable-uvicorn-access-log", "--disable-log-stats"]
+    if not any(one.startswith("--seed") for one in settings.args):  # or all servers would draw the same numbers
+        given += ["--seed", str(secrets.randbelow(2**31))]
     if settings.weights in ("ipc", "nccl"):
         given += ["--weight-transfer-config", msgspec.json.encode({"backend": settings.weights}).decode()]
     if settings.sleep:

@@ -1,7 +1,7 @@
 """What is said to vLLM over HTTP: the endpoints of the versions that were tested, and nothing else of vLLM.
 
     api = await VllmApi.of(client)   its version is known and every endpoint is there, or `EngineError` says what is not
-    async for piece in api.generate(...)
+    async for piece in generate(api.server, ...)
 
 Tested: 0.24 (one H200) and 0.32 (CPU). What differs between them and is spoken here so that both understand it:
 
@@ -15,6 +15,7 @@ Tested: 0.24 (one H200) and 0.32 (CPU). What differs between them and is spoken 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -22,6 +23,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from strop.engines.server_events import ASKED, MOVED, BrokenOff, Said, SampledTokens, ServerClient
 from strop.engines.vllm.adapters import AdapterLimits
@@ -33,9 +35,12 @@ TESTED = ((0, 24), (0, 32))
 """The oldest and the newest version that are spoken to."""
 MODEL = "strop"
 """What a server of ours calls its model."""
-NEEDED = ("/inference/v1/generate", "/pause", "/resume", "/reset_prefix_cache", "/collective_rpc", "/v1/models")
+GENERATE = "/inference/v1/generate"
+NEEDED = (GENERATE, "/pause", "/resume", "/collective_rpc", "/v1/models")
 """Endpoints without which nothing works here; others are missed when they are needed."""
 LOAD = "/v1/load_lora_adapter"
+FINAL_ONLY = 2
+"""An answer that is not streamed is put together once, when it ends: 0.32 does so anyway, 0.24 where it is asked to."""
 LOWEST = -9999.0
 """What vLLM writes for a logprob that is not a number, or lower than this."""
 
@@ -44,11 +49,12 @@ class VllmApi:
     """A server that answers, with the endpoints that are needed. Made by `VllmApi.of`."""
 
     def __init__(self, connection: ServerClient, version: str, paths: frozenset[str], base: str, context: int) -> None:
-        self._connection = connection
+        self.server = connection
         self.base = base  # what it calls the model that it serves
         self.version = version
         self.context = context
         self._paths = paths
+        self._pausing: asyncio.Future[Response] | None = None  # it is paused, or will be
         self.asleep = False  # its weights or its KV cache are not in GPU memory
 
     @staticmethod
@@ -68,31 +74,11 @@ class VllmApi:
 
     # -- tokens --------------------------------------------------------------------------------------------------------
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], *, model: str, max_tokens: int
-    ) -> AsyncGenerator[SampledTokens]:
-        """Sampled tokens as they come. Raises `EngineError` if the request is refused, `BrokenOff` or an error of
-        `net.client` if the answer is cut off. Closing it early closes the connection, and vLLM drops the request."""
-        body = {
-            "model": model,
-            "token_ids": list(prompt_ids),
-            "stream": True,
-            "sampling_params": sampling_params(sampling, stop_ids, max_tokens),
-        }
-        finished = False
-        async with aclosing(self._connection.events("/inference/v1/generate", body)) as events:
-            async for event in events:
-                piece = _piece(event)
-                finished = piece.finish is not None
-                yield piece
-        if not finished:
-            raise BrokenOff("vLLM broke the answer off: the request was aborted there")
-
     async def score(self, ids: Sequence[int], *, model: str) -> list[float]:
         """The logprob of every id but the first, given those before it."""
         sampling = {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
         body = {"model": model, "token_ids": list(ids), "sampling_params": sampling}
-        answer = await self._ask("POST", "/inference/v1/generate", body, timeout=MOVED)
+        answer = await self._ask("POST", GENERATE, body, timeout=MOVED)
         places: list[Any] = msgspec.json.decode(answer.body).get("prompt_logprobs") or []
         if len(places) != len(ids):
             raise EngineError(f"vLLM {self.version} gives no logprobs of a prompt")
@@ -100,15 +86,33 @@ class VllmApi:
 
     # -- between answers -----------------------------------------------------------------------------------------------
 
+    @property
+    def paused(self) -> bool:
+        """Also where it will be in a moment."""
+        return self._pausing is not None
+
+    def begin_pause(self) -> None:
+        """Have it pause, without waiting for it. All of its processes pause, since the scheduler does."""
+        if self._pausing is None:
+            asked = self._ask("POST", "/pause", query={"mode": "wait", "clear_cache": "true"}, timeout=MOVED)
+            self._pausing = asyncio.ensure_future(asked)
+            self._pausing.add_done_callback(lambda done: done.cancelled() or done.exception())  # `pause` raises it
+
     async def pause(self) -> None:
         """Return when no request is at work; new ones wait from now on. Drops the caches."""
-        await self._ask("POST", "/pause", query={"mode": "wait"}, timeout=MOVED)
+        self.begin_pause()
+        assert self._pausing is not None
+        try:
+            await asyncio.shield(self._pausing)
+        except EngineError:
+            self._pausing = None
+            raise
 
     async def resume(self) -> None:
-        await self._ask("POST", "/resume")
-
-    async def drop_prefixes(self) -> None:
-        await self._ask("POST", "/reset_prefix_cache")
+        if self._pausing is not None:
+            await self.pause()  # one that is on its way would come after this
+            self._pausing = None  # whatever becomes of this: the next pause is a pause
+            await self._ask("POST", "/resume")
 
     async def sleep(self) -> None:
         """Move the weights to the CPU's memory and drop the KV cache."""
@@ -174,7 +178,40 @@ class VllmApi:
             raise EngineError(
                 f"vLLM {self.version} as it was started has no {path}. Fix: see engine.vllm in `strop config`"
             )
-        return await self._connection.ask(method, path, body, query=query, timeout=timeout)
+        return await self.server.ask(method, path, body, query=query, timeout=timeout)
+
+
+async def generate(
+    server: ServerClient,
+    prompt_ids: Sequence[int],
+    sampling: Sampling,
+    stop_ids: Sequence[int],
+    *,
+    model: str,
+    max_tokens: int,
+    stream_interval: int,
+    seeds: bool,
+) -> AsyncGenerator[SampledTokens]:
+    """Sampled tokens as they come, `stream_interval` at a time; in one piece, which costs less, where there are no
+    more. Raises `EngineError` if the request is refused, `BrokenOff` or an error of `net.client` if the answer is cut
+    off. Closing it early closes the connection, and vLLM drops the request."""
+    whole = max_tokens <= stream_interval
+    params = sampling_params(sampling if seeds else replace(sampling, seed=None), stop_ids, max_tokens)
+    body = {"model": model, "token_ids": list(prompt_ids), "stream": not whole, "sampling_params": params}
+    finished = False
+    if whole:
+        params["output_kind"] = FINAL_ONLY
+        piece = _piece(await server.ask_once(GENERATE, body))
+        finished = piece.finish is not None
+        yield piece
+    else:
+        async with aclosing(server.events(GENERATE, body)) as events:
+            async for event in events:
+                piece = _piece(event)
+                finished = piece.finish is not None
+                yield piece
+    if not finished:
+        raise BrokenOff("vLLM broke the answer off: the request was aborted there")
 
 
 def refuse_untested(version: str) -> None:

@@ -26,14 +26,16 @@ class VllmReceiver(WeightReceiver):
         super().__init__("vLLM", api.base, tensors, limit=LIMITS.get(dtype, LIMITS["bfloat16"]), hint=HINT)
         self._api = api
         self._fusable = fusable and api.takes_fused
+        self._takes_own = False  # an update by its own tensors was started, and goes on from version to version
         self._ready = False  # for handles of memory, which need be announced but once
 
     @property
     def asleep(self) -> bool:
-        return self._api.asleep
+        return self._api.asleep or self._api.paused
 
     @asynccontextmanager
     async def hold(self) -> AsyncGenerator[None]:
+        """A server that pauses or sleeps has dropped its caches, and computes nothing until it answers again."""
         if self._api.asleep:
             await self._api.wake("weights")
         else:
@@ -44,7 +46,6 @@ class VllmReceiver(WeightReceiver):
             await self._answer_again()
             raise
         await self._answer_again()
-        await self._api.drop_prefixes()
 
     async def _answer_again(self) -> None:
         if self._api.asleep:
@@ -85,7 +86,10 @@ class VllmReceiver(WeightReceiver):
         return fuse(names) if self._fusable else None
 
     async def start_update(self, *, fused: bool = False) -> None:
+        if fused and self._takes_own:
+            return
         await self._api.start_update(fused=fused)
+        self._takes_own = fused
 
     async def update(self, specs: Mapping[str, TensorSpec], handles: bytes | None = None) -> None:
         about: dict[str, Any] = {
@@ -95,7 +99,11 @@ class VllmReceiver(WeightReceiver):
         }
         if handles is not None:
             about["ipc_handles_pickled"] = base64.b64encode(handles).decode()
+        takes_own, self._takes_own = self._takes_own, False  # one that fails has ended there
         await self._api.update(about)
+        self._takes_own = takes_own
 
     async def finish_update(self) -> None:
-        await self._api.finish_update()
+        """There is nothing to finish where its own tensors were copied over."""
+        if not self._takes_own:
+            await self._api.finish_update()

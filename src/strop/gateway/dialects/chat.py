@@ -257,8 +257,11 @@ def _message(done: ChoiceDone) -> Json:
 
 
 def _tool_call(call: ToolCall) -> Json:
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    function = {"name": call.name, "arguments": _write_arguments(call.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+_write_arguments = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def _head(answer: AnswerInfo, kind: str) -> Json:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from strop.gateway.dialects.base import ApiError, Json
 
@@ -67,10 +68,12 @@ class Fields:
                 got = self._read(msgspec.json.encode(raw))
             except (msgspec.MsgspecError, RecursionError):
                 raise ApiError("the body is not a JSON object that can be read. Fix: send one") from None
-        found = without_nulls({name: value for name in self._names if (value := getattr(got, name)) is not None})
-        for name in self._harmless.keys() & found.keys():
-            if found.pop(name) != self._harmless[name]:
-                raise unsupported(name, f"only {json.dumps(self._harmless[name])} is served. Fix: leave it out")
+        given = zip(self._names, astuple(got), strict=True)
+        found = without_nulls({name: value for name, value in given if value is not None})
+        if not self._harmless.keys().isdisjoint(found):
+            for name in self._harmless.keys() & found.keys():
+                if found.pop(name) != self._harmless[name]:
+                    raise unsupported(name, f"only {json.dumps(self._harmless[name])} is served. Fix: leave it out")
         return found
 
     def _read(self, body: bytes) -> Any:

@@ -141,7 +141,7 @@ class Reader:
         self._syntax = grammar.syntax if calls else None
         self._opens = self._syntax.opens if self._syntax else ()
         names: tuple[str, ...] = ()
-        if any("{tool}" in frame for frame in grammar.frames):
+        if grammar.frames and "{tool}" in "".join(grammar.frames):
             names = tuple([tool.get("function", {}).get("name", "") for tool in tools])
         self._thoughts, self._closes, self._words = _find_marks(grammar.thoughts, grammar.frames, names, self._opens)
         self._held = ""
@@ -178,9 +178,14 @@ class Reader:
 
     def _read(self, *, final: bool) -> list[Piece]:
         pieces: list[Piece] = []
-        reads = {"words": self._read_words, "thought": self._read_thought, "calls": self._read_calls}
-        while self._held and reads[self._place](final, pieces):
-            pass
+        more = True
+        while more and self._held:
+            if self._place == "words":
+                more = self._read_words(final, pieces)
+            elif self._place == "calls":
+                more = self._read_calls(final, pieces)
+            else:
+                more = self._read_thought(final, pieces)
         return pieces
 
     # -- the three places: each takes one step, and says whether there may be another ------------------------------
@@ -296,13 +301,14 @@ class _Marks:
         ordered = sorted(set(marks), key=lambda mark: (-len(mark), mark))
         self._any = re.compile("|".join(map(re.escape, ordered))) if ordered else None
         self._begun = frozenset(mark[:n] for mark in ordered for n in range(1, len(mark)))
+        self._last = frozenset(begun[-1] for begun in self._begun)
         self._longest = len(ordered[0]) - 1 if ordered else 0
 
     def find(self, text: str, final: bool) -> tuple[int, str | None]:
         """Where the first mark begins, and which; or None, and from where on the text may be the beginning of one."""
         found = self._any.search(text) if self._any else None
         at = found.start() if found else len(text)
-        if not final:
+        if not final and text[-1:] in self._last:
             longest = min(self._longest, len(text))
             begun = next((len(text) - n for n in range(longest, 0, -1) if text[-n:] in self._begun), len(text))
             if begun <= at:

@@ -38,6 +38,8 @@ adapters: dict[str, float] = {}
 cached: dict[str, float] = {}
 locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 paused = False
+updating = False
+active = 0  # answers in the making
 
 
 def shift_of(folder: str) -> float:
@@ -53,7 +55,8 @@ def logprob(id: int, model: str) -> float:
 
 async def generate(request: Request) -> Response:
     body = await request.json()
-    note({"generate": body["sampling_params"], "model": body["model"], "paused": paused})
+    stream = {"stream": body["stream"]} if "stream" in body else {}
+    note({"generate": body["sampling_params"], "model": body["model"], "paused": paused} | stream)
     ids, params, model = body["token_ids"], body["sampling_params"], body["model"]
     if model not in (value("--served-model-name"), *adapters):
         return JSONResponse({"error": {"message": f"The model `{model}` does not exist."}}, status_code=404)
@@ -66,10 +69,45 @@ async def generate(request: Request) -> Response:
         return JSONResponse({"error": {"message": "temperature is too high"}}, status_code=400)
     if ids[-1] == DIES:
         os._exit(7)
+    if not body["stream"]:
+        return await answer_whole(request, events(ids[-1], params, model))
     return StreamingResponse(events(ids[-1], params, model), media_type="text/event-stream")
 
 
+async def answer_whole(request: Request, stream: AsyncGenerator[str]) -> Response:
+    """What would be streamed, in one piece. Who goes away is not answered, and that is noted."""
+
+    async def collect() -> list[dict[str, Any]]:
+        return [json.loads(event[6:]) async for event in stream if not event.startswith("data: [DONE]")]
+
+    collecting, leaving = asyncio.create_task(collect()), asyncio.create_task(request.receive())
+    await asyncio.wait([collecting, leaving], return_when=asyncio.FIRST_COMPLETED)
+    leaving.cancel()
+    if not collecting.done():
+        collecting.cancel()
+        note({"dropped": True})
+        return Response(status_code=499)
+    pieces = collecting.result()
+    if "error" in pieces[0]:
+        return JSONResponse(pieces[0], status_code=500)
+    choices = [piece["choices"][0] for piece in pieces]
+    ids = [id for choice in choices for id in choice["token_ids"]]
+    content = [one for choice in choices for one in choice["logprobs"]["content"]]
+    whole = {"token_ids": ids, "logprobs": {"content": content}, "finish_reason": choices[-1]["finish_reason"]}
+    return JSONResponse({"choices": [{"index": 0} | whole]})
+
+
 async def events(last: int, params: dict[str, Any], model: str) -> AsyncGenerator[str]:
+    global active
+    active += 1
+    try:
+        async for event in draw(last, params, model):
+            yield event
+    finally:
+        active -= 1
+
+
+async def draw(last: int, params: dict[str, Any], model: str) -> AsyncGenerator[str]:
     if last == FAILS:
         yield f"data: {json.dumps({'error': {'message': 'EngineCore encountered an issue'}})}\n\n"
     if last == SILENT:
@@ -92,7 +130,7 @@ async def events(last: int, params: dict[str, Any], model: str) -> AsyncGenerato
 async def collective_rpc(request: Request) -> Response:
     global shift
     body = await request.json()
-    note({"reload": body["kwargs"]["weights_path"], "paused": paused})
+    note({"reload": body["kwargs"]["weights_path"], "paused": paused, "active": active})
     while (Path(body["kwargs"]["weights_path"]) / "slow").exists():  # noqa: ASYNC110 - tests take it away
         await asyncio.sleep(0.02)
     shift = shift_of(body["kwargs"]["weights_path"])
@@ -126,6 +164,16 @@ async def set_paused(request: Request) -> Response:
     paused = request.url.path == "/pause"
     note({"path": request.url.path, "query": dict(request.query_params)})
     return JSONResponse({})
+
+
+async def update_weights(request: Request) -> Response:
+    """As 0.24: an update is started, takes tensors, and is finished; one that fails has ended."""
+    global updating
+    path, data = request.url.path, await request.body()
+    wrong = updating if path.startswith("/start") else not updating
+    updating = not path.startswith("/finish") and not wrong and b"no such tensor" not in data
+    note({"path": path, "failed": wrong or b"no such tensor" in data})
+    return JSONResponse({}, status_code=500 if wrong or b"no such tensor" in data else 200)
 
 
 async def fine(request: Request) -> Response:
@@ -164,9 +212,13 @@ def value(name: str) -> str:
 routes = [
     Route("/inference/v1/generate", generate, methods=["POST"]),
     Route("/collective_rpc", collective_rpc, methods=["POST"]),
+    *(
+        Route(path, update_weights, methods=["POST"])
+        for path in ("/start_weight_update", "/update_weights", "/finish_weight_update")
+    ),
     Route("/pause", set_paused, methods=["POST"]),
     Route("/resume", set_paused, methods=["POST"]),
-    *(Route(path, fine, methods=["POST"]) for path in ("/reset_prefix_cache", "/sleep", "/wake_up")),
+    *(Route(path, fine, methods=["POST"]) for path in ("/sleep", "/wake_up")),
     *(Route(path, fine) for path in ("/health", "/version", "/openapi.json", "/v1/models", "/server_info")),
 ]
 if takes_adapters:
