@@ -13,7 +13,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile
 
 QUICK := not slow and not fault and not gpu and not postgres and not browser and not frameworks
 
-.PHONY: evidence exactness install dev demo recipe recipes test test-all bench lint mutants nano postgres sandbox frameworks engines oracles clean locked lock
+.PHONY: evidence exactness install dev demo recipe recipes test test-all bench bench-gpu lint mutants nano postgres sandbox frameworks engines oracles clean locked lock
 
 # What runs need, and with it what work on strop itself needs: tests, linters, PostgreSQL's driver.
 install: $(VENV)/.installed
@@ -77,6 +77,18 @@ bench: dev engines
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/gateway.py
 	$(BIN)/python benchmarks/engine.py
+
+# The same for one GPU, with a Python that has strop, vLLM and TRL (PYTHON=...): training beside TRL's, a step at 1.5B beside the
+# one of another checkout (AGAINST=...), checkpoints, updates, and how weights reach vLLM.
+bench-gpu:
+	$(PYTHON) benchmarks/train.py --sides vllm trl-vllm embedded trl --steps 8 --runs 3
+	$(PYTHON) benchmarks/step.py --shape 1.5b --steps 4 $(if $(AGAINST),--against $(AGAINST)) --json benchmarks/results/step.json
+	$(PYTHON) benchmarks/checkpoint.py --shape 1.5b --laps 1 --json benchmarks/results/checkpoint.json
+	$(PYTHON) benchmarks/learner_profile.py --json benchmarks/results/learner_profile.json
+	$(PYTHON) benchmarks/learner.py
+	$(PYTHON) benchmarks/peers/vllm_gpu_check.py --only publish --json benchmarks/results/vllm_publish.json
+	$(PYTHON) benchmarks/peers/vllm_gpu_check.py --only publish --large --json benchmarks/results/vllm_publish_large.json
+	$(PYTHON) benchmarks/gateway_workers.py
 
 # PostgreSQL's programs, for the tests that start a server of their own. Without them those tests are skipped.
 postgres:

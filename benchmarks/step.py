@@ -4,13 +4,14 @@
 
 Weights are random, of Qwen2.5-1.5B's shape. Eight groups of eight rollouts make a step, each of four turns of 192
 sampled tokens (peers/four_turns.py) in a process of its own that speaks to the gateway through the OpenAI client. A
-step is two optimizer steps, so that the old logprobs are scored before them, and ends with a checkpoint.
+step is two optimizer steps, so that the old logprobs are scored before them. The last step alone writes a checkpoint:
+checkpoint.py tells what one costs.
 
     gen               rollouts, until the last one has ended
     old_log_prob      score: the learner's logprobs of all that was sampled
     update_actor      forward, loss, backward and both optimizer steps
     update_weights    the new version reaches the engine
-    save_checkpoint   weights and optimizer, to disk
+    save_checkpoint   what training waits for of the last step's
 
 Timed are phases as the run's own metrics have them, and the whole step from one commit to the next: medians of all but
 the first two, in which things are compiled. --against runs another checkout's code after this one's, on the same model
@@ -49,8 +50,8 @@ def settings(given: argparse.Namespace) -> list[str]:
     rollouts = size["groups"] * size["members"]
     return [
         *(f"loop.steps={given.steps}", f"loop.groups={size['groups']}", f"loop.group_size={size['members']}"),
-        *("loop.eval_splits=[]", "loop.checkpoint_every=1", "learner.minibatches=2", "learner.optim.lr=1e-6"),
-        *(f"learner.token_budget={size['budget']}", "policy.context=2048"),
+        *("loop.eval_splits=[]", f"loop.checkpoint_every={given.steps}", "learner.minibatches=2"),
+        *("learner.optim.lr=1e-6", f"learner.token_budget={size['budget']}", "policy.context=2048"),
         *(f"policy.train.max_tokens={size['turn_tokens']}", f"runner.workers={rollouts}"),
         *(f"tasks_args.count={size['groups'] * (given.steps + 2)}", f"tasks_args.seed={given.seed}"),
         *("engine.name=embedded", f"engine.max_sequences={rollouts}"),

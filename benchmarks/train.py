@@ -73,7 +73,7 @@ def settings(side: str, given: argparse.Namespace) -> list[str]:
     if engine == "vllm":
         chosen += ["engine.vllm.weights=ipc", "engine.vllm.gpu_memory=0.3", "engine.vllm.dtype=bfloat16"]
         # Agents here do not stream, and 256 of them ask at once.
-        chosen += ["engine.vllm.stream_interval=64", "engine.vllm.servers=4"]
+        chosen += ["engine.vllm.stream_interval=64", "engine.vllm.servers=8"]
     return [*chosen, *given.set]
 
 

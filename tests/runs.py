@@ -82,14 +82,26 @@ def after(seconds: float) -> Callable[[], bool]:
     return lambda: time.monotonic() > moment
 
 
-def committed(folder: Path, *, lineage: int, step: int) -> Callable[[], bool]:
-    """Once a step of a lineage is there."""
+def later(ripe: Callable[[], bool], seconds: float) -> Callable[[], bool]:
+    """So many seconds after another moment."""
+    since: list[float] = []
+
+    def is_later() -> bool:
+        if not since and ripe():
+            since.append(time.monotonic())
+        return bool(since) and time.monotonic() - since[0] >= seconds
+
+    return is_later
+
+
+def committed(folder: Path, *, step: int, lineage: int | None = None) -> Callable[[], bool]:
+    """Once a step of a lineage, or of any, is there."""
 
     def ripe() -> bool:
         try:
             with contextlib.closing(sqlite3.connect(f"file:{folder}/store.sqlite?mode=ro", uri=True)) as db:
-                found = db.execute("SELECT 1 FROM steps WHERE lineage = ? AND number = ?", (lineage, step)).fetchone()
-                return found is not None
+                query = "SELECT 1 FROM steps WHERE lineage = coalesce(?, lineage) AND number = ?"
+                return db.execute(query, (lineage, step)).fetchone() is not None
         except sqlite3.Error:
             return False  # not there yet
 

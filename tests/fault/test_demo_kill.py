@@ -23,15 +23,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_killed_at_ten_random_moments(whole: Path, tmp_path: Path) -> None:
-    seconds = json.loads((whole / "summary.json").read_text())["seconds"]
-    draw = random.Random(int(os.environ.get("STROP_KILL_SEED", "0")))
-    moments = [draw.uniform(5, seconds / 8 + 5) for _ in range(10)]
-    print("killed after", [f"{moment:.1f} s" for moment in moments], "of about", seconds)
-    folder = tmp_path / "demo"
-    ripe = runs.after(moments[0])
-    assert runs.kill_when(runs.demo(folder), lambda: ripe() and (folder / "config.json").exists())
-    for moment in moments[1:]:
-        assert runs.kill_when(runs.strop("train", "--resume", folder, "--json"), runs.after(moment))
+    """Each a while after a further tenth of the steps is there, which it may be already when the run is resumed."""
+    made = json.loads((whole / "summary.json").read_text())
+    draw, steps = random.Random(int(os.environ.get("STROP_KILL_SEED", "0"))), len(runs.story(whole).steps)
+    delays = [draw.uniform(0, made["seconds"] / 12) for _ in range(10)]
+    print("killed", [f"{delay:.1f} s" for delay in delays], "after each tenth of", steps, "steps")
+    folder, command = tmp_path / "demo", runs.demo(tmp_path / "demo")
+    for number, delay in enumerate(delays):
+        there = runs.committed(folder, step=number * (steps - 2) // 10) if number else (folder / "config.json").exists
+        assert runs.kill_when(command, runs.later(there, delay))
+        command = runs.strop("train", "--resume", folder, "--json")
     runs.finish(runs.strop("train", "--resume", folder, "--json"), timeout=600)
     runs.same(whole, folder)
     assert runs.metrics(folder) == runs.metrics(whole)

@@ -252,6 +252,13 @@ MUTANTS = (
         ENGINE,
     ),
     _one(
+        "weights loaded while gateway workers have answers in flight",
+        "engines/remote.py",
+        "asyncio.gather(self._idle.wait(), *(holder.wait_until_idle() for holder in self._holders))",
+        "self._idle.wait()",
+        "tests/integration/gateway/test_direct_line.py -k two_versions",
+    ),
+    _one(
         "old keys used with new weights",
         "engines/embedded/core.py",
         "        self.slots.forget_owner(self._owner(policy))\n",

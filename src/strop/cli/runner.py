@@ -1,4 +1,4 @@
-"""`strop runner`: run an agent on what a store has queued."""
+"""`strop runner`: run an agent on what a store has queued, that of `strop serve` or of a training run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 import signal
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import uvloop
@@ -18,11 +19,13 @@ from strop.cli.commands import Commands
 from strop.cli.output import format_counts, get_program, make_console, print_json
 from strop.cli.served_store import START_SECONDS, add_options, open_served
 from strop.config import Config
-from strop.errors import ConfigError
+from strop.errors import ConfigError, RunEnded, StoreError
 from strop.monitor.screen import Screen
+from strop.net import addresses
 from strop.net.secrets import hide_keys
 from strop.runners.pool import Pool
 from strop.store.base import Store
+from strop.version import __version__
 
 
 def add(commands: Commands) -> None:
@@ -35,6 +38,9 @@ def add(commands: Commands) -> None:
     runner.add_argument("--name", help="what this runner is called (default: host and process)")
     runner.add_argument("--config", metavar="TOML", help="settings from a file: agent, agents, reward, runner")
     runner.add_argument("--set", action="append", default=[], metavar="a.b=c", help="any setting; see `strop config`")
+    runner.add_argument(
+        "--wait", type=float, default=600.0, metavar="S", help="seconds to wait for a run that is away (default: 600)"
+    )
     runner.add_argument("--until-empty", action="store_true", help="end when nothing is queued or running any more")
     runner.add_argument("--log", metavar="FILE", help="what agents' processes print outside rollouts")
     runner.add_argument("--json", action="store_true", help="print the counts as JSON at the end and nothing else")
@@ -52,31 +58,39 @@ def _runner(arguments: argparse.Namespace) -> int:
     hide_keys(config)  # before agents inherit the environment
     if not config.agent and not config.agents:
         raise ConfigError("which agent? --agent FILE.py:function, a command, or the URL of a service")
+    if not config.runner.workers:
+        raise ConfigError("runner.workers is 0, so no agent would run. Fix: give --workers 1 or more")
     return uvloop.run(_run_agents(config, arguments))
 
 
 async def _run_agents(config: Config, arguments: argparse.Namespace) -> int:
-    store = await open_served(arguments, START_SECONDS)
+    say_outage = partial(_say_outage, arguments)
+    store = await open_served(arguments, START_SECONDS, outage=arguments.wait, on_outage=say_outage)
     specs = {**({None: config.agent} if config.agent else {}), **config.agents}
     try:
-        policies = await store.policies()
+        model = await _find_model(arguments.url, store)
         pool = Pool(
             store,
             specs,
             config.runner,
             gateway_url=arguments.url.rstrip("/"),
-            model=arguments.model or (policies[0].model if policies else ""),
+            model=arguments.model or model,
             name=arguments.name,
             reward=config.reward,
             log=arguments.log,
         )
+        drained, ended = False, ""
         await pool.start()
         try:
             drained = await _work(pool, store, config, arguments)
+        except RunEnded as error:
+            ended = str(error)
         finally:
             await pool.close()
     finally:
         await store.close()
+    if ended and not arguments.json:
+        make_console().print(f"{ended}: {arguments.url}", soft_wrap=True)
     if arguments.json:
         print_json(pool.counts)
     else:
@@ -86,6 +100,26 @@ async def _run_agents(config: Config, arguments: argparse.Namespace) -> int:
                 f"why they failed: {get_program()} rollouts {arguments.url} --status failed", soft_wrap=True
             )
     return 130 if drained else 0
+
+
+async def _find_model(url: str, store: Store) -> str:
+    """What agents are told to ask for. Raises `StoreError` where another version of strop answers."""
+    address = await asyncio.to_thread(addresses.read, url.rstrip("/"))
+    if address.strop != __version__:
+        theirs = f"strop {address.strop}" if address.strop else "an older strop"
+        raise StoreError(f"{url} is {theirs}, and this is {__version__}. Fix: install the same version on both sides")
+    policies = [policy for policy in await store.policies() if policy.kind != "prompt"]
+    return address.model or (policies[0].model if policies else "")
+
+
+def _say_outage(arguments: argparse.Namespace, why: Exception | None) -> None:
+    if arguments.json:
+        return
+    said = f"{arguments.url} is back"
+    if why is not None:
+        reason = str(why).partition(". Fix:")[0] if isinstance(why, StoreError) else "it cannot be reached"
+        said = f"waiting for {arguments.url}, for up to {arguments.wait:g} s: {reason}"
+    print(said, file=sys.stderr)
 
 
 async def _work(pool: Pool, store: Store, config: Config, arguments: argparse.Namespace) -> bool:

@@ -60,7 +60,7 @@ def _train(arguments: argparse.Namespace) -> int:
     if before and arguments.model:
         raise ConfigError(f"--from {arguments.source} brings its model. Fix: leave out --model")
     alone = not needs_agents(config)
-    if not config.agent and not alone:
+    if not config.agent and not alone and config.runner.workers:
         raise ConfigError("which agent? strop train FILE.py:function --tasks tasks.jsonl (or --resume RUN)")
     if not config.tasks and not alone:
         raise ConfigError("which tasks? --tasks tasks.jsonl, or --tasks FILE.py:function")

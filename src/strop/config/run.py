@@ -38,6 +38,15 @@ class LoopConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
         Meta(ge=0),
     ] = 0
+    start_ahead: Annotated[
+        float,
+        doc(
+            "with staleness 0, agents of the next step start while the learner works, up to their first model call, "
+            "which waits for the new weights: where learning took the step before no longer than so many seconds; 0: "
+            "never"
+        ),
+        Meta(ge=0),
+    ] = 2.0
     eval_every: Annotated[int, doc("steps between evaluations; 0: only before the first and after the last")] = 0
     eval_splits: Annotated[tuple[str, ...], doc("splits of the tasks that are evaluated")] = ("test",)
     eval_samples: Annotated[int, doc("samples per task in an evaluation: k of mean@k"), Meta(ge=1)] = 1

@@ -32,7 +32,13 @@ class RetriesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class RunnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What runs agents."""
 
-    workers: Annotated[int, doc("agents that run at the same time"), Meta(ge=1, le=10_000)] = 16
+    workers: Annotated[
+        int, doc("agents that run at the same time; 0: none here, with runner.remote"), Meta(ge=0, le=10_000)
+    ] = 16
+    remote: Annotated[
+        bool,
+        doc("runners on other machines may join (strop runner): the run's store is served at the gateway's address"),
+    ] = False
     agents_in: Annotated[
         Literal["processes", "loops", "threads", "loop"],
         doc(

@@ -12,7 +12,7 @@ from strop.errors import AgentError, ConfigError
 from strop.run.data.copies import collect_stored
 from strop.run.group_reward import give
 from strop.run.learn import assemble_batch
-from strop.run.rollouts import find_stored, find_superseded, read_sample
+from strop.run.rollouts import find_stored, find_superseded, read_samples
 from strop.run.state import Collected, Run
 from strop.run.supervise import cancel_all
 from strop.trajectory import Sample
@@ -27,20 +27,22 @@ async def collect(run: Run) -> Collected:
     if run.data is not None:
         return await collect_stored(run, run.data)
     began, loop = time.monotonic(), run.config.loop
-    dropped = await find_superseded(run, run.next_rollouts())
-    groups, phase, reads = loop.groups, f"collecting step {run.step + 1}", dict[str, asyncio.Task[Sample]]()
+    dropped = await find_superseded(run)
+    groups, phase, reads = loop.groups, f"collecting step {run.step + 1}", list[asyncio.Task[list[Sample]]]()
+    read = dict[str, Sample]()
 
-    def read(rollout: Rollout) -> None:
+    def begin_to_read(ended: Sequence[Rollout]) -> None:
         """At once, while others still run."""
-        reads[rollout.id] = asyncio.create_task(read_sample(run.store, rollout))
+        reads.append(asyncio.create_task(read_samples(run.store, ended)))
 
     try:
         while True:
-            wanted = run.next_rollouts(groups)
-            await run.store.enqueue(run.next_rollouts(groups + run.groups_of_later_steps))
-            fresh = [rollout for rollout in wanted if rollout.id not in reads]
-            await wait_until_ended(run, fresh, phase, then=read)
-            samples = [await reads[rollout.id] for rollout in wanted]
+            queued = run.next_rollouts(groups + run.groups_of_later_steps)
+            wanted = queued[: groups * loop.group_size]
+            fresh = [rollout for rollout in wanted if rollout.id not in read]
+            await wait_until_ended(run, fresh, phase, later=queued[len(wanted) :], then=begin_to_read)
+            read |= {sample.rollout.id: sample for some in reads for sample in await some}
+            samples = [read[rollout.id] for rollout in wanted]
             await stop_if_all_failed(run, [sample.rollout for sample in samples], phase)
             samples = await give_group_rewards(run, samples)
             if run.step == 0 and (run.group_reward is not None or not run.scores):  # an evaluation would have told
@@ -52,7 +54,7 @@ async def collect(run: Run) -> Collected:
                 break
             groups = min(groups + loop.groups - telling, loop.max_groups or loop.groups)
     finally:
-        await cancel_all(*reads.values())
+        await cancel_all(*reads)
     if run.step == 0 and not any(sample.turns for sample in samples):
         raise AgentError(
             f"none of the {len(samples)} rollouts called the model: {CALLED}. Fix: correct the agent, "
@@ -90,30 +92,34 @@ async def give_group_rewards(run: Run, samples: list[Sample]) -> list[Sample]:
 
 
 async def wait_until_ended(
-    run: Run, wanted: Sequence[Rollout], phase: str, *, then: Callable[[Rollout], None] = lambda _: None
+    run: Run,
+    wanted: Sequence[Rollout],
+    phase: str,
+    *,
+    later: Sequence[Rollout] = (),
+    then: Callable[[Sequence[Rollout]], None] = lambda _: None,
 ) -> list[Rollout]:
-    """Queue rollouts (those already there stay as they are) and wait until all have ended. When none has for as long as
-    loop.group_deadline, the rest is cancelled as late. Returned in the order they were wanted; `then` is told of each
-    as it ends."""
-    await run.store.enqueue(wanted)
-    ids, now = [rollout.id for rollout in wanted], await find_stored(run.store, wanted)
-    for id in ids:
-        if now[id].status in TERMINAL:
-            then(now[id])
+    """Queue rollouts, and those of later steps behind them (those already there stay as they are), and wait until all
+    that are wanted have ended. When none has for as long as loop.group_deadline, the rest is cancelled as late.
+    Returned in the order they were wanted; `then` is told of them as they end."""
+    there = await find_stored(run.store, [*wanted, *later])
+    await run.store.enqueue([rollout for rollout in (*wanted, *later) if rollout.id not in there])
+    ids, now = [rollout.id for rollout in wanted], {one.id: there.get(one.id, one) for one in wanted}
+    then([rollout for rollout in now.values() if rollout.status in TERMINAL])
     deadline = time.monotonic() + run.config.loop.group_deadline
     while open := [id for id in ids if now[id].status not in TERMINAL]:
         run.view.phase(phase, len(ids) - len(open), len(ids), run.pool.slowest())
         if time.monotonic() > deadline:
             await run.store.cancel(open, cause="late", detail=f"past loop.group_deadline in {phase}")
         run.cursor, changed = await run.store.wait(run.cursor, timeout=1.0)
-        for rollout in changed:
-            if (before := now.get(rollout.id)) is not None:
-                now[rollout.id] = rollout
-                if rollout.status in TERMINAL and before.status not in TERMINAL:
-                    deadline = time.monotonic() + run.config.loop.group_deadline
-                    then(rollout)
-            if rollout.status in TERMINAL:
-                run.gateway.forget(rollout.id)
+        ended = [rollout for rollout in changed if rollout.status in TERMINAL]
+        for rollout in ended:
+            run.gateway.forget(rollout.id)
+        news = [rollout for rollout in ended if rollout.id in now and now[rollout.id].status not in TERMINAL]
+        now |= {rollout.id: rollout for rollout in changed if rollout.id in now}
+        if news:
+            deadline = time.monotonic() + run.config.loop.group_deadline
+            then(news)
     run.view.phase(phase, len(ids), len(ids))
     return [now[id] for id in ids]
 

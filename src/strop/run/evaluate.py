@@ -30,6 +30,7 @@ from strop.config import (
     Config,
     LoraConfig,
     MonitorConfig,
+    RunnerConfig,
     answers_outside,
     describe_models,
     replace_models,
@@ -170,8 +171,14 @@ def configure_evaluation(config: Config, splits: tuple[str, ...]) -> Config:
         policies={name: _leave_out_training(table) for name, table in config.policies.items()},
         loop=replace(config.loop, steps=0, eval_splits=splits, group_deadline=FOREVER),
         store=replace(config.store, url=""),
+        runner=run_here(config.runner),
         monitor=MonitorConfig(),
     )
+
+
+def run_here(runner: RunnerConfig) -> RunnerConfig:
+    """The same without runners on other machines."""
+    return replace(runner, remote=False, workers=runner.workers or RunnerConfig().workers)
 
 
 def _leave_out_training(table: dict[str, Any]) -> dict[str, Any]:

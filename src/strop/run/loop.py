@@ -4,8 +4,9 @@
                                                         └ a checkpoint, if due: copied, and written beside what follows
 
 With loop.staleness 0 a step is collected once the one before it has been published, and engines rest while the learner
-works. Above it, rollouts of the steps that follow are queued meanwhile: agents, engines and learner all work at once,
-every turn says which version sampled it, and a step waits only for rollouts that are not done yet.
+works; its agents start meanwhile, and their first model calls wait for the new weights. Above it, rollouts of the steps
+that follow are queued meanwhile: agents, engines and learner all work at once, every turn says which version sampled
+it, and a step waits only for rollouts that are not done yet.
 
 runtime.py opens everything that is used here. A run lives in a folder and may be killed at any moment; resume.py finds
 the way back. Group n of a run is always the same task with the same seeds, and steps take groups in that order, so
@@ -17,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from strop.config import Config, describe_algorithms, describe_models
@@ -24,6 +26,7 @@ from strop.monitor import transcripts
 from strop.monitor.console import View
 from strop.monitor.metrics import MetricsFile
 from strop.monitor.summary import Summary, summarize
+from strop.run.ahead import starting_ahead
 from strop.run.checkpoints import (
     begin_checkpoint,
     finish_checkpoint,
@@ -105,7 +108,7 @@ async def train_weights(run: Run) -> Collapse | None:
     keep_checkpoints(run)
     fallen = find_collapse(run.steps, patience)
     while fallen is None and not run.finished and not run.stop.is_set():
-        await advance(run, await collect(run))
+        await advance(run, await collect(run), ahead=True)
         stop_if_hopeless(run)
         fallen = find_collapse(run.steps, patience)
         if fallen is None:
@@ -127,14 +130,16 @@ async def show_past(run: Run) -> None:
     run.metrics = MetricsFile(run.folder.metrics, run.steps, run.scores, run.writers, run.config.loop.eval_samples)
 
 
-async def advance(run: Run, collected: Collected) -> None:
-    """One step: consumes collected rollouts, produces a committed and published version."""
+async def advance(run: Run, collected: Collected, *, ahead: bool = False) -> None:
+    """One step: consumes collected rollouts, produces a committed and published version. `ahead`: agents of the step
+    behind it may start meanwhile."""
     number, began = run.step + 1, time.monotonic()
     run.view.phase(f"training step {number}")
     if not run.overlaps:
         for engine in run.engines:
             await engine.pause()
-    learnt = await learn_all(run.policies, collected.samples, step=number, versions=run.versions)
+    async with starting_ahead(run) if ahead else nullcontext():
+        learnt = await learn_all(run.policies, collected.samples, step=number, versions=run.versions)
     metrics = learnt.metrics | describe_opponents(run.config, collected.samples)
     with run.timed("save_checkpoint"):
         begun = await begin_checkpoint(run, number)
@@ -150,10 +155,14 @@ async def advance(run: Run, collected: Collected) -> None:
         digest=await take_digest(run.policies),
         time=time.time(),
     )
+    for policy in run.policies.values():
+        policy.publisher.prepare(step.version)
     await run.store.commit_step(step)
     if begun is not None:
         follow_checkpoint(run, step, begun)
     await publish(run, step)
+    if ahead:
+        run.pool.go_on()
 
 
 def measure_time(run: Run, collected: Collected, learning: float) -> dict[str, float]:

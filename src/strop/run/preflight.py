@@ -25,9 +25,10 @@ from strop.errors import AgentError, ConfigError
 from strop.monitor.console import View
 from strop.run.collect import check_rewards, explain_if_all_failed, give_group_rewards, wait_until_ended
 from strop.run.data.prepare import find_offline
+from strop.run.evaluate import run_here
 from strop.run.health import suggest_easier
 from strop.run.learn import assemble_batch
-from strop.run.rollouts import read_sample
+from strop.run.rollouts import read_samples
 from strop.run.runtime import make_algorithm, open_run
 from strop.run.settings import settle
 from strop.run.state import PolicyLearner
@@ -106,7 +107,7 @@ async def probe(config: Config, view: View, *, groups: int) -> PreflightResult:
             ended = await run_with_agents(run, wait_until_ended(run, wanted, "probing"))
             if why := await explain_if_all_failed(run, ended, "probing"):  # nobody can look at them afterwards
                 raise AgentError(f"{why}. Fix: correct the agent, then ask again")
-            samples = await give_group_rewards(run, [await read_sample(run.store, rollout) for rollout in ended])
+            samples = await give_group_rewards(run, await read_samples(run.store, ended))
             check_rewards(run, [one.rollout for one in samples])
             waited = (time.monotonic() - began) * min(config.runner.workers, len(ended)) / len(ended)
             found = {name: judge_policy(policy, samples, waited) for name, policy in run.policies.items()}
@@ -131,6 +132,7 @@ def configure_probe(config: Config, groups: int, folder: Path) -> Config:
         folder=str(folder),
         loop=replace(config.loop, eval_splits=(), staleness=0, groups=groups, max_groups=None),
         store=replace(config.store, url=""),
+        runner=run_here(config.runner),
         monitor=MonitorConfig(),
     )
 

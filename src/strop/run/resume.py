@@ -26,7 +26,7 @@ from strop.monitor.metrics import metrics_of
 from strop.run.checkpoints import verify_parts
 from strop.run.data.copies import finish_begun
 from strop.run.folder import find_parts, name_step
-from strop.run.rollouts import find_stored, read_sample
+from strop.run.rollouts import find_stored, read_samples
 from strop.run.state import Collected, Run
 from strop.types import TERMINAL, Rollout, Step, version
 
@@ -51,7 +51,7 @@ async def go_back(run: Run) -> list[Collected]:
             policy.algorithm.resume(metrics_of(last.metrics, policy.name, run.policies))
             await policy.publisher.publish(last.version)
     return [
-        Collected([await read_sample(run.store, await run.store.get(id)) for id in step.rollouts])
+        Collected(await read_samples(run.store, [await run.store.get(id) for id in step.rollouts]))
         for step in line[base:]
     ]
 

@@ -10,10 +10,18 @@ from strop.trajectory import Sample
 from strop.types import Rollout
 
 PAGE = 1000
+MANY = 32
+"""Rollouts whose turns are read at once: others read in between."""
 
 
-async def read_sample(store: Store, rollout: Rollout) -> Sample:
-    return Sample(rollout, await store.turns(rollout.id))
+async def read_samples(store: Store, ended: Sequence[Rollout]) -> list[Sample]:
+    """Rollouts that have ended, with their turns."""
+    samples: list[Sample] = []
+    for first in range(0, len(ended), MANY):
+        some = ended[first : first + MANY]
+        turns = await store.turns_of([(rollout.id, rollout.attempts) for rollout in some])
+        samples += map(Sample, some, turns)
+    return samples
 
 
 async def find_stored(store: Store, wanted: Sequence[Rollout]) -> dict[str, Rollout]:
@@ -28,10 +36,13 @@ async def find_stored(store: Store, wanted: Sequence[Rollout]) -> dict[str, Roll
     return {id: found[id] for id in ids if id in found}
 
 
-async def find_superseded(run: Run, wanted: Sequence[Rollout]) -> dict[str, str]:
-    """Earlier rollouts in the place of these, sampled from weights that are no more: left out, and counted by name."""
-    here = {rollout.group for rollout in wanted}
+async def find_superseded(run: Run) -> dict[str, str]:
+    """Earlier rollouts in the place of the next step's, sampled from weights that are no more: left out, and counted by
+    name."""
     before, limit = range(1, run.origin), run.config.loop.group_size
+    if not before:
+        return {}
+    here = {rollout.group for rollout in run.next_rollouts()}
     groups = {rollout.group for lineage in before for rollout in run.next_rollouts(origin=lineage)} - here
     return {
         rollout.id: "superseded" for name in sorted(groups) for rollout in await run.store.list(group=name, limit=limit)

@@ -12,6 +12,8 @@ Nothing of what is opened here knows this module; loop.py and resume.py use what
 from __future__ import annotations
 
 import asyncio
+import os
+import shlex
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -35,6 +37,7 @@ from strop.config import (
     trained_policies,
 )
 from strop.engines.base import Engine, EngineSetup
+from strop.engines.gpus import place_replicas
 from strop.engines.registry import engine_class, engine_name
 from strop.errors import ConfigError, PlaceError
 from strop.files import private_folder
@@ -49,19 +52,21 @@ from strop.monitor.console import View
 from strop.monitor.writers import Writers, check
 from strop.net.addresses import AddressApp
 from strop.net.secrets import hide_keys
-from strop.net.server import serve
+from strop.net.server import HttpServer, name_from_elsewhere, serve
 from strop.run.data.prepare import open_data
 from strop.run.folder import RunFolder
 from strop.run.gateway import choose_sampling, open_gateway
 from strop.run.group_reward import load as load_group_reward
 from strop.run.opponents import OpponentPool, PoolSource, find_pool_source, keep_copies
 from strop.run.prompts.improve import make_prompt_optimizer
+from strop.run.serve import StoreServer, serve_store
 from strop.run.settings import check_agents, load_tasks
 from strop.run.state import Run, TrainedPolicy
 from strop.run.teacher import Teacher, find_teachers, make_renderer, refuse_unfit
 from strop.runners.pool import Pool
 from strop.store import open_store
 from strop.store.base import Store
+from strop.store.server.keys import run_key
 from strop.types import Policy, version
 from strop.weights.base import Transfer
 from strop.weights.files import AdapterTransfer, FolderTransfer
@@ -190,7 +195,7 @@ async def open_policies(
             stack.push_async_callback(process.close)
         engines = make_engines(group, places[group[0].name], process, train=train)
         for one in group:
-            engine = Replicas([engines[one.name]], patience=config.gateway.pause_timeout)
+            engine = Replicas(engines[one.name], patience=config.gateway.pause_timeout)
             stack.push_async_callback(engine.close)
             learner = process.of(one.name) if process is not None and (here or not one.is_slot) else None
             served.append(ServedPolicy(prepared=one, engine=engine, learner=learner, place=places[one.name]))
@@ -268,7 +273,7 @@ def open_pool(config: Config, runner: RunnerConfig, store: Store, gateway: Gatew
     main = default_config(config)
     return Pool(
         store,
-        {None: config.agent, **config.agents} if config.agent else {},
+        {None: config.agent, **config.agents} if config.agent and runner.workers else {},
         runner,
         gateway_url=url,
         model=main.policy.model,
@@ -314,11 +319,7 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
         prepared = [keep_opponents(one, folder.path) for one in prepared]
         view.phase("loading the model" if prepared else "starting")
         served, gateway = await open_policies(stack, config, prepared, store, folder.path, train=True)
-        app = AddressApp(gateway)
-        place = config.gateway
-        server = await serve(
-            app, host=place.host, port=place.port, hosts=place.hosts, log=folder.gateway_log, switch=gateway.workers
-        )
+        server, app = await serve_run(config, store, gateway, folder)
         stack.push_async_callback(server.close)
         pool = open_pool(config, config.runner, store, gateway, server.url, folder.agents_log)
         stack.push_async_callback(pool.close)
@@ -330,6 +331,8 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
         by_name = {one.name: one for one in served}
         writers = await Writers.open(stack, config, folder.path, view.note)
         stack.enter_context(app.announce(server.url, default_config(config).policy.model, folder.path))
+        if isinstance(server, StoreServer):
+            view.note(describe_join(config, server.url))
         if not resume:
             folder.keep(config)  # from here on there is a run to resume
         yield Run(
@@ -347,6 +350,7 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
             learners=[one.learner for each in served for one in (each, *each.slots) if one.learner is not None],
             gateway=gateway,
             pool=pool,
+            shared=server if isinstance(server, StoreServer) else None,
             writers=writers,
             group_reward=group_reward,
             data=open_data(config, folder.path),
@@ -354,6 +358,42 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
             optimizer=optimizer,
             prompts={name: prompt.text for name, prompt in config.prompts.items()},
         )
+
+
+async def serve_run(
+    config: Config, store: Store, gateway: Gateway, folder: RunFolder
+) -> tuple[HttpServer | StoreServer, AddressApp]:
+    """Have the gateway's address answer: agents, and runners on other machines where they may join. Those wait until
+    the run begins, since of what is queued only the restored weights may sample."""
+    place, log = config.gateway, folder.gateway_log
+    if not config.runner.remote:
+        app = AddressApp(gateway)
+        return await serve(
+            app, host=place.host, port=place.port, hosts=place.hosts, log=log, switch=gateway.workers
+        ), app
+    server = await serve_store(
+        store,
+        key=run_key(folder.path, os.environ.get("STROP_KEY")),
+        gateway=gateway,
+        host=place.host,
+        port=place.port,
+        hosts=place.hosts,
+        settings=("gateway.host", "gateway.port"),
+        lease_check=None,
+        log=log,
+    )
+    server.hold()
+    return server, server.addressed
+
+
+def describe_join(config: Config, url: str) -> str:
+    """The command by which runners join."""
+    agents = {"--agent": config.agent or "AGENT", "--reward": config.reward}
+    words = [f"strop runner --url {name_from_elsewhere(url, config.gateway.host)}"]
+    words += [f"{option} {shlex.quote(spec)}" for option, spec in agents.items() if spec]
+    words += [f"--set {shlex.quote(f'agents.{name}={spec}')}" for name, spec in config.agents.items()]
+    key = "this STROP_KEY" if os.environ.get("STROP_KEY") else f"STROP_KEY from {config.folder}/key"
+    return f"runners join with {key}: {' '.join(words)}"
 
 
 def default_config(config: Config) -> Config:
@@ -440,31 +480,33 @@ def refuse_contradictions(config: Config, algorithm: Algorithm) -> None:
 
 def make_engines(
     group: Sequence[PreparedPolicy], folder: Path, process: LearnerProcess | None, *, train: bool
-) -> dict[str, Engine]:
-    """The engines of policies on one model, not started yet: one that takes adapters serves all of them. Without a
-    process that holds them the weights stay as they are."""
+) -> dict[str, list[Engine]]:
+    """The engines of policies on one model, not started yet: one that takes adapters serves all of them. Each has as
+    many as there are replicas. Without a process that holds them the weights stay as they are."""
     first = group[0]
     kind, ranks = engine_class(first.config.engine), find_ranks(group) if train else {}
     adapters = ranks if kind.serves_adapters(first.config.engine) and any(ranks.values()) else {}
     contexts = [one.config.policy.context for one in group if one.config.policy.context is not None]
 
-    def make(policy: str) -> Engine:
-        return kind.make(
-            EngineSetup(
-                model=first.model,
-                config=first.config.engine,
-                folder=folder,
-                context=max(contexts) if len(contexts) == len(group) else None,
-                renewed=process is not None or any(one.is_slot for one in group),
-                link=process.of(policy) if process is not None else None,
-                adapters=adapters,
-            )
+    def make(policy: str) -> list[Engine]:
+        setup = EngineSetup(
+            model=first.model,
+            config=first.config.engine,
+            folder=folder,
+            context=max(contexts) if len(contexts) == len(group) else None,
+            renewed=process is not None or any(one.is_slot for one in group),
+            link=process.of(policy) if process is not None else None,
+            adapters=adapters,
         )
+        setups = place_replicas(setup, beside_learner=process is not None)
+        for one in setups:
+            private_folder(one.folder)
+        return [kind.make(one) for one in setups]
 
     if not adapters:
         return {one.name: make(one.name) for one in group}
     shared = make(first.name)
-    return {one.name: shared.of_policy(one.name) for one in group}
+    return {one.name: [engine.of_policy(one.name) for engine in shared] for one in group}
 
 
 def find_ranks(group: Sequence[PreparedPolicy]) -> dict[str, int]:

@@ -27,8 +27,7 @@ from strop.types import Reward, Rollout
 
 async def evaluate_if_due(run: Run) -> None:
     """Every split of the configuration, sampled and greedily. What the store has already is not run again."""
-    every = run.config.loop.eval_every
-    if run.step == 0 or run.finished or (every and run.step % every == 0):
+    if run.is_evaluated(run.step):
         for split, wanted in run.evaluations(run.step, run.versions[0]).items():
             if (run.step, split) not in run.scores:
                 with run.timed("testing"):

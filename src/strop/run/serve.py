@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Literal
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from strop.config import Config, describe_models
-from strop.errors import ConfigError, PlaceError, StropError
+from strop.errors import ConfigError, PlaceError, RunEnded, StropError, Unavailable
 from strop.files import private, private_folder
 from strop.net.addresses import AddressApp
 from strop.net.secrets import new_key
-from strop.net.server import HttpServer, serve
+from strop.net.server import HttpServer, SettingNames, serve
 from strop.run.folder import wait_until_gone
 from strop.store import open_store
 from strop.store.base import Store
@@ -55,6 +55,18 @@ class StoreServer:
         self.url, self.key, self.addressed = server.url, key, addressed
         self._server, self._app, self._tasks = server, app, tasks
 
+    def hold(self) -> None:
+        """Have clients of the store wait until `let_in`."""
+        self._app.refuses = Unavailable("the run is being started. Fix: ask again")
+
+    def let_in(self) -> None:
+        self._app.refuses = None
+
+    def end(self, *, done: bool) -> None:
+        """Give nothing out any more, though agents' calls are still answered. Clients of a run that is `done` are told
+        so; those of one that may be resumed wait for it."""
+        self._app.end(RunEnded("the run has ended") if done else Unavailable("the run was stopped. Fix: resume it"))
+
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
@@ -71,23 +83,24 @@ async def serve_store(
     host: str = "127.0.0.1",
     port: int = 0,
     hosts: Sequence[str] = (),
-    lease_check: float = LEASE_CHECK,
+    settings: SettingNames = ("--host", "--port"),
+    lease_check: float | None = LEASE_CHECK,
     grace: float = GRACE,
     log: Path | None = None,
 ) -> StoreServer:
-    """Serve an open store, and beside it a gateway if there is one, from the running event loop. Raises `PlaceError` if
-    the address cannot be had."""
+    """Serve an open store, and beside it a gateway if there is one, from the running event loop. Without `lease_check`
+    somebody else looks after the store and the gateway's sessions. Raises `PlaceError` if the address cannot be had."""
     app = StoreApp(store, key, model=gateway is not None)
     addressed = AddressApp(app if gateway is None else _beside(gateway, app, store))
     workers = gateway.workers if gateway is not None else None
     if workers is not None:
         workers.set_server_key(key)
-    server = await serve(
-        addressed, host=host, port=port, hosts=hosts, log=log, settings=("--host", "--port"), switch=workers
-    )
-    tasks = [asyncio.create_task(_reclaim(store, lease_check, grace), name="strop-reclaim")]
-    if gateway is not None:
-        tasks.append(asyncio.create_task(_forget(store, gateway), name="strop-forget"))
+    server = await serve(addressed, host=host, port=port, hosts=hosts, log=log, settings=settings, switch=workers)
+    tasks: list[asyncio.Task[None]] = []
+    if lease_check is not None:
+        tasks.append(asyncio.create_task(_reclaim(store, lease_check, grace), name="strop-reclaim"))
+        if gateway is not None:
+            tasks.append(asyncio.create_task(_forget(store, gateway), name="strop-forget"))
     return StoreServer(server, app, addressed, key, tasks)
 
 

@@ -132,8 +132,13 @@ def check_agents(config: Config) -> None:
     """Raises `AgentError` for an agent that cannot be one, before anything is loaded or made."""
     if not needs_agents(config):
         return
-    for spec in (config.agent, *config.agents.values()):
-        agents.check(spec)
+    if not config.runner.workers and not config.runner.remote:
+        raise ConfigError(
+            "runner.workers is 0, so nobody runs agents. Fix: raise it, or let runners join with runner.remote=true"
+        )
+    if config.runner.workers:
+        for spec in (config.agent, *config.agents.values()):
+            agents.check(spec)
 
 
 def load_tasks(config: Config) -> list[Task]:

@@ -23,6 +23,7 @@ from strop.run.data.dataset import DataSet
 from strop.run.folder import RunFolder
 from strop.run.group_reward import GroupReward
 from strop.run.opponents import OpponentPool
+from strop.run.serve import StoreServer
 from strop.run.teacher import Teacher
 from strop.runners.pool import Pool
 from strop.store.base import Store
@@ -78,7 +79,7 @@ class Run:
     very same weights again. Only rollouts sampled from them may be trained on. `superseded` are steps of earlier
     lineages. `data` is what is learnt from where that is stored already; otherwise agents are at work. `prompts` are
     the texts that agents are given, by name; where an `optimizer` improves them, those that are best so far. `over`:
-    there is nothing left to do before all steps are made.
+    there is nothing left to do before all steps are made. `shared` serves the store to runners on other machines.
     """
 
     config: Config
@@ -92,6 +93,7 @@ class Run:
     gateway: Gateway
     pool: Pool
     writers: Writers
+    shared: StoreServer | None = None
     group_reward: GroupReward | None = None
     data: DataSet | None = None
     opponents: Sequence[OpponentPool] = ()
@@ -159,15 +161,15 @@ class Run:
         loop = self.config.loop
         return loop.groups * max(0, min(loop.staleness, loop.steps - self.step - 1))
 
-    def next_rollouts(self, groups: int | None = None, origin: int | None = None) -> list[Rollout]:
-        """The rollouts of so many groups from the next one on (default: as many as a step takes), in sampling order,
-        under the names they have in lineage `origin` (default: the present one). Groups that are sampled anew in a
-        later lineage have its number behind their name; where rollouts may lag behind none is, nor where they are
-        stored data, which no weights sampled."""
+    def next_rollouts(self, groups: int | None = None, origin: int | None = None, skip: int = 0) -> list[Rollout]:
+        """The rollouts of so many groups (default: as many as a step takes) from the next one on, or from behind `skip`
+        of them, in sampling order, under the names they have in lineage `origin` (default: the present one). Groups
+        that are sampled anew in a later lineage have its number behind their name; where rollouts may lag behind none
+        is, nor where they are stored data, which no weights sampled."""
         if self.data is not None:
             return self.data.rollouts(self.next_group)
         origin = 1 if self.overlaps else origin or self.origin
-        first, loop = self.next_group, self.config.loop
+        first, loop = self.next_group + skip, self.config.loop
         tasks = [task for task in self.tasks if task.split == "train"]
         return [
             self.give_prompts(rollout)
@@ -181,6 +183,12 @@ class Run:
                 suffix=f"~{origin}" if origin > 1 else "",
             )
         ]
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether evaluations are due after a step."""
+        loop = self.config.loop
+        due = loop.eval_every and step % loop.eval_every == 0
+        return step == 0 or step >= loop.steps or self.over or bool(due)
 
     def evaluations(self, step: int, version: str) -> dict[str, list[Rollout]]:
         """The rollouts of every evaluation of a version, by split, with `-greedy` where they are: not where outside

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
-from strop.errors import ConfigError
+from strop.errors import ConfigError, StropError
 from strop.run.folder import wait_until_gone
 from strop.run.state import Run
 from strop.store.reclaim import reclaim_regularly
@@ -15,14 +16,34 @@ T = TypeVar("T")
 
 
 async def run_with_agents(run: Run, main: Coroutine[Any, Any, T]) -> T:
-    """The result of `main` while agents are at work and every part of the run is watched."""
+    """The result of `main` while agents are at work and every part of the run is watched. Agents that are at work when
+    it ends are given back to the queue, here and elsewhere."""
     run.pool.work()
+    if run.shared is not None:
+        run.shared.let_in()
     lease = run.config.runner.lease
     reclaim, gone = reclaim_regularly(run.store, lease / 2, grace=lease), wait_until_gone(run.folder.path)
     processes = [learner.watch() for learner in run.learners]
     if run.gateway.workers is not None:
         processes.append(run.gateway.workers.watch())
-    return await run_beside(main, *processes, run.pool.watch(), stop_if_unclaimed(run), reclaim, gone)
+    done = False
+    try:
+        result = await run_beside(main, *processes, run.pool.watch(), stop_if_unclaimed(run), reclaim, gone)
+        done = run.finished and not run.stop.is_set()
+        return result
+    finally:
+        await give_back(run, done=done)
+
+
+async def give_back(run: Run, *, done: bool) -> None:
+    """Nothing stays `running` that nobody will hear of."""
+    if run.shared is not None:
+        run.shared.end(done=done)
+    with suppress(StropError):  # it may be the store that ends the run
+        await run.pool.drain(0.0)
+        for rollout in await run.store.list(status="running") if run.shared is not None else ():
+            last = (await run.store.attempts(rollout.id))[-1].number
+            await run.store.finish(rollout.id, last, cause="interrupted", detail="the run ended while it was running")
 
 
 async def stop_if_unclaimed(run: Run) -> None:

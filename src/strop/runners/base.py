@@ -19,7 +19,8 @@ from strop.types import Cause, EventKind, Reward
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """One attempt to run. The task is also put into `task_file`, for programs in any language."""
+    """One attempt to run. The task is also put into `task_file`, for programs in any language; a later attempt
+    may write its own over it."""
 
     llm: LLM
     seed: int

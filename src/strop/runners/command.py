@@ -30,7 +30,6 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -44,6 +43,7 @@ from strop.runners import output
 from strop.runners.base import Agent, Job, Outcome, Say
 from strop.runners.output import KEPT, PIECE
 from strop.runners.rewards import RewardFunction, compute_outcome, is_rewards, load_reward_function
+from strop.runners.task_file import write_task
 
 T = TypeVar("T")
 
@@ -116,7 +116,6 @@ class CommandAgent(Agent):
         return msgspec.structs.replace(outcome, clean=killed == 0)
 
     def _begin(self, job: Job) -> subprocess.Popen[bytes]:
-        Path(job.task_file).write_bytes(msgspec.json.encode(job.llm.task))
         return subprocess.Popen(
             self.words,
             bufsize=0,
@@ -124,7 +123,7 @@ class CommandAgent(Agent):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            env=_environment(job),
+            env=_environment(job, write_task(job)),
         )
 
     async def _outcome(self, code: int | None, streams: _Streams, job: Job) -> Outcome:
@@ -150,12 +149,12 @@ def _check(program: str) -> None:
     )
 
 
-def _environment(job: Job) -> dict[str, str]:
+def _environment(job: Job, task_file: str) -> dict[str, str]:
     # Python's own hashing must not make one run of an agent differ from the next, and what it printed before it was
     # killed must not be lost.
     environment = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", **child_environment()}
     bypass_proxy(urlsplit(job.llm.base_url).hostname or "", environment)
-    return environment | job.llm.environment(job.task_file)
+    return environment | job.llm.environment(task_file)
 
 
 async def _follow(process: subprocess.Popen[bytes], streams: _Streams, say: Say) -> None:

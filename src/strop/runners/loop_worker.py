@@ -27,7 +27,8 @@ from strop.runners import rollout_context, worker_messages
 from strop.runners.base import Job, Outcome
 from strop.runners.in_process import GRACE, LoopLLM
 from strop.runners.rewards import RewardFunction, compute_outcome
-from strop.runners.worker import Function, make_failed_outcome, receive, write_task
+from strop.runners.task_file import write_task
+from strop.runners.worker import Function, make_failed_outcome, receive
 from strop.runners.worker_messages import Blocked, Finished, FromLoop, PrintedText, RunJob, Said, StopJob, Stuck
 from strop.types import EventKind
 
@@ -119,12 +120,12 @@ class LoopWorker:
         self.send(Finished(number=number, outcome=outcome))
 
     async def _run_in_context(self, number: int, job: Job) -> Outcome:
-        write_task(job)
+        task_file = write_task(job)
         given = {name: getattr(job.llm, name) for name in LLM.__struct_fields__}
         job = msgspec.structs.replace(job, llm=LoopLLM(**given, outbox=_Outbox(number, self)))
         surrounds = rollout_context.Surrounds(
             say_printed=lambda text: self.send(PrintedText(number=number, text=text)),
-            variables=dict[str, str | None](job.llm.environment(job.task_file)),
+            variables=dict[str, str | None](job.llm.environment(task_file)),
         )
         self._surrounds[number] = surrounds
         with rollout_context.entered(surrounds):

@@ -97,9 +97,12 @@ class Pool:
         self._wait_for_calls = wait_for_calls
         self._agents: dict[str | None, Agent] = {}
         self._folder: str | None = None
-        self._jobs = itertools.count()
+        self._task_files: list[str] = []  # of jobs that are over, to be written over
+        self._num_task_files = 0
         self._running: dict[Ref, _Running] = {}
         self._has_capacity = asyncio.Event()
+        self._stands_still = False
+        self._went_on = 0.0
         self._token: str | None = None  # of the request for leases that is under way
         self._leasing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -123,6 +126,8 @@ class Pool:
 
     def work(self) -> None:
         """Lease and run what the store has queued, until drained or closed."""
+        if not self._config.workers:
+            return
         self._has_capacity.set()
         self._leasing = self._begin(self._lease())
         self._begin(self._beat())
@@ -136,8 +141,18 @@ class Pool:
     def slowest(self, count: int = 3) -> list[tuple[str, float]]:
         """The rollouts that have been at work for the longest, and for how many seconds."""
         now = time.monotonic()
-        first = sorted(self._running.items(), key=lambda item: item[1].since)[:count]
+        first = itertools.islice(self._running.items(), count)  # they stand in the order in which they began
         return [(ref[0], now - running.since) for ref, running in first]
+
+    def stop_clock(self) -> None:
+        """Agents that are started from here on get their whole time from `go_on` on: until then the model does not
+        answer."""
+        self._stands_still = True
+
+    def go_on(self) -> None:
+        """The model answers again. Where the clock was not stopped nobody gets more time."""
+        if self._stands_still:
+            self._stands_still, self._went_on = False, time.monotonic()
 
     async def drain(self, seconds: float) -> None:
         """Lease nothing more, let running agents end for up to `seconds`, then end the rest and give them back to the
@@ -244,7 +259,9 @@ class Pool:
         job = self._job(lease)
         doing = asyncio.create_task(agent.run(job, self._say(_ref(lease))))
         try:
-            await asyncio.wait({doing, stopped}, timeout=self._config.timeout, return_when=asyncio.FIRST_COMPLETED)
+            began = time.monotonic()
+            while not (doing.done() or stopped.done()) and (left := self._find_time_left(began)) > 0:
+                await asyncio.wait({doing, stopped}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if doing.done():
                 return doing.result()
             if stopped.done():
@@ -254,13 +271,22 @@ class Pool:
         finally:
             doing.cancel()  # it lets go once everything it started is ended
             await asyncio.gather(doing, return_exceptions=True)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(job.task_file)
+            self._task_files.append(job.task_file)
+
+    def _find_time_left(self, began: float) -> float:
+        now = time.monotonic()
+        return self._config.timeout - (0.0 if self._stands_still else now - max(began, self._went_on))
 
     def _job(self, lease: Lease) -> Job:
         sampling = self._sampling(lease.rollout) if self._sampling else None
         llm = LLM.at(self._gateway_url, lease, model=self._model, sampling=sampling)
-        return Job(llm=llm, seed=lease.rollout.seed, task_file=f"{self._folder}/{next(self._jobs)}.json")
+        return Job(llm=llm, seed=lease.rollout.seed, task_file=self._take_task_file())
+
+    def _take_task_file(self) -> str:
+        if self._task_files:
+            return self._task_files.pop()
+        self._num_task_files += 1
+        return f"{self._folder}/{self._num_task_files}.json"
 
     def _say(self, ref: Ref) -> Say:
         async def say(kind: EventKind, data: dict[str, Any]) -> None:

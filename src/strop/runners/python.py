@@ -1,7 +1,7 @@
 """Python agents in worker processes, one job at a time each: the way that needs no care from the agent's author.
 
     run ──Job──▶ worker process ──▶ agent ──▶ gateway
-        ◀──Outcome──┘      └──▶ PID.out, what it prints: told as events when the job is over, however it ended
+        ◀──JobDone──┘      └──▶ PID.out, what it prints: told as events when the job is over, however it ended
 
 An agent may hold the interpreter's lock, change the environment, crash or never end: it does so in its own process,
 which is killed with all that the agent started and replaced when the next job needs one.
@@ -203,6 +203,7 @@ class Worker:
         self.is_forkable = False
         self.cookie = secrets.token_hex(16)
         self._end = child.end
+        self._printed = False
         self._reader = reader
         self._writer = writer
 
@@ -213,11 +214,16 @@ class Worker:
         return ready.error
 
     async def run(self, job: Job) -> Outcome:
+        self._printed = True  # until it says otherwise, which it may not live to do
         self._writer.write(worker_messages.pack(job))
-        return await worker_messages.receive(self._reader, Outcome)
+        done = await worker_messages.receive(self._reader, worker_messages.JobDone)
+        self._printed = done.printed
+        return done.outcome
 
     def take_output(self) -> list[dict[str, Any]]:
-        """What was printed since it was last asked, as the data of events."""
+        """What its last job printed, as the data of events."""
+        if not self._printed:
+            return []
         try:
             with open(self.file, "rb") as file:
                 kept, size = bytearray(file.read(KEPT)), os.fstat(file.fileno()).st_size

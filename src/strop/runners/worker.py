@@ -3,11 +3,15 @@
 A worker leads a process group of its own, so that ending the group also ends whatever the agent started. It ends
 itself, in the middle of an agent if need be, as soon as its connection closes: a runner that is killed leaves nothing
 behind. What is printed while an agent runs, by it or by its children, goes into a file of the worker's own.
+
+Files are used again where they can be: to make one, in a folder that hundreds of workers share, takes longer than
+everything else that a worker does for a job.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
 import random
@@ -27,7 +31,8 @@ from strop.imports import resolve, with_fix
 from strop.runners import forkable, rollout_context
 from strop.runners.base import Job, Outcome
 from strop.runners.rewards import RewardFunction, compute_outcome_now, last_lines, load_reward_function
-from strop.runners.worker_messages import Preload, Ready, Start, pack, receive_bytes
+from strop.runners.task_file import write_task
+from strop.runners.worker_messages import JobDone, Preload, Ready, Start, pack, receive_bytes
 
 Function = Callable[..., Any]
 COOKIE = "STROP_WORKER"
@@ -54,14 +59,14 @@ def serve(connection: socket.socket) -> None:
 
         os.environ[COOKIE] = start.cookie
         loop_worker.serve(connection, agent, reward_function, start.block_limit)
-    worker = os.getpid()
+    worker, output = os.getpid(), OutputFile(start.output)
     while True:
         job = msgspec.json.decode(receive(connection), type=Job)
-        with _printing_to(start.output):
+        with output.collect():
             outcome = run(agent, job, reward_function)
             if os.getpid() != worker:  # a child that the agent forked and that came back: the answer is not its to give
                 os._exit(0)
-        connection.sendall(pack(outcome))
+        connection.sendall(pack(JobDone(outcome=outcome, printed=not output.keep_if_unused())))
 
 
 def receive(connection: socket.socket) -> bytes:
@@ -87,22 +92,72 @@ def end_group() -> NoReturn:
     os._exit(1)
 
 
-@contextlib.contextmanager
-def _printing_to(path: str) -> Generator[None]:
-    """Whatever is printed meanwhile, by Python, by libraries or by child processes, goes to the file."""
-    before = [os.dup(1), os.dup(2)]
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-    _flush()
-    for fd in (1, 2):
-        os.dup2(file, fd)
-    os.close(file)
-    try:
-        yield
-    finally:
+class OutputFile:
+    """The file that takes what is printed. Whoever reads it takes it away; one that nobody has used stays."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._watched: int | None = None  # the file that is there, opened once more
+
+    @contextlib.contextmanager
+    def collect(self) -> Generator[None]:
+        """Whatever is printed meanwhile, by Python, by libraries or by child processes, goes to the file."""
+        file = self._open()
+        before = [os.dup(1), os.dup(2)]
         _flush()
-        for fd, old in enumerate(before, 1):
-            os.dup2(old, fd)
-            os.close(old)
+        for fd in (1, 2):
+            os.dup2(file, fd)
+        os.close(file)
+        try:
+            yield
+        finally:
+            _flush()
+            for fd, old in enumerate(before, 1):
+                os.dup2(old, fd)
+                os.close(old)
+
+    def _open(self) -> int:
+        """The file that is there, or a new one: somebody who clears folders of old files may have taken it."""
+        if self._watched is not None:
+            with contextlib.suppress(OSError):
+                file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
+                if os.path.sameopenfile(file, self._watched):
+                    return file
+                os.close(file)
+            os.close(self._watched)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+        self._watched = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND)
+
+    def keep_if_unused(self) -> bool:
+        """Whether nothing was printed, and nobody is left who could: then the next job takes the same file. One that
+        the agent has moved, linked or replaced is not the same."""
+        assert self._watched is not None
+        about = os.fstat(self._watched)
+        if about.st_size == 0 and about.st_nlink == 1 and self._is_there(about) and _is_opened_once(self._watched):
+            return True
+        os.close(self._watched)
+        self._watched = None
+        return False
+
+    def _is_there(self, about: os.stat_result) -> bool:
+        try:
+            return os.path.samestat(os.lstat(self._path), about)
+        except OSError:
+            return False
+
+
+def _is_opened_once(file: int) -> bool:
+    """Whether no other process, nor the agent, has the file open for writing: only then is a write lease granted."""
+    if not hasattr(fcntl, "F_SETLEASE"):
+        return False
+    try:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:  # somebody has, or the file system knows no leases
+        return False
+    return True
 
 
 def _flush() -> None:
@@ -141,18 +196,10 @@ def load_agent(spec: str) -> Function:
 
 def run(agent: Function, job: Job, reward_function: RewardFunction | None = None) -> Outcome:
     """Run the agent on one job, in surroundings made for it."""
-    write_task(job)
+    task_file = write_task(job)
     random.seed(job.seed)  # an agent that draws its own numbers draws the same ones when a run is repeated
-    with _environment(job.llm.environment(job.task_file)):
+    with _environment(job.llm.environment(task_file)):
         return call(agent, job, reward_function)
-
-
-def write_task(job: Job) -> None:
-    file = os.open(job.task_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    try:
-        os.write(file, msgspec.json.encode(job.llm.task))
-    finally:
-        os.close(file)
 
 
 def call(agent: Function, job: Job, reward_function: RewardFunction | None = None) -> Outcome:
@@ -173,13 +220,13 @@ def make_failed_outcome(error: BaseException) -> Outcome:
 
 @contextlib.contextmanager
 def _environment(given: dict[str, str]) -> Generator[None]:
-    before = dict(os.environ)
+    before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
     try:
         yield
     finally:
-        for name in given:
-            if name in before:
-                os.environ[name] = before[name]
+        for name, value in before.items():
+            if value is not None:
+                os.environ[name] = value
             else:
                 os.environ.pop(name, None)

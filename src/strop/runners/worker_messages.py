@@ -1,6 +1,6 @@
 """What `processes` and its workers say to each other: JSON messages, each after its length, over a socket pair.
 
-    Start ──▶ worker ──▶ Ready, then again and again   Job ──▶ worker ──▶ Outcome
+    Start ──▶ worker ──▶ Ready, then again and again   Job ──▶ worker ──▶ JobDone
 
 A worker that many rollouts share takes RunJob and StopJob instead, and says Said, PrintedText, Finished, Stuck and
 Blocked, each with the rollout's number.
@@ -48,6 +48,13 @@ class Ready(Struct, frozen=True, kw_only=True):
 
     error: str | None = None
     is_forkable: bool = False
+
+
+class JobDone(Struct, frozen=True, kw_only=True):
+    """From the worker: what came of a job, and whether its output file has to be looked at and taken away."""
+
+    outcome: Outcome
+    printed: bool
 
 
 class RunJob(Struct, frozen=True, kw_only=True, tag="run"):

@@ -57,7 +57,7 @@ def test_shells_complete_what_there_is(shell: tuple[str, Path]) -> None:
 
 
 def test_shells_complete_settings(shell: tuple[str, Path]) -> None:
-    assert completed(shell, "train", "--set", "loop.st") == {"loop.steps=", "loop.staleness="}
+    assert completed(shell, "train", "--set", "loop.st") == {"loop.steps=", "loop.staleness=", "loop.start_ahead="}
     assert completed(shell, "eval", "--set", "learner.optim.l") == {"learner.optim.lr="}
     assert "algorithm.settings.lam=" in completed(shell, "train", "--set", "algorithm.settings.l")  # PPO's
 

@@ -105,12 +105,27 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+class Gate(threading.Event):
     """While it is not set, half of a checkpoint is on the disk, and no more comes."""
-    gate, write_sums = threading.Event(), checkpoint.write_sums
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = threading.Event()
+
+    def clear(self) -> None:
+        super().clear()
+        self.reached.clear()
+
+    async def wait_for_half(self) -> None:
+        assert await asyncio.to_thread(self.reached.wait, stretch(10))
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate, write_sums = Gate(), checkpoint.write_sums
 
     def wait(*args: Any) -> None:
+        gate.reached.set()
         gate.wait(stretch(10))  # a test that failed does not hang
         write_sums(*args)
 
@@ -130,12 +145,13 @@ async def named(run: Run) -> list[str | None]:
     return stored
 
 
-async def test_a_step_names_its_checkpoint_once_that_is_whole(tmp_path: Path, model: Path, gate) -> None:
+async def test_a_step_names_its_checkpoint_once_that_is_whole(tmp_path: Path, model: Path, gate: Gate) -> None:
     """Steps are committed meanwhile; the next checkpoint waits for this one, and says for how long."""
     run = await opened(tmp_path / "run", model, "loop.checkpoint_every=2", "loop.steps=9")
     await make_steps(run, 3)
     assert await named(run) == [None, None, None]
     assert not run.folder.checkpoints()
+    await gate.wait_for_half()
     assert find_half(run, "step-000002-1").is_dir()
     keep_checkpoints(run)
     fourth = asyncio.create_task(make_steps(run, 1))
@@ -157,13 +173,16 @@ async def test_a_step_names_its_checkpoint_once_that_is_whole(tmp_path: Path, mo
     await closed(run)
 
 
-async def test_a_run_that_is_killed_meanwhile_goes_back_to_the_one_before(tmp_path: Path, model: Path, gate) -> None:
+async def test_a_run_that_is_killed_meanwhile_goes_back_to_the_one_before(
+    tmp_path: Path, model: Path, gate: Gate
+) -> None:
     run = await opened(tmp_path / "run", model, "loop.checkpoint_every=2", "loop.steps=9")
     gate.set()
     await make_steps(run, 3)
     await finish_checkpoint(run)
     gate.clear()
     await make_steps(run, 2)
+    await gate.wait_for_half()
     killed = Path(shutil.copytree(run.folder.path, tmp_path / "killed"))  # as the files are in this moment
     digests = [str(step.digest) for step in run.steps]
     gate.set()
@@ -219,7 +238,7 @@ async def test_what_kept_it_from_being_written_is_told_at_the_next_step(tmp_path
     await closed(run)
 
 
-async def test_the_last_whole_one_stays_until_the_next_is(tmp_path: Path, model: Path, gate) -> None:
+async def test_the_last_whole_one_stays_until_the_next_is(tmp_path: Path, model: Path, gate: Gate) -> None:
     run = await opened(tmp_path / "run", model, "loop.keep_checkpoints=1", "loop.steps=9")
     gate.set()
     await make_steps(run, 1)
@@ -236,7 +255,7 @@ async def test_the_last_whole_one_stays_until_the_next_is(tmp_path: Path, model:
     await closed(run)
 
 
-async def test_whatever_else_goes_wrong_it_is_finished_first(tmp_path: Path, model: Path, gate) -> None:
+async def test_whatever_else_goes_wrong_it_is_finished_first(tmp_path: Path, model: Path, gate: Gate) -> None:
     run, made = await opened(tmp_path / "run", model, "loop.steps=9"), asyncio.Event()
 
     async def fail() -> None:

@@ -55,6 +55,8 @@ class Nobody:
     def __init__(self) -> None:
         self.published: list[str] = []
 
+    def prepare(self, version: str) -> None: ...
+
     async def publish(self, version: str) -> None:
         self.published.append(version)
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import uvloop
 
@@ -477,8 +478,10 @@ async def test_a_program_that_vanished_since_the_start(bench: Bench) -> None:
 async def test_a_task_file_that_cannot_be_written_is_the_runners_fault_or_ours(bench: Bench) -> None:
     agent = await bench.agent("true")
     job = bench.job()
-    os.mkdir(job.task_file)
-    outcome = await agent.run(job, bench.say)
+    os.mkdir(job.task_file)  # as an agent before it may have left it
+    assert (await agent.run(job, bench.say)).cause is None
+    gone = msgspec.structs.replace(job, task_file=f"{job.task_file}/gone/task.json")
+    outcome = await agent.run(gone, bench.say)
     assert outcome.cause == "agent_error"
     assert outcome.detail is not None
     assert "could not be started" in outcome.detail

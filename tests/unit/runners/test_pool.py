@@ -78,6 +78,33 @@ async def test_an_agent_that_takes_too_long_is_stopped(store: SqliteStore):
     assert after.reward() == 1.0
 
 
+async def test_an_agent_s_time_counts_from_when_the_model_answers(store: SqliteStore):
+    async with running(store, workers=2, timeout=1.5) as pool:
+        pool.stop_clock()
+        ids = await enqueue(store, {"do": "sleep", "seconds": 2.5}, {"do": "sleep", "seconds": 60})
+        await asyncio.sleep(2.0)  # longer than an agent may take
+        stats, began = await store.stats(), time.monotonic()
+        pool.go_on()
+        patient, slow = await ended(store, ids)
+        took = time.monotonic() - began
+    assert stats["running"] == 2
+    assert patient.status == "succeeded"
+    assert slow.cause == "timeout"
+    assert took > 1.4
+
+
+async def test_a_clock_that_was_not_stopped_gives_nobody_more_time(store: SqliteStore):
+    async with running(store, workers=1, timeout=1.0) as pool:
+        ids = await enqueue(store, {"do": "sleep", "seconds": 60})
+        began, ending = time.monotonic(), asyncio.create_task(ended(store, ids))
+        while not ending.done() and time.monotonic() - began < stretch(10):
+            pool.go_on()  # as after every step
+            await asyncio.sleep(0.2)
+        (slow,) = await ending
+    assert slow.cause == "timeout"
+    assert time.monotonic() - began < stretch(10)
+
+
 async def test_a_cancelled_rollout_stops_its_agent(store: SqliteStore, tmp_path: Path):
     file = tmp_path / "child"
     async with running(store, workers=1, lease=0.6) as pool:

@@ -1,6 +1,7 @@
 """Agents in worker processes: what they print, how they die, and what is left of them."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -228,6 +229,27 @@ async def test_what_a_child_prints_too_late_gets_into_no_other_rollout(store: Sq
         (first,) = await run(store, {"do": "print_later", "file": str(file)})
         (second,) = await run(store, {"do": "until", "file": str(file)})
     assert await store.events(first.id) == await store.events(second.id) == []
+
+
+async def test_a_worker_uses_its_files_again_unless_something_was_printed(store: SqliteStore):
+    async with running(store, workers=1) as pool:
+        folder = Path(str(pool._folder))
+
+        async def files(task: dict[str, Any]) -> dict[str, int]:
+            """What is there after another rollout, by name: each file's number on the disk."""
+            (done,) = await run(store, task)
+            assert done.status == "succeeded"
+            return {file.name: file.inode() for file in os.scandir(folder) if file.is_file()}
+
+        first = await files({"do": "return", "value": 1})
+        assert sorted(Path(name).suffix for name in first) == [".json", ".out"]
+        assert await files({"do": "return", "value": 2, "note": "x" * 500}) == first
+        task = json.loads((folder / "1.json").read_bytes())
+        assert task["data"]["note"] == "x" * 500
+        after = await files({"do": "print", "text": "hello"})
+        assert list(after) == ["1.json"], "what was printed was read, and taken away"
+        assert (await files({"do": "return", "value": 3})).keys() == first.keys()
+        assert json.loads((folder / "1.json").read_bytes())["data"] == {"do": "return", "value": 3}
 
 
 def test_output_is_told_in_whole_lines_and_characters():

@@ -18,7 +18,8 @@ from strop.agent.llm import LLM
 from strop.errors import AgentError, BadReward, StropError
 from strop.runners.base import Job
 from strop.runners.rewards import load_reward_function
-from strop.runners.worker import load_agent, run
+from strop.runners.task_file import write_task
+from strop.runners.worker import OutputFile, load_agent, run
 from strop.types import Attempt, Lease, Reward, Rollout, Sampling, Task
 
 
@@ -98,6 +99,62 @@ def test_the_environment_is_set_for_the_rollout_and_put_back(tmp_path: Path, mon
 def test_an_agents_own_random_numbers_repeat(tmp_path: Path):
     first, second = (run(lambda task, llm: random.random(), job(tmp_path)).rewards for _ in range(2))
     assert first == second
+
+
+def test_an_output_file_that_somebody_took_away_is_made_anew(tmp_path: Path):
+    file = tmp_path / "1.out"
+    output = OutputFile(str(file))
+    with output.collect():
+        pass
+    assert output.keep_if_unused()
+    file.unlink()
+    with output.collect():
+        os.write(1, b"said")
+    assert not output.keep_if_unused()
+    assert file.read_text() == "said"
+
+
+@pytest.mark.parametrize("spoil", ["replace", "link", "move"])
+def test_an_output_file_that_an_agent_meddled_with_is_not_used_again(tmp_path: Path, spoil: str):
+    file = tmp_path / "1.out"
+    output = OutputFile(str(file))
+    with output.collect():
+        if spoil == "link":
+            os.link(file, tmp_path / "own")
+        else:
+            file.rename(tmp_path / "own")
+        if spoil == "replace":
+            file.write_bytes(b"")
+    assert not output.keep_if_unused()
+    with output.collect():
+        os.write(1, b"said")
+    assert not output.keep_if_unused()
+    assert file.read_text() == "said"
+    assert (tmp_path / "own").read_bytes() == b""
+
+
+@pytest.mark.parametrize("spoil", ["nothing", "unlink", "link", "symlink", "mkdir", "mkfifo"])
+def test_a_task_is_written_over_the_one_before_unless_an_agent_meddled_with_it(tmp_path: Path, spoil: str):
+    file, own = tmp_path / "task.json", tmp_path / "own"
+    first, second = job(tmp_path, rollout="g1.0"), job(tmp_path, rollout="g1.1")
+    first.llm.task.data["text"] = "x" * 1000
+    second.llm.task.data["n"] = 900
+    assert write_task(first) == str(file)
+    own.write_text("precious")
+    if spoil == "link":
+        own.unlink()
+        os.link(file, own)
+    elif spoil != "nothing":
+        file.unlink()
+    if spoil == "symlink":
+        file.symlink_to(own)
+    elif spoil in ("mkdir", "mkfifo"):
+        getattr(os, spoil)(file)
+    before = own.read_bytes()
+    path = write_task(second)
+    assert (path == str(file)) == (spoil in ("nothing", "unlink"))
+    assert json.loads(Path(path).read_bytes())["data"]["n"] == 900
+    assert own.read_bytes() == before
 
 
 def test_an_agent_must_be_callable():

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from strop.gateway.contexts import turn_number
 from strop.run.data.dataset import DataSample, DataSet
-from strop.run.rollouts import find_stored, read_sample
+from strop.run.rollouts import find_stored, read_samples
 from strop.run.state import Collected, Run
 from strop.store.base import Store
 from strop.tasks.sampling import group_number
@@ -34,7 +34,7 @@ async def collect_stored(run: Run, data: DataSet) -> Collected:
     there = await find_stored(run.store, wanted)
     await asyncio.gather(*(_begin(run.store, data, rollout) for rollout in wanted if rollout.id not in there))
     there |= await find_stored(run.store, [rollout for rollout in wanted if rollout.id not in there])
-    samples = [await read_sample(run.store, there[rollout.id]) for rollout in wanted]
+    samples = await read_samples(run.store, [there[rollout.id] for rollout in wanted])
     assert all(sample.rollout.status == "succeeded" for sample in samples), "a copy that was never finished"
     return Collected(samples, {}, time.monotonic() - began)
 

@@ -33,7 +33,7 @@ from strop.run.folder import name_step
 from strop.run.learn import describe_samples
 from strop.run.prompts.model import BudgetSpent, NothingLeft, OptimizerModel
 from strop.run.prompts.pool import PromptCheckpoint, PromptPool, PromptVersion, write_pool, write_prompts
-from strop.run.rollouts import read_sample
+from strop.run.rollouts import read_samples
 from strop.run.scoring import evaluate_if_due
 from strop.run.state import Run
 from strop.trajectory import Sample
@@ -140,7 +140,7 @@ class RunSession(PromptSession):
         if ended and not self.pool.versions:  # of the first version: what fails later is the fault of a proposal
             await stop_if_all_failed(self._run, list(ended.values()), phase)
             check_rewards(self._run, list(ended.values()))
-        read = {id: await read_sample(self._run.store, one) for id, one in ended.items()}
+        read = {one.rollout.id: one for one in await read_samples(self._run.store, [*ended.values()])}
         if read and not self.pool.versions:
             self._note_unused(list(read.values()))
         self._lowest = min([self._lowest, *(self._total(one) for one in read.values() if not one.rollout.cause)])
