@@ -58,6 +58,11 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         bool, doc("recompute activations of each block in the backward pass: less memory, a third more time")
     ] = False
     offload: Annotated[bool, doc("optimizer offload: keep its state in the CPU's memory while a GPU computes")] = False
+    ranks: Annotated[
+        int,
+        doc("processes that train one model together, on a GPU each: sharded (FSDP2); data parallelism for LoRA"),
+        Meta(ge=1, le=64),
+    ] = 1
     lora: Annotated[LoraConfig, doc("train a LoRA adapter instead of the whole model")] = LoraConfig()
     optim: Annotated[OptimConfig, doc("the optimizer")] = OptimConfig()
     critic: Annotated[OptimConfig, doc("the critic's optimizer, for algorithms that have one")] = OptimConfig(lr=1e-5)

@@ -36,6 +36,7 @@ from torch import Tensor
 from strop.errors import DamagedCheckpoint, LearnerError, ModelError
 from strop.files import sync_folder
 from strop.learner.lora import name_in_file
+from strop.learner.sharding import fill
 from strop.learner.summed_file import write_state, write_tensors
 from strop.models.checksums import SUMS, TRAINING, WEIGHTS, describe_damage, verify, write_sums
 
@@ -134,7 +135,7 @@ def read(folder: Path, weights: Mapping[str, Tensor], *, adapter: bool) -> None:
                 what = "another shape of" if saved in there else "no"
                 raise ModelError(f"{folder} holds {what} {name}: it is a checkpoint of another model")
         for name, saved in names.items():
-            weights[name].copy_(file.get_tensor(saved))
+            fill(weights[name], file.get_tensor(saved))
 
 
 @contextmanager

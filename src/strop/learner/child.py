@@ -26,7 +26,7 @@ from strop.engines.embedded.outbox import Outbox
 from strop.errors import LearnerError, StropError
 from strop.imports import one_line
 from strop.learner import spawn
-from strop.learner.verbs import LearnerSettings, LearnerVerbs, ProcessVerbs, WeightVerbs
+from strop.learner.verbs import LearnerSettings, LearnerVerbs, ProcessVerbs, RankPlace, WeightVerbs
 from strop.net.process_group import die_with_parent
 from strop.trajectory import Batch, Entries
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # heavy: they are imported once there is a model to load
     from strop.learner.compile_ahead import CompileAhead
     from strop.learner.learner import Learner
     from strop.learner.model_copy import ServedCopy
-    from strop.learner.model_weights import ModelWeights
+    from strop.learner.ranks import Ranks
 
 LEARNING = frozenset(
     verb.__name__
@@ -69,6 +69,7 @@ class LearnerChild(ProcessVerbs):
         self.waiting = ThreadPoolExecutor(1, "waiting")
         self.policies: dict[str, HeldPolicy] = {}  # none before `start`
         self._trained: list[LearnerSettings] = []
+        self._ranks: Ranks
         self._compiling: CompileAhead | None = None
         self._sending = threading.Lock()
 
@@ -135,12 +136,12 @@ class LearnerChild(ProcessVerbs):
             return self
         held = self.policies[policy]
         assert hasattr(LearnerVerbs, verb) or hasattr(WeightVerbs, verb), verb
-        return held.weights if hasattr(WeightVerbs, verb) else held
+        return held.find_weights() if hasattr(WeightVerbs, verb) else held
 
     def compile_ahead(self) -> bool:
         from strop.learner.compile_ahead import CompileAhead, KernelsAsked
 
-        if not self._trained:
+        if not self._trained or not self._ranks.alone:
             return False
         first = self._trained[0]
         scores = bool(self.policies[first.name].learner.algorithm.needs)
@@ -152,14 +153,18 @@ class LearnerChild(ProcessVerbs):
             self._compiling.stop()
             self._compiling = None
 
-    def start(self, settings: list[LearnerSettings]) -> int:
+    def start(self, settings: list[LearnerSettings], place: RankPlace) -> int:
         import torch
+
+        from strop.learner.model import place as place_learner
+        from strop.learner.ranks import Ranks
 
         self._trained = [one for one in settings if one.train]
         first = settings[0]
         engine, train = first.engine, any(one.train for one in settings)
-        torch.set_num_threads(engine.threads or os.cpu_count() or 1)
+        torch.set_num_threads(engine.threads or max(1, (os.cpu_count() or 1) // place.count))
         torch.use_deterministic_algorithms(engine.deterministic)
+        self._ranks = Ranks(place, place_learner(first.learner)[0])
         several = len(settings) > 1 or (train and first.learner.lora.rank)
         model = self._load_adapters(settings) if several else self._load_model(first)
         longest = int(model.config.max_position_embeddings)
@@ -175,9 +180,11 @@ class LearnerChild(ProcessVerbs):
         from strop.learner.model import load_frozen
         from strop.learner.model_copy import ModelCopy
 
-        learner = _make_learner(settings) if settings.train else None
+        learner = _make_learner(settings, self._ranks) if settings.train else None
         model = learner.model if learner is not None else load_frozen(settings.folder, settings.learner)
-        if settings.overlap and learner is not None and settings.serve:
+        if learner is not None and learner.whole is not None:
+            self.copy = learner.whole if settings.serve else None
+        elif settings.overlap and learner is not None and settings.serve:
             self.copy = ModelCopy(model)
             learner.graphs = None  # two threads cannot record at the same time
         self._hold(settings, learner, learner.plain if learner is not None else model)
@@ -192,7 +199,7 @@ class LearnerChild(ProcessVerbs):
 
         base = load_frozen(settings[0].folder, settings[0].learner)
         for one in settings:
-            learner = _make_learner(one, base) if one.train else None
+            learner = _make_learner(one, self._ranks, base) if one.train else None
             self._hold(one, learner, learner.plain if learner is not None else base)
             if one.from_checkpoints:
                 self.policies[one.name].served = lora.make_served(base, one.learner.lora)
@@ -202,9 +209,10 @@ class LearnerChild(ProcessVerbs):
         return base
 
     def _hold(self, settings: LearnerSettings, learner: Learner | None, plain: Any) -> None:
-        from strop.learner.model_weights import ModelWeights
+        from strop.learner.model_weights import FollowingRank, ModelWeights
 
-        self.policies[settings.name] = HeldPolicy(self, settings, learner, plain, ModelWeights(plain, settings.folder))
+        weights = ModelWeights(plain, settings.folder) if self._ranks.leads else FollowingRank()
+        self.policies[settings.name] = HeldPolicy(self, settings, learner, plain, weights)
 
     def _serve(self, model: Any, engine: EngineConfig, context: int) -> int:
         """Put the embedded engine before the model; returns the longest context that it takes."""
@@ -222,9 +230,9 @@ class HeldPolicy(LearnerVerbs):
     engines elsewhere. `served` is the model of a policy that takes its weights from checkpoints."""
 
     def __init__(
-        self, child: LearnerChild, settings: LearnerSettings, learner: Learner | None, plain: Any, weights: ModelWeights
+        self, child: LearnerChild, settings: LearnerSettings, learner: Learner | None, plain: Any, weights: WeightVerbs
     ) -> None:
-        self._child, self._name, self._learner, self.weights = child, settings.name, learner, weights
+        self._child, self._name, self._learner, self._weights = child, settings.name, learner, weights
         self._config, self._plain = settings.learner, plain
         self.served: Any = None
 
@@ -238,6 +246,12 @@ class HeldPolicy(LearnerVerbs):
     def model(self) -> Any:
         """What has weights of the policy's own; None where that is the plain model."""
         return self._learner.model if self._learner is not None else self.served
+
+    def find_weights(self) -> WeightVerbs:
+        """How its weights leave, which are put together first where they are sharded, by all ranks."""
+        if self._learner is not None and self._learner.whole is not None:
+            self._learner.whole.refresh(self._name)
+        return self._weights
 
     def load(self, version: str) -> None:
         assert self._child.core is not None
@@ -254,6 +268,8 @@ class HeldPolicy(LearnerVerbs):
         from strop.learner.model import choose_way
 
         model = self.model if self.model is not None else self._plain
+        if self._learner is not None and self._learner.whole is not None:
+            model = self._learner.whole.model
         return score_answers(model, answers, self._config.token_budget, choose_way(self._config, model.device))
 
     def update(self, batch: Batch) -> dict[str, float]:
@@ -283,13 +299,22 @@ class HeldPolicy(LearnerVerbs):
         return self.learner.digest()
 
 
-def _make_learner(settings: LearnerSettings, base: Any = None) -> Learner:
+def _make_learner(settings: LearnerSettings, ranks: Ranks, base: Any = None) -> Learner:
     from strop.algorithms import make
     from strop.learner.learner import Learner
 
     algorithm = make(settings.algorithm, settings.learner, settings.policy)
     steps = max(settings.steps, 1)
-    return Learner(settings.folder, settings.learner, algorithm, seed=settings.seed, steps=steps, base=base)
+    return Learner(
+        settings.folder,
+        settings.learner,
+        algorithm,
+        seed=settings.seed,
+        steps=steps,
+        base=base,
+        ranks=ranks,
+        serves=settings.serve,
+    )
 
 
 def preload() -> None:

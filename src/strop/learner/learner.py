@@ -4,9 +4,10 @@
     credit(batch)   the algorithm's: advantages and weights (the loop calls it)
     update(batch)   optimizer steps over equal shares of the groups; checks every logprob of the batch on the way
 
-The same inputs give the same bits on a CPU with the same number of threads.
-Left out: several ranks, a mismatch report for stale rollouts (it compares with the weights the step began with, which
-at staleness 0 are those that sampled).
+The same inputs give the same bits on a CPU with the same number of threads. Several ranks (ranks.py) do all of it
+together: each has a learner, is given the same batches and runs its share of their pieces.
+Left out: a mismatch report for stale rollouts (it compares with the weights the step began with, which at staleness 0
+are those that sampled).
 """
 
 from __future__ import annotations
@@ -35,13 +36,17 @@ from strop.errors import LearnerError
 from strop.learner import checkpoint, lora, memory, rng
 from strop.learner.critic import Critic, ValueHead
 from strop.learner.device import send
-from strop.learner.logprobs import compute_entry_states, compute_logprobs, read
+from strop.learner.logprobs import TreeReader, read
 from strop.learner.masters import lower
+from strop.learner.meter import UpdateMeter, measure_mismatch
 from strop.learner.model import choose_way, load, place
+from strop.learner.model_copy import WholeCopy
 from strop.learner.optim import Optim
+from strop.learner.ranks import ALONE, Ranks, pack_evenly
+from strop.learner.sharding import fill, gather, gather_state, reshard, shard
 from strop.learner.snapshot import ALIGN, SnapshotMemory
 from strop.learner.trunk_graphs import TrunkGraphs
-from strop.trajectory import Batch, Entries, MicroBatch, check, pack
+from strop.trajectory import Batch, Entries, MicroBatch, check
 from strop.trajectory.batch import Floats, Ints
 
 log = logging.getLogger(__name__)
@@ -55,7 +60,8 @@ class Learner:
     An algorithm that asks for `value` gets a critic (`critic.py`, or the module given: called as critic(piece), it
     gives a value per entry). The same loss trains it, with an optimizer of its own. One that asks for `ref` gets a copy
     of the model as it begins or, where an adapter is trained, the model without it. Several learners may train adapters
-    on one `base`, whose weights they share.
+    on one `base`, whose weights they share. With several `ranks` all of a model is sharded over them; of an adapter
+    every rank has the whole. `whole` is then the model as engines know it, kept where one `serves` or is sent it.
     """
 
     def __init__(
@@ -69,15 +75,19 @@ class Learner:
         dtype: torch.dtype | None = None,
         critic: nn.Module | None = None,
         base: PreTrainedModel | None = None,
+        ranks: Ranks = ALONE,
+        serves: bool = True,
     ) -> None:
         torch.manual_seed(seed)
         self.folder = Path(folder)
         self.config = config
         self.budget = config.token_budget
         self.algorithm = algorithm
+        self.ranks = ranks
+        self.sharded = not ranks.alone and not config.lora.rank
         device, configured = place(config)
-        dtype = dtype or configured
-        self.way = choose_way(config, device)
+        self.dtype = dtype = dtype or configured
+        self.way = choose_way(config, device, sharded=self.sharded)
         # Read in float32 at least, which is what is trained; computed in another dtype it is rounded below.
         if base is None:
             self.model = load(folder, torch.promote_types(dtype, torch.float32))
@@ -92,25 +102,44 @@ class Learner:
         if critic is None and "value" in algorithm.needs:
             critic = ValueHead(self.model) if config.critic_kind == "shared" else Critic(self.model, self.way)
         self.critic = critic.to(device) if critic is not None else None
-        masters = lower(self.model, dtype)
+        self.whole = WholeCopy(self.model, dtype, kept=serves or ranks.leads) if self.sharded else None
+        masters = None if self.sharded else lower(self.model, dtype)
         own_copy = "ref" in algorithm.needs and not config.lora.rank
         self.ref = copy.deepcopy(self.model).requires_grad_(False) if own_copy else None
-        whole = steps * config.minibatches
-        self.optim = Optim(self.model, config.optim, masters, offload=config.offload, whole=whole)
+        self.reader = TreeReader(self.model)
+        self._ref_reader = TreeReader(self.ref) if self.ref is not None else self.reader
+        critic_masters = None
+        if self.sharded:
+            self._shard()
+        elif isinstance(self.critic, Critic):
+            critic_masters = lower(self.critic.trunk, dtype)
+        how: dict[str, Any] = {"offload": config.offload and not self.sharded, "whole": steps * config.minibatches}
+        how["ranks"] = ranks
+        self.optim = Optim(self.model, config.optim, masters, **how)
         self.graphs = self._make_graphs(device)
         self.critic_optim = None
         if self.critic is not None:
-            masters = lower(self.critic.trunk, dtype) if isinstance(self.critic, Critic) else None
-            self.critic_optim = Optim(self.critic, config.critic, masters, offload=config.offload, whole=whole)
+            self.critic_optim = Optim(self.critic, config.critic, critic_masters, **how)
         self._snapshots = SnapshotMemory(device)
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future[None] | None = None
+
+    def _shard(self) -> None:
+        """All that has the size of a model."""
+        shard(self.reader, self.ranks, self.dtype, offload=self.config.offload)
+        if self.ref is not None:
+            shard(self._ref_reader, self.ranks, self.dtype, offload=self.config.offload)
+        if isinstance(self.critic, Critic):
+            wide = [self.critic.head]
+            shard(self.critic, self.ranks, self.dtype, wide=wide, offload=self.config.offload)
 
     def _make_graphs(self, device: torch.device) -> TrunkGraphs | None:
         """Where all of a model is trained on a GPU and what it computes can be kept."""
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         apart = self.config.offload or self.way.recompute or self.way.attention != "flex"
-        if device.type != "cuda" or apart or self.config.lora.rank or set(trained) != set(self.optim.masters.of):
+        if device.type != "cuda" or apart or self.config.lora.rank or not self.ranks.alone:
+            return None
+        if set(trained) != set(self.optim.masters.of):
             return None
         return TrunkGraphs(self.model, self.optim.masters)
 
@@ -134,37 +163,50 @@ class Learner:
         needs, entries = self.algorithm.needs, batch.entries
         took: dict[str, float] = {}
         began = time.perf_counter()
+        shared = self._share(pieces)
         if "proximal" in needs or isinstance(self.critic, ValueHead):
-            found = [self._score_policy(piece, entries) for piece in pieces]
-            _fill(entries.proximal, pieces, [logp for logp, _ in found])
-            _fill(entries.value, pieces, [value for _, value in found])
+            found = [self._score_policy(piece, entries) for piece, _ in shared]
+            if "proximal" in needs:
+                self._fill(entries.proximal, shared, [logp for logp, _ in found])
+            if isinstance(self.critic, ValueHead):
+                self._fill(entries.value, shared, [value for _, value in found])
             began = _lap(took, "timing_s/old_log_prob", began)
         if "ref" in needs:
-            with lora.without_adapter(self.model) if self.ref is None else nullcontext(self.ref) as ref:
-                logps = [compute_logprobs(ref, piece, entries, way=self.way)[0] for piece in pieces]
-            _fill(entries.ref, pieces, logps)
+            with lora.without_adapter(self.model) if self.ref is None else nullcontext():
+                logps = [self._ref_reader(piece, entries, self.way)[1] for piece, _ in shared]
+            self._fill(entries.ref, shared, logps)
             began = _lap(took, "timing_s/ref", began)
         if "value" in needs and self.critic is not None and not isinstance(self.critic, ValueHead):
-            _fill(entries.value, pieces, [self.critic(piece) for piece in pieces])
+            self._fill(entries.value, shared, [self.critic(piece) for piece, _ in shared])
             _lap(took, "timing_s/values", began)
         return took
 
-    def _entry_states(self, piece: MicroBatch) -> Tensor:
+    def _run(self, piece: MicroBatch, entries: Entries) -> tuple[Tensor, Tensor, Tensor]:
+        """The hidden states of a piece's entries, their logprobs and entropies."""
         hidden = self.graphs.run(piece, self.way) if self.graphs is not None else None
         if hidden is None:
-            return compute_entry_states(self.model, piece, self.way)
-        return hidden.index_select(0, send(piece.at, hidden.device))
+            return self.reader(piece, entries, self.way)
+        states = hidden.index_select(0, send(piece.at, hidden.device))
+        return states, *read(self.model, states, piece, entries, compile=self.way.compile)
 
-    def _read_policy(self, piece: MicroBatch, entries: Entries, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Logprobs and entropies."""
-        return read(self.model, states, piece, entries, compile=self.way.compile)
+    def _score_policy(self, piece: MicroBatch, entries: Entries) -> tuple[Tensor, Tensor]:
+        """Proximal logprobs, and the values of a shared trunk or as many zeros."""
+        states, logp, _ = self._run(piece, entries)
+        return logp, self.critic(states) if isinstance(self.critic, ValueHead) else torch.zeros_like(logp)
 
-    def _score_policy(self, piece: MicroBatch, entries: Entries) -> tuple[Tensor | None, Tensor | None]:
-        """Proximal logprobs and the values of a shared trunk, as far as the algorithm asks for them."""
-        states = self._entry_states(piece)
-        wanted = "proximal" in self.algorithm.needs
-        logp = self._read_policy(piece, entries, states)[0] if wanted else None
-        return logp, self.critic(states) if isinstance(self.critic, ValueHead) else None
+    def _fill(self, column: Floats, shared: Sequence[tuple[MicroBatch, bool]], found: Sequence[Tensor]) -> None:
+        """Put what all ranks found for the entries of their pieces into a column; read last, so that a GPU never waits
+        for it."""
+        pairs = zip(shared, found, strict=True)
+        merged = self._merge(len(column), [(piece, values) for (piece, own), values in pairs if own])
+        column[:] = np.where(np.isnan(merged), column, merged)
+
+    def _merge(self, count: int, found: Sequence[tuple[MicroBatch, Tensor]]) -> Floats:
+        """What all ranks found for entries, each for those of its own pieces; NaN of the others."""
+        column = np.full(count, np.nan)
+        for piece, values in found:
+            column[piece.entry] = _array(values)
+        return self.ranks.merge(column)
 
     # -- update --------------------------------------------------------------------------------------------------
 
@@ -173,46 +215,49 @@ class Learner:
         began = time.perf_counter()
         self.reserve_snapshot()
         shares = _shares(batch, self.config.minibatches)
-        meter = _Meter()
+        meter = UpdateMeter()
         # The learner's logprobs under the weights that sampled. If score did not bring them, the first optimizer step's
         # forward pass does for its own turns; the others are read before any weight changes.
         now = batch.entries.proximal.copy()
-        unread: list[tuple[MicroBatch, Tensor]] = []  # logprobs on the device: reading them would wait for it
+        unread: list[list[tuple[MicroBatch, Tensor]]] = []  # logprobs on the device: reading them would wait for it
         if np.isnan(now).any():
             first = shares[0] if shares else np.empty(0, np.int64)
             rest = np.setdiff1d(np.arange(len(batch.turns)), first)
             if len(rest):
-                unread += self._in_memory(batch, rest, lambda: self._read(batch, rest, meter))
+                unread.append(self._in_memory(batch, rest, lambda: self._read(batch, rest, meter)))
         try:
             for turns in shares:
                 passed = self._optimizer_step(batch, turns, len(shares), meter)
-                unread += [(each.piece, each.logp) for each in passed]
+                unread.append([(each.piece, each.logp) for each in passed])
         finally:
             self._clear()  # whatever went wrong on the way leaves no gradient behind
-        for piece, logp in unread:  # the first of a token is the one under the weights that sampled
-            fresh = np.isnan(now[piece.entry])
-            now[piece.entry[fresh]] = _array(logp)[fresh]
-        metrics = meter.metrics() | _mismatch(batch, now, self._logprob_limit()) | {"actor/skipped": float(not shares)}
+        for found in unread:  # the first of a token is the one under the weights that sampled
+            now = np.where(np.isnan(now), self._merge(len(now), found), now)
+        if self.whole is not None:
+            self.whole.stale = True
+        metrics = meter.metrics(self.ranks) | measure_mismatch(batch, now, self._logprob_limit())
+        metrics["actor/skipped"] = float(not shares)
         metrics["timing_s/update_actor"] = time.perf_counter() - began
         metrics["perf/token_budget"] = float(self.budget)
         return metrics
 
     def _logprob_limit(self) -> float:
         given = self.config.logprob_limit
-        return given if given is not None else 1e-4 if torch.finfo(self.model.dtype).bits >= 32 else 0.3
+        return given if given is not None else 1e-4 if torch.finfo(self.dtype).bits >= 32 else 0.3
 
     @torch.no_grad()
-    def _read(self, batch: Batch, turns: Ints, meter: _Meter) -> list[tuple[MicroBatch, Tensor]]:
+    def _read(self, batch: Batch, turns: Ints, meter: UpdateMeter) -> list[tuple[MicroBatch, Tensor]]:
         pieces = self._pack(batch, turns)
-        found = [self._read_policy(piece, batch.entries, self._entry_states(piece))[0] for piece in pieces]
+        found = [(piece, self._run(piece, batch.entries)[1], own) for piece, own in self._share(pieces)]
         meter.laid_out(batch, turns, pieces)
-        return list(zip(pieces, found, strict=True))
+        return [(piece, logp) for piece, logp, own in found if own]
 
-    def _optimizer_step(self, batch: Batch, turns: Ints, shares: int, meter: _Meter) -> list[_Passed]:
-        passed = self._in_memory(batch, turns, lambda: self._gradients(batch, turns, shares))
+    def _optimizer_step(self, batch: Batch, turns: Ints, shares: int, meter: UpdateMeter) -> list[_Passed]:
+        pieces, passed = self._in_memory(batch, turns, lambda: self._gradients(batch, turns, shares))
         optims = {"actor": self.optim} | ({"critic": self.critic_optim} if self.critic_optim is not None else {})
         norms = {whose: optim.clip() for whose, optim in optims.items()}
-        total = float(sum(piece.loss for piece in passed))  # the one time that a GPU is waited for
+        loss = float(sum(piece.loss for piece in passed))  # the one time that a GPU is waited for
+        total = self.ranks.sum_dicts({"loss": loss})["loss"]
         if not math.isfinite(total):
             raise LearnerError(
                 f"the loss is {total}: the run can be resumed from its last checkpoint; if it happens again, begin one "
@@ -229,18 +274,19 @@ class Learner:
             meter.most(f"{whose}/grad_norm", norm)
         for optim in optims.values():
             optim.step()
-        meter.laid_out(batch, turns, [each.piece for each in passed])
+        meter.laid_out(batch, turns, pieces)
         for each in passed:
             meter.add(each.measured, each.weight)
         return passed
 
-    def _gradients(self, batch: Batch, turns: Ints, shares: int) -> list[_Passed]:
-        """Add up the gradients of some turns. The weights of a share sum to about 1 / shares: scaling them back keeps
-        the gradient's norm, and so its clipping, the same whatever the number of shares."""
+    def _gradients(self, batch: Batch, turns: Ints, shares: int) -> tuple[list[MicroBatch], list[_Passed]]:
+        """Add up the gradients of some turns, which are laid out in the pieces returned. The weights of a share sum to
+        about 1 / shares: scaling them back keeps the gradient's norm, and so its clipping, the same whatever the number
+        of shares."""
         passed: list[_Passed] = []
-        for piece in self._pack(batch, turns):
-            states = self._entry_states(piece)
-            logp, entropy = self._read_policy(piece, batch.entries, states)
+        pieces = self._pack(batch, turns)
+        for piece, own in self._share(pieces):
+            states, logp, entropy = self._run(piece, batch.entries)
             value = None
             if self.critic is not None:
                 value = self.critic(states if isinstance(self.critic, ValueHead) else piece)
@@ -252,10 +298,11 @@ class Learner:
                     f"{len(logp)} entries. Fix: return one loss for each of them"
                 )
             loss = (view.weight * per_entry).sum()
-            (shares * loss).backward()
+            ((shares if own else 0) * loss).backward()
             measured = {"actor/entropy": entropy.detach(), **measured}
-            passed.append(_Passed(piece, loss.detach(), logp.detach(), view.weight, measured))
-        return passed
+            if own:
+                passed.append(_Passed(piece, loss.detach(), logp.detach(), view.weight, measured))
+        return pieces, passed
 
     def _in_memory(self, batch: Batch, turns: Ints | None, passes: Callable[[], T]) -> T:
         """What `passes` gives. Where a GPU's memory does not hold them they are begun again in smaller pieces, and so
@@ -264,6 +311,11 @@ class Learner:
             with suppress(torch.OutOfMemoryError):
                 return passes()
             self._clear()
+            if not self.ranks.alone:  # the others are in the middle of a pass that needs this rank
+                raise LearnerError(
+                    f"rank {self.ranks.index} of {self.ranks.count} ran out of memory with micro-batches of "
+                    f"{self.budget} tokens. Fix: resume with a smaller learner.token_budget"
+                )
             recorded, self.graphs = self.graphs, None
             if recorded is not None:
                 recorded.refuse()
@@ -284,9 +336,12 @@ class Learner:
 
     def _pack(self, batch: Batch, turns: Ints | None) -> list[MicroBatch]:
         longest = _longest(batch, turns)  # one longer than what was once too much is tried all the same
-        pieces = pack(batch, max(self.budget, longest), turns)
+        pieces = pack_evenly(batch, max(self.budget, longest), turns, self.ranks.count)
         check(pieces, batch, turns)
         return pieces
+
+    def _share(self, pieces: Sequence[MicroBatch]) -> list[tuple[MicroBatch, bool]]:
+        return self.ranks.share(pieces, int(self.model.config.hidden_size))
 
     def _clear(self) -> None:
         self.optim.clear()
@@ -307,8 +362,14 @@ class Learner:
         state: dict[str, Any] = {"optim": self.optim.state(), "random": rng.state()}
         if self.critic_optim is not None:
             state |= {"critic": self.critic_optim.weights(), "critic_optim": self.critic_optim.state()}
-        copied = self._snapshots.copy((self.optim.weights(), state))
-        weights, state = copied or (self.optim.weights(), state)
+        weights: dict[str, Tensor] = self.optim.weights()
+        copied = None
+        if self.sharded:
+            copied = tuple(gather_state(each, keep=self.ranks.leads) for each in (weights, state))
+        if not self.ranks.leads:
+            return
+        copied = copied or self._snapshots.copy((weights, state))
+        weights, state = copied or (weights, state)
         adapter = lora.describe(self.model, self.folder) if self.config.lora.rank else None
         how: dict[str, Any] = {"adapter": adapter, "meta": meta or {}, "source": self.folder}
         self._saving = self._writer.submit(checkpoint.save, folder, weights=weights, state=state, **how)
@@ -317,6 +378,8 @@ class Learner:
 
     def finish_save(self) -> None:
         """Returns once what was begun is there, whole. Raises what kept it from being."""
+        if not self.ranks.leads:
+            return
         assert self._saving is not None, "nothing was begun"
         try:
             self._saving.result()
@@ -326,6 +389,8 @@ class Learner:
     def reserve_snapshot(self) -> None:
         """Have memory for the copy of the first checkpoint, before there is one: weights, two moments of each, and
         what else there is, which is little."""
+        if not self.ranks.alone:
+            return
         optims = [self.optim] + ([self.critic_optim] if self.critic_optim is not None else [])
         trained = [tensor for optim in optims for tensor in optim.trained]
         self._snapshots.reserve(sum(3 * tensor.nbytes + 4 * ALIGN for tensor in trained) + 2**20)
@@ -335,16 +400,21 @@ class Learner:
         state, meta = checkpoint.restore(folder, weights=self.optim.weights(), adapter=bool(self.config.lora.rank))
         self.optim.load(state["optim"])
         if self.critic_optim is not None:
-            with torch.no_grad():
-                for name, tensor in self.critic_optim.weights().items():
-                    tensor.copy_(state["critic"][name])
+            for name, tensor in self.critic_optim.weights().items():
+                fill(tensor, state["critic"][name])
             self.critic_optim.load(state["critic_optim"])
         rng.restore(state["random"])
+        if self.whole is not None:
+            self.whole.stale = True
+            reshard(self.reader)
+            reshard(self._ref_reader)
         return meta
 
     @property
     def plain(self) -> Any:
         """The model as others know it: without an adapter in it, what the adapter does being part of the weights."""
+        if self.whole is not None:
+            return self.whole
         return lora.Merged(self.model) if self.config.lora.rank else self.model
 
     def digest(self) -> str:
@@ -352,7 +422,7 @@ class Learner:
         digest = hashlib.blake2b(digest_size=16)
         for name, parameter in self.model.named_parameters():
             digest.update(name.encode())
-            digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+            digest.update(gather(parameter.detach()).cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
 
@@ -367,49 +437,11 @@ class _Passed:
     measured: dict[str, Tensor]
 
 
-class _Meter:
-    """What an update measured: parts of the loss (`*_loss`) as they are summed, weighted means of what else entries
-    have, the last or largest of the rest."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, Tensor | float] = {}
-        self.weight: Tensor | float = 0.0
-        self.values: dict[str, float] = {}
-        self.tokens = self.unique = 0
-
-    def add(self, per_entry: dict[str, Tensor], weight: Tensor) -> None:
-        self.weight += weight.sum(dtype=torch.float64)
-        for name, column in per_entry.items():
-            self.sums[name] = self.sums.get(name, 0.0) + (weight * column).sum().double()
-
-    def last(self, name: str, value: float) -> None:
-        self.values[name] = value
-
-    def most(self, name: str, value: float) -> None:
-        self.values[name] = max(value, self.values.get(name, value))
-
-    def laid_out(self, batch: Batch, turns: Ints, pieces: Sequence[MicroBatch]) -> None:
-        self.tokens += sum(len(batch.paths[t]) for t in turns)
-        self.unique += sum(len(piece.ids) for piece in pieces)
-
-    def metrics(self) -> dict[str, float]:
-        means = {n: float(total if n.endswith("_loss") else total / self.weight) for n, total in self.sums.items()}
-        tokens = {"perf/total_num_tokens": self.tokens, "tree/tokens": self.tokens, "tree/unique_tokens": self.unique}
-        return means | self.values | {name: float(n) for name, n in tokens.items()}
-
-
 def _lap(took: dict[str, float], name: str, began: float) -> float:
     """Count what passed since `began`; what was computed has been read, so the GPU is done with it."""
     now = time.perf_counter()
     took[name] = now - began
     return now
-
-
-def _fill(column: Floats, pieces: Sequence[MicroBatch], found: Sequence[Tensor | None]) -> None:
-    """Put what was found for the entries of each piece into their rows; read last, so that a GPU never waits for it."""
-    for piece, values in zip(pieces, found, strict=True):
-        if values is not None:
-            column[piece.entry] = _array(values)
 
 
 def _longest(batch: Batch, turns: Ints | None) -> int:
@@ -434,24 +466,6 @@ def _view(batch: Batch, piece: MicroBatch, like: Tensor) -> EntryTensors:
         column = getattr(rows, field.name)
         columns[field.name] = send(column, like.device, like.dtype if column.dtype.kind == "f" else None)
     return EntryTensors(**columns)
-
-
-def _mismatch(batch: Batch, now: Floats, limit: float) -> dict[str, float]:
-    """How far engine and learner are apart on every token whose recorded logprob is exact."""
-    exact = batch.entries.exact
-    ours, theirs = now[exact], batch.entries.behaviour[exact]
-    if not len(ours):
-        return {}
-    logs, probs = np.abs(ours - theirs), np.abs(np.exp(ours) - np.exp(theirs))
-    return {
-        "training/rollout_logprobs_diff_mean": float(logs.mean()),
-        "training/rollout_logprobs_diff_max": float(logs.max()),
-        "training/rollout_logprobs_diff_p99": float(np.quantile(logs, 0.99)),
-        "training/rollout_probs_diff_mean": float(probs.mean()),
-        "training/rollout_probs_diff_max": float(probs.max()),
-        "training/rollout_logprobs_checked": float(len(ours)),
-        "training/rollout_logprobs_off": float((~(logs <= limit)).sum()),
-    }
 
 
 def _array(column: Tensor) -> Floats:

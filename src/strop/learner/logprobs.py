@@ -73,6 +73,19 @@ def compute_logprobs(
     return read(model, compute_entry_states(model, piece, way), piece, entries, chunk=chunk, compile=way.compile)
 
 
+class TreeReader(nn.Module):
+    """A model as a learner reads it: one call for each piece."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, piece: MicroBatch, entries: Entries, way: Way) -> tuple[Tensor, Tensor, Tensor]:
+        """The hidden states of entries, their logprobs and entropies."""
+        states = compute_entry_states(self.model, piece, way)
+        return states, *read(self.model, states, piece, entries, compile=way.compile)
+
+
 def read(
     model: PreTrainedModel,
     states: Tensor,

@@ -34,12 +34,13 @@ def place(config: LearnerConfig) -> tuple[torch.device, torch.dtype]:
     return device, torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
 
 
-def choose_way(config: LearnerConfig, device: torch.device) -> Way:
-    """How a learner runs its models on this device."""
+def choose_way(config: LearnerConfig, device: torch.device, *, sharded: bool = False) -> Way:
+    """How a learner runs its models on this device. Blocks that are put together as they run are not compiled."""
     if config.attention == "flex" and device.type != "cuda":
         raise LearnerError("learner.attention is flex, which trains on GPUs only. Fix: set it to auto or blocks")
     flex = device.type == "cuda" and config.attention != "blocks"
-    return Way("flex" if flex else "blocks", recompute=config.gradient_checkpointing, compile=flex and config.compile)
+    compile = flex and config.compile and not sharded
+    return Way("flex" if flex else "blocks", recompute=config.gradient_checkpointing, compile=compile)
 
 
 def load(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

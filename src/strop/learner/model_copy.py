@@ -1,16 +1,17 @@
 """What the embedded engine serves where it is not the very model that the learner trains.
 
     ModelCopy     another model that follows the trained weights, version by version: rollouts go on meanwhile
+    WholeCopy     the same of weights that are sharded over ranks
     AdapterCopy   the trained adapters copied beside weights that nobody changes, which learners and engine share
 
-Both have `model`, and `refresh` for a new version.
+All have `model`, and `refresh` for a new version.
 """
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,6 +21,8 @@ from transformers import PreTrainedModel
 
 from strop.engines.embedded.adapters import Adapters
 from strop.learner import lora
+from strop.learner.masters import lower
+from strop.learner.sharding import gather
 
 
 class ServedCopy(ABC):
@@ -58,6 +61,46 @@ class ModelCopy(ServedCopy):
         ours: list[Tensor] = [*self.model.parameters()]
         theirs: list[Tensor] = [*self._of.parameters()]
         torch._foreach_copy_(ours, theirs)  # pyright: ignore[reportPrivateImportUsage]
+
+
+class WholeCopy(ServedCopy):
+    """The whole of a model, which is sharded once this is made, in the dtype that is computed in and as it was when it
+    was last refreshed. All ranks refresh at once, whether they keep a copy or not. `stale`: it has changed since."""
+
+    def __init__(self, of: PreTrainedModel, dtype: torch.dtype, *, kept: bool) -> None:
+        super().__init__(of.device)
+        self.config, self.device = of.config, of.device
+        self.stale = False
+        self._sharded = of
+        self.model = copy.deepcopy(of).requires_grad_(False) if kept else None
+        if self.model is not None:
+            lower(self.model, dtype)
+
+    def refresh(self, policy: str) -> None:
+        if self.stale:
+            super().refresh(policy)
+            self.stale = False
+
+    @torch.no_grad()
+    def _take(self, policy: str) -> None:
+        ours = [*self.model.parameters()] if self.model is not None else None
+        for number, theirs in enumerate(self._sharded.parameters()):
+            whole = gather(theirs.detach())
+            if ours is not None:
+                ours[number].copy_(whole)
+
+    # -- the model as others know it: the copy ---------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        assert self.model is not None
+        return self.model(*args, **kwargs)
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        assert self.model is not None
+        return self.model.named_parameters()
+
+    def parameters(self) -> Iterator[Tensor]:
+        return (tensor for _, tensor in self.named_parameters())
 
 
 class AdapterCopy(ServedCopy):

@@ -108,6 +108,37 @@ class ModelWeights(WeightVerbs):
                 raise WeightsRefused(f"the weights are broken: {name} has values that are not finite numbers")
 
 
+class FollowingRank(WeightVerbs):
+    """Ranks beside the first: they have put the weights together with it, and it does the rest."""
+
+    def specs(self) -> dict[str, TensorSpec]:
+        return {}
+
+    def probe(self) -> LogprobProbe:
+        return LogprobProbe([], [])
+
+    def write(self, folder: Path) -> None:
+        pass
+
+    def write_adapter(self, folder: Path) -> None:
+        pass
+
+    def refuse_broken(self) -> None:
+        pass
+
+    def export_handles(self, fused: dict[str, tuple[str, ...]] | None) -> IpcHandles:
+        return IpcHandles({}, {}, b"")
+
+    def listen(self) -> tuple[str, int]:
+        return "", 0
+
+    def meet(self, port: int, num_workers: int) -> None:
+        pass
+
+    def broadcast(self, port: int) -> None:
+        pass
+
+
 def _system_error(text: str) -> str:
     """What the system said, out of what safetensors says about it."""
     said = re.search(r"I/O error: (.+) \(os error \d+\)", text)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from strop.config import OptimConfig
 from strop.learner.masters import Masters
+from strop.learner.ranks import ALONE, Ranks
+from strop.learner.sharding import gather, lay_out
 
 
 class Optim:
@@ -17,7 +19,7 @@ class Optim:
     without a `decay` of its own falls over those.
 
     `masters` are trained in the place of the parameters that have them. With `offload` whatever only a step needs is in
-    the CPU's memory otherwise.
+    the CPU's memory otherwise. With several `ranks` gradients are summed over them.
     """
 
     def __init__(
@@ -28,8 +30,10 @@ class Optim:
         *,
         offload: bool = False,
         whole: int = 0,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.config = config
+        self._ranks = ranks
         self.schedule = config.schedule or ("constant" if config.decay is None else "linear")
         self.decay = config.decay or whole
         assert self.decay or self.schedule == "constant", f"{self.schedule} over how many steps?"
@@ -72,7 +76,8 @@ class Optim:
         next."""
         self._bring_back()  # gradients are where the masters are
         self.masters.take_gradients()
-        return nn.utils.clip_grad_norm_(self.trained, self.config.grad_clip)
+        self._ranks.sum_gradients(self.trained)
+        return gather(nn.utils.clip_grad_norm_(self.trained, self.config.grad_clip))
 
     def step(self) -> None:
         """Update with the clipped gradients, and clear them."""
@@ -96,7 +101,12 @@ class Optim:
         self.masters.write()
         self.steps = state["steps"]
         self._bring_back()  # AdamW takes its state to where the weights are
-        self.adam.load_state_dict(state["adam"])
+        trained = [parameter for group in self.adam.param_groups for parameter in group["params"]]
+        moments = {
+            number: {name: lay_out(value, trained[number]) for name, value in of.items()}
+            for number, of in state["adam"]["state"].items()
+        }
+        self.adam.load_state_dict(state["adam"] | {"state": moments})
         self._send_away()
 
     # -- offload -------------------------------------------------------------------------------------------------------

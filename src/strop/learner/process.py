@@ -5,7 +5,8 @@ parameters.
       .of("main")                ◀──chunks, results, errors──
 
 The child is a fresh Python that imports nothing of the user's script and dies with its parent. It holds one policy, or
-several that are LoRA adapters on one model: `of` gives the handle of each. A run may have several children.
+several that are LoRA adapters on one model: `of` gives the handle of each. A run may have several children, and several
+that train one model together (rank_processes.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from strop.engines.embedded.engine import Arrival
 from strop.errors import LearnerError, StropError
 from strop.learner import spawn
 from strop.learner.client import LearnerClient
-from strop.learner.verbs import LearnerSettings, ProcessVerbs
+from strop.learner.verbs import LearnerSettings, ProcessVerbs, RankPlace
 from strop.types import Sampling
 
 
@@ -42,13 +43,18 @@ class LearnerProcess:
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._streams: dict[int, tuple[PolicyClient, asyncio.Queue[Arrival]]] = {}
         self._clients: dict[str, PolicyClient] = {}
-        self._died: asyncio.Future[None] = self._loop.create_future()
+        self.died: asyncio.Future[None] = self._loop.create_future()
         self._closing = False
         threading.Thread(target=self._read, name="learner-reader", daemon=True).start()
 
     async def start(self, *settings: LearnerSettings) -> None:
         """Returns once the model of these policies is loaded."""
-        self.context = await self.call(None, ProcessVerbs.start.__name__, (list(settings),))
+        await self.start_at(RankPlace(), settings)
+
+    async def start_at(self, place: RankPlace, settings: Sequence[LearnerSettings]) -> None:
+        """The same for one of several ranks, all of which are started at once."""
+        call = LearnerProcess.call(self, None, ProcessVerbs.start.__name__, (list(settings), place))
+        self.context = await call
 
     async def compile_ahead(self) -> bool:
         """See `ProcessVerbs.compile_ahead`. Once every model on this machine is loaded: it takes a GPU's memory, and
@@ -58,6 +64,10 @@ class LearnerProcess:
     def of(self, policy: str = MAIN) -> PolicyClient:
         """The handle of one of the policies that it was, or will be, started with."""
         return self._clients.setdefault(policy, PolicyClient(self, policy))
+
+    def links(self, policy: str) -> list[PolicyClient]:
+        """Of every process that serves the policy, where the embedded engine does."""
+        return [self.of(policy)]
 
     async def call(self, policy: str | None, verb: str, args: tuple[Any, ...]) -> Any:
         """Have a verb done for a policy, or by the process as a whole, and return its result or raise its error."""
@@ -94,7 +104,7 @@ class LearnerProcess:
     async def watch(self) -> None:
         """Wait until the child dies, and raise that. Its death ends the run: requests in flight are left waiting rather
         than failed, so that no agent is blamed for it, and their attempts are taken up again on resume."""
-        await asyncio.shield(self._died)
+        await asyncio.shield(self.died)
 
     async def close(self) -> None:
         self._closing = True
@@ -151,10 +161,10 @@ class LearnerProcess:
         if not self._closing:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(5)  # its connection closes a moment before it is gone
-        for future in (*self._calls.values(), self._died):
+        for future in (*self._calls.values(), self.died):
             if not future.done():
                 future.set_exception(self._dead())
-        self._died.exception()  # nobody need be watching
+        self.died.exception()  # nobody need be watching
         self._calls.clear()
 
 

@@ -23,6 +23,21 @@ from strop.engines.receiver import LogprobProbe, TensorSpec
 from strop.trajectory import Batch, Entries
 
 
+class RankPlace(Struct, frozen=True, kw_only=True):
+    """Which of the processes that train one model together this one is, and where they meet: an `init_method` of
+    torch.distributed's, such as file:///tmp/ranks or tcp://10.0.0.1:29500. `gpu` is the one it computes on, of those
+    that it may use.
+
+    >>> RankPlace(index=1, count=4, rendezvous="file:///tmp/ranks").count
+    4
+    """
+
+    index: int = 0
+    count: int = 1
+    rendezvous: str = ""
+    gpu: int = 0
+
+
 class LearnerSettings(Struct, frozen=True, kw_only=True):
     """What a process is started with for one policy.
 
@@ -126,8 +141,9 @@ class ProcessVerbs(ABC):
     """What is asked of the process as a whole."""
 
     @abstractmethod
-    def start(self, settings: list[LearnerSettings]) -> int:
-        """Load the model of these policies; returns the longest context."""
+    def start(self, settings: list[LearnerSettings], place: RankPlace) -> int:
+        """Load the model of these policies; returns the longest context. All ranks are started at once: each waits for
+        the others."""
 
     @abstractmethod
     def compile_ahead(self) -> bool:

@@ -46,6 +46,7 @@ from strop.gateway.past_versions import PastVersions
 from strop.gateway.replicas import Replicas
 from strop.gateway.template import Renderer
 from strop.learner.process import LearnerProcess, PolicyClient
+from strop.learner.rank_processes import LearnerRanks
 from strop.learner.verbs import LearnerSettings
 from strop.models.names import prepare_folder
 from strop.monitor.console import View
@@ -191,7 +192,7 @@ async def open_policies(
         process = None
         here = engine_class(group[0].config.engine).shares_weights
         if here or (train and not all(one.config.policy.frozen for one in group)):
-            process = LearnerProcess(places[group[0].name] / "learner.log")
+            process = open_process(group, places[group[0].name] / "learner.log", train=train)
             stack.push_async_callback(process.close)
         engines = make_engines(group, places[group[0].name], process, train=train)
         for one in group:
@@ -202,6 +203,12 @@ async def open_policies(
     by_name = {one.name: one for one in served}
     served = [put_past_before(by_name[one.name], by_name) for one in prepared]
     return served, await open_gateway(stack, config, served, store, folder, strict=train)
+
+
+def open_process(group: Sequence[PreparedPolicy], log: Path, *, train: bool) -> LearnerProcess:
+    """What holds the weights of some policies: one process, or as many as there are ranks that train them."""
+    ranks = max(one.config.learner.ranks for one in group)
+    return LearnerRanks(log, ranks) if train and ranks > 1 else LearnerProcess(log)
 
 
 def put_past_before(policy: ServedPolicy, served: Mapping[str, ServedPolicy]) -> ServedPolicy:
@@ -499,6 +506,8 @@ def make_engines(
             adapters=adapters,
         )
         setups = place_replicas(setup, beside_learner=process is not None)
+        if process is not None and kind.shares_weights:
+            setups = [msgspec.structs.replace(setup, link=link) for link in process.links(policy)]
         for one in setups:
             private_folder(one.folder)
         return [kind.make(one) for one in setups]
