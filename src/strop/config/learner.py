@@ -63,6 +63,13 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         doc("processes that train one model together, on a GPU each: sharded (FSDP2); data parallelism for LoRA"),
         Meta(ge=1, le=64),
     ] = 1
+    sequence_parallel: Annotated[
+        int,
+        doc(
+            "ranks that run one micro-batch together, each some tokens and some heads (Ulysses): for very long rollouts"
+        ),
+        Meta(ge=1, le=64),
+    ] = 1
     lora: Annotated[LoraConfig, doc("train a LoRA adapter instead of the whole model")] = LoraConfig()
     optim: Annotated[OptimConfig, doc("the optimizer")] = OptimConfig()
     critic: Annotated[OptimConfig, doc("the critic's optimizer, for algorithms that have one")] = OptimConfig(lr=1e-5)

@@ -19,16 +19,19 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from strop.errors import LearnerError, ModelError
+from strop.learner.sequence_parallel import SequenceGroup
 
 
 @dataclass(frozen=True)
 class Way:
     """How a model is run over a piece. `recompute`: keep only what enters each block for the backward pass. `compile`:
-    one kernel for the norms, rotations and activations between two products of matrices."""
+    one kernel for the norms, rotations and activations between two products of matrices. `split`: the ranks that it is
+    run by together."""
 
     attention: Literal["blocks", "flex"] = "blocks"
     recompute: bool = False
     compile: bool = False
+    split: SequenceGroup | None = None
 
 
 PLAIN = Way()

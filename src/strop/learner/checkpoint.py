@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,15 +55,19 @@ def save(
     state: dict[str, Any],
     meta: dict[str, Any],
     source: Path,
+    beside: Callable[[Path], None] | None = None,
 ) -> None:
-    """A crash at any moment leaves the whole folder or none. `adapter` describes one, if the weights are one's."""
+    """A crash at any moment leaves the whole folder or none. `adapter` describes one, if the weights are one's.
+    `beside` writes more into it."""
     try:
         with write_whole(Path(folder)) as fresh:
-            with ThreadPoolExecutor(1, "optimizer.pt") as beside:
-                writing = beside.submit(write_state, fresh / "optimizer.pt", state)
+            with ThreadPoolExecutor(1, "optimizer.pt") as thread:
+                writing = thread.submit(write_state, fresh / "optimizer.pt", state)
                 sums = write(fresh, weights, adapter, source)
                 (fresh / "strop.json").write_text(json.dumps(meta, indent=2))
                 sums["optimizer.pt"] = writing.result()
+            if beside is not None:
+                beside(fresh)
             write_sums(fresh, sums)
     except (OSError, RuntimeError) as error:
         raise LearnerError(
@@ -138,10 +142,15 @@ def read(folder: Path, weights: Mapping[str, Tensor], *, adapter: bool) -> None:
             fill(weights[name], file.get_tensor(saved))
 
 
+def fresh_folder(folder: Path) -> Path:
+    """Where it is written before it has its name."""
+    return folder.with_name(f".{folder.name}.new")
+
+
 @contextmanager
 def write_whole(folder: Path) -> Iterator[Path]:
     """A sibling to write into: once the block ends it is fsynced and takes the name `folder`."""
-    fresh = folder.with_name(f".{folder.name}.new")
+    fresh = fresh_folder(folder)
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     try:

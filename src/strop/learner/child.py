@@ -164,7 +164,7 @@ class LearnerChild(ProcessVerbs):
         engine, train = first.engine, any(one.train for one in settings)
         torch.set_num_threads(engine.threads or max(1, (os.cpu_count() or 1) // place.count))
         torch.use_deterministic_algorithms(engine.deterministic)
-        self._ranks = Ranks(place, place_learner(first.learner)[0])
+        self._ranks = Ranks(place, place_learner(first.learner)[0], first.learner.sequence_parallel)
         several = len(settings) > 1 or (train and first.learner.lora.rank)
         model = self._load_adapters(settings) if several else self._load_model(first)
         longest = int(model.config.max_position_embeddings)

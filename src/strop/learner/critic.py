@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from strop.learner.blocks import PLAIN, Way
-from strop.learner.logprobs import compute_entry_states, find_head
+from strop.learner.logprobs import compute_entry_states, find_head, gather_entries
 from strop.trajectory import MicroBatch
 
 
@@ -45,4 +45,5 @@ class Critic(nn.Module):
 
     def forward(self, piece: MicroBatch) -> Tensor:
         """A value for every entry of the piece, [entries]."""
-        return self.head(compute_entry_states(self.trunk, piece, self.way))
+        values = self.head(compute_entry_states(self.trunk, piece, self.way))
+        return gather_entries(values, piece, self.way)

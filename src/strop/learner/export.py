@@ -19,7 +19,7 @@ from strop.learner import lora
 from strop.learner.checkpoint import ADAPTER, MODEL, explain_unwritten, read, report_damage, write, write_whole
 from strop.learner.model import load
 from strop.models.adapter_config import read_adapter
-from strop.models.checksums import SUMS, TRAINING, verify
+from strop.models.checksums import SUMS, is_for_training, verify
 
 
 def export(
@@ -39,7 +39,7 @@ def export(
         raise PlaceError(f"{to} is there already. Fix: choose another place")
     if not merge and dtype:
         raise ConfigError("an adapter by itself is written as it was trained. Fix: leave out --dtype, or --adapter")
-    verify(checkpoint, without=TRAINING)
+    verify(checkpoint, training=False)
     wanted = getattr(torch, dtype) if dtype else None
     if (checkpoint / ADAPTER).exists():
         if not merge:
@@ -80,7 +80,7 @@ def _made(to: Path) -> Iterator[Path]:
 def _copy(checkpoint: Path, to: Path) -> None:
     with _made(to) as fresh:
         for file in checkpoint.iterdir():
-            if file.name not in (*TRAINING, SUMS):
+            if file.name != SUMS and not is_for_training(file.name):
                 shutil.copyfile(file, fresh / file.name)
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,17 +34,18 @@ from transformers import PreTrainedModel
 from strop.algorithms import Algorithm, EntryTensors
 from strop.config import LearnerConfig
 from strop.errors import LearnerError
-from strop.learner import checkpoint, lora, memory, rng
+from strop.learner import checkpoint, lora, memory, rng, sharded_checkpoint
 from strop.learner.critic import Critic, ValueHead
 from strop.learner.device import send
-from strop.learner.logprobs import TreeReader, read
+from strop.learner.logprobs import TreeReader, gather_entries, read
 from strop.learner.masters import lower
 from strop.learner.meter import UpdateMeter, measure_mismatch
 from strop.learner.model import choose_way, load, place
 from strop.learner.model_copy import WholeCopy
 from strop.learner.optim import Optim
 from strop.learner.ranks import ALONE, Ranks, pack_evenly
-from strop.learner.sharding import fill, gather, gather_state, reshard, shard
+from strop.learner.sharded_checkpoint import fill_shards, has_shards, take_shards
+from strop.learner.sharding import copy_whole, fill, gather, reshard, shard
 from strop.learner.snapshot import ALIGN, SnapshotMemory
 from strop.learner.trunk_graphs import TrunkGraphs
 from strop.trajectory import Batch, Entries, MicroBatch, check
@@ -87,13 +89,15 @@ class Learner:
         self.sharded = not ranks.alone and not config.lora.rank
         device, configured = place(config)
         self.dtype = dtype = dtype or configured
-        self.way = choose_way(config, device, sharded=self.sharded)
+        self.way = choose_way(config, device, sharded=self.sharded, split=ranks.sequence)
         # Read in float32 at least, which is what is trained; computed in another dtype it is rounded below.
         if base is None:
             self.model = load(folder, torch.promote_types(dtype, torch.float32))
         else:
             assert config.lora.rank, "weights that are somebody else's too are not trained"
             self.model = lora.share_weights(base)
+        if ranks.sequence is not None:
+            ranks.sequence.refuse_heads(int(self.model.config.num_attention_heads))
         if device.type == "cuda":
             self._foresee(torch.cuda.mem_get_info(device)[0])
         if config.lora.rank:
@@ -192,7 +196,14 @@ class Learner:
     def _score_policy(self, piece: MicroBatch, entries: Entries) -> tuple[Tensor, Tensor]:
         """Proximal logprobs, and the values of a shared trunk or as many zeros."""
         states, logp, _ = self._run(piece, entries)
-        return logp, self.critic(states) if isinstance(self.critic, ValueHead) else torch.zeros_like(logp)
+        return logp, self._read_values(piece, states) if isinstance(self.critic, ValueHead) else torch.zeros_like(logp)
+
+    def _read_values(self, piece: MicroBatch, states: Tensor) -> Tensor:
+        """A value for every entry, of the critic's own pass or of the policy's `states`."""
+        assert self.critic is not None
+        if isinstance(self.critic, ValueHead):
+            return gather_entries(self.critic(states), piece, self.way)
+        return self.critic(piece)
 
     def _fill(self, column: Floats, shared: Sequence[tuple[MicroBatch, bool]], found: Sequence[Tensor]) -> None:
         """Put what all ranks found for the entries of their pieces into a column; read last, so that a GPU never waits
@@ -287,9 +298,7 @@ class Learner:
         pieces = self._pack(batch, turns)
         for piece, own in self._share(pieces):
             states, logp, entropy = self._run(piece, batch.entries)
-            value = None
-            if self.critic is not None:
-                value = self.critic(states if isinstance(self.critic, ValueHead) else piece)
+            value = self._read_values(piece, states) if self.critic is not None else None
             view = _view(batch, piece, logp)
             per_entry, measured = self.algorithm.compute_loss(logp, entropy, value, view)
             if per_entry.shape != logp.shape:
@@ -336,7 +345,7 @@ class Learner:
 
     def _pack(self, batch: Batch, turns: Ints | None) -> list[MicroBatch]:
         longest = _longest(batch, turns)  # one longer than what was once too much is tried all the same
-        pieces = pack_evenly(batch, max(self.budget, longest), turns, self.ranks.count)
+        pieces = pack_evenly(batch, max(self.budget, longest), turns, self.ranks.num_groups)
         check(pieces, batch, turns)
         return pieces
 
@@ -363,22 +372,26 @@ class Learner:
         if self.critic_optim is not None:
             state |= {"critic": self.critic_optim.weights(), "critic_optim": self.critic_optim.state()}
         weights: dict[str, Tensor] = self.optim.weights()
-        copied = None
         if self.sharded:
-            copied = tuple(gather_state(each, keep=self.ranks.leads) for each in (weights, state))
+            copies = copy_whole(weights, keep=self.ranks.leads)
+            rest, shards = take_shards(state, self.ranks)
+            how: dict[str, Any] = {"adapter": None, "meta": meta or {}, "source": self.folder}
+            save_shards = partial(sharded_checkpoint.save, Path(folder), shards, self.ranks)
+            self._saving = self._writer.submit(save_shards, weights=copies, state=rest, **how)
+            return
         if not self.ranks.leads:
             return
-        copied = copied or self._snapshots.copy((weights, state))
+        copied = self._snapshots.copy((weights, state))
         weights, state = copied or (weights, state)
         adapter = lora.describe(self.model, self.folder) if self.config.lora.rank else None
-        how: dict[str, Any] = {"adapter": adapter, "meta": meta or {}, "source": self.folder}
+        how = {"adapter": adapter, "meta": meta or {}, "source": self.folder}
         self._saving = self._writer.submit(checkpoint.save, folder, weights=weights, state=state, **how)
         if copied is None:
             wait([self._saving])  # the next update would change what is written
 
     def finish_save(self) -> None:
         """Returns once what was begun is there, whole. Raises what kept it from being."""
-        if not self.ranks.leads:
+        if not (self.ranks.leads or self.sharded):
             return
         assert self._saving is not None, "nothing was begun"
         try:
@@ -398,6 +411,8 @@ class Learner:
     def restore(self, folder: str | Path) -> dict[str, Any]:
         """Take weights and optimizer state from a checkpoint, in place, and return the meta it was saved with."""
         state, meta = checkpoint.restore(folder, weights=self.optim.weights(), adapter=bool(self.config.lora.rank))
+        if has_shards(Path(folder)):
+            state = fill_shards(state, Path(folder), self._find_shards())
         self.optim.load(state["optim"])
         if self.critic_optim is not None:
             for name, tensor in self.critic_optim.weights().items():
@@ -409,6 +424,14 @@ class Learner:
             reshard(self.reader)
             reshard(self._ref_reader)
         return meta
+
+    def _find_shards(self) -> dict[str, Tensor]:
+        """What ranks write parts of, by the names that it has in a checkpoint; each as what it is of."""
+        found = {f"optim/adam/state/{key}": tensor for key, tensor in self.optim.moments().items()}
+        if self.critic_optim is not None:
+            found |= {f"critic/{name}": tensor for name, tensor in self.critic_optim.weights().items()}
+            found |= {f"critic_optim/adam/state/{key}": tensor for key, tensor in self.critic_optim.moments().items()}
+        return found
 
     @property
     def plain(self) -> Any:

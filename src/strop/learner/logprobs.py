@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 from strop.errors import ModelError
 from strop.learner.blocks import PLAIN, Way, apply_way
 from strop.learner.device import send
-from strop.learner.flex_attention import build_flex_plan
+from strop.learner.flex_attention import build_flex_plan, padded_size
+from strop.learner.sequence_parallel import SplitTree
 from strop.learner.tree_attention import Tree, plan
 from strop.trajectory import Entries, MicroBatch
 
@@ -30,11 +31,14 @@ CHUNK = {"cpu": 2**24, "cuda": 2**28}
 def compute_hidden_states(
     model: PreTrainedModel, ids: np.ndarray, pos: np.ndarray, end: np.ndarray, way: Way = PLAIN
 ) -> Tensor:
-    """The last hidden state of every token, [tokens, width]."""
+    """The last hidden state of every token, [tokens, width]; of a rank's own, where several run the model together."""
     device = model.device
     tree: Tree = build_flex_plan(end, device) if way.attention == "flex" else plan(end, model.dtype, device)
     padding = (0, tree.size - len(ids))
     there, where = (send(np.pad(array, padding)[None], device) for array in (ids, pos))
+    if way.split is not None:
+        split = way.split
+        return run_blocks(model, split.split(there), split.split(where), SplitTree(tree, split), way)[0]
     return run_blocks(model, there, where, tree, way)[0, : len(ids)]
 
 
@@ -53,8 +57,10 @@ def run_blocks(model: PreTrainedModel, ids: Tensor, pos: Tensor, tree: Tree, way
 
 
 def compute_entry_states(model: PreTrainedModel, piece: MicroBatch, way: Way = PLAIN) -> Tensor:
-    """The hidden state that each entry's logits, or its value, are made of. [entries, width]"""
+    """The hidden state that each entry's logits, or its value, are made of. [entries, width]; of a rank's own entries,
+    where several run the model together: what is made of those is put together by `gather_entries`."""
     hidden = compute_hidden_states(model, piece.ids, piece.pos, piece.end, way)
+    piece = _take_own(piece, way)
     return hidden.index_select(0, send(piece.at, hidden.device))
 
 
@@ -83,7 +89,23 @@ class TreeReader(nn.Module):
     def forward(self, piece: MicroBatch, entries: Entries, way: Way) -> tuple[Tensor, Tensor, Tensor]:
         """The hidden states of entries, their logprobs and entropies."""
         states = compute_entry_states(self.model, piece, way)
-        return states, *read(self.model, states, piece, entries, compile=way.compile)
+        logp, entropy = read(self.model, states, _take_own(piece, way), entries, compile=way.compile)
+        return states, gather_entries(logp, piece, way), gather_entries(entropy, piece, way)
+
+
+def gather_entries(column: Tensor, piece: MicroBatch, way: Way) -> Tensor:
+    """A column of all of a piece's entries, [entries], from what this rank has of it."""
+    if way.split is None:
+        return column
+    return way.split.gather_entries(column, way.split.find_own(piece, _count_laid_out(piece, way)))
+
+
+def _take_own(piece: MicroBatch, way: Way) -> MicroBatch:
+    return piece if way.split is None else way.split.take_own(piece, _count_laid_out(piece, way))
+
+
+def _count_laid_out(piece: MicroBatch, way: Way) -> int:
+    return padded_size(len(piece.ids)) if way.attention == "flex" else len(piece.ids)
 
 
 def read(

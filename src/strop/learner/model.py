@@ -20,6 +20,7 @@ from strop.errors import LearnerError, ModelError
 from strop.learner.blocks import Way
 from strop.learner.logprobs import compute_hidden_states, find_head
 from strop.learner.masters import lower
+from strop.learner.sequence_parallel import SequenceGroup
 from strop.learner.tree_attention import NAME
 
 
@@ -34,13 +35,15 @@ def place(config: LearnerConfig) -> tuple[torch.device, torch.dtype]:
     return device, torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
 
 
-def choose_way(config: LearnerConfig, device: torch.device, *, sharded: bool = False) -> Way:
+def choose_way(
+    config: LearnerConfig, device: torch.device, *, sharded: bool = False, split: SequenceGroup | None = None
+) -> Way:
     """How a learner runs its models on this device. Blocks that are put together as they run are not compiled."""
     if config.attention == "flex" and device.type != "cuda":
         raise LearnerError("learner.attention is flex, which trains on GPUs only. Fix: set it to auto or blocks")
     flex = device.type == "cuda" and config.attention != "blocks"
     compile = flex and config.compile and not sharded
-    return Way("flex" if flex else "blocks", recompute=config.gradient_checkpointing, compile=compile)
+    return Way("flex" if flex else "blocks", recompute=config.gradient_checkpointing, compile=compile, split=split)
 
 
 def load(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

@@ -13,6 +13,8 @@ from strop.learner.masters import Masters
 from strop.learner.ranks import ALONE, Ranks
 from strop.learner.sharding import gather, lay_out
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
 
 class Optim:
     """`steps` counts optimizer steps; warm-up and decay are measured in them, of which a run has `whole`: a schedule
@@ -101,7 +103,7 @@ class Optim:
         self.masters.write()
         self.steps = state["steps"]
         self._bring_back()  # AdamW takes its state to where the weights are
-        trained = [parameter for group in self.adam.param_groups for parameter in group["params"]]
+        trained = self._in_order()
         moments = {
             number: {name: lay_out(value, trained[number]) for name, value in of.items()}
             for number, of in state["adam"]["state"].items()
@@ -109,10 +111,18 @@ class Optim:
         self.adam.load_state_dict(state["adam"] | {"state": moments})
         self._send_away()
 
+    def moments(self) -> dict[str, Tensor]:
+        """Where each moment is in AdamW's state, with what is trained by it."""
+        return {f"{k}/{name}": tensor for k, tensor in enumerate(self._in_order()) for name in MOMENTS}
+
+    def _in_order(self) -> list[Tensor]:
+        """As AdamW counts them."""
+        return [tensor for group in self.adam.param_groups for tensor in group["params"]]
+
     # -- offload -------------------------------------------------------------------------------------------------------
 
     def _movable(self) -> list[Tensor]:
-        moments = [state[name] for state in self.adam.state.values() for name in ("exp_avg", "exp_avg_sq")]
+        moments = [state[name] for state in self.adam.state.values() for name in MOMENTS]
         return [*self.masters.of.values(), *moments] if self.offload else []
 
     def _send_away(self) -> None:

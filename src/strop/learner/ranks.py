@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from strop.errors import LearnerError
+from strop.learner.sequence_parallel import SequenceGroup
 from strop.learner.verbs import RankPlace
 from strop.trajectory import Batch, MicroBatch, pack
 from strop.trajectory.batch import Floats, Ints
@@ -32,10 +33,13 @@ LOOPBACK = "lo"
 
 
 class Ranks:
-    """This process among the ranks; `mesh` is all of them. There is one of each place in a process."""
+    """This process among the ranks; `mesh` is all of them. There is one of each place in a process. Each
+    `sequence_parallel` ranks in a row, the group of `sequence`, run a piece together."""
 
-    def __init__(self, place: RankPlace, device: torch.device) -> None:
+    def __init__(self, place: RankPlace, device: torch.device, sequence_parallel: int = 1) -> None:
         self.index, self.count = place.index, place.count
+        self.num_groups = self.count // sequence_parallel
+        self.sequence: SequenceGroup | None = None
         if self.alone:
             return
         if device.type == "cuda":
@@ -46,6 +50,11 @@ class Ranks:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, init_method=place.rendezvous, rank=self.index, world_size=self.count)
         self.mesh: DeviceMesh = init_device_mesh(device.type, (self.count,))
+        self.cpu_mesh: DeviceMesh = init_device_mesh("cpu", (self.count,))
+        self.saving: Any = dist.new_group(backend="gloo")  # for the threads that write checkpoints
+        if sequence_parallel > 1:
+            group, _ = dist.new_subgroups(sequence_parallel)
+            self.sequence = SequenceGroup(group, self.index % sequence_parallel, sequence_parallel)
 
     @property
     def alone(self) -> bool:
@@ -59,9 +68,9 @@ class Ranks:
     def share(self, pieces: Sequence[MicroBatch], width: int) -> list[tuple[MicroBatch, bool]]:
         """What this rank runs of the pieces, `width` being the model's: as many as every other rank, with whether it is
         its own or only repeated."""
-        own = share_work([measure_work(piece, width) for piece in pieces], self.count)
+        own = share_work([measure_work(piece, width) for piece in pieces], self.num_groups)
         most = max((len(each) for each in own), default=0)
-        mine = [(pieces[k], True) for k in own[self.index]]
+        mine = [(pieces[k], True) for k in own[self.index * self.num_groups // self.count]]
         spare = min(pieces, key=lambda piece: len(piece.ids)) if pieces else None
         return mine + [(spare, False)] * (most - len(mine)) if spare is not None else []
 
@@ -88,22 +97,23 @@ class Ranks:
             self.sum(*each)
 
     def merge(self, column: Floats) -> Floats:
-        """What ranks have found of one column, each some rows of it and NaN elsewhere."""
+        """What ranks have found of one column, each some rows of it and NaN elsewhere; of a row all find the same."""
         if self.alone:
             return column
         known = ~np.isnan(column)
         both = torch.from_numpy(np.stack([np.where(known, column, 0.0), known.astype(np.float64)]))
         dist.all_reduce(both)
         total, count = both.numpy()
-        return np.where(count > 0, total, np.nan)
+        return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
     def sum_dicts(self, found: Mapping[str, float]) -> dict[str, float]:
-        """The sum of what ranks have by each name. One may have none of it."""
+        """The sum of what ranks have by each name. One may have none of it; what ranks find together counts once."""
         if self.alone:
             return dict(found)
         every: list[Any] = [None] * self.count
         dist.all_gather_object(every, dict(found))
-        return {name: sum(each.get(name, 0.0) for each in every) for name in {n: None for each in every for n in each}}
+        names = {name: None for each in every for name in each}
+        return {name: sum(each.get(name, 0.0) for each in every) * self.num_groups / self.count for name in names}
 
 
 def _choose_gpu(place: RankPlace) -> None:

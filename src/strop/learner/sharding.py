@@ -10,7 +10,7 @@ float32. Left out: torch.compile of sharded blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,22 +57,22 @@ def gather(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def gather_state(state: Any, *, keep: bool) -> Any:
-    """The same for every tensor in dicts and lists, copied to the CPU's memory where they are to be kept."""
-    if isinstance(state, dict):
-        return {key: gather_state(value, keep=keep) for key, value in state.items()}
-    if isinstance(state, list):
-        return [gather_state(value, keep=keep) for value in state]
-    if not isinstance(state, Tensor):
-        return state
-    whole = gather(state.detach())
-    return whole.cpu().clone() if keep else None
+def copy_whole(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
+    """Whole copies of tensors in the CPU's memory, for ranks that are to keep them."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        whole = gather(tensor.detach())
+        if keep:
+            found[name] = whole.cpu().clone()
+    return found
 
 
 @torch.no_grad()
 def fill(target: Tensor, whole: Tensor) -> None:
-    """Copy a whole tensor, which every rank has, into one that may be sharded."""
-    if isinstance(target, DTensor):
+    """Copy a whole tensor, which every rank has, into one that may be sharded; or one that is sharded alike."""
+    if isinstance(whole, DTensor):
+        target.copy_(whole)
+    elif isinstance(target, DTensor):
         target.to_local().copy_(lay_out(whole, target).to_local())
     else:
         target.copy_(whole)
@@ -81,7 +81,7 @@ def fill(target: Tensor, whole: Tensor) -> None:
 def lay_out(whole: Tensor, like: Tensor) -> Any:
     """A whole tensor, which every rank has, sharded like another of its shape; or as it is where that is whole, or of
     another shape."""
-    if not isinstance(like, DTensor) or whole.shape != like.shape:
+    if not isinstance(like, DTensor) or isinstance(whole, DTensor) or whole.shape != like.shape:
         return whole
     return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 

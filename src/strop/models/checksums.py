@@ -7,7 +7,7 @@ Checkpoints without the file, of earlier versions, cannot be compared and are ta
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from strop.errors import DamagedCheckpoint
@@ -15,9 +15,20 @@ from strop.errors import DamagedCheckpoint
 SUMS = "SHA256SUMS"
 WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
 TRAINING = ("optimizer.pt", "strop.json")
-"""What only training reads."""
+"""What only training reads, beside the parts that ranks wrote of it."""
+SHARDS = ".metadata"
+"""What says where these parts are: a file of torch.distributed.checkpoint."""
 _EDITED = ("adapter_config.json",)
 """What users change: where the model of an adapter lies."""
+
+
+def is_for_training(name: str) -> bool:
+    """Whether a file of a checkpoint is only for training to go on.
+
+    >>> is_for_training("__0_0.distcp"), is_for_training("model.safetensors")
+    (True, False)
+    """
+    return name in (*TRAINING, SHARDS) or name.endswith(".distcp")
 
 
 def write_sums(folder: Path, known: Mapping[str, str] | None = None) -> None:
@@ -27,12 +38,13 @@ def write_sums(folder: Path, known: Mapping[str, str] | None = None) -> None:
     (folder / SUMS).write_text("".join(f"{known.get(file.name) or _sum(file)}  {file.name}\n" for file in files))
 
 
-def verify(folder: Path, *, without: Collection[str] = ()) -> None:
-    """Raises `DamagedCheckpoint`, which names the file, unless all but `without` are what they were."""
+def verify(folder: Path, *, training: bool = True) -> None:
+    """Raises `DamagedCheckpoint`, which names the file, unless all are what they were; or all but what only training
+    reads."""
     for name, noted in _noted(folder).items():
         file = folder / name
         try:
-            same = name in without or _sum(file) == noted
+            same = (not training and is_for_training(name)) or _sum(file) == noted
             size = file.stat().st_size if not same else 0
         except FileNotFoundError:
             raise describe_damage(file, "it is missing") from None

@@ -24,7 +24,7 @@ from strop.config import PolicyConfig
 from strop.errors import ConfigError, ModelError
 from strop.files import find_near
 from strop.models import cache, gguf, hub
-from strop.models.checksums import TRAINING, verify
+from strop.models.checksums import verify
 
 SHIPPED = {"strop/nano": Path(__file__).parent.parent / "models" / "nano"}
 SMOLLM2 = "smollm2-135m"
@@ -39,7 +39,7 @@ def _tell(text: str) -> None:
 def prepare_folder(policy: PolicyConfig, say: Callable[[str], None] = _tell) -> Path:
     """The folder of a policy's model, with the policy's template in it."""
     folder = resolve(policy.model, say)
-    verify(folder, without=TRAINING)
+    verify(folder, training=False)
     return with_template(folder, policy.template) if policy.template else folder
 
 

@@ -37,7 +37,7 @@ from strop.files import private_folder, sync_folder
 from strop.gateway.past_versions import PastVersions, PoolMember
 from strop.learner.process import PolicyClient
 from strop.models import adapter_config
-from strop.models.checksums import SUMS, verify, write_sums
+from strop.models.checksums import SHARDS, SUMS, verify, write_sums
 from strop.run.folder import RunFolder, find_parts, list_parts, list_versions
 from strop.trajectory import Sample
 from strop.types import Step, parse_version, version
@@ -164,7 +164,9 @@ def keep_copies(name: str, source: PoolSource, folder: Path) -> PoolSource:
         private_folder(fresh)
         for number, checkpoint in source.checkpoints.items():
             verify(checkpoint)
-            shutil.copytree(checkpoint, fresh / number, ignore=shutil.ignore_patterns("optimizer.pt", SUMS))
+            shutil.copytree(
+                checkpoint, fresh / number, ignore=shutil.ignore_patterns("optimizer.pt", "*.distcp", SHARDS, SUMS)
+            )
             write_sums(fresh / number)
         sync_folder(fresh, whole=True)
         fresh.rename(place)

@@ -479,6 +479,12 @@ def refuse_contradictions(config: Config, algorithm: Algorithm) -> None:
             "loop.max_groups replaces groups that teach nothing, which cannot be told before a critic or a reference "
             "has read them. Fix: leave it out, or use another algorithm or kl = loss"
         )
+    ranks, split = config.learner.ranks, config.learner.sequence_parallel
+    if ranks % split:
+        raise ConfigError(
+            f"learner.sequence_parallel is {split}, and learner.ranks, which is {ranks}, is no multiple of it. Fix: "
+            f"set learner.ranks={max(1, ranks // split) * split}"
+        )
     if loop.max_groups is not None and loop.max_groups < loop.groups:
         raise ConfigError(
             f"loop.max_groups is {loop.max_groups}, less than loop.groups, which is {loop.groups}. Fix: raise it"

@@ -1,0 +1,117 @@
+"""Several ranks train what one process alone does: the same losses, gradients, metrics and weights."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from strop.config import LoraConfig
+from strop.models.checksums import verify
+from tests.parity.ranked import run_ranks, train, train_two
+from tests.unit.learner.conftest import episodes, folder
+
+__all__ = ["episodes", "folder"]
+
+SMALL = LoraConfig(rank=4, alpha=8)
+LARGE = LoraConfig(rank=8, alpha=8, targets=("q_proj", "down_proj"))
+CASES = {
+    "grpo, two optimizer steps": ({"minibatches": 2}, {"name": "grpo", "settings": {"kl": "loss", "kl_coef": 0.1}}),
+    "recomputed": ({"gradient_checkpointing": True}, {"name": "rloo"}),
+    "gspo": ({}, {"name": "grpo", "settings": {"loss": "gspo"}}),
+    "ppo": ({}, {"name": "ppo"}),
+    "ppo on a shared trunk": ({"critic_kind": "shared"}, {"name": "ppo"}),
+    "lora": ({"lora": SMALL}, {"name": "grpo", "settings": {"kl": "loss", "kl_coef": 0.1}}),
+}
+TIMES = ("timing_s/", "perf/", "tree/")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "ppo" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_train_what_one_process_does(tmp_path, folder, episodes, name, count) -> None:
+    config, algorithm = CASES[name]
+    given = {"folder": folder, "samples": episodes(), "config": {"token_budget": 60, **config}, "algorithm": algorithm}
+    (alone,) = run_ranks(1, train, tmp_path / "alone", **given)
+    ranks = run_ranks(count, train, tmp_path / "ranks", **given)
+    for found in ranks:
+        assert_same(found, alone)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "ppo" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_pieces_that_two_ranks_run_together(tmp_path, folder, episodes, name, count) -> None:
+    config, algorithm = CASES[name]
+    given = {"folder": folder, "samples": episodes(), "config": {"token_budget": 60, **config}, "algorithm": algorithm}
+    (alone,) = run_ranks(1, train, tmp_path / "alone", **given)
+    for found in run_ranks(count, train, tmp_path / "ranks", sequence_parallel=2, **given):
+        assert_same(found, alone)
+
+
+@pytest.mark.slow
+def test_fewer_keys_than_ranks(tmp_path, folder, episodes) -> None:
+    """Four ranks share four heads, which look at two keys."""
+    given = {"folder": folder, "samples": episodes(), "config": {"token_budget": 60}, "algorithm": {"name": "grpo"}}
+    (alone,) = run_ranks(1, train, tmp_path / "alone", **given)
+    for found in run_ranks(4, train, tmp_path / "ranks", sequence_parallel=4, **given):
+        assert_same(found, alone)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(2, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, 1), (1, 2), (2, 4), (4, 2)))],
+)
+def test_a_checkpoint_goes_on_with_any_number_of_ranks(tmp_path, folder, episodes, before, after) -> None:
+    given = {"folder": folder, "samples": episodes(), "config": {"token_budget": 60}, "algorithm": {"name": "ppo"}}
+    (alone,) = run_ranks(1, train, tmp_path / "alone", **given)
+    run_ranks(before, train, tmp_path / "before", steps=1, save=tmp_path / "saved", **given)
+    assert (tmp_path / "saved" / ".metadata").exists() == (before > 1)
+    verify(tmp_path / "saved")
+    AutoModelForCausalLM.from_pretrained(tmp_path / "saved")  # it is a plain folder
+    for found in run_ranks(after, train, tmp_path / "after", steps=1, restore=tmp_path / "saved", **given):
+        actor, critic = alone["gradients"][2:]
+        assert_close(found["gradients"], [actor, critic])
+        assert math.isclose(found["metrics"][0]["actor/lr"], alone["metrics"][1]["actor/lr"])
+        assert_close([found["weights"]], [alone["weights"]], 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_two_policies(tmp_path, folder, episodes, count) -> None:
+    configs = [{"token_budget": 60, "lora": SMALL}, {"token_budget": 40, "lora": LARGE}]
+    given = {"folder": folder, "samples": episodes(), "configs": configs}
+    (alone,) = run_ranks(1, train_two, tmp_path / "alone", **given)
+    for found in run_ranks(count, train_two, tmp_path / "ranks", **given):
+        for ours, theirs in zip(found, alone, strict=True):
+            assert_same(ours, theirs)
+
+
+def assert_close(found, expected, limit: float = 1e-6) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert max(float(tensor.abs().max()) for tensor in theirs.values()) > 1e-4
+        for name, tensor in theirs.items():
+            assert float((ours[name] - tensor).abs().max()) <= limit, name
+
+
+def assert_same(found, expected, limit: float = 1e-6) -> None:
+    assert len(found["gradients"]) == len(expected["gradients"]) > 0
+    assert_close(found["gradients"], expected["gradients"], limit)
+    for ours, theirs in zip(found["metrics"], expected["metrics"], strict=True):
+        assert ours.keys() == theirs.keys()
+        for name in theirs:
+            if not name.startswith(TIMES):
+                assert math.isclose(ours[name], theirs[name], rel_tol=limit, abs_tol=limit), name
+        assert theirs["training/rollout_logprobs_checked"] > 0
+    for ours, theirs in zip(found["columns"], expected["columns"], strict=True):
+        for name, column in theirs.items():
+            assert np.allclose(ours[name], column, atol=limit, equal_nan=True), name
+    for name, tensor in expected["weights"].items():
+        apart = (found["weights"][name] - tensor).abs()
+        # Adam's first steps are as long where a gradient is nothing but rounding.
+        told = [gradients[name].abs() > 1e-4 for gradients in expected["gradients"] if name in gradients]
+        assert not told or float((apart * torch.stack(told).all(0)).max()) <= 1e-5, name
