@@ -7,7 +7,7 @@ and some questions without any. It reads the first ROOM hints of a prompt. `writ
 the prompt that it is shown with three hints of the pool, drawn blindly, by the `seed` of the request or else by what it
 was asked before. Nothing tells it which hints matter.
 
-    POST /control {"busy": 60}         answer 429 for so many seconds
+    POST /control {"busy": 3}          answer 429 so many times
     POST /control {"nonsense": 3}      say nothing that could be a prompt, so many times
     POST /control {"delay": 0.5}       seconds that an answer of the writer takes
     POST /control {"status": 402}      answer so, always
@@ -24,7 +24,6 @@ import hashlib
 import json
 import random
 import re
-import time
 from collections import Counter
 from typing import Any
 
@@ -107,7 +106,7 @@ class Models:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._asked: Counter[str] = Counter()
-        self._busy_until, self._nonsense, self._delay = 0.0, 0, 0.0
+        self._busy, self._nonsense, self._delay = 0, 0, 0.0
         self._status, self._strict, self._usage = 0, False, None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -129,7 +128,7 @@ class Models:
         if path == "/counts":
             return 200, dict(self.counts)
         if path == "/control":
-            self._busy_until = time.monotonic() + request.get("busy", 0)
+            self._busy = request.get("busy", 0)
             self._nonsense, self._delay = request.get("nonsense", 0), request.get("delay", 0.0)
             self._status, self._strict = int(request.get("status", 0)), bool(request.get("strict"))
             self._usage = request.get("usage")
@@ -139,7 +138,8 @@ class Models:
             self.counts["follower"] += 1
             return 200, _completion("follower", follow(messages.get("system", ""), messages["user"]))
         self.counts["writer"] += 1
-        if time.monotonic() < self._busy_until:
+        if self._busy > 0:
+            self._busy -= 1
             self.counts["refused"] += 1
             return 429, {"error": {"message": "busy", "type": "rate_limit"}}
         if self._strict and "max_tokens" in request:
