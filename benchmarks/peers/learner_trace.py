@@ -30,10 +30,12 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 WRAPPED = (
     ("strop.learner.learner", "pack", "pack"),
+    ("strop.learner.learner", "pack_evenly", "pack"),
     ("strop.learner.learner", "check", "check"),
     ("strop.learner.learner", "_view", "columns"),
     ("strop.learner.learner", "_shares", "shares"),
     ("strop.learner.learner", "_mismatch", "mismatch"),
+    ("strop.learner.learner", "measure_mismatch", "mismatch"),
     ("strop.learner.learner", "_array", "read back"),
     ("strop.learner.learner", "read", "head"),
     ("strop.learner.learner", "compute_entry_states", "forward"),

@@ -38,6 +38,7 @@ def _one(name: str, file: str, old: str, new: str, tests: str) -> Mutant:
 
 
 LOOP, RUN = "tests/integration/test_loop.py", "tests/unit/run/test_loop.py"
+RANKS = "tests/parity/test_ranks.py -m 'not slow'"
 CHECKPOINT, CHECKPOINTS = "tests/unit/learner/test_checkpoint.py", "tests/unit/run/test_checkpoints.py"
 COMMIT = "    await run.store.commit_step(step)\n"
 FOLLOW = "    if begun is not None:\n        follow_checkpoint(run, step, begun)\n"
@@ -104,9 +105,30 @@ MUTANTS = (
     _one(
         "checkpoint of weights that go on changing",
         "learner/learner.py",
-        "copied = self._snapshots.copy((self.optim.weights(), state))",
-        "copied = (self.optim.weights(), state)",
+        "copied = self._snapshots.copy((weights, state))",
+        "copied = (weights, state)",
         CHECKPOINT,
+    ),
+    _one(
+        "a micro-batch that a rank only repeats is trained on",
+        "learner/learner.py",
+        "((shares if own else 0) * loss).backward()",
+        "(shares * loss).backward()",
+        RANKS,
+    ),
+    _one(
+        "gradients of ranks are averaged",
+        "learner/sharding.py",
+        "each.set_gradient_divide_factor(1.0)",
+        "each.set_gradient_divide_factor(2.0)",
+        RANKS,
+    ),
+    _one(
+        "entries of a micro-batch over two ranks are mixed up",
+        "learner/sequence_parallel.py",
+        "where[each] = rank * most + np.arange(len(each))",
+        "where[each] = rank * most + np.arange(len(each))[::-1]",
+        RANKS,
     ),
     _one(
         "a checkpoint that is being written is pruned",

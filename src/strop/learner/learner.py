@@ -323,7 +323,8 @@ class Learner:
             if not self.ranks.alone:  # the others are in the middle of a pass that needs this rank
                 raise LearnerError(
                     f"rank {self.ranks.index} of {self.ranks.count} ran out of memory with micro-batches of "
-                    f"{self.budget} tokens. Fix: resume with a smaller learner.token_budget"
+                    f"{self.budget} tokens. Fix: resume with learner.gradient_checkpointing=true, more learner.ranks, "
+                    "or learner.sequence_parallel set"
                 )
             recorded, self.graphs = self.graphs, None
             if recorded is not None:

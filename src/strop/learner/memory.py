@@ -4,9 +4,10 @@ Weights and activations are counted, not estimated: the model is built without m
 block and with two, run over a micro-batch, and what it keeps for the backward pass is added up. The tree is taken to be
 one path of `token_budget` tokens, which is the worst there is.
 
-Left out: what the allocator wastes, the embedded engine's keys and values and, where rollouts lag behind, its copy of
-the weights; what FlexAttention's backward pass makes, and what recorded passes keep (trunk_graphs.py), which there are
-only where memory is plenty. Compiled blocks keep less than is counted here.
+With several ranks it is what each of them takes. Left out: what the allocator wastes, the embedded engine's keys and
+values and its copy of the weights, where it has one, or the first of several ranks; what FlexAttention's backward pass
+makes, and what recorded passes keep (trunk_graphs.py), which there are only where memory is plenty. Compiled blocks
+keep less than is counted here.
 """
 
 from __future__ import annotations
@@ -196,16 +197,22 @@ def _count(
     own = critic and learner.critic_kind == "own"
     rows = min(tokens, max(1, CHUNK[device.type] // config.vocab_size))
     of_head = 0 if learner.lora.rank else config.vocab_size * config.hidden_size * (4 + size)
+    # Sharded over ranks is all that has the size of a model, but for one block that is put together at a time.
+    ranks = 1 if learner.lora.rank else learner.ranks
+    together = 0 if ranks == 1 else (two.parameters - one.parameters) * size + of_head
+    activations, block = activations // learner.sequence_parallel, block // learner.sequence_parallel
+    if ranks > 1:
+        weights, optimizer = model.parameters * max(size, 4), 8 * model.trained
     return Memory(
-        weights=weights,
-        gradients=gradients * (2 if own else 1),
-        optimizer=optimizer * (2 if own else 1),
-        reference=weights if reference and not learner.lora.rank else 0,
-        critic=weights if own else 0,
+        weights=weights // ranks + together,
+        gradients=gradients * (2 if own else 1) // ranks,
+        optimizer=optimizer * (2 if own else 1) // ranks,
+        reference=weights // ranks if reference and not learner.lora.rank else 0,
+        critic=weights // ranks if own else 0,
         activations=activations * (2 if own else 1),
         logits=rows * config.vocab_size * (2 * size if way.compile else size + 4 * 4) + of_head,
         block=block * (2 if own else 1),
-        snapshot=12 * model.trained * (2 if own else 1),
+        snapshot=12 * model.trained * (2 if own else 1) // ranks,
         offloaded=learner.offload and device.type == "cuda",
         available=available,
         tokens=tokens,

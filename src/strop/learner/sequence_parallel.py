@@ -95,7 +95,8 @@ class SplitTree:
             self._collect(each if each is query or repeats == 1 else each.repeat_interleave(repeats, 1))
             for each in (query, key, value)
         ]
-        seen = self.tree.attend(*(each[:, :, : self.size] for each in whole), scaling)
+        query, key, value = (each[:, :, : self.size] for each in whole)
+        seen = self.tree.attend(query, key, value, scaling)
         return self._give_back(pad(seen, (0, 0, 0, whole[0].shape[2] - self.size)))
 
     def _collect(self, each: Tensor) -> Tensor:

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.tensor import DTensor
 
 from strop.errors import DamagedCheckpoint, LearnerError
@@ -33,7 +34,7 @@ def take_shards(state: Any, ranks: Ranks, prefix: str = "") -> tuple[Any, dict[s
     """State without the sharded tensors in it, and copies of this rank's parts of those in the CPU's memory."""
     if isinstance(state, DTensor):
         name = prefix.rstrip("/")
-        return f"{PLACE}{name}", {name: _copy_local(state.detach(), ranks)}
+        return f"{PLACE}{name}", {name: _copy_local(state, ranks)}
     if not isinstance(state, dict | list):
         return state.detach().cpu().clone() if isinstance(state, Tensor) else state, {}
     items = state.items() if isinstance(state, dict) else enumerate(state)
@@ -45,7 +46,8 @@ def take_shards(state: Any, ranks: Ranks, prefix: str = "") -> tuple[Any, dict[s
 
 def _copy_local(tensor: DTensor, ranks: Ranks) -> Tensor:
     mesh, shape, stride = ranks.cpu_mesh, tensor.shape, tensor.stride()
-    local = tensor.to_local().cpu().clone()
+    with torch.no_grad():
+        local = tensor.to_local().cpu().clone()
     return DTensor.from_local(local, mesh, tensor.placements, run_check=False, shape=shape, stride=stride)
 
 
@@ -79,7 +81,7 @@ def _agree(ranks: Ranks, ready: bool) -> bool:
 
 def _write_shards(fresh: Path, shards: dict[str, Tensor], ranks: Ranks) -> None:
     try:
-        dcp.save(shards, checkpoint_id=fresh, process_group=ranks.saving)
+        save_shards(shards, checkpoint_id=fresh, process_group=ranks.saving)
     except CheckpointException as error:
         (first, _), *_ = error.failures.values()
         raise first from error
@@ -96,7 +98,7 @@ def fill_shards(state: Any, folder: Path, like: Mapping[str, Tensor]) -> Any:
         raise DamagedCheckpoint(f"{folder} holds {missing[0]}, which is not trained: it is a checkpoint of another run")
     loaded: dict[str, Any] = {name: torch.empty_like(like[name].detach()) for name in wanted}
     try:
-        dcp.load(loaded, checkpoint_id=folder, no_dist=not dist.is_initialized())
+        load_shards(loaded, checkpoint_id=folder, no_dist=not dist.is_initialized())
     except CheckpointException as error:
         (first, _), *_ = error.failures.values()
         raise DamagedCheckpoint(f"{folder} cannot be read: {first}") from None

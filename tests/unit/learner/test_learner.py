@@ -151,7 +151,7 @@ def test_out_of_memory_goes_on_with_smaller_pieces_and_the_same_result(learn, ep
             raise torch.OutOfMemoryError("CUDA out of memory")
         return compute_entry_states(model, piece)
 
-    monkeypatch.setattr("strop.learner.learner.compute_entry_states", states)
+    monkeypatch.setattr("strop.learner.logprobs.compute_entry_states", states)
     found = short.update(credited(short, samples))
     assert found["perf/token_budget"] < expected["perf/token_budget"] == 1000
     assert found["perf/token_budget"] <= held

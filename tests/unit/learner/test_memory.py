@@ -41,6 +41,18 @@ def one_path():
     return piece, Entries(**zeros | {"target": every[1:] % 500, "temperature": np.ones(TOKENS - 1)})
 
 
+def test_ranks_share_what_has_the_size_of_a_model(made):
+    _, shape = made
+    alone = plan(shape, LearnerConfig(token_budget=TOKENS), 2**40, device=CPU, reference=True, critic=True)
+    four = plan(shape, LearnerConfig(token_budget=TOKENS, ranks=4), 2**40, device=CPU, reference=True, critic=True)
+    for name in ("gradients", "optimizer", "reference", "critic", "snapshot"):
+        assert getattr(four, name) == getattr(alone, name) // 4 > 0
+    assert alone.weights // 4 < four.weights < alone.weights
+    assert four.activations == alone.activations
+    split = plan(shape, LearnerConfig(token_budget=TOKENS, ranks=4, sequence_parallel=2), 2**40, device=CPU)
+    assert split.activations * 2 == plan(shape, LearnerConfig(token_budget=TOKENS), 2**40, device=CPU).activations
+
+
 CASES = {
     "plain": LearnerConfig(token_budget=TOKENS),
     "bfloat16": LearnerConfig(token_budget=TOKENS, dtype="bfloat16"),
