@@ -8,7 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from strop.config import LoraConfig
+from strop.learner.ranks import pack_evenly
 from strop.models.checksums import verify
+from strop.trajectory import assemble
 from tests.parity.ranked import run_ranks, train, train_two
 from tests.unit.learner.conftest import episodes, folder
 
@@ -24,6 +26,7 @@ CASES = {
     "ppo on a shared trunk": ({"critic_kind": "shared"}, {"name": "ppo"}),
     "lora": ({"lora": SMALL}, {"name": "grpo", "settings": {"kl": "loss", "kl_coef": 0.1}}),
 }
+BUDGET = 30
 TIMES = ("timing_s/", "perf/", "tree/")
 
 
@@ -33,7 +36,8 @@ TIMES = ("timing_s/", "perf/", "tree/")
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_train_what_one_process_does(tmp_path, folder, episodes, name, count) -> None:
     config, algorithm = CASES[name]
-    given = {"folder": folder, "samples": episodes(), "config": {"token_budget": 60, **config}, "algorithm": algorithm}
+    samples = make_samples(episodes)
+    given = {"folder": folder, "samples": samples, "config": {"token_budget": BUDGET, **config}, "algorithm": algorithm}
     (alone,) = run_ranks(1, train, tmp_path / "alone", **given)
     ranks = run_ranks(count, train, tmp_path / "ranks", **given)
     for found in ranks:
@@ -46,7 +50,8 @@ def test_ranks_train_what_one_process_does(tmp_path, folder, episodes, name, cou
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_pieces_that_two_ranks_run_together(tmp_path, folder, episodes, name, count) -> None:
     config, algorithm = CASES[name]
-    given = {"folder": folder, "samples": episodes(), "config": {"token_budget": 60, **config}, "algorithm": algorithm}
+    samples = make_samples(episodes)
+    given = {"folder": folder, "samples": samples, "config": {"token_budget": BUDGET, **config}, "algorithm": algorithm}
     (alone,) = run_ranks(1, train, tmp_path / "alone", **given)
     for found in run_ranks(count, train, tmp_path / "ranks", sequence_parallel=2, **given):
         assert_same(found, alone)
@@ -88,6 +93,14 @@ def test_two_policies(tmp_path, folder, episodes, count) -> None:
     for found in run_ranks(count, train_two, tmp_path / "ranks", **given):
         for ours, theirs in zip(found, alone, strict=True):
             assert_same(ours, theirs)
+
+
+def make_samples(episodes):
+    """Which come to an odd number of micro-batches, so that some rank repeats one."""
+    samples = episodes(num_members=3)
+    pieces = pack_evenly(assemble(samples, agents=["main"], budget=BUDGET), BUDGET, None, 2)
+    assert len(pieces) % 2
+    return samples
 
 
 def assert_close(found, expected, limit: float = 1e-6) -> None:
