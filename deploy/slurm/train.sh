@@ -57,8 +57,9 @@ done
 
 # Ports follow from the job's number, so that two jobs on one node do not meet: twenty for each.
 port=$((20000 + SLURM_JOB_ID % 1000 * 20))
-ip=$(on "$head" hostname --ip-address) || die "the address of $head is not known. Fix: see whether srun works there"
-for word in $ip; do
+said=$(on "$head" hostname --ip-address) || die "the address of $head is not known. Fix: see whether srun works there"
+ip=${said%% *}
+for word in $said; do # the first that other nodes can reach
     case $word in
         127.* | *:*) ;;
         *) ip=$word && break ;;
@@ -77,12 +78,15 @@ stopping=
 
 # shellcheck disable=SC2317 # traps call these
 end_cluster() {
-    for left in "${steps[@]}"; do kill -TERM -- "-$left" 2>/dev/null; done # its process group: a shell and srun
-    for _ in {1..600}; do
-        [ -n "$(jobs -rp)" ] || break
+    local left alive
+    for left in "${steps[@]}"; do kill -TERM -- "-$left" 2>/dev/null; done # its process group: a shell, srun, its step
+    for _ in {1..300}; do
+        alive=
+        for left in "${steps[@]}"; do kill -0 -- "-$left" 2>/dev/null && alive=yes; done
+        [ -n "$alive" ] || break
         sleep 0.1
     done
-    for left in $(jobs -rp); do kill -KILL -- "-$left" 2>/dev/null; done
+    for left in "${steps[@]}"; do kill -KILL -- "-$left" 2>/dev/null; done
     rm -rf "/tmp/ray-$SLURM_JOB_ID"
 }
 

@@ -42,6 +42,7 @@ LET_DOWN = frozenset(
     {
         "engine_error",
         "store_error",
+        "stale_session",
         "server_error",
         "deadline_exceeded",
         "outside_unreachable",
