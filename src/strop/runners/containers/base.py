@@ -52,7 +52,7 @@ class Containers(ABC):
     def __init__(self, config: ContainerConfig, private: Sequence[Path] = ()) -> None:
         self.config = config
         self.folder = Path.cwd()
-        self._private = [path.absolute() for path in private]
+        self._private = [path.resolve() for path in private]
         self._mounts = [_read_mount(mount) for mount in config.mounts]
 
     @abstractmethod
@@ -87,6 +87,10 @@ class Containers(ABC):
                 raise ConfigError(
                     f"the agent would see all of {place}, and with it the home. Fix: start in the agent's own folder, "
                     "and name what else it needs in runner.container.mounts"
+                )
+            if _holds_run(place):
+                raise ConfigError(
+                    f"the agent would see {place}, which holds a run. Fix: start in the agent's own folder"
                 )
             for private in self._private:
                 if place.is_relative_to(private):
@@ -135,11 +139,22 @@ def _find_runs(place: Path, depth: int) -> set[Path]:
         return found
     for entry in _list_folders(place):
         inside = Path(entry.path)
-        if (inside / "store.sqlite").exists() or (inside / "address.json").exists():
+        if _holds_run(inside):
             found.add(inside)
         else:
             found |= _find_runs(inside, depth - 1)
     return found
+
+
+def _holds_run(place: Path) -> bool:
+    """Whether a run or a server has its folder there: they have a store in it or, where that is elsewhere, a lock, and
+    open it for their owner only."""
+    if (place / "store.sqlite").exists() or (place / "address.json").exists():
+        return True
+    try:
+        return (place / "lock").exists() and not place.stat().st_mode & 0o077
+    except OSError:
+        return False
 
 
 def _list_folders(place: Path) -> Iterable[os.DirEntry[str]]:

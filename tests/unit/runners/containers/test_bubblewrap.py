@@ -98,10 +98,11 @@ async def test_exit_codes_mean_what_they_mean_outside(
 
 
 async def test_a_daemon_ends_with_its_container(yard: Yard) -> None:
-    yard.settings = {"writable": True}
-    outcome = await yard.run(shell("setsid env -i sleep 1000 & echo $! > pid; echo 1"))
+    sleep = f"sleep 2000.{os.getpid()}"
+    outcome = await yard.run(shell(f"setsid env -i {sleep} & sleep 0.2; ps -eo args; echo 1"))
     assert outcome.rewards == [Reward(value=1.0)]
-    assert "sleep 1000" not in _command_lines()
+    assert f"\n{sleep}\n" in yard.text("stdout")
+    assert sleep not in _command_lines()
 
 
 async def test_one_that_is_stopped_leaves_nothing(yard: Yard) -> None:
@@ -325,6 +326,12 @@ async def test_the_home_and_the_runs_folder_are_no_place_for_an_agent(
     yard.run_folder.mkdir(parents=True)
     monkeypatch.chdir(yard.run_folder)
     with pytest.raises(ConfigError, match="which is in the run's folder"):
+        await yard.agent("true")
+    served = yard.folder / "served"
+    served.mkdir(mode=0o700)
+    (served / "lock").touch()
+    monkeypatch.chdir(served)
+    with pytest.raises(ConfigError, match=r"which holds a run\. Fix: "):
         await yard.agent("true")
 
 
