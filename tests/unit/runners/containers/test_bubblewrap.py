@@ -18,12 +18,15 @@ from strop.config import ContainerConfig
 from strop.errors import AgentError, ConfigError
 from strop.net.process_group import find_leftovers
 from strop.runners.command import CommandAgent
+from strop.store.sqlite import SqliteStore
 from strop.types import Reward
-from tests.unit.runners.stand import alive, eventually, written
+from tests.unit.runners.stand import alive, eventually, printed, run, running, written
 from tests.unit.runners.test_command import Bench, shell
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed (make sandbox)")
 PYTHON = "/usr/bin/python3"
+SLEEP = f"sleep 1234.{os.getpid()}"
+"""What is looked for among all processes of the machine."""
 needs_python = pytest.mark.skipif(not Path(PYTHON).exists(), reason="there is no Python below /usr")
 
 
@@ -98,23 +101,31 @@ async def test_exit_codes_mean_what_they_mean_outside(
 
 
 async def test_a_daemon_ends_with_its_container(yard: Yard) -> None:
-    sleep = f"sleep 2000.{os.getpid()}"
-    outcome = await yard.run(shell(f"setsid env -i {sleep} & sleep 0.2; ps -eo args; echo 1"))
+    outcome = await yard.run(shell(f"setsid env -i {SLEEP} & sleep 0.2; ps -eo args; echo 1"))
     assert outcome.rewards == [Reward(value=1.0)]
-    assert f"\n{sleep}\n" in yard.text("stdout")
-    assert sleep not in _command_lines()
+    assert f"\n{SLEEP}\n" in yard.text("stdout")
+    assert SLEEP not in _command_lines()
 
 
 async def test_one_that_is_stopped_leaves_nothing(yard: Yard) -> None:
     yard.settings = {"writable": True}
-    agent = await yard.agent(shell("setsid sleep 1234.5 & echo started > started; sleep 1234.5"))
+    agent = await yard.agent(shell(f"setsid {SLEEP} & echo started > started; {SLEEP}"))
     running = asyncio.create_task(agent.run(yard.job(), yard.say))
     await written(yard.own / "started")
-    assert _command_lines().count("sleep 1234.5") >= 2
+    assert _command_lines().count(SLEEP) >= 2
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert "sleep 1234.5" not in _command_lines()
+    assert SLEEP not in _command_lines()
+
+
+async def test_a_time_limit_ends_all_of_it(yard: Yard, store: SqliteStore) -> None:
+    config = ContainerConfig(runtime="bubblewrap")
+    async with running(store, shell(f"setsid {SLEEP} & echo begun; {SLEEP}"), timeout=2.0, container=config):
+        (rollout,) = await run(store, {"n": 1})
+        assert (rollout.status, rollout.cause) == ("failed", "timeout")
+        assert await printed(store, rollout.id) == "begun\n"
+        assert SLEEP not in _command_lines()
 
 
 async def test_the_network_is_the_machines(yard: Yard) -> None:
@@ -258,7 +269,7 @@ from strop.runners.command import CommandAgent
 from strop.types import Task
 
 async def main():
-    agent = CommandAgent("sh -c 'setsid sleep 4321.5 & echo > started; sleep 4321.5'",
+    agent = CommandAgent("sh -c 'setsid SLEEP & echo begun > started; SLEEP'",
         container=ContainerConfig(runtime="bubblewrap", writable=True))
     await agent.start()
     llm = LLM(base_url="http://127.0.0.1:9/r/g/1/agents/main/v1", api_key="k", trace_id="k", model="m",
@@ -274,11 +285,11 @@ async def test_it_dies_with_a_runner_that_is_killed(yard: Yard) -> None:
     runner = _start_runner()
     try:
         await written(yard.own / "started")
-        assert _command_lines().count("sleep 4321.5") >= 2
+        assert _command_lines().count(SLEEP) >= 2
     finally:
         runner.send_signal(signal.SIGKILL)
         runner.wait()
-    assert await eventually(lambda: "sleep 4321.5" not in _command_lines(), 10)
+    assert await eventually(lambda: SLEEP not in _command_lines(), 10)
     assert not alive(runner.pid)
 
 
@@ -336,7 +347,7 @@ async def test_the_home_and_the_runs_folder_are_no_place_for_an_agent(
 
 
 def _start_runner() -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", RUNNER], start_new_session=True)
+    return subprocess.Popen([sys.executable, "-c", RUNNER.replace("SLEEP", SLEEP)], start_new_session=True)
 
 
 def _command_lines() -> str:
