@@ -75,6 +75,10 @@ class Fenced(StoreError):
     """A write by an attempt that has ended or was replaced. It is refused and never trained."""
 
 
+class TurnTaken(StoreError):
+    """Another turn has this id: another gateway has answered the same attempt meanwhile."""
+
+
 class NewerStore(StoreError):
     """The database was written by a newer strop."""
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from strop.config.container import ContainerConfig
 from strop.config.describe import doc
 from strop.types import RETRIES, Cause, Retry
 
@@ -68,3 +69,4 @@ class RunnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 30.0
     drain: Annotated[float, doc("graceful shutdown: seconds that running agents get to end"), Meta(ge=0)] = 30.0
     retries: Annotated[RetriesConfig, doc("failures after which a rollout is tried again")] = RetriesConfig()
+    container: Annotated[ContainerConfig, doc("what agents that are commands run in")] = ContainerConfig()

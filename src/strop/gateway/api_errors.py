@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import logging
 
-from strop.errors import ContextOverflow, EngineError, Fenced, StoreError
+from strop.errors import ContextOverflow, EngineError, Fenced, StoreError, TurnTaken
 from strop.gateway.dialects.base import ApiError
 from strop.gateway.jinja import BadTemplate
 
+STALE = "stale_session"
+"""The code of an answer that was not recorded, since what this gateway knows of the attempt is not all there is."""
+ANSWERED_ELSEWHERE = (
+    "another gateway has answered this attempt meanwhile, and this answer is not kept. Fix: ask again, and have all "
+    "calls of a rollout go to one gateway"
+)
 LOG = logging.getLogger("strop.gateway")
 
 
@@ -26,6 +32,8 @@ def to_api_error(error: Exception) -> ApiError:
             return ApiError(str(error), status=503, kind="server_error", code="engine_error")
         case Fenced():
             return ApiError(str(error), status=409, kind="conflict_error", code="attempt_over")
+        case TurnTaken():
+            return ApiError(ANSWERED_ELSEWHERE, status=503, kind="server_error", code=STALE)
         case StoreError():
             return ApiError(str(error), status=503, kind="server_error", code="store_error")
         case _:

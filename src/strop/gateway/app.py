@@ -29,7 +29,7 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from strop.config import PromptConfig
-from strop.gateway.api_errors import to_api_error
+from strop.gateway.api_errors import STALE, to_api_error
 from strop.gateway.auth import RequestAddress
 from strop.gateway.dialects.base import ApiError, Dialect, ModelRequest
 from strop.gateway.dialects.registry import BY_PATH, DIALECTS, is_model_path
@@ -201,11 +201,10 @@ class Gateway:
             raise
 
     async def _refused(self, session: Session, agent: str, error: Exception) -> ApiError:
-        """What a client is told of an error, which is recorded. An attempt that is over loses its session instead."""
+        """What a client is told of an error, which is recorded, unless the attempt is over."""
         refused = to_api_error(error)
-        if refused.status == 409:
-            self.sessions.drop(session)
-        else:
+        self._drop_if_over(session, refused)
+        if refused.status != 409:
             await self.recorder.record_error(session, agent, refused)
         return refused
 
@@ -261,8 +260,9 @@ class Gateway:
         self._drop_if_over(session, await proxied.run(self._limits.deadline))
 
     def _drop_if_over(self, session: Session, ended: ApiError | None) -> None:
-        """A stream that an attempt's end broke off has said so itself."""
-        if ended is not None and ended.status == 409:
+        """An attempt that is over has no session any more. Nor has one that another gateway has answered meanwhile: the
+        next request finds all of it in the store. A stream that is broken off by either has said so itself."""
+        if ended is not None and (ended.status == 409 or ended.code == STALE):
             self.sessions.drop(session)
 
     async def _resume(self, dialect: Dialect, session: Session, request: ModelRequest, previous: str) -> ModelRequest:

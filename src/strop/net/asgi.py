@@ -22,6 +22,7 @@ from strop.errors import (
     PlaceError,
     RunEnded,
     StoreError,
+    TurnTaken,
     Unavailable,
     UnknownId,
 )
@@ -78,6 +79,7 @@ _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (UnknownId, 404, "unknown_id"),
     (Fenced, 409, "attempt_over"),
     (IllegalTransition, 409, "illegal_transition"),
+    (TurnTaken, 409, "turn_taken"),
     (Unavailable, 503, "store_unavailable"),
     (NewerStore, 503, "store_unavailable"),
     (PlaceError, 503, "store_unavailable"),

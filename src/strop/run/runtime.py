@@ -288,6 +288,7 @@ def open_pool(config: Config, runner: RunnerConfig, store: Store, gateway: Gatew
         log=log,
         sampling=partial(choose_sampling, main),
         wait_for_calls=gateway.wait_until_idle,
+        private=(log.parent,),
     )
 
 

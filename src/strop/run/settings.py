@@ -139,6 +139,7 @@ def check_agents(config: Config) -> None:
     if config.runner.workers:
         for spec in (config.agent, *config.agents.values()):
             agents.check(spec)
+            agents.check_container(spec, config.runner.container)
 
 
 def load_tasks(config: Config) -> list[Task]:

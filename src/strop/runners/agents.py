@@ -10,22 +10,32 @@ What looks like a function or an address but is not one gets a sentence, rather 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from strop.config import RunnerConfig
+from strop.config import ContainerConfig, RunnerConfig
 from strop.errors import AgentError, ConfigError
 from strop.imports import require_file
 from strop.runners.base import Agent
 
 
 def make(
-    spec: str, config: RunnerConfig, *, folder: str, reward: str = "", log: Path | None = None, host: str = ""
+    spec: str,
+    config: RunnerConfig,
+    *,
+    folder: str,
+    reward: str = "",
+    log: Path | None = None,
+    host: str = "",
+    private: Sequence[Path] = (),
 ) -> Agent:
     """The agent that `spec` names, not started yet. A near miss of a function or a service raises `AgentError`.
 
     `folder` is for files that live as long as the agent, `reward` is the reward function, `log` the file for what is
-    said outside of any rollout, `host` the gateway's, to be reached without a proxy.
+    said outside of any rollout, `host` the gateway's, to be reached without a proxy. Agents in containers see
+    nothing of the folders `private`.
     """
+    check_container(spec, config.container)
     if spec.startswith(("http://", "https://")):
         from strop.runners.service import ServiceAgent
 
@@ -49,7 +59,26 @@ def make(
     check(spec)
     from strop.runners.command import CommandAgent
 
-    return CommandAgent(spec, reward=reward)
+    return CommandAgent(spec, reward=reward, container=config.container, private=private)
+
+
+def check_container(spec: str, config: ContainerConfig) -> None:
+    """Raises `ConfigError` for an agent that cannot be in a container."""
+    if not config.runtime:
+        return
+    from strop.runners.containers.choose import check as check_settings
+
+    check_settings(config)
+    if spec.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"runner.container is for agents that are commands, and {spec} is a service, which runs where it is. Fix: "
+            "leave runner.container.runtime out"
+        )
+    if is_python(spec):
+        raise ConfigError(
+            f"runner.container is for agents that are commands, and {spec!r} is a Python function. Fix: call it from a "
+            "program of its own, as in --agent 'python agent.py', or leave runner.container.runtime out"
+        )
 
 
 def check(spec: str) -> None:

@@ -16,7 +16,8 @@ reward; anything else is none, which is not an error: events may have given one.
     anything else               it has failed: `agent_error`, with the last lines of stderr
 
 Nothing of a program is left when it has ended: daemons and whatever else it started are killed (`tree`), also when this
-process is killed itself. Left out: a terminal, and a shell (write sh -c '...' for one).
+process is killed itself. With `runner.container` each rollout's program is in a container (`containers/`), and all of
+this holds there too. Left out: a terminal, and a shell (write sh -c '...' for one).
 """
 
 from __future__ import annotations
@@ -29,28 +30,28 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Coroutine
-from typing import IO, Any, TypeVar, cast
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 from strop.agent.llm import bypass_proxy
+from strop.config import ContainerConfig
 from strop.errors import AgentError
 from strop.net.process_group import ProcessTrees
 from strop.net.secrets import child_environment
 from strop.runners import output
 from strop.runners.base import Agent, Job, Outcome, Say
-from strop.runners.output import KEPT, PIECE
+from strop.runners.containers.base import TASK_FILE, Containers, Enclosed
+from strop.runners.containers.choose import choose
 from strop.runners.rewards import RewardFunction, compute_outcome, is_rewards, load_reward_function
+from strop.runners.streams import Streams
 from strop.runners.task_file import write_task
 
 T = TypeVar("T")
 
-EVERY = 0.5
-"""Seconds after which output is told that does not fill an event."""
-DRAIN = 2.0
-"""Seconds to wait for the end of the output once all that could write to it was killed."""
 TRY_AGAIN = 75
 KILLED = 128 + signal.SIGKILL
 """What a shell says when its command was killed."""
@@ -65,14 +66,25 @@ SHORT_OF = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC
 
 
 class CommandAgent(Agent):
-    """The command line `command`, once per job. `reward` names the reward function.
+    """The command line `command`, once per job. `reward` names the reward function, `container` says whether it runs in
+    containers, which show nothing of the folders `private`.
 
     >>> CommandAgent("python agent.py --fast").words
     ['python', 'agent.py', '--fast']
     """
 
-    def __init__(self, command: str, *, reward: str = "") -> None:
+    def __init__(
+        self,
+        command: str,
+        *,
+        reward: str = "",
+        container: ContainerConfig | None = None,
+        private: Sequence[Path] = (),
+    ) -> None:
         self._reward = reward
+        self._container = container or ContainerConfig()
+        self._private = private
+        self._containers: Containers | None = None
         self._reward_function: RewardFunction | None = None
         self._trees: ProcessTrees | None = None
         try:
@@ -83,7 +95,11 @@ class CommandAgent(Agent):
             raise AgentError("agent: the command is empty. Fix: write a program and its arguments")
 
     async def start(self) -> None:
-        _check(self.words[0])
+        if self._container.runtime:
+            self._containers = await choose(self._container, self._private)
+            await self._containers.start(self.words[0])
+        else:
+            _check(self.words[0])
         self._reward_function = load_reward_function(self._reward)
         self._trees = ProcessTrees()
 
@@ -91,50 +107,84 @@ class CommandAgent(Agent):
         if self._trees is not None:
             await self._trees.close()
             self._trees = None
+        if self._containers is not None:
+            await self._containers.close()
 
     async def run(self, job: Job, say: Say) -> Outcome:
         trees = self._trees
         assert trees is not None, "not started"
         try:
-            process = self._begin(job)
+            process, enclosed = self._begin(job)
         except OSError as error:
             cause = "lost_runner" if error.errno in SHORT_OF else "agent_error"
             return Outcome(cause=cause, detail=f"{self.words[0]} could not be started: {error.strerror or error}")
         trees.add(process.pid, job.llm.api_key)
-        streams = _Streams()
+        streams = Streams()
+        too_much = ""
         try:
             await _run_to_end(streams.connect(process, msgspec.json.encode(job.llm.task)))
-            await _follow(process, streams, say)
+            too_much = await self._follow(process, streams, say)
         except BaseException as error:
-            await _run_to_end(_end(process, streams, trees))
+            await _run_to_end(self._end(process, enclosed, streams, trees))
             if isinstance(error, asyncio.CancelledError):
                 await output.in_time(streams.tell(say, last=True))
             raise
-        killed = await _run_to_end(_end(process, streams, trees))
+        killed = await _run_to_end(self._end(process, enclosed, streams, trees))
         await streams.tell(say, last=True)
-        outcome = await self._outcome(process.returncode, streams, job)
-        return msgspec.structs.replace(outcome, clean=killed == 0)
+        outcome = await self._outcome(process.returncode, streams, job, too_much)
+        # What else was in a container died with it, uncounted: calls of it may be in flight.
+        return msgspec.structs.replace(outcome, clean=killed == 0 and enclosed is None)
 
-    def _begin(self, job: Job) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            self.words,
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env=_environment(job, write_task(job)),
-        )
+    def _begin(self, job: Job) -> tuple[subprocess.Popen[bytes], Enclosed | None]:
+        task_file = write_task(job)
+        if self._containers is None:
+            return _start(self.words, _environment(job, task_file, child_environment())), None
+        environment = _environment(job, TASK_FILE, {})
+        enclosed = self._containers.enclose(self.words, environment, task_file)
+        try:
+            return _start(enclosed.words, enclosed.environment, enclosed.files), enclosed
+        finally:
+            enclosed.close()
 
-    async def _outcome(self, code: int | None, streams: _Streams, job: Job) -> Outcome:
+    async def _follow(self, process: subprocess.Popen[bytes], streams: Streams, say: Say) -> str:
+        """Tell what it prints until it has ended. Returns why its container was ended, if it was."""
+        if self._containers is None:
+            await _follow(process, streams, say)
+            return ""
+        watching = asyncio.create_task(self._containers.watch(process.pid))
+        try:
+            await _follow(process, streams, say)
+            return watching.result() if watching.done() else ""
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _end(
+        self, process: subprocess.Popen[bytes], enclosed: Enclosed | None, streams: Streams, trees: ProcessTrees
+    ) -> int:
+        """Kill whatever is left of it, hear its last words, reap it. Says how many processes had to be killed."""
+        try:
+            killed = await trees.end(process.pid)
+            if self._containers is not None and enclosed is not None:
+                await self._containers.end(enclosed, process.poll())
+            return killed
+        finally:
+            await streams.close()
+            process.poll()
+
+    async def _outcome(self, code: int | None, streams: Streams, job: Job, too_much: str) -> Outcome:
+        if self._containers is not None:
+            code = _read_code(code)
         if code == 0:
             answer = _answer(streams.out.end())
             meant = self._reward_function is not None or is_rewards(answer)
             return await compute_outcome(answer if meant else None, job, self._reward_function)
-        how = MEANING.get(code) or output.describe_end(code)
-        if words := _last_lines(streams.err.end()) or _last_lines(streams.out.end()):
+        words = _last_lines(streams.err.end()) or _last_lines(streams.out.end())
+        container_failed = too_much or (self._containers.explain(code, words) if self._containers is not None else "")
+        how = container_failed or MEANING.get(code) or output.describe_end(code)
+        if words:
             how = f"{how}: {words}"
-        lost = code is None or code in (TRY_AGAIN, KILLED, -signal.SIGKILL)
+        lost = container_failed or code is None or code in (TRY_AGAIN, KILLED, -signal.SIGKILL)
         return Outcome(cause="lost_runner" if lost else "agent_error", detail=how)
 
 
@@ -149,15 +199,37 @@ def _check(program: str) -> None:
     )
 
 
-def _environment(job: Job, task_file: str) -> dict[str, str]:
+def _start(words: list[str], environment: dict[str, str], files: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        words,
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env=environment,
+        pass_fds=files,
+    )
+
+
+def _read_code(code: int | None) -> int | None:
+    """A container says as shells do which signal killed its program.
+
+    >>> _read_code(139), _read_code(75), _read_code(-9)
+    (-11, 75, -9)
+    """
+    return 128 - code if code is not None and 128 < code <= 128 + signal.SIGRTMAX else code
+
+
+def _environment(job: Job, task_file: str, around: Mapping[str, str]) -> dict[str, str]:
     # Python's own hashing must not make one run of an agent differ from the next, and what it printed before it was
     # killed must not be lost.
-    environment = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", **child_environment()}
+    environment = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", **around}
     bypass_proxy(urlsplit(job.llm.base_url).hostname or "", environment)
     return environment | job.llm.environment(task_file)
 
 
-async def _follow(process: subprocess.Popen[bytes], streams: _Streams, say: Say) -> None:
+async def _follow(process: subprocess.Popen[bytes], streams: Streams, say: Say) -> None:
     """Tell what it prints until it has ended."""
     ended = asyncio.create_task(_exit(process))
     ended.add_done_callback(lambda _: streams.news.set())
@@ -190,15 +262,6 @@ async def _exit(process: subprocess.Popen[bytes]) -> None:
         os.close(file)
 
 
-async def _end(process: subprocess.Popen[bytes], streams: _Streams, trees: ProcessTrees) -> int:
-    """Kill whatever is left of it, hear its last words, reap it. Says how many processes had to be killed."""
-    try:
-        return await trees.end(process.pid)
-    finally:
-        await streams.close()
-        process.poll()
-
-
 async def _run_to_end(work: Coroutine[Any, Any, T]) -> T:
     """Its result. It is brought to its end even if we are cancelled meanwhile; that is raised afterwards."""
     task = asyncio.create_task(work)
@@ -211,97 +274,6 @@ async def _run_to_end(work: Coroutine[Any, Any, T]) -> T:
     if cancelled is not None:
         raise cancelled
     return task.result()
-
-
-# -- what it prints ------------------------------------------------------------------------------------------------
-
-
-class _Streams:
-    """A program's stdin, stdout and stderr. `news` is set when there is something to tell."""
-
-    def __init__(self) -> None:
-        self.news = asyncio.Event()
-        self.out = _Output("stdout", self.news.set)
-        self.err = _Output("stderr", self.news.set)
-        self._input = _Input()
-        self._outputs: list[asyncio.ReadTransport] = []
-
-    async def connect(self, process: subprocess.Popen[bytes], message: bytes) -> None:
-        """Send `message` as its input, and take what it prints."""
-        loop = asyncio.get_running_loop()
-        for pipe, stream in ((process.stdout, self.out), (process.stderr, self.err)):
-            transport, _ = await loop.connect_read_pipe(lambda stream=stream: stream, cast("IO[bytes]", pipe))
-            self._outputs.append(transport)
-        transport, _ = await loop.connect_write_pipe(lambda: self._input, cast("IO[bytes]", process.stdin))
-        transport.write(message)  # a program that does not read it closes the pipe, which hurts nobody
-        transport.write_eof()
-
-    async def tell(self, say: Say, *, last: bool = False) -> None:
-        for stream in (self.out, self.err):
-            await stream.tell(say, last)
-
-    async def close(self) -> None:
-        await asyncio.wait([self.out.closed, self.err.closed], timeout=DRAIN)
-        for transport in self._outputs:
-            transport.close()
-        if self._input.transport is not None:
-            self._input.transport.abort()
-
-
-class _Input(asyncio.BaseProtocol):
-    """Knows its transport while that is open: asyncio's cannot be aborted after its end."""
-
-    transport: asyncio.WriteTransport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.WriteTransport", transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.transport = None
-
-
-class _Output(asyncio.Protocol):
-    """One stream: its beginning goes out in pieces, its end is kept, and what lies between is counted."""
-
-    def __init__(self, name: str, wake: Callable[[], None]) -> None:
-        self.closed = asyncio.get_running_loop().create_future()
-        self._name = name
-        self._wake = wake
-        self._timer: asyncio.TimerHandle | None = None
-        self._pending = bytearray()
-        self._tail = bytearray()
-        self._taken = 0
-        self._dropped = 0
-
-    def data_received(self, data: bytes) -> None:
-        self._tail += data
-        if len(self._tail) > 2 * KEPT:
-            del self._tail[:-KEPT]
-        kept = data[: KEPT - self._taken]
-        self._pending += kept
-        self._taken += len(kept)
-        self._dropped += len(data) - len(kept)
-        if len(self._pending) >= PIECE:
-            self._wake()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(EVERY, self._wake)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.closed.done():
-            self.closed.set_result(None)
-
-    def end(self) -> str:
-        """The last of it, as text."""
-        return output.decode(self._tail[-KEPT:])
-
-    async def tell(self, say: Say, last: bool) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        for text in output.take(self._pending, last=last):
-            await say("message", output.make_message(self._name, text))
-        if last and self._dropped:
-            await say("message", output.make_dropped_message(self._name, self._dropped))
 
 
 def _answer(printed: str) -> Any:

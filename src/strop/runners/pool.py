@@ -22,7 +22,7 @@ import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ LET_DOWN = frozenset(
     {
         "engine_error",
         "store_error",
+        "stale_session",
         "server_error",
         "deadline_exceeded",
         "outside_unreachable",
@@ -66,7 +67,7 @@ class Pool:
     `specs` says which agent runs a task that names it with `agent`; None is for all others. `reward` is the reward
     function. What agents say outside of any rollout goes to the file `log`. `sampling` says what a rollout's
     `llm.sampling` shows. `wait_for_calls` waits until the gateway has recorded the calls of an agent that was
-    killed.
+    killed. Agents in containers see nothing of the folders `private`.
     `counts` says what happened so far: leased, succeeded, abandoned (not wanted any more), or the cause of a failure.
     """
 
@@ -83,6 +84,7 @@ class Pool:
         log: str | Path | None = None,
         sampling: Callable[[Rollout], Sampling] | None = None,
         wait_for_calls: Callable[[str, int], Awaitable[None]] | None = None,
+        private: Sequence[Path] = (),
     ) -> None:
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
         self.counts: Counter[str] = Counter()
@@ -95,6 +97,7 @@ class Pool:
         self._log = None if log is None else Path(log)
         self._sampling = sampling
         self._wait_for_calls = wait_for_calls
+        self._private = private
         self._agents: dict[str | None, Agent] = {}
         self._folder: str | None = None
         self._task_files: list[str] = []  # of jobs that are over, to be written over
@@ -116,7 +119,13 @@ class Pool:
         try:
             for name, spec in self._specs.items():
                 self._agents[name] = agents.make(
-                    spec, self._config, folder=self._folder, reward=self._reward, log=self._log, host=host
+                    spec,
+                    self._config,
+                    folder=self._folder,
+                    reward=self._reward,
+                    log=self._log,
+                    host=host,
+                    private=self._private,
                 )
             for agent in self._agents.values():
                 await agent.start()

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from strop.errors import StoreError
+from strop.errors import TurnTaken
 from strop.store.base import Ref
 from strop.store.transitions import Db
 from strop.store.turn_writes import SELECT, TurnDraft, insert_rows, refuse_infinite
@@ -73,5 +73,5 @@ def is_recorded(db: Db, turn: EncodedTurn) -> bool:
     """Whether it is there, the same in every column. Another one of the same id is refused."""
     found = db.execute(SELECT, (turn.id,)).fetchone()
     if found is not None and list[Any](found) != turn.row:
-        raise StoreError(f"turn {turn.id!r} was recorded before. Fix: give each turn an id of its own")
+        raise TurnTaken(f"turn {turn.id!r} was recorded before. Fix: give each turn an id of its own")
     return found is not None

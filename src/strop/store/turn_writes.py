@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import astuple
 
-from strop.errors import StoreError
+from strop.errors import StoreError, TurnTaken
 from strop.store import rows
 from strop.store.transitions import Db
 from strop.store.turns import COLUMNS, FIELDS, MANY, OWN, lost, read, rebuild
@@ -379,5 +379,5 @@ class RecordedTurns:
         if place not in self._attempts:
             self._attempts[place] = {turn.id: turn for turn in rebuild(*read(db, *place))}
         if not draft.is_same(TurnDraft(self._attempts[place][draft.id])):
-            raise StoreError(f"turn {draft.id!r} was recorded before. Fix: give each turn an id of its own")
+            raise TurnTaken(f"turn {draft.id!r} was recorded before. Fix: give each turn an id of its own")
         return True

@@ -25,6 +25,7 @@ from strop.errors import (
     RunEnded,
     StoreError,
     StropError,
+    TurnTaken,
     Unavailable,
     UnknownId,
 )
@@ -363,6 +364,16 @@ class AttemptShown(Struct):
 
 ERRORS: dict[str, type[StropError]] = {
     error.__name__: error
-    for error in (BadReward, UnknownId, Fenced, IllegalTransition, NewerStore, RunEnded, StoreError, Unavailable)
+    for error in (
+        BadReward,
+        UnknownId,
+        Fenced,
+        IllegalTransition,
+        NewerStore,
+        RunEnded,
+        StoreError,
+        TurnTaken,
+        Unavailable,
+    )
 }
 """Errors that are the same on both sides, by the `type` they travel under."""

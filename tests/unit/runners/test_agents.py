@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.config import Config, RunnerConfig
+from strop.config import Config, ContainerConfig, RunnerConfig
 from strop.errors import AgentError, ConfigError
 from strop.run.settings import settle
 from strop.runners.agents import make
@@ -84,3 +84,16 @@ def test_another_python_needs_processes(tmp_path: Path) -> None:
     config = RunnerConfig(python="there/bin/python", agents_in="loop")
     with pytest.raises(ConfigError, match=r"set runner\.agents_in to processes or loops"):
         make("strop.demo:agent", config, folder=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("agent.py:solve", r"'agent.py:solve' is a Python function\. Fix: call it from a program of its own"),
+        ("http://127.0.0.1:9000/run", r"is a service, which runs where it is\. Fix: "),
+    ],
+)
+def test_containers_are_for_commands(spec: str, says: str):
+    with pytest.raises(ConfigError, match=says):
+        kind(spec, container=ContainerConfig(runtime="auto"))
+    assert kind("node agent.js", container=ContainerConfig(runtime="auto")) == "CommandAgent"

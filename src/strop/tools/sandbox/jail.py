@@ -57,13 +57,13 @@ ctypes.CDLL(None).dl_iterate_phdr(tell, None)
 _finding = threading.Lock()
 
 
-def check() -> None:
-    """Raises `ConfigError` where there is no bubblewrap, or one that is too old."""
+def check(
+    what: str = "running a model's Python", otherwise: str = "or say isolated=False to run it without isolation"
+) -> None:
+    """Raises `ConfigError` where there is no bubblewrap, or one that is too old: `what` needs it, and does not without
+    it unless one does `otherwise`."""
     if (program := shutil.which("bwrap")) is None:
-        raise ConfigError(
-            "running a model's Python needs bubblewrap: apt-get install bubblewrap, or say isolated=False to run it "
-            "without isolation"
-        )
+        raise ConfigError(f"{what} needs bubblewrap. Fix: apt-get install bubblewrap, {otherwise}")
     known = _help(program)
     if missing := [option for option in NEEDED if option not in known]:
         raise ConfigError(f"{program} has no option {missing[0]}: the sandbox needs bubblewrap 0.8 or newer")

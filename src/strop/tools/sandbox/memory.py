@@ -22,6 +22,11 @@ def exceeds(pid: int, most: int) -> bool:
     return _total(pids, "status", RESIDENT) > most and _total(pids, "smaps_rollup", SHARE) > most
 
 
+def count_threads(pid: int) -> int:
+    """The threads of the process and of all below it."""
+    return sum(len(_threads(one)) for one in list_descendants(pid))
+
+
 def any_running(pids: Iterable[int]) -> bool:
     """Whether any thread of theirs is neither stopped nor dead."""
     return any(_state(f"/proc/{pid}/task/{thread}") not in "TtZX" for pid in pids for thread in _threads(pid))

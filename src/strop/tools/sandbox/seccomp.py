@@ -40,6 +40,14 @@ REFUSED = {
     "setsockopt": (54, 208),
 }
 # fmt: on
+FOR_AGENTS = frozenset(
+    {
+        *("memfd_create", "shmget", "msgget", "semget", "mq_open", "personality", "setsockopt"),
+        *("mbind", "set_mempolicy", "migrate_pages", "move_pages"),
+    }
+)
+"""What an agent's programs may ask for: memory is limited by looking at it, and the network is the machine's."""
+IO_URING = range(425, 428)
 UNIX = 1
 """The only family of sockets: what event loops wake themselves with. There is no network to reach."""
 NEW_NAMESPACE = 0x7E020000
@@ -50,8 +58,9 @@ NUMBER, ARCH, FIRST_ARGUMENT = 0, 4, 16
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
 
 
-def build_filter() -> bytes:
-    """The filter for this machine, as bubblewrap's --seccomp reads it."""
+def build_filter(*, agent: bool = False) -> bytes:
+    """The filter for this machine, as bubblewrap's --seccomp reads it. `agent`: for an agent's own programs, which have
+    a network."""
     machine = platform.machine()
     if machine not in ("x86_64", "aarch64"):
         raise ConfigError(
@@ -60,11 +69,14 @@ def build_filter() -> bytes:
     calls, column = (X86, 0) if machine == "x86_64" else (ARM, 1)
     made = [_step(LOAD, ARCH), _step(EQUAL, calls["arch"], 1, 0), _step(RETURN, KILL), _step(LOAD, NUMBER)]
     made += [_step(AT_LEAST, 0x40000000, 0, 1), _refuse(errno.EPERM)]  # the calls of x32, which have other numbers
-    for number in (*(both[column] for both in REFUSED.values()), *BOTH):
+    old = [both[column] for name, both in REFUSED.items() if not (agent and name in FOR_AGENTS)]
+    for number in (*old, *(number for number in BOTH if not (agent and number in IO_URING))):
         made += [_step(EQUAL, number, 0, 1), _refuse(errno.EPERM)]
     made += [_step(EQUAL, CLONE3, 0, 1), _refuse(errno.ENOSYS)]  # its flags cannot be seen; libc falls back to clone
     made += [_step(EQUAL, calls["clone"], 0, 4), _step(LOAD, FIRST_ARGUMENT)]
     made += [_step(ANY_BIT, NEW_NAMESPACE, 0, 1), _refuse(errno.EPERM), _step(RETURN, ALLOW)]
+    if agent:
+        return b"".join([*made, _step(RETURN, ALLOW)])
     inspected = [_step(LOAD, FIRST_ARGUMENT), _step(EQUAL, UNIX, 1, 0), _refuse(errno.EAFNOSUPPORT)]
     made += [_step(EQUAL, calls["socket"], 1, 0), _step(EQUAL, calls["socketpair"], 0, len(inspected)), *inspected]
     return b"".join([*made, _step(RETURN, ALLOW)])
