@@ -101,3 +101,7 @@ class ContextOverflow(EngineError):
 
 class LearnerError(StropError):
     """Training cannot go on: no signal, NaN weights, the process died."""
+
+
+class RankOutOfMemory(LearnerError):
+    """One of several ranks, while the others wait for it: all of them have to begin again, with less at a time."""

@@ -78,6 +78,10 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = "own"
     minibatches: Annotated[int, doc("optimizer steps per step, each over an equal share of the groups"), Meta(ge=1)] = 1
     token_budget: Annotated[int, doc("micro-batch size: tokens of token trees at most"), Meta(ge=1)] = 4096
+    start_budget: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        doc("size that micro-batches begin with, where memory was found to hold less than token_budget"),
+    ] = None
     logprob_limit: Annotated[
         float | None,
         doc("logprob mismatch of engine and learner above which the run warns; default: 1e-4, in bfloat16 0.3"),

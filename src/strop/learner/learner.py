@@ -33,7 +33,7 @@ from transformers import PreTrainedModel
 
 from strop.algorithms import Algorithm, EntryTensors
 from strop.config import LearnerConfig
-from strop.errors import LearnerError
+from strop.errors import LearnerError, RankOutOfMemory
 from strop.learner import checkpoint, lora, memory, rng, sharded_checkpoint
 from strop.learner.critic import Critic, ValueHead
 from strop.learner.device import send
@@ -83,7 +83,7 @@ class Learner:
         torch.manual_seed(seed)
         self.folder = Path(folder)
         self.config = config
-        self.budget = config.token_budget
+        self.budget = min(config.start_budget or config.token_budget, config.token_budget)
         self.algorithm = algorithm
         self.ranks = ranks
         self.sharded = not ranks.alone and not config.lora.rank
@@ -321,10 +321,12 @@ class Learner:
                 return passes()
             self._clear()
             if not self.ranks.alone:  # the others are in the middle of a pass that needs this rank
-                raise LearnerError(
+                longest = _longest(batch, turns)
+                less = f"learner.start_budget={max(self.budget // 2, longest)}, "
+                raise RankOutOfMemory(
                     f"rank {self.ranks.index} of {self.ranks.count} ran out of memory with micro-batches of "
-                    f"{self.budget} tokens. Fix: resume with learner.gradient_checkpointing=true, more learner.ranks, "
-                    "or learner.sequence_parallel set"
+                    f"{self.budget} tokens. Fix: resume with {less if self.budget > longest else ''}"
+                    "learner.gradient_checkpointing=true, or more learner.ranks"
                 )
             recorded, self.graphs = self.graphs, None
             if recorded is not None:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from strop.algorithms import make
 from strop.config import AlgorithmConfig, LearnerConfig, OptimConfig
-from strop.errors import LearnerError, ModelError
+from strop.errors import LearnerError, ModelError, RankOutOfMemory
 from strop.learner.learner import Learner
 from strop.learner.logprobs import compute_entry_states, compute_logprobs
 from strop.trajectory import pack
@@ -21,10 +21,24 @@ from tests.unit.learner.practice import Critical, credited, gradients
 def learn(folder):
     """A learner in fp64, and a function that makes a credited batch for it."""
 
-    def build(updates=1, budget=1000, algorithm=None, dtype=torch.float64, optim=None, critic_lr=1e-2, **more):
+    def build(
+        updates=1,
+        budget=1000,
+        algorithm=None,
+        dtype=torch.float64,
+        optim=None,
+        critic_lr=1e-2,
+        start_budget=None,
+        **more,
+    ):
         optim = optim or OptimConfig(lr=1e-2, grad_clip=1e9)
         config = LearnerConfig(
-            minibatches=updates, token_budget=budget, optim=optim, critic=OptimConfig(lr=critic_lr), device="cpu"
+            minibatches=updates,
+            token_budget=budget,
+            start_budget=start_budget,
+            optim=optim,
+            critic=OptimConfig(lr=critic_lr),
+            device="cpu",
         )
         return Learner(folder, config, algorithm or make(AlgorithmConfig(), config), dtype=dtype, **more)
 
@@ -319,3 +333,25 @@ def test_an_algorithm_that_asks_for_values_gets_a_critic_that_learns(learn, epis
         assert np.isfinite(batch.entries.value).all()
         errors.append(learner.update(batch)["critic/vf_loss"])
     assert errors[-1] < errors[0] / 2
+
+
+def test_a_rank_that_runs_out_of_memory_says_so(learn, episodes, monkeypatch):
+    """The others are in the middle of a pass that needs it: it cannot go on by itself."""
+    learner = learn()
+    batch = credited(learner, episodes())
+
+    def states(model, piece, way=None):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("strop.learner.logprobs.compute_entry_states", states)
+    monkeypatch.setattr(learner.ranks, "count", 2)
+    monkeypatch.setattr(learner.ranks, "num_groups", 2)
+    with pytest.raises(RankOutOfMemory, match=r"rank 0 of 2 .* Fix: resume with learner.start_budget=500, "):
+        learner.update(batch)
+
+
+def test_micro_batches_begin_with_what_memory_is_known_to_hold(learn, episodes):
+    plain, short = learn(), learn(start_budget=40)
+    expected, found = (one.update(credited(one, episodes())) for one in (plain, short))
+    assert found["perf/token_budget"] == 40
+    assert found["actor/pg_loss"] == pytest.approx(expected["actor/pg_loss"], rel=1e-5)
