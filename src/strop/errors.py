@@ -97,3 +97,7 @@ class ContextOverflow(EngineError):
 
 class LearnerError(StropError):
     """Training cannot go on: no signal, NaN weights, the process died."""
+
+
+class LearnerDied(LearnerError):
+    """A process that holds weights is gone. Its run can be resumed."""

@@ -37,7 +37,7 @@ _MAY_CHANGE = (
     *("loop.steps", "loop.eval_*", "loop.checkpoint_every", "loop.keep_checkpoints", "loop.collapse_patience"),
     *("loop.group_deadline", "loop.start_ahead"),
     *(f"learner.{optim}.{name}" for optim in ("optim", "critic") for name in ("lr", "warmup", "schedule", "decay")),
-    *("policy.eval.*", "runner.*", "monitor.*", "gateway.host", "gateway.port", "gateway.hosts"),
+    *("policy.eval.*", "runner.*", "monitor.*", "cluster.*", "gateway.host", "gateway.port", "gateway.hosts"),
     *(
         f"algorithm.settings.{name}"
         for name in (*("max_calls", "max_tokens", "max_cost", "max_rollouts", "patience", "options", "answer_tokens"),)
