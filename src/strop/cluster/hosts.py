@@ -38,11 +38,20 @@ SIOCGIFADDR = 0x8915
 
 
 class HostPlace(Struct, frozen=True):
-    """Where a host is."""
+    """Where a host is.
+
+    >>> HostPlace("3fa9c1d2e4", "10.0.0.7", 64).name
+    '10.0.0.7/3fa9c1'
+    """
 
     node: str
     address: str
     pid: int
+
+    @property
+    def name(self) -> str:
+        """Of the node, in events."""
+        return f"{self.address}/{self.node[:6]}"
 
 
 class ProcessHost:

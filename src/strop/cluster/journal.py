@@ -1,6 +1,9 @@
 """What happens to the processes on a cluster, as events: cluster.jsonl in the run's folder, a line each.
 
-{"time": 1790000000.0, "event": "died", "what": "rank 1", "node": "10.0.0.7", "why": "was killed by signal 9"}
+{"time": 1790000000.0, "event": "started", "what": "rank 1", "node": "10.0.0.7/3fa9c1", "pid": 71, "host": 64}
+{"time": 1790000009.0, "event": "died", "what": "learner", "why": "... was killed by signal 9"}
+
+`pid` is the process, `host` that of the actor above it.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ class Journal:
     def __init__(self, folder: Path, view: View) -> None:
         self._file, self._view = folder / FILE, view
 
-    def write(self, event: str, what: str, *, node: str = "", why: str = "") -> None:
-        line = {"time": round(time.time(), 3), "event": event, "what": what, "node": node, "why": why}
+    def write(self, event: str, what: str, *, node: str = "", why: str = "", pid: int = 0, host: int = 0) -> None:
+        told = {"node": node, "why": why, "pid": pid, "host": host}
+        line = {"time": round(time.time(), 3), "event": event, "what": what}
+        line |= {name: value for name, value in told.items() if value}
         private_folder(self._file.parent)
         with open(self._file, "ab", opener=private) as file:
             file.write(msgspec.json.encode(line) + b"\n")

@@ -77,8 +77,9 @@ class RunnerPools:
         while True:
             host, code, where, began = self._place(number, again=times > 0), None, "", time.monotonic()
             try:
-                where = await self._start(host, number, run, log)
-                self._journal.write("started again" if times else "started", name, node=where)
+                there, pid = await self._start(host, number, run, log)
+                where, event = there.name, "started again" if times else "started"
+                self._journal.write(event, name, node=where, pid=pid, host=there.pid)
                 began = time.monotonic()
                 while (code := await self._ask(host.poll.remote())) is None:  # noqa: ASYNC110
                     await asyncio.sleep(BEAT)
@@ -106,14 +107,14 @@ class RunnerPools:
         cpus = self._config.cluster.runner_cpus
         return self._ray.remote(RunnerHost).options(num_cpus=cpus, max_restarts=0, scheduling_strategy=where).remote()
 
-    async def _start(self, host: Any, number: int, run: Run, log: Path) -> str:
-        """Returns the address of its node."""
+    async def _start(self, host: Any, number: int, run: Run, log: Path) -> tuple[HostPlace, int]:
+        """Returns where it is, and its process there."""
         assert run.shared is not None, "runners join over the network"
         place: HostPlace = await self._ask(host.describe.remote(), self._config.cluster.timeout)
         words = [*list_words(self._config, run.shared.url, number), "--log", str(log)]
-        await self._ask(host.start.remote(words, run.shared.key, str(log), str(Path.cwd())))
+        pid: int = await self._ask(host.start.remote(words, run.shared.key, str(log), str(Path.cwd())))
         self._have_started = True
-        return place.address
+        return place, pid
 
     def _refuse_hopeless(self, name: str, where: str, log: Path) -> None:
         """None at all could be placed for as long as was to be waited."""

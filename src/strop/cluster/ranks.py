@@ -138,7 +138,7 @@ class ClusterLauncher(Launcher):
             connection = self._listener.take(number, START_SECONDS)
             place = RankPlace(index=index, count=len(hosts), rendezvous=where) if where else RankPlace()
             children.append(StartedChild(RankHandle(self._ray, host), connection, place))
-            why = f"process {pids[index]} of host {places[index].pid}"
-            self._journal.write("started", f"rank {self._numbered}", node=places[index].address, why=why)
+            there, pid = places[index], pids[index]
+            self._journal.write("started", f"rank {self._numbered}", node=there.name, pid=pid, host=there.pid)
             self._numbered += 1
         return children
