@@ -11,6 +11,7 @@ from typing import Any
 
 from strop.errors import ConfigError, PlaceError
 from strop.imports import one_line, to_install
+from strop.net.secrets import without_secrets
 
 AUTO = "auto"
 STORE_BYTES = 128 * 2**20
@@ -58,7 +59,8 @@ def join(ray: Any, address: str, options: dict[str, Any]) -> None:
     except ConnectionError as error:
         if address != AUTO:
             raise refuse(address, error) from None
-        ray.init(address="local", include_dashboard=False, object_store_memory=STORE_BYTES, **options)
+        with without_secrets():  # or else agents on it would inherit them
+            ray.init(address="local", include_dashboard=False, object_store_memory=STORE_BYTES, **options)
     except Exception as error:
         raise refuse(address, error) from None
 

@@ -76,6 +76,11 @@ class ProcessHost:
 class RankHost(ProcessHost):
     """Starts a process that holds weights."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        if not import_ray().get_gpu_ids():  # or else it would use one that Ray gives to others
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
     def find_port(self) -> int:
         """One that is free here now."""
         with socket.socket() as free:

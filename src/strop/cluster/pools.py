@@ -125,7 +125,8 @@ class RunnerPools:
             )
 
     async def _ask(self, ref: Any, timeout: float = DEADLINE) -> Any:
-        return await asyncio.wait_for(asyncio.wrap_future(ref.future()), timeout)
+        async with asyncio.timeout(timeout):  # `wait_for` may forget that it was cancelled, before Python 3.12
+            return await asyncio.wrap_future(ref.future())
 
     async def _stop(self, host: Any) -> None:
         """Its agents' leases are given back by the run, or expire."""

@@ -39,6 +39,7 @@ from strop.run.settings import check_agents
 from strop.run.state import Run
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+FORESEE_SECONDS = 120.0
 AGAIN = 2.0
 """Seconds between two attempts to find room again once a node is lost."""
 
@@ -219,8 +220,11 @@ def foresee_memory(ray: Any, groups: Sequence[Sequence[PreparedPolicy]], reserva
         if not trained:
             continue
         asked = MemoryQuestion(trained[0].config, str(trained[0].model), reservation.ranks)
-        found = ray.get(reservation.hosts[0].foresee.remote(msgspec.json.encode(asked)))
-        if not found:  # packages that count are missing there: the rank will say so itself
+        try:
+            found = ray.get(reservation.hosts[0].foresee.remote(msgspec.json.encode(asked)), timeout=FORESEE_SECONDS)
+        except ray.exceptions.RayError:
+            continue
+        if not found:  # what counts is missing there: the rank will say so itself
             continue
         memory = msgspec.json.decode(found, type=RankMemory)
         if memory.advice:

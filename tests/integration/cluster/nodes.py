@@ -75,9 +75,9 @@ class ClusterRun:
         assert self.process.returncode == 0, stderr + stdout
         return stdout
 
-    def check(self, steps: int = 3) -> runs.Story:
+    def check(self, steps: int = 3, url: str = "") -> runs.Story:
         """Every rollout has ended, and was trained on once; none is missing."""
-        told = runs.story(self.folder)
+        told = runs.story(self.folder, url)
         assert [step.number for step in told.steps] == list(range(1, steps + 1))
         assert set(Counter(id for step in told.steps for id in step.rollouts).values()) == {1}
         assert sum(len(step.rollouts) for step in told.steps) == steps * 16

@@ -15,6 +15,9 @@ import pytest
 from tests import runs
 from tests.integration.cluster.nodes import TWO_RANKS, ClusterRun, Nodes, find_processes, list_groups
 from tests.limits import stretch
+from tests.postgres import postgres_server
+
+__all__ = ["postgres_server"]  # a fixture
 
 pytest.importorskip("ray", reason="Ray is not installed: make cluster")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
@@ -63,6 +66,17 @@ def test_two_ranks_and_two_pools_train_on_two_nodes(nodes, started, tmp_path) ->
     attempts = {rollout.attempts for rollout in told.rollouts}
     assert attempts == {1}
     check_nothing_left(nodes, tmp_path / "run")
+
+
+@pytest.mark.postgres
+def test_pools_are_added_for_what_is_queued_in_postgresql(nodes, started, tmp_path, postgres_server) -> None:
+    url = postgres_server.url("on_a_cluster")
+    settings = ["cluster.runners=1", "cluster.max_runners=2", "runner.workers=2", f"store.url={url}"]
+    run = begin(nodes, started, tmp_path, *settings)
+    said = run.finish()
+    run.check(url=url)
+    assert "plan: runner pool 1" not in said
+    assert len(run.events("started", "runner pool")) == 2
 
 
 @pytest.mark.fault
