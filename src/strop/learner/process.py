@@ -115,6 +115,8 @@ class LearnerProcess:
             await asyncio.to_thread(self._process.wait)
 
     def _send(self, message: tuple[Any, ...]) -> None:
+        if self.died.done():  # a network takes what is sent to one that is gone
+            raise self._dead()
         try:
             self._connection.send(message)
         except OSError:

@@ -27,7 +27,7 @@ class Holder:
         try:
             for _ in range(size):
                 self.held.append(ray.put(bytes(2**20)))
-        except ray.exceptions.ObjectStoreFullError:
+        except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError):
             pass
         return len(self.held)
 
@@ -39,7 +39,8 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    nodes = Nodes(2, _system_config={"automatic_object_spilling_enabled": False})
+    """Where the object store overflows to a disk that counts as full."""
+    nodes = Nodes(2, _system_config={"automatic_object_spilling_enabled": False, "local_fs_capacity_threshold": 0.01})
     yield nodes
     nodes.close()
 
@@ -89,7 +90,7 @@ def test_what_others_use(nodes, tmp_path) -> None:
 
 
 def test_a_full_object_store(nodes, tmp_path) -> None:
-    with Holder(nodes, cpus=0, size=1000) as holder:
+    with Holder(nodes, cpus=1, size=1000) as holder:
         assert 0 < holder.held < 1000
         said = refused(tmp_path, f"cluster.address={nodes.address}")
     assert "the object store of node" in said
