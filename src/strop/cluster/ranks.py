@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,9 +39,12 @@ class Reservation:
         self.hosts: list[Any] = []
         self.places: list[HostPlace] = []
 
-    def open(self, deadline: float) -> None:
-        """Wait for the resources, and start hosts. Raises `PlaceError`."""
-        if not self._group.wait(timeout_seconds=max(deadline - time.monotonic(), 0.1)):
+    def open(self, deadline: float, given_up: threading.Event) -> None:
+        """Wait for the resources, unless that is `given_up`, and start hosts. Raises `PlaceError`."""
+        there = False
+        while not there and time.monotonic() < deadline and not given_up.is_set():
+            there = self._group.wait(timeout_seconds=min(deadline - time.monotonic(), 1.0))
+        if not there:
             gpus = f" and {count(self._demand.rank_gpus, 'GPU')}" if self._demand.rank_gpus else ""
             raise PlaceError(
                 f"the cluster has no room now for {count(self.ranks, 'learner rank')} of "

@@ -10,6 +10,7 @@ A lost rank takes the whole group of ranks with it, since each waits for the oth
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -80,7 +81,7 @@ async def train(
                 view.note("the learner is started again" + (", from the run's last checkpoint" if begun else ""))
                 resume, changes = begun, changes if resume == begun else None
         finally:
-            await asyncio.wait([joining])  # or else Ray would be joined behind our back
+            await asyncio.gather(joining, return_exceptions=True)  # or else Ray would be joined behind our back
 
 
 def refuse_settings(config: Config) -> None:
@@ -142,12 +143,19 @@ async def reserve(
     anything starts."""
     listener = ChildListener(address, config.cluster.port)
     reservations: list[Reservation] = []
+    given_up = threading.Event()
     try:
         deadline = time.monotonic() + config.cluster.timeout
         while True:
+            args = ray, config, groups, listener, reservations, deadline, again, given_up
+            placing = asyncio.ensure_future(asyncio.to_thread(place, *args))
             try:
-                plan = await asyncio.to_thread(place, ray, config, groups, listener, reservations, deadline, again)
+                plan = await asyncio.shield(placing)
                 break
+            except asyncio.CancelledError:
+                given_up.set()
+                await asyncio.gather(placing, return_exceptions=True)  # or else it would reserve behind our back
+                raise
             except PlaceError:  # a node that was lost may come back, and Ray needs a while to notice
                 if not again or time.monotonic() + AGAIN > deadline:
                     raise
@@ -172,6 +180,7 @@ def place(
     reservations: list[Reservation],
     deadline: float,
     again: bool,
+    given_up: threading.Event,
 ) -> ClusterPlan:
     """Fill `reservations`, and say what is where. Raises `PlaceError`."""
     models = [str(one.model) for group in groups for one in group]
@@ -180,14 +189,14 @@ def place(
     make_plan(nodes, demand)
     reservations.extend(Reservation(ray, ranks, demand) for ranks in demand.ranks)
     for one in reservations:
-        one.open(deadline)
+        one.open(deadline, given_up)
     by_id = {node.id: node for node in nodes}
     ranks = [[by_id[host.node] for host in one.places] for one in reservations]
     left = {node.id: node.cpus for node in nodes}
     for node in (node for group in ranks for node in group):
         left[node.id] -= demand.rank_cpus
     runners = place_runners([node for node in nodes if node.cpus], demand, left)
-    memory = "" if again else foresee_memory(ray, groups, reservations)
+    memory = "" if again or given_up.is_set() else foresee_memory(ray, groups, reservations)
     return ClusterPlan(demand=demand, ranks=ranks, runners=runners, memory=memory)
 
 

@@ -30,5 +30,7 @@ class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = 0
     timeout: Annotated[float, doc("seconds to wait for CPUs and GPUs that others use now"), Meta(gt=0)] = 120.0
     restarts: Annotated[
-        int, doc("times in a row, without a step in between, that the learner is started again when it was lost")
+        int,
+        doc("times in a row, without a step in between, that the learner is started again when it was lost"),
+        Meta(ge=0),
     ] = 3

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,6 +88,20 @@ def test_what_others_use(nodes, tmp_path) -> None:
     with Holder(nodes, cpus=2, size=0):
         said = refused(tmp_path, f"cluster.address={nodes.address}", "cluster.timeout=3")
     assert "the cluster has no room now for 1 learner rank of 1 CPU each, which others use" in said
+    assert list_groups(nodes.address) == []
+
+
+def test_ctrl_c_while_it_waits_for_room(nodes, tmp_path) -> None:
+    command = runs.demo(tmp_path / "run", *SMALL, f"cluster.address={nodes.address}", "cluster.timeout=250")
+    with Holder(nodes, cpus=2, size=0):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 60
+        while not list_groups(nodes.address):
+            assert time.monotonic() < deadline
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert stderr == "strop: stopped; the run had not begun, and nothing of it is kept\n"
     assert list_groups(nodes.address) == []
 
 
