@@ -45,12 +45,21 @@ def join_cluster(address: str) -> Generator[str]:
         raise PlaceError("this process is part of a Ray cluster already. Fix: call ray.shutdown() first")
     if address != AUTO:
         refuse_unreachable(address)
+    keep_quiet()
     options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False, "namespace": "strop"}
     try:
         join(ray, address, options)
         yield ray.util.get_node_ip_address()
     finally:
         ray.shutdown()
+
+
+def keep_quiet() -> None:
+    """Ray prints what it thinks of workers that died, in between what a command prints: it is among our events, and in
+    Ray's own logs. There is no setting for it."""
+    worker = import_part("_private.worker")
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda *_, **__: None
 
 
 def join(ray: Any, address: str, options: dict[str, Any]) -> None:

@@ -65,9 +65,10 @@ class ClusterRun:
         return found
 
     def events(self, event: str, what: str = "") -> list[dict[str, Any]]:
+        """Those that begin with these words."""
         file = self.folder / "cluster.jsonl"
         lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-        return [line for line in lines if line["event"] == event and line["what"].startswith(what)]
+        return [line for line in lines if line["event"].startswith(event) and line["what"].startswith(what)]
 
     def finish(self, timeout: float = 280) -> str:
         """What it printed; it must succeed."""

@@ -4,8 +4,10 @@ behind."""
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +23,8 @@ __all__ = ["postgres_server"]  # a fixture
 
 pytest.importorskip("ray", reason="Ray is not installed: make cluster")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
+
+KILLS = int(os.environ.get("STROP_TEST_KILLS", "8"))
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +104,10 @@ def test_a_runner_pool_is_killed_and_is_started_again(nodes, started, tmp_path, 
     run.wait_for(runs.during_step(tmp_path / "run", 2, ended=2))
     os.kill(run.events("started", "runner pool 1")[0][which], signal.SIGKILL)
     run.wait_for(lambda: run.events("started again", "runner pool 1"))
-    run.finish()
+    said = run.finish()
     run.check()
     assert len(run.events("died", "runner pool 1")) == 1
+    assert "(raylet)" not in said
     assert run.events("died", "learner") == []
 
 
@@ -167,4 +172,24 @@ def test_a_learner_that_dies_again_and_again_ends_the_run(nodes, started, tmp_pa
     assert run.process.returncode == 1
     assert "the process that holds the weights was killed by signal 9" in stderr
     assert stderr.count("\n") == 1
+    check_nothing_left(nodes, tmp_path / "run")
+
+
+@pytest.mark.fault
+def test_killed_again_and_again(nodes, started, tmp_path) -> None:
+    """Anything of it, at random moments: also while it is being started again."""
+    draw = random.Random(int(os.environ.get("STROP_KILL_SEED", "0")))
+    run = begin(nodes, started, tmp_path, "loop.steps=6", "cluster.restarts=100")
+    kills: Counter[str] = Counter()
+    run.wait_for(runs.during_step(tmp_path / "run", 1, ended=1))
+    while kills.total() < KILLS and run.process.poll() is None:
+        time.sleep(draw.uniform(0.5, 6.0))
+        newest = {one["what"]: one for one in run.events("started")}
+        what, which = draw.choice(sorted(newest)), draw.choice(["pid", "host"])
+        with suppress(ProcessLookupError):
+            os.kill(newest[what][which], signal.SIGKILL)
+            kills[f"{what.rstrip('0123456789 ')} {which}"] += 1
+    run.finish(timeout=400)
+    run.check(steps=6)
+    print("killed", dict(kills), "at step", runs.story(tmp_path / "run").steps[-1].number)
     check_nothing_left(nodes, tmp_path / "run")
