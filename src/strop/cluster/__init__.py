@@ -13,6 +13,7 @@ is opened again from its last checkpoint, within the same command (training.py).
 Nothing else imports ray, and nothing here does before a cluster is asked for.
 
 Left out: engines other than the embedded one, which every rank serves; gateway workers on other nodes; nodes that do
-not see the run's folder under the same path (logs and checkpoints are written there); encryption: ranks and runners
+not see the run's folder under the same path (logs and checkpoints are written there); clusters that add nodes by
+themselves; a rank that hangs and does not die, for which the others wait; encryption: ranks and runners
 prove that they know a secret, but what they say can be read by whoever reads the network.
 """

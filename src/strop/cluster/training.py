@@ -71,7 +71,10 @@ async def train(
                             config, view, resume=resume, changes=changes, stop=stop, machines=machines
                         )
                 except LearnerDied as error:
-                    step = machines.run.step if machines is not None and machines.run is not None else 0
+                    run = machines.run if machines is not None else None
+                    step, changes = (
+                        (run.step, None) if run is not None else (0, changes)
+                    )  # they are written down by then
                     failed, reached = 1 if step > reached else failed + 1, max(step, reached)
                     why = str(error).partition("; its log")[0].partition(". Fix:")[0]
                     journal.write("died", "learner", why=why)
@@ -79,7 +82,7 @@ async def train(
                         raise
                 begun = (Path(config.folder) / "config.json").exists()
                 view.note("the learner is started again" + (", from the run's last checkpoint" if begun else ""))
-                resume, changes = begun, changes if resume == begun else None
+                resume = begun
         finally:
             await asyncio.gather(joining, return_exceptions=True)  # or else Ray would be joined behind our back
 
