@@ -59,7 +59,10 @@ def keep_quiet() -> None:
     Ray's own logs. There is no setting for it."""
     worker = import_part("_private.worker")
     if hasattr(worker, "print_to_stdstream"):
-        worker.print_to_stdstream = lambda *_, **__: None
+        worker.print_to_stdstream = print_nothing
+
+
+def print_nothing(*said: Any, **how: Any) -> None: ...
 
 
 def join(ray: Any, address: str, options: dict[str, Any]) -> None:
