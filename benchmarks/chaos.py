@@ -35,9 +35,8 @@ from machine import hardware
 from peers.processes import ROOT, say
 
 sys.path.insert(0, str(ROOT))
-from tests.integration.cluster.nodes import TWO_RANKS, ClusterRun, Nodes, find_processes, list_groups
-
 from tests import runs
+from tests.integration.cluster.nodes import TWO_RANKS, ClusterRun, Nodes, find_processes, list_groups
 from tests.postgres import Server
 
 RESULTS = ROOT / "benchmarks" / "results"

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from strop.store import open_store
 from strop.store.sqlite import SqliteStore
 from strop.types import Rollout, Step, Turn
 
@@ -182,12 +183,13 @@ class Story:
         }
 
 
-def story(folder: Path) -> Story:
-    return asyncio.run(told(folder))
+def story(folder: Path, url: str = "") -> Story:
+    """Of the store at `url`, or of the one in the run's folder."""
+    return asyncio.run(told(folder, url))
 
 
-async def told(folder: Path) -> Story:
-    store = await SqliteStore.open(folder / "store.sqlite")
+async def told(folder: Path, url: str = "") -> Story:
+    store = await (open_store(url) if url else SqliteStore.open(folder / "store.sqlite"))
     try:
         rollouts: list[Rollout] = []
         while page := await store.list(after=rollouts[-1].id if rollouts else None):

@@ -105,3 +105,7 @@ class LearnerError(StropError):
 
 class RankOutOfMemory(LearnerError):
     """One of several ranks, while the others wait for it: all of them have to begin again, with less at a time."""
+
+
+class LearnerDied(LearnerError):
+    """A process that holds weights is gone. Its run can be resumed."""

@@ -156,6 +156,7 @@ PACKAGES = {
     "mcp": "'mcp>=2'",
     "mlflow": "mlflow-skinny",
     "psycopg": "'psycopg[binary]'",
+    "ray": "'ray>=2.50'",
     "vllm": "'vllm>=0.24,<0.33'",
 }
 """What is installed for a module, where that is not just its name."""

@@ -30,6 +30,9 @@ def add(commands: Commands) -> None:
     train.add_argument(
         "--resume", metavar="RUN", help="go on with the run in this folder; --set changes its steps, rate, evaluation"
     )
+    train.add_argument(
+        "--cluster", metavar="ADDRESS", help="on a Ray cluster: HOST:PORT of its head, or auto (cluster.address)"
+    )
     add_options(train, folder=None)
     train.set_defaults(command=_train)
 
@@ -49,6 +52,7 @@ def _train(arguments: argparse.Namespace) -> int:
         folder=arguments.folder,
         seed=arguments.seed,
         policy={"model": arguments.model} if arguments.model else None,
+        cluster=None if arguments.cluster is None else {"address": arguments.cluster},
     )
     start_ahead(config, train=True)
     from strop.run import start_from
@@ -92,7 +96,8 @@ def _resume(arguments: argparse.Namespace) -> int:
             f"change, and `strop train --from {arguments.resume}` begins a new run from its weights"
         )
     folder = Path(arguments.resume)
-    config, changes = start_from.change_settings(folder, sets=arguments.set)
+    cluster = {} if arguments.cluster is None else {"cluster": {"address": arguments.cluster}}
+    config, changes = start_from.change_settings(folder, sets=arguments.set, **cluster)
     if done := start_from.find_summary(folder, changes):
         said = f"all {done.steps} steps of {folder} are done. Fix: --steps {done.steps + 10} for more"
         if config.algorithm.improves == "prompts" and done.steps < config.loop.steps:

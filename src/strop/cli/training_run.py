@@ -75,7 +75,10 @@ def run_training(
     resume: bool = False,
     changes: Mapping[str, tuple[Any, Any]] | None = None,
 ) -> Summary:
-    from strop.run.loop import train
+    if config.cluster.address:
+        from strop.cluster.training import train
+    else:
+        from strop.run.loop import train
 
     stop = asyncio.Event()
 

@@ -7,6 +7,7 @@ Unknown keys are refused with the nearest valid name. A run keeps the full confi
 
 from strop.config.algorithm import AlgorithmConfig, FailuresConfig
 from strop.config.checks import DECLARED, convert, refuse_unknown
+from strop.config.cluster import ClusterConfig
 from strop.config.container import ContainerConfig
 from strop.config.describe import Setting, doc, field_types, walk
 from strop.config.engine import EngineConfig, SglangConfig, VllmConfig
@@ -38,6 +39,7 @@ __all__ = [
     "MAIN",
     "RENAMED",
     "AlgorithmConfig",
+    "ClusterConfig",
     "Config",
     "ContainerConfig",
     "EngineConfig",

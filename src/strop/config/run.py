@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from strop.config.algorithm import AlgorithmConfig
+from strop.config.cluster import ClusterConfig
 from strop.config.describe import Setting, doc, walk
 from strop.config.engine import EngineConfig
 from strop.config.gateway import GatewayConfig
@@ -134,6 +135,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     loop: Annotated[LoopConfig, doc("how long, how much, how often")] = LoopConfig()
     store: Annotated[StoreConfig, doc("where everything is kept")] = StoreConfig()
     gateway: Annotated[GatewayConfig, doc("where agents reach the model")] = GatewayConfig()
+    cluster: Annotated[ClusterConfig, doc("the Ray cluster that a run is spread over")] = ClusterConfig()
     monitor: Annotated[MonitorConfig, doc("experiment trackers")] = MonitorConfig()
 
 

@@ -4,7 +4,8 @@ parameters.
     LearnerProcess (in the run)  ──generate, cancel, verbs──▶  LearnerChild (child.py)
       .of("main")                ◀──chunks, results, errors──
 
-The child is a fresh Python that imports nothing of the user's script and dies with its parent. It holds one policy, or
+The child is a fresh Python that imports nothing of the user's script and dies with its parent; a launcher starts it,
+here or on another machine. It holds one policy, or
 several that are LoRA adapters on one model: `of` gives the handle of each. A run may have several children, and several
 that train one model together (rank_processes.py).
 """
@@ -22,10 +23,10 @@ from typing import Any
 
 from strop.config import MAIN
 from strop.engines.embedded.engine import Arrival
-from strop.errors import LearnerError, StropError
-from strop.learner import spawn
+from strop.errors import LearnerDied, LearnerError, StropError
 from strop.learner.client import LearnerClient
-from strop.learner.verbs import LearnerSettings, ProcessVerbs, RankPlace
+from strop.learner.launcher import HERE, StartedChild
+from strop.learner.verbs import LearnerSettings, ProcessVerbs
 from strop.types import Sampling
 
 
@@ -34,9 +35,9 @@ class LearnerProcess:
 
     context = 0
 
-    def __init__(self, log: Path) -> None:
-        """Start the child, or take the one that was started ahead. What it prints goes to `log`."""
-        self._process, self._connection = spawn.take(log)
+    def __init__(self, log: Path, child: StartedChild | None = None) -> None:
+        """Speak to a child, which is started here where none is given. What it prints goes to `log`."""
+        self._process, self._connection, self._place = child or HERE.start([log])[0]
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count()
@@ -48,12 +49,8 @@ class LearnerProcess:
         threading.Thread(target=self._read, name="learner-reader", daemon=True).start()
 
     async def start(self, *settings: LearnerSettings) -> None:
-        """Returns once the model of these policies is loaded."""
-        await self.start_at(RankPlace(), settings)
-
-    async def start_at(self, place: RankPlace, settings: Sequence[LearnerSettings]) -> None:
-        """The same for one of several ranks, all of which are started at once."""
-        call = LearnerProcess.call(self, None, ProcessVerbs.start.__name__, (list(settings), place))
+        """Returns once the model of these policies is loaded. Of several ranks all are started at once."""
+        call = LearnerProcess.call(self, None, ProcessVerbs.start.__name__, (list(settings), self._place))
         self.context = await call
 
     async def compile_ahead(self) -> bool:
@@ -118,15 +115,17 @@ class LearnerProcess:
             await asyncio.to_thread(self._process.wait)
 
     def _send(self, message: tuple[Any, ...]) -> None:
+        if self.died.done():  # a network takes what is sent to one that is gone
+            raise self._dead()
         try:
             self._connection.send(message)
         except OSError:
             raise self._dead() from None
 
-    def _dead(self) -> LearnerError:
+    def _dead(self) -> LearnerDied:
         code = self._process.poll()
-        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
-        return LearnerError(
+        how = "is gone" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        return LearnerDied(
             f"the process that holds the weights {how}; its log is {self._log}. Fix: resume the run to go on"
         )
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from strop.errors import StropError
+from strop.learner.launcher import HERE, Launcher
 from strop.learner.process import LearnerProcess, PolicyClient
-from strop.learner.verbs import LearnerSettings, LearnerVerbs, RankPlace
+from strop.learner.verbs import LearnerSettings, LearnerVerbs
 
 BY_ITSELF = frozenset({LearnerVerbs.load.__name__, LearnerVerbs.score_answers.__name__})
 """Verbs that are asked of each rank by the engine that it serves."""
@@ -29,19 +30,15 @@ NOTICE = 2.0
 class LearnerRanks(LearnerProcess):
     """A handle on all ranks, itself that of the first. The logs of the others lie beside its own."""
 
-    def __init__(self, log: Path, count: int) -> None:
-        super().__init__(log)
-        names = [log.with_name(f"{log.stem}-{number}{log.suffix}") for number in range(1, count)]
-        self._ranks: list[LearnerProcess] = [self, *(LearnerProcess(name) for name in names)]
+    def __init__(self, log: Path, count: int, launcher: Launcher = HERE) -> None:
         self._meeting = Path(tempfile.mkdtemp(prefix="strop-ranks-"))
+        logs = [log, *(log.with_name(f"{log.stem}-{number}{log.suffix}") for number in range(1, count))]
+        first, *others = launcher.start(logs, meeting=self._meeting)
+        super().__init__(log, first)
+        self._ranks: list[LearnerProcess] = [self, *map(LearnerProcess, logs[1:], others)]
 
     async def start(self, *settings: LearnerSettings) -> None:
-        count, where = len(self._ranks), (self._meeting / "rendezvous").as_uri()
-        places = {
-            one: RankPlace(index=index, count=count, rendezvous=where, gpu=index)
-            for index, one in enumerate(self._ranks)
-        }
-        await self._together(lambda one: one.start_at(places[one], settings))
+        await self._together(lambda one: LearnerProcess.start(one, *settings))
 
     def links(self, policy: str) -> list[PolicyClient]:
         return [one.of(policy) for one in self._ranks]

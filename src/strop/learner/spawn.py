@@ -1,7 +1,7 @@
 """Starting the process that holds the weights, at once or ahead of time.
 
     start_ahead(config, ...)   a command calls this once its settings are read; the process begins to import torch
-    take(log)                  `LearnerProcess` has it from here on, or a fresh one where none was started
+    take(log)                  a `Launcher` has it from here on, or a fresh one where none was started
     discard()                  what nobody took, ends
 
 Importing torch and transformers takes the process two seconds, which are most of the time from a command to its first
@@ -15,6 +15,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -53,6 +54,8 @@ def start_ahead(config: Config, *, train: bool) -> None:
     train, or since the embedded engine serves."""
     if answers_outside(config) or not (train or engine_class(config.engine).shares_weights):
         return
+    if train and config.cluster.address:  # it is started on another machine
+        return
     hide_keys(config)
     with open(os.devnull, "ab") as out:
         _ahead.append(_spawn(out.fileno()))
@@ -85,19 +88,27 @@ def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
 def _spawn(out: int) -> Child:
     ours, theirs = socket.socketpair()
     with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-c", BEGIN.format(fd=theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            env={
-                "TOKENIZERS_PARALLELISM": "false",
-                **WAIT_SHORTLY,
-                **KEEP_MEMORY,
-                **compile_environment(),
-                **child_environment(),
-            },
-            start_new_session=True,  # Ctrl-C in the terminal is the run's to handle
-        )
+        process = spawn_with(theirs, out)
     return process, Connection(ours.detach())
+
+
+def spawn_with(
+    theirs: socket.socket, out: int, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """The process, whose end of its connection is `theirs`. What it prints goes to the file `out`."""
+    return subprocess.Popen(
+        [sys.executable, "-c", BEGIN.format(fd=theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=out,
+        env={
+            "TOKENIZERS_PARALLELISM": "false",
+            **WAIT_SHORTLY,
+            **KEEP_MEMORY,
+            **compile_environment(),
+            **(environment or {}),
+            **child_environment(),
+        },
+        start_new_session=True,  # Ctrl-C in the terminal is the run's to handle
+    )

@@ -88,6 +88,7 @@ def train(
             made = _config(agent, tasks, reward, model, algorithm, place, seed, base, sections)
             made = settle(start_from.drop_other_settings(made, RunFolder.config(before)) if before else made)
             _refuse_missing(made)
+            _refuse_cluster(made)
             if place != wanted:
                 view.note(f"{wanted} holds a run: this one is kept in {place}")
             if checkpoint is not None:
@@ -105,6 +106,14 @@ def _refuse_missing(config: Config) -> None:
             )
 
 
+def _refuse_cluster(config: Config) -> None:
+    if config.cluster.address:
+        raise ConfigError(
+            f"cluster.address is {config.cluster.address!r}, and a run on a cluster is begun on the command line. Fix: "
+            "use `strop train --cluster`, or set cluster.address to an empty text"
+        )
+
+
 def resume(folder: str | Path, *, quiet: bool = False, **sections: Any) -> Summary:
     """Go on with the run in `folder`, from its last checkpoint, to its end. What may change of its settings is given as
     to `train`, and kept in the folder: loop={"steps": 200}, learner={"optim": {"lr": 1e-5}}, evaluation, runner,
@@ -117,6 +126,7 @@ def resume(folder: str | Path, *, quiet: bool = False, **sections: Any) -> Summa
         config, changes = start_from.change_settings(Path(folder), **sections)
         if done := start_from.find_summary(Path(folder), changes):
             return done
+        _refuse_cluster(config)
         stop = asyncio.Event()
         with console.choose(json=quiet, out=sys.stdout) as view:
             if changes and (warning := start_from.warn_of_rate(config)):

@@ -38,6 +38,7 @@ from strop.run.collect import check_rewards, collect
 from strop.run.data.prepare import prepare_data
 from strop.run.health import Collapse, find_collapse
 from strop.run.learn import learn_all, take_digest
+from strop.run.machines import THIS_MACHINE, Machines
 from strop.run.notes import note_trouble, stop_collapsed, stop_if_hopeless
 from strop.run.opponents import describe_opponents
 from strop.run.prompts.improve import go_back_to_prompts, improve_prompts, keep_first_prompts
@@ -56,13 +57,14 @@ async def train(
     resume: bool = False,
     changes: Mapping[str, tuple[Any, Any]] | None = None,
     stop: asyncio.Event | None = None,
+    machines: Machines = THIS_MACHINE,
 ) -> Summary:
     """Train as configured, or go on with the run in `config.folder`, with `changes` of its settings, before and after,
     written down there. Once `stop` is set the step at hand is finished and has a checkpoint, and nothing more is
-    begun."""
+    begun. `machines` are where its processes are started."""
     config = config if resume else await prepare_data(config, view.note)
     view.title(f"{config.folder} · {describe_models(config)} · {describe_algorithms(config)}", config.loop.steps)
-    async with open_run(config, view, resume=resume) as run, finish_writing(run):
+    async with open_run(config, view, resume=resume, machines=machines) as run, finish_writing(run):
         run.stop = stop or run.stop
         if resume and run.optimizer is not None:
             await go_back_to_prompts(run)

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from strop import algorithms
-from strop.algorithms import Algorithm
+from strop.algorithms import Algorithm, PromptOptimizer
 from strop.algorithms.offline import Offline
 from strop.config import (
     Config,
@@ -45,6 +45,7 @@ from strop.gateway.app import Gateway
 from strop.gateway.past_versions import PastVersions
 from strop.gateway.replicas import Replicas
 from strop.gateway.template import Renderer
+from strop.learner.launcher import HERE, Launcher
 from strop.learner.process import LearnerProcess, PolicyClient
 from strop.learner.rank_processes import LearnerRanks
 from strop.learner.verbs import LearnerSettings
@@ -58,6 +59,7 @@ from strop.run.data.prepare import open_data
 from strop.run.folder import RunFolder
 from strop.run.gateway import choose_sampling, open_gateway
 from strop.run.group_reward import load as load_group_reward
+from strop.run.machines import THIS_MACHINE, Machines
 from strop.run.opponents import OpponentPool, PoolSource, find_pool_source, keep_copies
 from strop.run.prompts.improve import make_prompt_optimizer
 from strop.run.serve import StoreServer, serve_store
@@ -180,19 +182,19 @@ async def open_policies(
     folder: Path,
     *,
     train: bool,
+    launcher: Launcher = HERE,
 ) -> tuple[list[ServedPolicy], Gateway]:
     """Start a process for every model's weights, and put engines and a gateway before them; `stack` closes all of it.
     Nothing is loaded yet."""
     served: list[ServedPolicy] = []
-    several = [*prepared, *(slot for one in prepared for slot in prepare_slots(one))] if train else prepared
-    for group in group_by_base(several) if train else ([one] for one in prepared):
+    for group in group_by_process(prepared, train=train):
         places = {one.name: folder if len(prepared) == 1 else folder / "policies" / one.name for one in group}
         for place in places.values():
             private_folder(place)
-        process = None
-        here = engine_class(group[0].config.engine).shares_weights
-        if here or (train and not all(one.config.policy.frozen for one in group)):
-            process = open_process(group, places[group[0].name] / "learner.log", train=train)
+        process, here = None, engine_class(group[0].config.engine).shares_weights
+        if ranks := count_ranks(group, train=train):
+            log = places[group[0].name] / "learner.log"
+            process = LearnerRanks(log, ranks, launcher) if ranks > 1 else LearnerProcess(log, *launcher.start([log]))
             stack.push_async_callback(process.close)
         engines = make_engines(group, places[group[0].name], process, train=train)
         for one in group:
@@ -205,10 +207,20 @@ async def open_policies(
     return served, await open_gateway(stack, config, served, store, folder, strict=train)
 
 
-def open_process(group: Sequence[PreparedPolicy], log: Path, *, train: bool) -> LearnerProcess:
-    """What holds the weights of some policies: one process, or as many as there are ranks that train them."""
-    ranks = max(one.config.learner.ranks for one in group)
-    return LearnerRanks(log, ranks) if train and ranks > 1 else LearnerProcess(log)
+def group_by_process(prepared: Sequence[PreparedPolicy], *, train: bool) -> list[list[PreparedPolicy]]:
+    """Policies whose weights the same process holds, or the same ranks do, stand together."""
+    if not train:
+        return [[one] for one in prepared]
+    return group_by_base([*prepared, *(slot for one in prepared for slot in prepare_slots(one))])
+
+
+def count_ranks(group: Sequence[PreparedPolicy], *, train: bool) -> int:
+    """How many processes hold the weights of these policies: in training as many as there are ranks; none where nothing
+    is trained and another engine serves."""
+    trains = train and not all(one.config.policy.frozen for one in group)
+    if not trains and not engine_class(group[0].config.engine).shares_weights:
+        return 0
+    return max(one.config.learner.ranks for one in group) if train else 1
 
 
 def put_past_before(policy: ServedPolicy, served: Mapping[str, ServedPolicy]) -> ServedPolicy:
@@ -292,9 +304,19 @@ def open_pool(config: Config, runner: RunnerConfig, store: Store, gateway: Gatew
     )
 
 
-@asynccontextmanager
-async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerator[Run]:
-    """Open everything in the order data walks through it; whatever happens, close it in reverse."""
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run before anything of it starts: its algorithms by policy, who improves its prompts, the teachers of its
+    policies by name, and the policies."""
+
+    made: Mapping[str, Algorithm]
+    optimizer: PromptOptimizer | None
+    teachers: Mapping[str, str]
+    policies: Sequence[PreparedPolicy]
+
+
+async def prepare_run(config: Config) -> PreparedRun:
+    """What is wrong with the settings is said here, before anything starts."""
     made = {name: make_algorithm(own) for name, own in trained_policies(config).items()}
     check(config.monitor.writers)
     check_agents(config)
@@ -305,6 +327,17 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
         prepared = find_opponents(await prepare_policies(config, teachers=teachers.values()))
     renderers, models = ({one.name: getattr(one, part) for one in prepared} for part in ("renderer", "model"))
     refuse_unfit(made, teachers, renderers, models)
+    return PreparedRun(made, optimizer, teachers, prepared)
+
+
+@asynccontextmanager
+async def open_run(
+    config: Config, view: View, *, resume: bool, machines: Machines = THIS_MACHINE
+) -> AsyncGenerator[Run]:
+    """Open everything in the order data walks through it; whatever happens, close it in reverse."""
+    asked, config = config, machines.adapt(config)
+    ready = await prepare_run(config)
+    made, optimizer, teachers, prepared = ready.made, ready.optimizer, ready.teachers, list(ready.policies)
     for note in dict.fromkeys(one.renderer.tooling.note for one in prepared if one.renderer.tooling.note):
         view.note(note)
     tasks = load_tasks(config)
@@ -326,7 +359,9 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
                 await store.put_policy(Policy(name=name, version=version(1, 0), model=model, kind="prompt"))
         prepared = [keep_opponents(one, folder.path) for one in prepared]
         view.phase("loading the model" if prepared else "starting")
-        served, gateway = await open_policies(stack, config, prepared, store, folder.path, train=True)
+        served, gateway = await open_policies(
+            stack, config, prepared, store, folder.path, train=True, launcher=machines.launcher
+        )
         server, app = await serve_run(config, store, gateway, folder)
         stack.push_async_callback(server.close)
         pool = open_pool(config, config.runner, store, gateway, server.url, folder.agents_log)
@@ -342,7 +377,7 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
         if isinstance(server, StoreServer):
             view.note(describe_join(config, server.url))
         if not resume:
-            folder.keep(config)  # from here on there is a run to resume
+            folder.keep(asked)  # from here on there is a run to resume
         yield Run(
             config=config,
             folder=folder,
@@ -365,6 +400,7 @@ async def open_run(config: Config, view: View, *, resume: bool) -> AsyncGenerato
             opponents=[make_opponents(one) for one in served if one.slots],
             optimizer=optimizer,
             prompts={name: prompt.text for name, prompt in config.prompts.items()},
+            machines=machines,
         )
 
 

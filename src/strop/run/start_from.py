@@ -39,7 +39,7 @@ _MAY_CHANGE = (
     *("learner.ranks", "learner.sequence_parallel", "learner.gradient_checkpointing", "learner.offload"),
     "learner.start_budget",
     *(f"learner.{optim}.{name}" for optim in ("optim", "critic") for name in ("lr", "warmup", "schedule", "decay")),
-    *("policy.eval.*", "runner.*", "monitor.*", "gateway.host", "gateway.port", "gateway.hosts"),
+    *("policy.eval.*", "runner.*", "monitor.*", "cluster.*", "gateway.host", "gateway.port", "gateway.hosts"),
     *(
         f"algorithm.settings.{name}"
         for name in (*("max_calls", "max_tokens", "max_cost", "max_rollouts", "patience", "options", "answer_tokens"),)

@@ -22,6 +22,7 @@ from strop.monitor.writers import Writers
 from strop.run.data.dataset import DataSet
 from strop.run.folder import RunFolder
 from strop.run.group_reward import GroupReward
+from strop.run.machines import THIS_MACHINE, Machines
 from strop.run.opponents import OpponentPool
 from strop.run.serve import StoreServer
 from strop.run.teacher import Teacher
@@ -79,7 +80,8 @@ class Run:
     very same weights again. Only rollouts sampled from them may be trained on. `superseded` are steps of earlier
     lineages. `data` is what is learnt from where that is stored already; otherwise agents are at work. `prompts` are
     the texts that agents are given, by name; where an `optimizer` improves them, those that are best so far. `over`:
-    there is nothing left to do before all steps are made. `shared` serves the store to runners on other machines.
+    there is nothing left to do before all steps are made. `shared` serves the store to runners on other machines;
+    `machines` are where processes are that it has started.
     """
 
     config: Config
@@ -99,6 +101,7 @@ class Run:
     opponents: Sequence[OpponentPool] = ()
     optimizer: PromptOptimizer | None = None
     prompts: dict[str, str] = field(default_factory=dict[str, str])
+    machines: Machines = THIS_MACHINE
     over: bool = False
     metrics: MetricsFile | None = None
     lineage: int = 1

@@ -26,9 +26,10 @@ async def run_with_agents(run: Run, main: Coroutine[Any, Any, T]) -> T:
     processes = [learner.watch() for learner in run.learners]
     if run.gateway.workers is not None:
         processes.append(run.gateway.workers.watch())
+    watches = stop_if_unclaimed(run), run.machines.watch(run)
     done = False
     try:
-        result = await run_beside(main, *processes, run.pool.watch(), stop_if_unclaimed(run), reclaim, gone)
+        result = await run_beside(main, *processes, run.pool.watch(), *watches, reclaim, gone)
         done = run.finished and not run.stop.is_set()
         return result
     finally:

@@ -1,0 +1,105 @@
+"""Joining the Ray cluster that was asked for, or starting one on this machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from strop.errors import ConfigError, PlaceError
+from strop.imports import one_line, to_install
+from strop.net.secrets import without_secrets
+
+AUTO = "auto"
+STORE_BYTES = 128 * 2**20
+"""Of a cluster that we start: nothing large goes through Ray's object store."""
+REACH_SECONDS = 5.0
+
+
+def import_ray() -> Any:
+    """Ray, or `ConfigError` where it is not installed."""
+    try:
+        return import_module("ray")
+    except ImportError:
+        raise ConfigError(
+            f"a run on a cluster needs Ray, which is not installed. Fix: {to_install('ray')}, or leave --cluster out"
+        ) from None
+
+
+def import_part(name: str) -> Any:
+    """A module of Ray's, which has no types that could be checked where it is not installed."""
+    return import_module(f"ray.{name}")
+
+
+@contextmanager
+def join_cluster(address: str) -> Generator[str]:
+    """Be part of the cluster until the end of the block: gives the address by which its nodes reach this machine. What
+    was started for it is ended with it."""
+    ray = import_ray()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or else it warns of a change to come
+    if ray.is_initialized():
+        raise PlaceError("this process is part of a Ray cluster already. Fix: call ray.shutdown() first")
+    if address != AUTO:
+        refuse_unreachable(address)
+    keep_quiet()
+    options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False, "namespace": "strop"}
+    try:
+        join(ray, address, options)
+        yield ray.util.get_node_ip_address()
+    finally:
+        ray.shutdown()
+
+
+def keep_quiet() -> None:
+    """Ray prints what it thinks of workers that died, in between what a command prints: it is among our events, and in
+    Ray's own logs. There is no setting for it."""
+    worker = import_part("_private.worker")
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = print_nothing
+
+
+def print_nothing(*said: Any, **how: Any) -> None: ...
+
+
+def join(ray: Any, address: str, options: dict[str, Any]) -> None:
+    try:
+        ray.init(address=address, **options)
+    except ConnectionError as error:
+        if address != AUTO:
+            raise refuse(address, error) from None
+        with without_secrets():  # or else agents on it would inherit them
+            ray.init(address="local", include_dashboard=False, object_store_memory=STORE_BYTES, **options)
+    except Exception as error:
+        raise refuse(address, error) from None
+
+
+def refuse(address: str, error: Exception) -> PlaceError:
+    """What Ray said, as a sentence."""
+    said = " ".join(str(error).split())
+    if "ersion mismatch" in said:
+        return PlaceError(
+            f"the Ray cluster at {address} has another version of Ray or Python than this machine ({said}). Fix: use "
+            "the same ones everywhere"
+        )
+    return PlaceError(
+        f"the Ray cluster at {address} cannot be joined ({one_line(error)}). Fix: see `ray status` on its head, or "
+        "start one with `ray start --head`"
+    )
+
+
+def refuse_unreachable(address: str) -> None:
+    """Said at once: Ray itself tries for a minute."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        raise ConfigError(f"cluster.address is {address!r}. Fix: give HOST:PORT of the cluster's head, or auto")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_SECONDS).close()
+    except OSError as error:
+        raise PlaceError(
+            f"nothing answers at {address}, where the head of the Ray cluster should be ({error}). Fix: check the "
+            "address, or start one there with `ray start --head`"
+        ) from None

@@ -1,0 +1,151 @@
+"""Actors on nodes: each starts one process there, and that process dies with it.
+
+Ray ends actors when the command that made them does, and when their node's Ray does. A child asks Linux to be killed
+with its parent, so nothing is left behind however that comes about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from strop.cluster.connection import import_ray
+from strop.cluster.listener import connect
+from strop.files import private
+from strop.learner.spawn import spawn_with
+from strop.net.secrets import child_environment
+
+RUNNER = """
+import signal, sys
+from strop.net.process_group import die_with_parent
+die_with_parent()
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # which Ray blocks in all that it starts
+from strop.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+FORESEE = "from strop.cluster.memory import answer; answer()"
+SIOCGIFADDR = 0x8915
+
+
+class HostPlace(Struct, frozen=True):
+    """Where a host is.
+
+    >>> HostPlace("3fa9c1d2e4", "10.0.0.7", 64).name
+    '10.0.0.7/3fa9c1'
+    """
+
+    node: str
+    address: str
+    pid: int
+
+    @property
+    def name(self) -> str:
+        """Of the node, in events."""
+        return f"{self.address}/{self.node[:6]}"
+
+
+class ProcessHost:
+    """On a node; has one process at a time."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def describe(self) -> HostPlace:
+        ray = import_ray()
+        return HostPlace(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), os.getpid())
+
+    def poll(self) -> int | None:
+        assert self._process is not None, "nothing was started"
+        return self._process.poll()
+
+    def signal(self, number: int) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+
+class RankHost(ProcessHost):
+    """Starts a process that holds weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if not import_ray().get_gpu_ids():  # or else it would use one that Ray gives to others
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+    def find_port(self) -> int:
+        """One that is free here now."""
+        with socket.socket() as free:
+            free.bind(("", 0))
+            return free.getsockname()[1]
+
+    def foresee(self, asked: bytes) -> bytes:
+        """See memory.py; in a process of its own, since that imports torch."""
+        done = subprocess.run(
+            [sys.executable, "-c", FORESEE], input=asked, capture_output=True, env=child_environment(), check=False
+        )
+        return done.stdout
+
+    def start(self, driver: tuple[str, int], number: int, key: bytes, log: str) -> int:
+        """The process gets a connection that has been proven already: it knows no key."""
+        with connect(driver, number, key) as sock, open(log, "ab", opener=private) as out:
+            self._process = spawn_with(sock, out.fileno(), choose_interface(sock.getsockname()[0]))
+        return self._process.pid
+
+
+class RunnerHost(ProcessHost):
+    """Starts `strop runner`."""
+
+    def start(self, words: Sequence[str], key: str, log: str, folder: str) -> int:
+        with open(log, "ab", opener=private) as out:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", RUNNER, "runner", *words],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+                cwd=folder if Path(folder).is_dir() else None,
+                env=child_environment(),
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError), self._process.stdin as stdin:
+            stdin.write(key.encode() + b"\n")
+        return self._process.pid
+
+    def stop(self, drain: float) -> None:
+        """Have it give back what it runs: at once, or after so many seconds in which its agents may end."""
+        if self._process is None:
+            return
+        self.signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(drain, 0.2))
+        self.signal(signal.SIGTERM)  # told twice, it ends at once
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        self.signal(signal.SIGKILL)
+
+
+def choose_interface(address: str) -> dict[str, str]:
+    """Has torch's processes meet over the network interface that leads to this command: by themselves they go by the
+    machine's name, which may lead to one that others do not reach."""
+    name = find_interface(address)
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
+
+
+def find_interface(address: str) -> str:
+    """The one that has an IPv4 address; empty where none has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            asked = struct.pack("256s", name.encode()[:15])
+            with contextlib.suppress(OSError):
+                if socket.inet_ntoa(fcntl.ioctl(sock, SIOCGIFADDR, asked)[20:24]) == address:
+                    return name
+    return ""

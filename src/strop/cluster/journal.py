@@ -1,0 +1,39 @@
+"""What happens to the processes on a cluster, as events: cluster.jsonl in the run's folder, a line each.
+
+{"time": 1790000000.0, "event": "started", "what": "rank 1", "node": "10.0.0.7/3fa9c1", "pid": 71, "host": 64}
+{"time": 1790000009.0, "event": "died", "what": "learner", "why": "... was killed by signal 9"}
+
+`pid` is the process, `host` that of the actor above it.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from strop.files import private, private_folder
+from strop.monitor.console import View
+
+FILE = "cluster.jsonl"
+QUIET = frozenset({"planned", "started", "ended"})
+"""Events that the run's view does not show."""
+
+
+class Journal:
+    """Of the run in `folder`. What somebody should know is shown by the view as well."""
+
+    def __init__(self, folder: Path, view: View) -> None:
+        self._file, self._view = folder / FILE, view
+
+    def write(self, event: str, what: str, *, node: str = "", why: str = "", pid: int = 0, host: int = 0) -> None:
+        told = {"node": node, "why": why, "pid": pid, "host": host}
+        line = {"time": round(time.time(), 3), "event": event, "what": what}
+        line |= {name: value for name, value in told.items() if value}
+        private_folder(self._file.parent)
+        with open(self._file, "ab", opener=private) as file:
+            file.write(msgspec.json.encode(line) + b"\n")
+        if event not in QUIET:
+            said = f"{what}{f' on {node}' if node else ''}: {event}"
+            self._view.note(f"{said} ({why})" if why else said)

@@ -1,0 +1,158 @@
+"""What runs where, before anything starts; or why it cannot, in a sentence.
+
+Pure: it is told what the nodes have, and asks nobody. Ray may place ranks otherwise, where others use a part of a node.
+
+Left out: nodes that a cluster would add by itself once they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from strop.errors import PlaceError
+
+
+class ClusterNode(Struct, frozen=True, kw_only=True):
+    """A node that is alive. `trouble` is why it cannot be used, as a whole sentence with the fix in it.
+
+    >>> ClusterNode(id="a1", address="10.0.0.7", cpus=8).name
+    '10.0.0.7'
+    """
+
+    id: str
+    address: str
+    cpus: float = 0.0
+    gpus: float = 0.0
+    several: bool = False
+    trouble: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its address, with the beginning of its id where `several` have that address."""
+        return f"{self.address}/{self.id[:6]}" if self.several else self.address
+
+
+class Demand(Struct, frozen=True, kw_only=True):
+    """What a run asks for: `ranks` of every model, each with so many CPUs and GPUs; `runners` pools of `agents` agents
+    at once; `sequences` that an engine answers at once. `gpus_asked`: the settings demand GPUs."""
+
+    ranks: tuple[int, ...]
+    rank_cpus: int = 1
+    rank_gpus: int = 0
+    runners: int = 1
+    runner_cpus: int = 1
+    agents: int = 16
+    sequences: int = 16
+
+
+class ClusterPlan(Struct, frozen=True, kw_only=True):
+    """Which node each rank of every model, and each runner pool, is to be on."""
+
+    demand: Demand
+    ranks: list[list[ClusterNode]]
+    runners: list[ClusterNode]
+    memory: str = ""
+
+    def describe(self) -> list[str]:
+        """As lines."""
+        number, lines = 0, list[str]()
+        for group in self.ranks:
+            gpu = f", {count(self.demand.rank_gpus, 'GPU')}" if self.demand.rank_gpus else ""
+            for node in group:
+                lines.append(f"rank {number} on {node.name}: {count(self.demand.rank_cpus, 'CPU')}{gpu}")
+                number += 1
+        each = f"{count(self.demand.runner_cpus, 'CPU')}, {count(self.demand.agents, 'agent')} at once"
+        lines += [f"runner pool {k} on {node.name}: {each}" for k, node in enumerate(self.runners)]
+        return [*lines, *([self.memory] if self.memory else []), self.find_bottleneck()]
+
+    def find_bottleneck(self) -> str:
+        demand = self.demand
+        agents, sequences = demand.runners * demand.agents, sum(demand.ranks) * demand.sequences
+        told = f"{count(agents, 'agent')} at once, {count(sequences, 'sequence')} that engines answer at once"
+        which = "engines" if agents > sequences else "agents"
+        return f"expected bottleneck while collecting: {which} ({told})"
+
+
+def make_plan(nodes: Sequence[ClusterNode], demand: Demand) -> ClusterPlan:
+    """Ranks of a model on as few nodes as possible, then runner pools where most CPUs are left. Raises `PlaceError`."""
+    usable = [node for node in nodes if node.cpus]
+    if trouble := next((node.trouble for node in usable if node.trouble), ""):
+        raise PlaceError(trouble)
+    refuse_missing_gpus(usable, demand)
+    cpus, gpus = ({node.id: getattr(node, part) for node in usable} for part in ("cpus", "gpus"))
+    ranks: list[list[ClusterNode]] = []
+    for wanted in demand.ranks:
+        group: list[ClusterNode] = []
+        for node in sorted(usable, key=lambda node: -min(cpus[node.id], gpus[node.id] or cpus[node.id])):
+            while len(group) < wanted and cpus[node.id] >= demand.rank_cpus and gpus[node.id] >= demand.rank_gpus:
+                group.append(node)
+                cpus[node.id] -= demand.rank_cpus
+                gpus[node.id] -= demand.rank_gpus
+        if len(group) < wanted:
+            raise PlaceError(explain_ranks(usable, demand))
+        ranks.append(group)
+    return ClusterPlan(demand=demand, ranks=ranks, runners=place_runners(usable, demand, cpus))
+
+
+def place_runners(nodes: Sequence[ClusterNode], demand: Demand, cpus: dict[str, float]) -> list[ClusterNode]:
+    """Each pool where there are fewest, and of those where most CPUs are left."""
+    placed, there = list[ClusterNode](), Counter[str]()
+    for _ in range(demand.runners):
+        fits = [node for node in nodes if cpus[node.id] >= demand.runner_cpus]
+        if not fits:
+            raise PlaceError(
+                f"{count(demand.runners, 'runner pool')} of {count(demand.runner_cpus, 'CPU')} each cannot be placed: "
+                f"the cluster has {describe_nodes(nodes)}, and beside the ranks there is room for {len(placed)}. Fix: "
+                f"set cluster.runners={max(len(placed), 1)}, or add nodes"
+            )
+        node = min(fits, key=lambda node: (there[node.id], -cpus[node.id], node.id))
+        cpus[node.id] -= demand.runner_cpus
+        there[node.id] += 1
+        placed.append(node)
+    return placed
+
+
+def refuse_missing_gpus(nodes: Sequence[ClusterNode], demand: Demand) -> None:
+    if not nodes:
+        raise PlaceError("no node of the cluster has CPUs to give. Fix: add one with `ray start --address=HEAD:PORT`")
+    if sum(demand.ranks) and demand.rank_gpus and not any(node.gpus for node in nodes):
+        raise PlaceError(
+            f"learner.device is cuda, and no node of the cluster has a GPU ({describe_nodes(nodes)}). Fix: add nodes "
+            "with GPUs, or set learner.device=cpu"
+        )
+
+
+def explain_ranks(nodes: Sequence[ClusterNode], demand: Demand) -> str:
+    ranks = sum(demand.ranks)
+    gpu = f" and {count(demand.rank_gpus, 'GPU')}" if demand.rank_gpus else ""
+    room = sum(
+        int(min(node.cpus // demand.rank_cpus, *([node.gpus // demand.rank_gpus] if demand.rank_gpus else [])))
+        if demand.rank_gpus
+        else int(node.cpus // demand.rank_cpus)
+        for node in nodes
+    )
+    less = f"set learner.ranks={max(room, 1)}" if room else "set cluster.rank_cpus lower"
+    return (
+        f"{count(ranks, 'learner rank')} of {count(demand.rank_cpus, 'CPU')}{gpu} each cannot be placed: the cluster "
+        f"has {describe_nodes(nodes)}, which is room for {room}. Fix: {less}, or add nodes"
+    )
+
+
+def describe_nodes(nodes: Sequence[ClusterNode]) -> str:
+    """
+    >>> describe_nodes([ClusterNode(id="a", address="h", cpus=2), ClusterNode(id="b", address="h", cpus=4, gpus=1)])
+    '6 CPUs and 1 GPU on 2 nodes'
+    """
+    cpus, gpus = (int(sum(getattr(node, part) for node in nodes)) for part in ("cpus", "gpus"))
+    return f"{count(cpus, 'CPU')} and {count(gpus, 'GPU')} on {count(len(nodes), 'node')}"
+
+
+def count(number: int, what: str) -> str:
+    """
+    >>> count(1, "CPU"), count(2, "node")
+    ('1 CPU', '2 nodes')
+    """
+    return f"{number} {what}{'s' * (number != 1)}"

@@ -1,0 +1,156 @@
+"""Runner pools on nodes: as many as queued rollouts need, between two bounds. One that dies is started again, maybe on
+another node; what it was running is run again once its leases have expired.
+
+    watch ── every BEAT: how many? ──▶ a task per pool: place ▶ start ▶ ask how it is ... it ended ▶ place ▶ ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from strop.cluster.connection import import_part
+from strop.cluster.hosts import HostPlace, RunnerHost
+from strop.cluster.journal import Journal
+from strop.cluster.plan import ClusterNode
+from strop.config import Config, RunnerConfig, walk
+from strop.errors import PlaceError
+from strop.run.state import Run
+
+BEAT = 1.0
+"""Seconds between two questions how a pool is."""
+DEADLINE = 60.0
+"""Seconds that a host may take to answer; then it counts as lost."""
+IDLE = 30.0
+"""Seconds for which fewer pools must have been enough before one is ended."""
+SHORT, TRIES = 20.0, 3
+"""A pool that ended by itself within so many seconds, so many times in a row, cannot work."""
+
+
+class RunnerPools:
+    """Of one run. `nodes` are where the first pools go."""
+
+    def __init__(self, ray: Any, config: Config, nodes: Sequence[ClusterNode], journal: Journal) -> None:
+        self._ray, self._config, self._nodes, self._journal = ray, config, nodes, journal
+        self._have_started = False
+
+    async def watch(self, run: Run) -> None:
+        """Keep them at work until cancelled."""
+        pools: list[asyncio.Task[None]] = []
+        enough = time.monotonic()
+        try:
+            while True:
+                wanted = await self._count_wanted(run)
+                while len(pools) < wanted:
+                    pools.append(asyncio.create_task(self._keep_pool(len(pools), run)))
+                if len(pools) == wanted:
+                    enough = time.monotonic()
+                elif time.monotonic() - enough > IDLE:
+                    pools.pop().cancel()  # by itself: its agents may take a while to end
+                for pool in pools:
+                    if pool.done():
+                        pool.result()
+                await asyncio.sleep(BEAT)
+        finally:
+            for pool in pools:
+                pool.cancel()
+            await asyncio.gather(*pools, return_exceptions=True)
+
+    async def _count_wanted(self, run: Run) -> int:
+        """Agents for all that is queued or running, within bounds."""
+        least, most = self._config.cluster.runners, self._config.cluster.max_runners
+        if most <= least:
+            return least
+        stats = await run.store.stats()
+        return min(max(-(-(stats["queued"] + stats["running"]) // self._config.runner.workers), least), most)
+
+    async def _keep_pool(self, number: int, run: Run) -> None:
+        """One pool, again and again."""
+        name, log = f"runner pool {number}", run.folder.path.absolute() / f"runner-{number}.log"
+        failed, times = 0, 0
+        while True:
+            host, code, where, began = self._place(number, again=times > 0), None, "", time.monotonic()
+            try:
+                there, pid = await self._start(host, number, run, log)
+                where, event = there.name, "started again" if times else "started"
+                self._journal.write(event, name, node=where, pid=pid, host=there.pid)
+                began = time.monotonic()
+                while (code := await self._ask(host.poll.remote())) is None:  # noqa: ASYNC110
+                    await asyncio.sleep(BEAT)
+                why = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+            except (self._ray.exceptions.RayError, TimeoutError) as error:
+                why = "its host is gone" if where else f"it could not be placed: {type(error).__name__}"
+            finally:
+                await self._stop(host)
+            self._journal.write("died", name, node=where, why=why)
+            self._refuse_hopeless(name, where, log)
+            by_itself = code is not None and code > 0 and time.monotonic() - began < SHORT
+            failed, times = failed + 1 if by_itself else 0, times + 1
+            if failed == TRIES:
+                raise PlaceError(
+                    f"{name} on {where} ends as soon as it is started: {read_last_line(log)}. Its log is {log}"
+                )
+            await asyncio.sleep(min(2.0**failed, 30.0))
+
+    def _place(self, number: int, *, again: bool) -> Any:
+        where: Any = "SPREAD"
+        if number < len(self._nodes) and not again:
+            where = import_part("util.scheduling_strategies").NodeAffinitySchedulingStrategy(
+                self._nodes[number].id, soft=True
+            )
+        cpus = self._config.cluster.runner_cpus
+        return self._ray.remote(RunnerHost).options(num_cpus=cpus, max_restarts=0, scheduling_strategy=where).remote()
+
+    async def _start(self, host: Any, number: int, run: Run, log: Path) -> tuple[HostPlace, int]:
+        """Returns where it is, and its process there."""
+        assert run.shared is not None, "runners join over the network"
+        place: HostPlace = await self._ask(host.describe.remote(), self._config.cluster.timeout)
+        words = [*list_words(self._config, run.shared.url, number), "--log", str(log)]
+        pid: int = await self._ask(host.start.remote(words, run.shared.key, str(log), str(Path.cwd())))
+        self._have_started = True
+        return place, pid
+
+    def _refuse_hopeless(self, name: str, where: str, log: Path) -> None:
+        """None at all could be placed for as long as was to be waited."""
+        if not where and not self._have_started:
+            raise PlaceError(
+                f"the cluster has no room now for {name} of {self._config.cluster.runner_cpus} CPUs, which others use. "
+                "Fix: see `ray status`, wait for them, or raise cluster.timeout"
+            )
+
+    async def _ask(self, ref: Any, timeout: float = DEADLINE) -> Any:
+        async with asyncio.timeout(timeout):  # `wait_for` may forget that it was cancelled, before Python 3.12
+            return await asyncio.wrap_future(ref.future())
+
+    async def _stop(self, host: Any) -> None:
+        """Its agents' leases are given back by the run, or expire."""
+        with contextlib.suppress(Exception):  # it may be gone, with its node
+            await self._ask(host.stop.remote(0.0), 10.0)
+        with contextlib.suppress(Exception):
+            self._ray.kill(host)
+
+
+def list_words(config: Config, url: str, number: int) -> list[str]:
+    """The options of `strop runner` for one pool of a run. Retries are the run's."""
+    words = ["--url", url, "--key-file", "-", "--name", f"pool-{number}", "--workers", str(config.runner.workers)]
+    words += ["--agent", config.agent] if config.agent else []
+    words += ["--reward", config.reward] if config.reward else []
+    plain = {setting.key: setting.value for setting in walk(RunnerConfig(), "runner.")}
+    for setting in walk(config.runner, "runner."):
+        own = setting.key in ("runner.workers", "runner.remote") or setting.key.startswith("runner.retries.")
+        if not own and setting.value != plain[setting.key]:
+            words += ["--set", f"{setting.key}={msgspec.json.encode(setting.value).decode()}"]
+    for name, spec in config.agents.items():
+        words += ["--set", f"agents.{name}={msgspec.json.encode(spec).decode()}"]
+    return words
+
+
+def read_last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    return next((line.strip().removesuffix(".") for line in reversed(lines) if line.strip()), "it said nothing")

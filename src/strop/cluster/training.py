@@ -1,0 +1,248 @@
+"""A training run on a Ray cluster: the same `train` as on one machine, with its processes placed by Ray.
+
+    join ──▶ prepare (settings, model) ──▶ probe ──▶ plan ──▶ reserve ──▶ run/loop.train
+              ▲                                                           │ a rank or its node is lost: LearnerDied
+              └────── again, from the last checkpoint (resume) ◀──────────┘
+
+A lost rank takes the whole group of ranks with it, since each waits for the others: all of it is closed and made anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from strop.cluster.connection import import_ray, join_cluster
+from strop.cluster.journal import Journal
+from strop.cluster.listener import ChildListener
+from strop.cluster.memory import MemoryQuestion, RankMemory
+from strop.cluster.plan import ClusterNode, ClusterPlan, Demand, make_plan, place_runners
+from strop.cluster.pools import RunnerPools
+from strop.cluster.probe import list_nodes, probe_nodes
+from strop.cluster.ranks import ClusterLauncher, Reservation
+from strop.config import Config
+from strop.engines.registry import engine_class
+from strop.errors import ConfigError, LearnerDied, PlaceError
+from strop.monitor.console import View
+from strop.monitor.summary import Summary
+from strop.run.data.prepare import needs_agents
+from strop.run.loop import train as train_with
+from strop.run.machines import Machines
+from strop.run.runtime import PreparedPolicy, count_ranks, group_by_process, prepare_run
+from strop.run.settings import check_agents
+from strop.run.state import Run
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+FORESEE_SECONDS = 120.0
+AGAIN = 2.0
+"""Seconds between two attempts to find room again once a node is lost."""
+
+
+async def train(
+    config: Config,
+    view: View,
+    *,
+    resume: bool = False,
+    changes: Mapping[str, tuple[Any, Any]] | None = None,
+    stop: asyncio.Event | None = None,
+) -> Summary:
+    """See `strop.run.loop.train`. Where a process that holds weights is lost, the run goes on from its last
+    checkpoint."""
+    ray = import_ray()
+    refuse_settings(config)
+    groups = await find_groups(config)
+    with ExitStack() as stack:
+        joining = asyncio.ensure_future(asyncio.to_thread(stack.enter_context, join_cluster(config.cluster.address)))
+        try:
+            address = await asyncio.shield(joining)
+            journal, failed, reached = Journal(Path(config.folder), view), 0, 0
+            while True:
+                machines = None
+                try:
+                    async with reserve(ray, config, groups, address, journal, view, again=failed > 0) as machines:
+                        return await train_with(
+                            config, view, resume=resume, changes=changes, stop=stop, machines=machines
+                        )
+                except LearnerDied as error:
+                    run = machines.run if machines is not None else None
+                    step, changes = (
+                        (run.step, None) if run is not None else (0, changes)
+                    )  # they are written down by then
+                    failed, reached = 1 if step > reached else failed + 1, max(step, reached)
+                    why = str(error).partition("; its log")[0].partition(". Fix:")[0]
+                    journal.write("died", "learner", why=why)
+                    if failed > config.cluster.restarts or (stop is not None and stop.is_set()):
+                        raise
+                begun = (Path(config.folder) / "config.json").exists()
+                view.note("the learner is started again" + (", from the run's last checkpoint" if begun else ""))
+                resume = begun
+        finally:
+            await asyncio.gather(joining, return_exceptions=True)  # or else Ray would be joined behind our back
+
+
+def refuse_settings(config: Config) -> None:
+    """What a cluster does not do."""
+    check_agents(config)
+    if not config.runner.workers and needs_agents(config):
+        raise ConfigError(
+            "runner.workers is 0, and on a cluster it says how many agents each runner pool has at once. Fix: raise it"
+        )
+
+
+async def find_groups(config: Config) -> list[list[PreparedPolicy]]:
+    """Policies by the processes that hold their weights, of those that have any."""
+    prepared = (await prepare_run(config)).policies
+    for one in prepared:
+        kind = engine_class(one.config.engine)
+        if not kind.shares_weights:
+            raise ConfigError(
+                "on a cluster every learner rank serves the model by the embedded engine, and engine.name is another. "
+                "Fix: set engine.name=embedded"
+            )
+    return [group for group in group_by_process(prepared, train=True) if count_ranks(group, train=True)]
+
+
+class ClusterMachines(Machines):
+    """One opening of a run on a cluster. `run` is it, once its agents may begin."""
+
+    def __init__(self, launcher: ClusterLauncher, pools: RunnerPools | None, address: str) -> None:
+        self.launcher = launcher
+        self.run: Run | None = None
+        self._pools, self._address = pools, address
+
+    def adapt(self, config: Config) -> Config:
+        """Agents run elsewhere, and the run is to be reached from there."""
+        if self._pools is None:
+            return config
+        replace = msgspec.structs.replace
+        host = self._address if config.gateway.host in LOOPBACK else config.gateway.host
+        runner = replace(config.runner, remote=True, workers=0)
+        return replace(config, runner=runner, gateway=replace(config.gateway, host=host))
+
+    async def watch(self, run: Run) -> None:
+        self.run = run
+        await (super().watch(run) if self._pools is None else self._pools.watch(run))
+
+
+@asynccontextmanager
+async def reserve(
+    ray: Any,
+    config: Config,
+    groups: Sequence[Sequence[PreparedPolicy]],
+    address: str,
+    journal: Journal,
+    view: View,
+    *,
+    again: bool,
+) -> AsyncGenerator[ClusterMachines]:
+    """Room on the cluster for the processes of a run, given back at the end of the block. The plan is shown before
+    anything starts."""
+    listener = ChildListener(address, config.cluster.port)
+    reservations: list[Reservation] = []
+    given_up = threading.Event()
+    try:
+        deadline = time.monotonic() + config.cluster.timeout
+        while True:
+            args = ray, config, groups, listener, reservations, deadline, again, given_up
+            placing = asyncio.ensure_future(asyncio.to_thread(place, *args))
+            try:
+                plan = await asyncio.shield(placing)
+                break
+            except asyncio.CancelledError:
+                given_up.set()
+                await asyncio.gather(placing, return_exceptions=True)  # or else it would reserve behind our back
+                raise
+            except PlaceError:  # a node that was lost may come back, and Ray needs a while to notice
+                if not again or time.monotonic() + AGAIN > deadline:
+                    raise
+                await asyncio.to_thread(give_back, reservations)
+                await asyncio.sleep(AGAIN)
+        for line in plan.describe():
+            journal.write("planned", line)
+            if not again:
+                view.note(f"plan: {line}")
+        pools = RunnerPools(ray, config, plan.runners, journal) if plan.runners else None
+        yield ClusterMachines(ClusterLauncher(ray, reservations, listener, journal), pools, address)
+    finally:
+        listener.close()
+        await asyncio.shield(asyncio.to_thread(give_back, reservations))
+
+
+def place(
+    ray: Any,
+    config: Config,
+    groups: Sequence[Sequence[PreparedPolicy]],
+    listener: ChildListener,
+    reservations: list[Reservation],
+    deadline: float,
+    again: bool,
+    given_up: threading.Event,
+) -> ClusterPlan:
+    """Fill `reservations`, and say what is where. Raises `PlaceError`."""
+    models = [str(one.model) for group in groups for one in group]
+    nodes = probe_nodes(ray, list_nodes(ray), Path(config.folder), models, listener.address)
+    demand = find_demand(config, groups, nodes)
+    make_plan(nodes, demand)
+    reservations.extend(Reservation(ray, ranks, demand) for ranks in demand.ranks)
+    for one in reservations:
+        one.open(deadline, given_up)
+    by_id = {node.id: node for node in nodes}
+    ranks = [[by_id[host.node] for host in one.places] for one in reservations]
+    left = {node.id: node.cpus for node in nodes}
+    for node in (node for group in ranks for node in group):
+        left[node.id] -= demand.rank_cpus
+    runners = place_runners([node for node in nodes if node.cpus], demand, left)
+    memory = "" if again or given_up.is_set() else foresee_memory(ray, groups, reservations)
+    return ClusterPlan(demand=demand, ranks=ranks, runners=runners, memory=memory)
+
+
+def give_back(reservations: list[Reservation]) -> None:
+    while reservations:
+        reservations.pop().close()
+
+
+def find_demand(config: Config, groups: Sequence[Sequence[PreparedPolicy]], nodes: Sequence[ClusterNode]) -> Demand:
+    """What the settings ask for. With learner.device=auto every rank has a GPU where the cluster has enough of them."""
+    ranks = tuple(count_ranks(group, train=True) for group in groups)
+    devices = {one.config.learner.device for group in groups for one in group}
+    enough = sum(node.gpus for node in nodes) >= sum(ranks) > 0
+    return Demand(
+        ranks=ranks,
+        rank_cpus=config.cluster.rank_cpus,
+        rank_gpus=int("cuda" in devices or ("auto" in devices and enough)),
+        runners=config.cluster.runners if needs_agents(config) else 0,
+        runner_cpus=config.cluster.runner_cpus,
+        agents=config.runner.workers,
+        sequences=config.engine.max_sequences,
+    )
+
+
+def foresee_memory(ray: Any, groups: Sequence[Sequence[PreparedPolicy]], reservations: Sequence[Reservation]) -> str:
+    """What an update will take on the node of each model's first rank. Raises `PlaceError` where that is too much."""
+    told: list[str] = []
+    for group, reservation in zip(groups, reservations, strict=True):
+        trained = [one for one in group if not one.config.policy.frozen]
+        if not trained:
+            continue
+        asked = MemoryQuestion(trained[0].config, str(trained[0].model), reservation.ranks)
+        try:
+            found = ray.get(reservation.hosts[0].foresee.remote(msgspec.json.encode(asked)), timeout=FORESEE_SECONDS)
+        except ray.exceptions.RayError:
+            continue
+        if not found:  # what counts is missing there: the rank will say so itself
+            continue
+        memory = msgspec.json.decode(found, type=RankMemory)
+        if memory.advice:
+            where = reservation.places[0].address
+            raise PlaceError(
+                f"{memory.describe(reservation.ranks)}, on {where}. Fix: {memory.advice.rpartition(': ')[2]}"
+            )
+        told.append(memory.describe(reservation.ranks))
+    return "; ".join(told)

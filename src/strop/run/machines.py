@@ -1,0 +1,30 @@
+"""Where the processes of a run are: on this machine. A cluster's machines are made elsewhere (cluster/), and given to
+`train`, which knows them by this only."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from strop.config import Config
+from strop.learner.launcher import HERE, Launcher
+
+if TYPE_CHECKING:
+    from strop.run.state import Run
+
+
+class Machines:
+    """This machine. `launcher` starts the processes that hold weights."""
+
+    launcher: Launcher = HERE
+
+    def adapt(self, config: Config) -> Config:
+        """The settings that a run on these machines has. What its folder keeps is what was asked for."""
+        return config
+
+    async def watch(self, run: Run) -> None:
+        """Have runners at work while the run is, beside its own pool. Never returns; raises what must end the run."""
+        await asyncio.Event().wait()
+
+
+THIS_MACHINE = Machines()

@@ -1,0 +1,81 @@
+"""What runs where on a cluster, and the sentence when it cannot."""
+
+import pytest
+
+from strop.cluster.plan import ClusterNode, Demand, make_plan
+from strop.errors import PlaceError
+
+
+def nodes(*cpus: float, gpus: float = 0.0) -> list[ClusterNode]:
+    return [ClusterNode(id=f"n{k}", address=f"10.0.0.{k}", cpus=each, gpus=gpus) for k, each in enumerate(cpus)]
+
+
+def test_ranks_are_on_few_nodes_and_pools_where_room_is_left() -> None:
+    plan = make_plan(nodes(2, 8, 4), Demand(ranks=(4,), rank_cpus=2, runners=3))
+    assert [node.id for node in plan.ranks[0]] == ["n1"] * 4
+    assert [node.id for node in plan.runners] == ["n2", "n0", "n2"]
+
+
+def test_it_says_everything_that_will_run() -> None:
+    lines = make_plan(nodes(8, gpus=2), Demand(ranks=(1, 1), rank_gpus=1, agents=64)).describe()
+    assert lines == [
+        "rank 0 on 10.0.0.0: 1 CPU, 1 GPU",
+        "rank 1 on 10.0.0.0: 1 CPU, 1 GPU",
+        "runner pool 0 on 10.0.0.0: 1 CPU, 64 agents at once",
+        "expected bottleneck while collecting: engines (64 agents at once, 32 sequences that engines answer at once)",
+    ]
+
+
+def test_a_run_that_learns_from_data_needs_no_pool() -> None:
+    assert make_plan(nodes(1), Demand(ranks=(1,), runners=0)).runners == []
+
+
+@pytest.mark.parametrize(
+    ("there", "demand", "said"),
+    [
+        (
+            nodes(2, 2),
+            Demand(ranks=(5,)),
+            "5 learner ranks of 1 CPU each cannot be placed: the cluster has 4 CPUs and 0 GPUs on 2 nodes, which is "
+            "room for 4. Fix: set learner.ranks=4, or add nodes",
+        ),
+        (
+            nodes(2, 2),
+            Demand(ranks=(1,), rank_cpus=3),
+            "1 learner rank of 3 CPUs each cannot be placed: the cluster has 4 CPUs and 0 GPUs on 2 nodes, which is "
+            "room for 0. Fix: set cluster.rank_cpus lower, or add nodes",
+        ),
+        (
+            nodes(8, gpus=1),
+            Demand(ranks=(2,), rank_gpus=1),
+            "2 learner ranks of 1 CPU and 1 GPU each cannot be placed: the cluster has 8 CPUs and 1 GPU on 1 node, "
+            "which is room for 1. Fix: set learner.ranks=1, or add nodes",
+        ),
+        (
+            nodes(8),
+            Demand(ranks=(2,), rank_gpus=1),
+            "learner.device is cuda, and no node of the cluster has a GPU (8 CPUs and 0 GPUs on 1 node). Fix: add "
+            "nodes with GPUs, or set learner.device=cpu",
+        ),
+        (
+            nodes(2),
+            Demand(ranks=(1,), runners=2),
+            "2 runner pools of 1 CPU each cannot be placed: the cluster has 2 CPUs and 0 GPUs on 1 node, and beside "
+            "the ranks there is room for 1. Fix: set cluster.runners=1, or add nodes",
+        ),
+        (
+            nodes(0),
+            Demand(ranks=(1,)),
+            "no node of the cluster has CPUs to give. Fix: add one with `ray start --address=HEAD:PORT`",
+        ),
+        (
+            [ClusterNode(id="a", address="h", cpus=1, trouble="node h is odd. Fix: end it")],
+            Demand(ranks=(1,)),
+            "node h is odd. Fix: end it",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(there, demand, said) -> None:
+    with pytest.raises(PlaceError) as refused:
+        make_plan(there, demand)
+    assert str(refused.value) == said
