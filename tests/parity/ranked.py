@@ -56,12 +56,16 @@ def train(
     steps: int = 2,
     restore: Path | None = None,
     save: Path | None = None,
+    idle: Any = None,
 ):
     """Gradients of every optimizer step, metrics and weights, of one policy, which begins with a checkpoint or ends
-    with one."""
+    with one. `idle` are samples that teach nothing, and come first."""
     made = make_learner(ranks, folder, config, algorithm)
     if restore is not None:
         made.restore(restore)
+    if idle is not None:
+        (metrics,) = watch(made, idle, 1)["metrics"]
+        assert metrics["actor/skipped"] == 1
     found = watch(made, samples, steps)
     if save is not None:
         made.save(save, {"step": steps})

@@ -57,6 +57,16 @@ def test_pieces_that_two_ranks_run_together(tmp_path, folder, episodes, name, co
         assert_same(found, alone)
 
 
+def test_after_a_step_that_teaches_nothing(tmp_path, folder, episodes) -> None:
+    """Nothing but passes without gradients, then what others read of the weights, then training."""
+    idle = episodes(rewards=lambda group, member: 1.0)
+    config = {"token_budget": 60, "critic_kind": "shared"}
+    given = {"folder": folder, "samples": episodes(), "config": config, "algorithm": {"name": "grpo"}, "steps": 1}
+    (alone,) = run_ranks(1, train, tmp_path / "alone", idle=idle, **given)
+    for found in run_ranks(2, train, tmp_path / "ranks", idle=idle, **given):
+        assert_same(found, alone)
+
+
 @pytest.mark.slow
 def test_fewer_keys_than_ranks(tmp_path, folder, episodes) -> None:
     """Four ranks share four heads, which look at two keys."""

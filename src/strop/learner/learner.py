@@ -318,7 +318,9 @@ class Learner:
         is whatever follows: `budget` stays lower."""
         while True:
             with suppress(torch.OutOfMemoryError):
-                return passes()
+                done = passes()
+                self._reshard()
+                return done
             self._clear()
             if not self.ranks.alone:  # the others are in the middle of a pass that needs this rank
                 longest = _longest(batch, turns)
@@ -345,6 +347,13 @@ class Learner:
                 )
             self.budget = max(self.budget // 2, longest)
             log.warning("out of memory: going on with micro-batches of %d tokens", self.budget)
+
+    def _reshard(self) -> None:
+        """Have no more than this rank's part of what is sharded: a pass without gradients leaves some put together."""
+        if self.sharded:
+            for each in (self.reader, self._ref_reader, self.critic):
+                if each is not None:
+                    reshard(each)
 
     def _pack(self, batch: Batch, turns: Ints | None) -> list[MicroBatch]:
         longest = _longest(batch, turns)  # one longer than what was once too much is tried all the same
@@ -424,8 +433,7 @@ class Learner:
         rng.restore(state["random"])
         if self.whole is not None:
             self.whole.stale = True
-            reshard(self.reader)
-            reshard(self._ref_reader)
+            self._reshard()
         return meta
 
     def _find_shards(self) -> dict[str, Tensor]:
