@@ -1,7 +1,8 @@
 """A training run on a Ray cluster: the same `train` as on one machine, with its processes placed by Ray.
 
     join ──▶ prepare (settings, model) ──▶ probe ──▶ plan ──▶ reserve ──▶ run/loop.train
-              ▲                                                           │ a rank or its node is lost: LearnerDied
+              ▲                                                           │ a rank or its node is lost: LearnerDied,
+              │                                                           │ or out of memory: smaller micro-batches
               └────── again, from the last checkpoint (resume) ◀──────────┘
 
 A lost rank takes the whole group of ranks with it, since each waits for the others: all of it is closed and made anew.
@@ -29,7 +30,7 @@ from strop.cluster.probe import list_nodes, probe_nodes
 from strop.cluster.ranks import ClusterLauncher, Reservation
 from strop.config import Config
 from strop.engines.registry import engine_class
-from strop.errors import ConfigError, LearnerDied, PlaceError
+from strop.errors import ConfigError, LearnerDied, PlaceError, RankOutOfMemory
 from strop.monitor.console import View
 from strop.monitor.summary import Summary
 from strop.run.data.prepare import needs_agents
@@ -70,16 +71,20 @@ async def train(
                         return await train_with(
                             config, view, resume=resume, changes=changes, stop=stop, machines=machines
                         )
-                except LearnerDied as error:
+                except (LearnerDied, RankOutOfMemory) as error:
                     run = machines.run if machines is not None else None
-                    step, changes = (
-                        (run.step, None) if run is not None else (0, changes)
-                    )  # they are written down by then
+                    if run is not None:
+                        changes = None  # they are written down by then
+                    step = run.step if run is not None else 0
                     failed, reached = 1 if step > reached else failed + 1, max(step, reached)
                     why = str(error).partition("; its log")[0].partition(". Fix:")[0]
                     journal.write("died", "learner", why=why)
                     if failed > config.cluster.restarts or (stop is not None and stop.is_set()):
                         raise
+                    if isinstance(error, RankOutOfMemory):
+                        less = halve_micro_batches(config)
+                        budgets = config.learner.start_budget, less.learner.start_budget
+                        config, changes = less, {**(changes or {}), "learner.start_budget": budgets}
                 begun = (Path(config.folder) / "config.json").exists()
                 view.note("the learner is started again" + (", from the run's last checkpoint" if begun else ""))
                 resume = begun
@@ -107,6 +112,13 @@ async def find_groups(config: Config) -> list[list[PreparedPolicy]]:
                 "Fix: set engine.name=embedded"
             )
     return [group for group in group_by_process(prepared, train=True) if count_ranks(group, train=True)]
+
+
+def halve_micro_batches(config: Config) -> Config:
+    """The same with micro-batches of half the size, for ranks of which one ran out of memory."""
+    learner = config.learner
+    half = max(1, (learner.start_budget or learner.token_budget) // 2)
+    return msgspec.structs.replace(config, learner=msgspec.structs.replace(learner, start_budget=half))
 
 
 class ClusterMachines(Machines):
