@@ -40,10 +40,10 @@ from tests.integration.cluster.nodes import TWO_RANKS, ClusterRun, Nodes, find_p
 from tests.postgres import Server
 
 RESULTS = ROOT / "benchmarks" / "results"
-STEPS, GROUPS = 8, 4
+STEPS, GROUPS = 16, 4
 LEAST = 0.7
 """What held-out tasks come to at the end; the model begins at about .27."""
-EVERY = 2.0, 8.0
+EVERY = 3.0, 15.0
 LIMIT = 1500.0
 Kill = Callable[[], bool]
 

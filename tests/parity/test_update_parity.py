@@ -143,14 +143,14 @@ def test_a_context_that_is_not_the_turns_own_never_trains(llama, monkeypatch, co
     """Should a tree ever hold other ids than its turns, it is noticed before anything is computed from it."""
     both = Both(llama, CASES["grpo"], EXAMPLE, budget=1000)
 
-    def wrong(batch, budget, turns=None):
+    def wrong(batch, budget, turns, count):
         (piece,) = pack(batch, budget, turns)
         changed = getattr(piece, column).copy()
         changed[3] += 1 if column != "end" else -1
         return [replace(piece, **{column: changed})]
 
     before = both.learner.digest()
-    monkeypatch.setattr(step, "pack", wrong)
+    monkeypatch.setattr(step, "pack_evenly", wrong)
     with pytest.raises(AssertionError):
         both.learner.update(both.batch)
     assert both.learner.digest() == before

@@ -102,7 +102,7 @@ def test_a_child_in_a_session_of_its_own_ends(cookie: str, tmp_path: Path) -> No
         assert os.getsid(child) == child
         assert find_leftovers(cookie) == [process.pid]
         assert kill_tree(process.pid, "") == 2
-        assert not alive(child)
+        assert eventually(lambda: not alive(child))
 
 
 def test_a_daemon_ends(cookie: str, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_daemon_ends(cookie: str, tmp_path: Path) -> None:
         daemon = number_in(tmp_path / "pid")
         assert eventually(lambda: sorted(find_leftovers(cookie)) == sorted([process.pid, daemon]))
         assert kill_tree(process.pid, cookie) == 2
-        assert not alive(daemon)
+        assert eventually(lambda: not alive(daemon))
         assert find_leftovers(cookie) == []
 
 
