@@ -37,7 +37,7 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
 
 class Demand(Struct, frozen=True, kw_only=True):
     """What a run asks for: `ranks` of every model, each with so many CPUs and GPUs; `runners` pools of `agents` agents
-    at once; `sequences` that an engine answers at once. `gpus_asked`: the settings demand GPUs."""
+    at once; `sequences` that an engine answers at once."""
 
     ranks: tuple[int, ...]
     rank_cpus: int = 1

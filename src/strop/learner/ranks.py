@@ -7,7 +7,9 @@ All of them are sums over the whole batch, whose weights were normalised before 
 on how many ranks there are, up to rounding. A rank with fewer micro-batches than others repeats one with no loss, since
 a sharded model (sharding.py) is put together by all ranks at once, in every pass.
 
-Left out: going on when one rank runs out of memory. The run ends with the reason, and goes on from its last checkpoint.
+Left out: going on when one rank runs out of memory, since the others are in the middle of a pass that needs it. The run
+ends with the reason and is resumed with smaller micro-batches, on a cluster by itself. Whole weights are read by every
+rank before they are sharded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Checkpoints of a sharded model: each rank writes its part of the optimizer's state (torch.distributed.checkpoint).
 
-    model.safetensors              the whole weights, as every checkpoint has them; the first rank writes them
+    model.safetensors               the whole weights, as every checkpoint has them; the first rank writes them
     __<rank>_<n>.distcp, .metadata  moments and the critic's weights, by name; any number of ranks reads them
-    optimizer.pt                   the rest, in which `Shard` stands for what is there
+    optimizer.pt                    the rest, in which a name stands for each tensor that is there
 
 The ranks write in threads of their own, beside training, and talk in a process group that nobody else uses.
 """
