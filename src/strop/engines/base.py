@@ -133,7 +133,7 @@ class Engine(ABC):
     def lend(self, holder: LineHolder) -> None:  # noqa: B027 - few have a server
         """Have others ask its server themselves, where there is one, whenever that is as good as asking here."""
 
-    async def explain(self, error: str) -> str:
+    async def explain(self, error: str, replica: int = 0) -> str:
         """What to say of an answer that broke off in its middle, on a line that was lent."""
         return error
 

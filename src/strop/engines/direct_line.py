@@ -53,6 +53,10 @@ class LineHolder(Protocol):
         """This line from now on. While it is closed nothing new is begun; without one the engine is asked."""
         ...
 
+    def of_replica(self, number: int) -> LineHolder:
+        """Where several engines serve a policy: who holds the lines of this one, counted from 0."""
+        ...
+
     async def wait_until_idle(self) -> None:
         """Returns once nothing is in flight on lines that were there before. Never fails."""
         ...

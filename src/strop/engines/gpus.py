@@ -1,13 +1,18 @@
 """Several servers of one model on this machine, each with GPUs of its own.
 
     engine.replicas = 3, engine.vllm.tensor_parallel = 2, learner on GPU 0    ──▶    1,2   3,4   5,6
+    engine.replicas = 3, engine.vllm.weights = ipc                            ──▶    all on the learner's GPU
 
 The learner keeps the first GPU to itself where the others are enough. `CUDA_VISIBLE_DEVICES` in the engine's `env`
-names the GPUs to share out instead. Without GPUs nothing is shared out. Left out: servers on other machines.
+names the GPUs to share out instead. Without GPUs nothing is shared out. Several servers on one GPU pay where the model
+is so small that a server's own work, one process in Python, takes longer than the GPU's.
+
+Left out: servers on other machines.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +36,11 @@ def place_replicas(setup: EngineSetup, *, beside_learner: bool) -> list[EngineSe
     settings = _find_settings(setup.config, kind)
     given = settings.env.get(VISIBLE)
     gpus = _split(given) if given is not None else list_gpus()
-    shared = share_gpus(gpus, count, settings.tensor_parallel, beside_learner=beside_learner and given is None)
+    if share_one_gpu(setup.config):
+        refuse_too_much_memory(count, settings.gpu_memory)
+        shared = [list[str]()] * count
+    else:
+        shared = share_gpus(gpus, count, settings.tensor_parallel, beside_learner=beside_learner and given is None)
     return [
         replace(
             setup,
@@ -40,6 +49,20 @@ def place_replicas(setup: EngineSetup, *, beside_learner: bool) -> list[EngineSe
         )
         for number, own in enumerate(shared)
     ]
+
+
+def share_one_gpu(config: EngineConfig) -> bool:
+    """Whether there are several servers and all are on the learner's GPU, whose memory they read."""
+    return config.replicas > 1 and engine_name(config) == "vllm" and config.vllm.weights == "ipc"
+
+
+def refuse_too_much_memory(count: int, each: float) -> None:
+    if count * each > 1:
+        raise ConfigError(
+            f"engine.replicas={count} share the learner's GPU (engine.vllm.weights=ipc), and "
+            f"engine.vllm.gpu_memory={each:g} of its memory for each is more than there is. Fix: set it to at most "
+            f"{math.floor(80 / count) / 100:g}, or engine.vllm.weights to nccl or files for GPUs of their own"
+        )
 
 
 def share_gpus(gpus: Sequence[str], count: int, each: int, *, beside_learner: bool) -> list[list[str]]:
@@ -74,11 +97,6 @@ def _find_settings(config: EngineConfig, kind: str) -> VllmConfig | SglangConfig
         raise ConfigError(
             f"engine.replicas={config.replicas} are started here, and engine.{kind}.url is one server that was started "
             "elsewhere. Fix: leave one of them out"
-        )
-    if isinstance(settings, VllmConfig) and settings.weights == "ipc":
-        raise ConfigError(
-            "engine.vllm.weights=ipc reaches an engine on the learner's GPU, and those of "
-            f"engine.replicas={config.replicas} have GPUs of their own. Fix: set it to nccl or files"
         )
     return settings
 

@@ -219,7 +219,7 @@ class RemoteEngine(Engine, Generic[A, S]):
                     await served.retire(self._receiver)
             await self._fell()
 
-    async def explain(self, error: str) -> str:
+    async def explain(self, error: str, replica: int = 0) -> str:
         why = self._reason if await self._fell() else error
         return f"{self.name} broke down in the middle of an answer: {why}"
 

@@ -47,10 +47,12 @@ class Replica:
 
 
 class Replicas(Engine):
-    """Several engines that serve the same policy, as one."""
+    """Several engines that serve the same policy, as one. `in_turn`: they are started one after the other, since each
+    measures how much memory is left on a GPU that they share."""
 
-    def __init__(self, engines: Sequence[Engine], *, patience: float = 600.0) -> None:
+    def __init__(self, engines: Sequence[Engine], *, patience: float = 600.0, in_turn: bool = False) -> None:
         assert engines, "a policy needs an engine"
+        self._in_turn = in_turn
         self._replicas = [Replica(engine) for engine in engines]
         self._patience = patience
         self._homes: OrderedDict[str, Replica] = OrderedDict()
@@ -129,7 +131,11 @@ class Replicas(Engine):
 
     async def start(self) -> None:
         """All of them: one that does not come up is a mistake to be told, not a replica less."""
-        await asyncio.gather(*(replica.engine.start() for replica in self._replicas))
+        if not self._in_turn:
+            await asyncio.gather(*(replica.engine.start() for replica in self._replicas))
+            return
+        for replica in self._replicas:
+            await replica.engine.start()
 
     def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
@@ -137,12 +143,11 @@ class Replicas(Engine):
         return self.answer("", prompt_ids, sampling, stop_ids)
 
     def lend(self, holder: LineHolder) -> None:
-        """Of several, only this one knows which answers what."""
-        if len(self._replicas) == 1:
-            self._replicas[0].engine.lend(holder)
+        for number, replica in enumerate(self._replicas):
+            replica.engine.lend(holder.of_replica(number))
 
-    async def explain(self, error: str) -> str:
-        return await self._replicas[0].engine.explain(error)
+    async def explain(self, error: str, replica: int = 0) -> str:
+        return await self._replicas[replica].engine.explain(error)
 
     async def score(self, answers: Sequence[GivenAnswer]) -> list[list[float]]:
         """By one of them, or another where that fails; also while they are paused."""

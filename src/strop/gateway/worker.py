@@ -2,7 +2,8 @@
 
     connection ──handed over──▶ Gateway ──WorkerStore──▶ owner: turns written, with everybody's, in one commit
                                    └─────RelayedEngine──▶ owner: tokens, of whichever engine serves the policy
-                                                └───────▶ its server, while the owner says that it may be asked directly
+                                                └───────▶ its servers, while the owner says that they may be asked
+                                                          directly: a rollout asks the same one each time
 
 It lives as long as its owner does, and dies at once with it: nothing could be recorded any more.
 """
@@ -15,6 +16,7 @@ import mmap
 import os
 import pickle
 import socket
+import zlib
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
@@ -134,7 +136,7 @@ class Relay:
     def __init__(self) -> None:
         self.link: ProcessLink | None = None
         self.contexts: dict[str, int] = {}
-        self.lines: defaultdict[str, VllmLine] = defaultdict(VllmLine)  # straight to the server of a policy
+        self.lines: defaultdict[str, dict[int, VllmLine]] = defaultdict(dict)  # to a policy's servers, by replica
         self._streams: dict[int, asyncio.Queue[Chunk | StropError]] = {}
         self._num = 0
 
@@ -161,11 +163,20 @@ class Relay:
             with suppress(LinkLost):
                 self.link.send("cancel", (id,))
 
-    async def explain(self, policy: str, error: Exception) -> EngineError:
+    def find_line(self, policy: str, rollout: Rollout | None) -> tuple[int, VllmLine] | None:
+        """The line that a rollout uses, and of which replica: always the same, which knows its prefixes, and members of
+        a group use all lines alike."""
+        if not (lines := self.lines.get(policy)):
+            return None
+        place = 0 if rollout is None else zlib.crc32(rollout.group.encode()) + rollout.member
+        replica = sorted(lines)[place % len(lines)]
+        return replica, lines[replica]
+
+    async def explain(self, policy: str, replica: int, error: Exception) -> EngineError:
         """What the engine says of an answer that its server broke off."""
         assert self.link is not None
         try:
-            return EngineError(await self.link.call("explain", (policy, str(error)), str))
+            return EngineError(await self.link.call("explain", (policy, replica, str(error)), str))
         except LinkLost:
             return EngineError(str(error))
 
@@ -191,17 +202,17 @@ class RelayedEngine(Engine):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
     ) -> AsyncIterator[Chunk]:
-        line, given = self._relay.lines[self._policy], False
-        if await line.wait_until_open():
+        found, given = self._relay.find_line(self._policy, self._rollout), False
+        if found is not None and await found[1].wait_until_open():
             try:
-                async with aclosing(line.generate(prompt_ids, sampling, stop_ids)) as chunks:
+                async with aclosing(found[1].generate(prompt_ids, sampling, stop_ids)) as chunks:
                     async for chunk in chunks:
                         given = True
                         yield chunk
                 return
             except (ConnectionError, TimeoutError, BrokenOff) as error:
                 if given:
-                    raise await self._relay.explain(self._policy, error) from None
+                    raise await self._relay.explain(self._policy, found[0], error) from None
         async with aclosing(self._ask_owner(prompt_ids, sampling, stop_ids)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -294,8 +305,8 @@ class GatewayWorker:
     def _handlers(self) -> dict[str, Handler]:
         return {
             "chunks": Handler(tuple[list[Arrival]], self._relay.arrive),
-            "line": Handler(tuple[str, DirectLine | None], self._take_line),
-            "line_idle": Handler(tuple[str], self._wait_for_line),
+            "line": Handler(tuple[str, int, DirectLine | None], self._take_line),
+            "line_idle": Handler(tuple[str, int], self._wait_for_line),
             "serve": Handler(tuple[dict[str, int]], self._serve),
             "server_key": Handler(tuple[bytes], self._take_server_key),
             "forget": Handler(tuple[str], self._forget),
@@ -304,11 +315,12 @@ class GatewayWorker:
             "stop": Handler(tuple[()], self._ended.set),
         }
 
-    def _take_line(self, policy: str, line: DirectLine | None) -> None:
-        self._relay.lines[policy].tell(line)
+    def _take_line(self, policy: str, replica: int, line: DirectLine | None) -> None:
+        self._relay.lines[policy].setdefault(replica, VllmLine()).tell(line)
 
-    async def _wait_for_line(self, policy: str) -> None:
-        await self._relay.lines[policy].wait_until_idle()
+    async def _wait_for_line(self, policy: str, replica: int) -> None:
+        if (line := self._relay.lines[policy].get(replica)) is not None:
+            await line.wait_until_idle()
 
     def _serve(self, contexts: dict[str, int]) -> None:
         self._relay.contexts = contexts

@@ -181,7 +181,7 @@ class WorkerProcess:
             "add_events": Handler(tuple[list[Event]], store.add_events),
             "generate": Handler(tuple[RelayedRequest], self._begin),
             "cancel": Handler(tuple[int], self._cancel),
-            "explain": Handler(tuple[str, str], self._explain),
+            "explain": Handler(tuple[str, int, str], self._explain),
             "began": Handler(Ref, lambda *attempt: self._at_work.add(cast(Ref, attempt))),
             "ended": Handler(Ref, lambda *attempt: self._at_work.discard(cast(Ref, attempt))),
             "unclaimed": Handler(tuple[str], self._owner.tell_of_unclaimed),
@@ -212,8 +212,8 @@ class WorkerProcess:
         self._streams[request.id] = task = asyncio.create_task(self._generate(request))
         task.add_done_callback(lambda _: self._streams.pop(request.id, None))
 
-    def _explain(self, policy: str, error: str) -> Awaitable[str]:
-        return self._owner.engines[policy].explain(error)
+    def _explain(self, policy: str, replica: int, error: str) -> Awaitable[str]:
+        return self._owner.engines[policy].explain(error, replica)
 
     def _cancel(self, id: int) -> None:
         if (task := self._streams.get(id)) is not None:

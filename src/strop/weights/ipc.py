@@ -3,7 +3,8 @@
     prepare ──▶ learner: finite? handles ──▶ probe       while the step is committed; the server paused before that
     publish ──▶ server:  start ──▶ update ──▶ finish ──▶ go on ──▶ score the probe
 
-Nothing is copied to the host, and nothing twice on the GPU but what the engine makes of it. Where the engine's own
+Several servers on that GPU read the same handles, side by side. Nothing is copied to the host, and nothing twice on the
+GPU but what each engine makes of it. Where the engine's own
 tensors are known, the learner's lie in memory as those do, so that the engine copies each at once. Learner and engine
 must have the same torch, since what a handle is made of is torch's own business.
 
@@ -44,6 +45,13 @@ class IpcTransfer(Transfer):
         self._fuses = True  # until a server refuses what should be its own tensors
         self._fused: dict[str, tuple[str, ...]] | None = None  # as the last server took them
         self._prepared: Exported | None = None
+        self._publishing: str | None = None  # the version that is on its way to all servers, so that nothing is trained
+
+    async def stage(self, version: str) -> None:
+        self._publishing = version
+
+    async def discard_others(self, version: str) -> None:
+        self._publishing = self._prepared = None
 
     def prepare(self, version: str) -> None:
         if self._sent is not None:  # which of a server's tensors are known is known from then on
@@ -57,14 +65,15 @@ class IpcTransfer(Transfer):
         return Exported(version, fused, handles, probe)
 
     async def send(self, version: str, receiver: WeightReceiver) -> Sent:
-        again = self._sent is not None and self._sent[0] == version
+        again = version != self._publishing and self._sent is not None and self._sent[0] == version
         if again:
             refuse_moved_on(self._sent, version, await self._learner.probe())
         self._names = self._names or list(await self._learner.specs())
         fused = receiver.fuse(self._names) if self._fuses else None
-        exported, self._prepared = self._prepared, None
+        exported = self._prepared
         if again or exported is None or (exported.version, exported.fused) != (version, fused):
             exported = self._export(version, fused)
+            self._prepared = None if again else exported
         handles = await exported.handles
         receiver.tensors.refuse_misfits(handles.specs, "the learner's weights")
         await self._hand_over(handles, receiver)

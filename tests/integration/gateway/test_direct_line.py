@@ -227,3 +227,71 @@ async def test_an_engine_that_was_closed_says_so(line: Line) -> None:
     await line.engine.close()
     with pytest.raises(openai.APIStatusError, match="vLLM was closed"):
         await line.ask([5], 3)
+
+
+# -- several servers ---------------------------------------------------------------------------------------------------
+
+
+class Lines(Line):
+    """A gateway with two workers before two servers of one policy."""
+
+    def __init__(self, servers: Sequence[test_vllm.Stand], stand: Stand) -> None:
+        super().__init__(servers[0], stand)
+        self.servers = servers
+
+    def asked(self) -> list[set[int]]:
+        """How many tokens each server was asked for, at a time."""
+        return [{one["generate"]["max_tokens"] for one in s.asked() if "generate" in one} for s in self.servers]
+
+
+@pytest.fixture
+async def lines(
+    model: Path, renderer: Renderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Lines]:
+    monkeypatch.setattr(remote, "FIRST_WAIT", 0.05)
+    monkeypatch.setattr(remote, "NOTICE", 2.0)
+    servers = [test_vllm.Stand(tmp_path / f"vllm-{number}", stream_interval=4) for number in range(2)]
+    store = await SqliteStore.open(tmp_path / "store.sqlite")
+    engine: Any = Replicas([server.engine for server in servers], in_turn=True)
+    await engine.start()
+    try:
+        async with open_stand(model, store, engine, renderer, num_workers=2) as stand:
+            yield Lines(servers, stand)
+    finally:
+        await engine.close()
+        await store.close()
+
+
+async def test_rollouts_are_spread_over_servers_and_each_stays_with_one(lines: Lines) -> None:
+    attempts = [await lines.attempt() for _ in range(8)]
+    for _ in range(3):
+        for number, attempt in enumerate(attempts):
+            await lines.ask([5], 3 + number, attempt)
+    first, second = lines.asked()
+    assert first | second == set(range(3, 11))
+    assert not first & second, "a rollout asks one server, which has its prefix"
+    assert min(len(first), len(second)) >= 1
+    assert not lines.relayed, "the owner relays nothing"
+
+
+async def test_a_pause_waits_for_what_is_in_flight_on_every_line(lines: Lines) -> None:
+    (engine,) = lines.workers.engines.values()
+    asking = [asyncio.create_task(lines.ask([5], 40 + n, await lines.attempt())) for n in range(8)]
+    await until(lambda: sum(map(len, lines.asked())) == 8, stretch(20))
+    await asyncio.wait_for(engine.pause(), stretch(30))
+    assert all(task.done() for task in asking) or not any(server.engine._in_flight for server in lines.servers)
+    late = asyncio.create_task(lines.ask([30], 3))
+    await asyncio.sleep(0.3)
+    assert not late.done()
+    await engine.resume()
+    await asyncio.wait_for(asyncio.gather(late, *asking), stretch(30))
+
+
+async def test_what_a_dead_server_had_another_answers(lines: Lines) -> None:
+    attempts = [await lines.attempt() for _ in range(8)]
+    for number, attempt in enumerate(attempts):
+        await lines.ask([5 + number], 3, attempt)
+    os.kill(lines.servers[1].pid, signal.SIGKILL)
+    for number, attempt in enumerate(attempts):
+        turn = await lines.ask([5 + number], 3, attempt)
+        assert turn.response_ids == [6 + number, 7 + number, 8 + number]

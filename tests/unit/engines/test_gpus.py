@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from strop.config import EngineConfig, SglangConfig, VllmConfig
 from strop.engines import gpus, remote
 from strop.engines.base import Engine, EngineSetup
-from strop.engines.gpus import list_gpus, place_replicas, share_gpus
+from strop.engines.gpus import list_gpus, place_replicas, share_gpus, share_one_gpu
 from strop.engines.vllm.engine import Vllm
 from strop.errors import ConfigError
 from strop.gateway.replicas import Replicas
@@ -71,6 +71,15 @@ def test_each_is_started_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert place_replicas(alone, beside_learner=True) == [alone]
 
 
+def test_those_that_read_the_learners_memory_share_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "list_gpus", lambda: ["0"])
+    config = EngineConfig(name="vllm", replicas=2, vllm=VllmConfig(weights="ipc", gpu_memory=0.2, env={"A": "1"}))
+    assert share_one_gpu(config)
+    made = place_replicas(setup(config), beside_learner=True)
+    assert [one.config.vllm.env for one in made] == [{"A": "1"}, {"A": "1"}]
+    assert [str(one.folder) for one in made] == ["run", "run/replica-2"]
+
+
 @pytest.mark.parametrize(
     ("config", "why"),
     [
@@ -79,7 +88,10 @@ def test_each_is_started_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
             EngineConfig(name="vllm", replicas=2, vllm=VllmConfig(url="http://127.0.0.1:1")),
             "engine.vllm.url is one server",
         ),
-        (EngineConfig(name="vllm", replicas=2, vllm=VllmConfig(weights="ipc")), "Fix: set it to nccl or files"),
+        (
+            EngineConfig(name="vllm", replicas=3, vllm=VllmConfig(weights="ipc", gpu_memory=0.5)),
+            r"gpu_memory=0.5 .* more than there is. Fix: set it to at most 0.26",
+        ),
     ],
 )
 def test_what_cannot_have_replicas_says_so(config: EngineConfig, why: str) -> None:

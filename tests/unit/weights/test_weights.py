@@ -512,3 +512,33 @@ def test_large_numbers_are_numbers(source: Path) -> None:
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight.fill_(3e38)  # whose sum is infinite
     ModelWeights(model, source).refuse_broken()
+
+
+class Both(Loads):
+    """An engine of several servers, each of which is given a version while the others are."""
+
+    def __init__(self, *receivers: Fusing) -> None:
+        super().__init__()
+        self.receivers = receivers
+
+    async def load(self, version: str, weights: Any = None) -> None:
+        await asyncio.gather(*(weights.deliver(version, receiver) for receiver in self.receivers))
+
+
+async def test_servers_that_share_the_gpu_are_given_the_same_handles(source: Path) -> None:
+    held = ModelWeights(make_model(1), source)
+    learner = Cuda(held)
+    told = [Fusing(read_tensors(source), held.probe().logprobs) for _ in range(2)]
+    publisher = Publisher(Both(*told), IpcTransfer(learner))
+    await publisher.publish("1.1")
+    learner.asked.clear()
+    publisher.prepare("1.2")
+    await publisher.publish("1.2")
+    assert [verb for verb, *_ in learner.asked] == ["export_handles", "probe"], "once for both"
+    assert [one.said.count("own") for one in told] == [2, 2]
+    learner.asked.clear()
+    await publisher.deliver("1.2", told[1])  # its server was started again: the learner may have trained on
+    assert [verb for verb, *_ in learner.asked] == ["probe", "export_handles", "probe", "probe"]
+    held.model.load_state_dict(make_model(2).state_dict())
+    with pytest.raises(WeightsRefused, match="trained on"):
+        await publisher.deliver("1.2", told[1])
