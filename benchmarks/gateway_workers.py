@@ -1,6 +1,7 @@
 """Gateway workers: requests per second with 1, 2, 4, 8 processes before one store, and what each process costs.
 
-    python benchmarks/gateway_workers.py [--workers 1 2 4 8] [--concurrent 64] [--seconds 3] [--laps 3] [--json FILE]
+    python benchmarks/gateway_workers.py [--workers 1 2 4 8] [--relayed 2 4 8] [--concurrent 64 256] [--seconds 3]
+                                         [--laps 3] [--json FILE]
 
 The load and the conversations are those of `gateway.py`: tool conversations of 2 to 12 messages whose answers (64
 tokens with logprobs) come back as they were given. The engine answers at once: of its own in each worker, or `relayed`,
@@ -8,7 +9,8 @@ one for all in the process that owns the store, as the engines of a run are. Eve
 is sent.
 
 A connection is used for one conversation after the other, so that it moves between workers each time. Linear is so many
-times the rate of one worker; on a machine with fewer cores than processes only the CPU time per request means anything.
+times the rate of one worker under the same load; on a machine with fewer cores than processes only the CPU time per
+request means anything. With few conversations at a time some workers have none now and then, since a hash places them.
 """
 
 from __future__ import annotations
@@ -45,8 +47,10 @@ def list_children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def measure(folder: Path, num_workers: int, relayed: bool, given: argparse.Namespace) -> dict[str, Any]:
-    place = folder / f"workers-{num_workers}-{relayed}"
+def measure(
+    folder: Path, num_workers: int, relayed: bool, concurrent: int, given: argparse.Namespace
+) -> dict[str, Any]:
+    place = folder / f"workers-{num_workers}-{relayed}-{concurrent}"
     place.mkdir()
     options = [str(num_workers), *(["relayed"] if relayed else [])]
     load, laps = Load(folder), list[dict[str, float]]()
@@ -58,8 +62,8 @@ def measure(folder: Path, num_workers: int, relayed: bool, given: argparse.Names
             before = gateway.cpu(), sum(map(read_cpu, workers))
             lap = load.run(
                 gateway,
-                int(rate * given.seconds * 3 / TURNS) + 2 * given.concurrent,
-                given.concurrent,
+                int(rate * given.seconds * 3 / TURNS) + 2 * concurrent,
+                concurrent,
                 seconds=given.seconds,
             )
             owner, others = gateway.cpu() - before[0], sum(map(read_cpu, workers)) - before[1]
@@ -79,7 +83,8 @@ def measure(folder: Path, num_workers: int, relayed: bool, given: argparse.Names
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--concurrent", type=int, default=64)
+    parser.add_argument("--relayed", type=int, nargs="*", default=[2, 4, 8], help="numbers that also run relayed")
+    parser.add_argument("--concurrent", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--laps", type=int, default=3)
     parser.add_argument("--model", type=Path, default=NANO)
@@ -89,24 +94,24 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "hardware": hardware(),
         "python": platform.python_version(),
-        "settings": {"concurrent": given.concurrent, "seconds": given.seconds, "laps": given.laps},
-        "sides": {},
+        "settings": {"seconds": given.seconds, "laps": given.laps},
+        "loads": {str(concurrent): {} for concurrent in given.concurrent},
     }
+    sides = [(number, False) for number in given.workers] + [(number, True) for number in given.relayed]
     (ROOT / "runs").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=ROOT / "runs", prefix="bench-") as folder:
-        for relayed in (False, True):
-            for num_workers in given.workers:
+        for concurrent in given.concurrent:
+            for num_workers, relayed in sides:
                 name = f"{num_workers}{' relayed' if relayed else ''}"
-                if relayed and num_workers == 1:
-                    continue
-                say(f"{name} workers")
-                found["sides"][name] = measure(Path(folder), num_workers, relayed, given)
+                say(f"{concurrent} at a time, {name} workers")
+                found["loads"][str(concurrent)][name] = measure(Path(folder), num_workers, relayed, concurrent, given)
                 given.json.write_text(json.dumps(found, indent=1) + "\n")
-    show(found)
+    for concurrent, measured in found["loads"].items():
+        show(measured, f"{concurrent} at a time, {found['hardware']['cores']} cores")
 
 
-def show(found: dict[str, Any]) -> None:
-    table = Table(title=f"{found['settings']['concurrent']} at a time, {found['hardware']['cores']} cores")
+def show(sides: dict[str, Any], title: str) -> None:
+    table = Table(title=title)
     for column in (
         "workers",
         "requests/s",
@@ -118,8 +123,8 @@ def show(found: dict[str, Any]) -> None:
         "inexact",
     ):
         table.add_column(column, justify="right")
-    base = found["sides"].get("1", {}).get("rate")
-    for name, side in found["sides"].items():
+    base = sides.get("1", {}).get("rate")
+    for name, side in sides.items():
         linear = f"{side['rate'] / base / int(name.split()[0]):.2f}" if base else ""
         table.add_row(
             name,

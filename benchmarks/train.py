@@ -71,9 +71,11 @@ def settings(side: str, given: argparse.Namespace) -> list[str]:
         *(f"engine.name={engine}", f"engine.max_sequences={given.groups * given.members}"),
     ]
     if engine == "vllm":
-        chosen += ["engine.vllm.weights=ipc", "engine.vllm.gpu_memory=0.3", "engine.vllm.dtype=bfloat16"]
+        # For a model this small the process of a server sets the pace, not the GPU: there are two of them on it.
+        chosen += ["engine.replicas=2", "engine.vllm.weights=ipc", "engine.vllm.gpu_memory=0.15"]
+        chosen += ["engine.vllm.dtype=bfloat16", 'engine.vllm.args=["--kv-cache-memory-bytes=8G"]']
         # Agents here do not stream, and 256 of them ask at once.
-        chosen += ["engine.vllm.stream_interval=64", "engine.vllm.servers=8"]
+        chosen += ["engine.vllm.stream_interval=64", "engine.vllm.servers=4"]
     return [*chosen, *given.set]
 
 

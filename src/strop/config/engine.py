@@ -70,7 +70,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "auto"
     replicas: Annotated[
         int,
-        doc("data parallelism: vLLM or sglang servers of one model, on GPUs of their own; a rollout stays with one"),
+        doc(
+            "data parallelism: vLLM or sglang servers of one model, on GPUs of their own, or with weights=ipc on the "
+            "learner's; a rollout stays with one"
+        ),
         Meta(ge=1),
     ] = 1
     max_sequences: Annotated[int, doc("batch size of decoding: sequences at once at most"), Meta(ge=1)] = 32

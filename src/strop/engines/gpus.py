@@ -25,6 +25,8 @@ from strop.engines.registry import engine_name
 from strop.errors import ConfigError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+GIVEN_CACHE = "--kv-cache-memory-bytes"
+"""Tells vLLM how large its KV cache is, which it otherwise makes of the memory that it finds."""
 
 
 def place_replicas(setup: EngineSetup, *, beside_learner: bool) -> list[EngineSetup]:
@@ -54,6 +56,11 @@ def place_replicas(setup: EngineSetup, *, beside_learner: bool) -> list[EngineSe
 def share_one_gpu(config: EngineConfig) -> bool:
     """Whether there are several servers and all are on the learner's GPU, whose memory they read."""
     return config.replicas > 1 and engine_name(config) == "vllm" and config.vllm.weights == "ipc"
+
+
+def must_start_in_turn(config: EngineConfig) -> bool:
+    """Whether its servers measure how much memory the GPU that they share has left: only one of them may at a time."""
+    return share_one_gpu(config) and not any(one.startswith(GIVEN_CACHE) for one in config.vllm.args)
 
 
 def refuse_too_much_memory(count: int, each: float) -> None:

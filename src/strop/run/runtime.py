@@ -37,7 +37,7 @@ from strop.config import (
     trained_policies,
 )
 from strop.engines.base import Engine, EngineSetup
-from strop.engines.gpus import place_replicas, share_one_gpu
+from strop.engines.gpus import must_start_in_turn, place_replicas
 from strop.engines.registry import engine_class, engine_name
 from strop.errors import ConfigError, PlaceError
 from strop.files import private_folder
@@ -198,7 +198,7 @@ async def open_policies(
             stack.push_async_callback(process.close)
         engines = make_engines(group, places[group[0].name], process, train=train)
         for one in group:
-            in_turn = share_one_gpu(one.config.engine)
+            in_turn = must_start_in_turn(one.config.engine)
             engine = Replicas(engines[one.name], patience=config.gateway.pause_timeout, in_turn=in_turn)
             stack.push_async_callback(engine.close)
             learner = process.of(one.name) if process is not None and (here or not one.is_slot) else None

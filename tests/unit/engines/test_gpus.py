@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from strop.config import EngineConfig, SglangConfig, VllmConfig
 from strop.engines import gpus, remote
 from strop.engines.base import Engine, EngineSetup
-from strop.engines.gpus import list_gpus, place_replicas, share_gpus, share_one_gpu
+from strop.engines.gpus import list_gpus, must_start_in_turn, place_replicas, share_gpus
 from strop.engines.vllm.engine import Vllm
 from strop.errors import ConfigError
 from strop.gateway.replicas import Replicas
@@ -74,7 +74,9 @@ def test_each_is_started_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_those_that_read_the_learners_memory_share_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "list_gpus", lambda: ["0"])
     config = EngineConfig(name="vllm", replicas=2, vllm=VllmConfig(weights="ipc", gpu_memory=0.2, env={"A": "1"}))
-    assert share_one_gpu(config)
+    assert must_start_in_turn(config), "each measures what the others leave"
+    given = replace(config, vllm=replace(config.vllm, args=("--kv-cache-memory-bytes=4G",)))
+    assert not must_start_in_turn(given)
     made = place_replicas(setup(config), beside_learner=True)
     assert [one.config.vllm.env for one in made] == [{"A": "1"}, {"A": "1"}]
     assert [str(one.folder) for one in made] == ["run", "run/replica-2"]
