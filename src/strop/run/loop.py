@@ -138,8 +138,9 @@ async def advance(run: Run, collected: Collected, *, ahead: bool = False) -> Non
     number, began = run.step + 1, time.monotonic()
     run.view.phase(f"training step {number}")
     if not run.overlaps:
-        for engine in run.engines:
-            await engine.pause()
+        with run.timed("pause_engines"):
+            for engine in run.engines:
+                await engine.pause()
     async with starting_ahead(run) if ahead else nullcontext():
         learnt = await learn_all(run.policies, collected.samples, step=number, versions=run.versions)
     metrics = learnt.metrics | describe_opponents(run.config, collected.samples)
