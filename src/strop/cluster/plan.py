@@ -79,39 +79,63 @@ class ClusterPlan(Struct, frozen=True, kw_only=True):
 def make_plan(nodes: Sequence[ClusterNode], demand: Demand) -> ClusterPlan:
     """Ranks of a model on as few nodes as possible, then runner pools where most CPUs are left. Raises `PlaceError`."""
     usable = [node for node in nodes if node.cpus]
+    left = Room(usable)
     if trouble := next((node.trouble for node in usable if node.trouble), ""):
         raise PlaceError(trouble)
     refuse_missing_gpus(usable, demand)
-    cpus, gpus = ({node.id: getattr(node, part) for node in usable} for part in ("cpus", "gpus"))
     ranks: list[list[ClusterNode]] = []
     for wanted in demand.ranks:
-        group: list[ClusterNode] = []
-        for node in sorted(usable, key=lambda node: -min(cpus[node.id], gpus[node.id] or cpus[node.id])):
-            while len(group) < wanted and cpus[node.id] >= demand.rank_cpus and gpus[node.id] >= demand.rank_gpus:
-                group.append(node)
-                cpus[node.id] -= demand.rank_cpus
-                gpus[node.id] -= demand.rank_gpus
+        group = left.take_close(wanted, demand.rank_cpus, demand.rank_gpus)
         if len(group) < wanted:
             raise PlaceError(explain_ranks(usable, demand))
         ranks.append(group)
-    return ClusterPlan(demand=demand, ranks=ranks, runners=place_runners(usable, demand, cpus))
+    return ClusterPlan(demand=demand, ranks=ranks, runners=place_runners(left, demand))
 
 
-def place_runners(nodes: Sequence[ClusterNode], demand: Demand, cpus: dict[str, float]) -> list[ClusterNode]:
-    """Each pool where there are fewest, and of those where most CPUs are left."""
-    placed, there = list[ClusterNode](), Counter[str]()
-    for _ in range(demand.runners):
-        fits = [node for node in nodes if cpus[node.id] >= demand.runner_cpus]
-        if not fits:
-            raise PlaceError(
-                f"{count(demand.runners, 'runner pool')} of {count(demand.runner_cpus, 'CPU')} each cannot be placed: "
-                f"the cluster has {describe_nodes(nodes)}, and beside the ranks there is room for {len(placed)}. Fix: "
-                f"set cluster.runners={max(len(placed), 1)}, or add nodes"
-            )
-        node = min(fits, key=lambda node: (there[node.id], -cpus[node.id], node.id))
-        cpus[node.id] -= demand.runner_cpus
-        there[node.id] += 1
-        placed.append(node)
+class Room:
+    """What nodes have left, as parts of a run are placed on them one after the other."""
+
+    def __init__(self, nodes: Sequence[ClusterNode]) -> None:
+        self.nodes = nodes
+        self.cpus = {node.id: node.cpus for node in nodes}
+        self.gpus = {node.id: node.gpus for node in nodes}
+
+    def fits(self, node: ClusterNode, cpus: float, gpus: float = 0) -> bool:
+        return self.cpus[node.id] >= cpus and self.gpus[node.id] >= gpus
+
+    def take(self, node: ClusterNode, cpus: float, gpus: float = 0) -> None:
+        self.cpus[node.id] -= cpus
+        self.gpus[node.id] -= gpus
+
+    def take_close(self, number: int, cpus: float, gpus: float = 0) -> list[ClusterNode]:
+        """Nodes for so many parts that belong together, on as few as possible; fewer where there is no more room."""
+        placed: list[ClusterNode] = []
+        for node in sorted(self.nodes, key=lambda node: -min(self.cpus[node.id], self.gpus[node.id] or float("inf"))):
+            while len(placed) < number and self.fits(node, cpus, gpus):
+                placed.append(node)
+                self.take(node, cpus, gpus)
+        return placed
+
+    def take_apart(self, number: int, cpus: float, gpus: float = 0) -> list[ClusterNode]:
+        """Nodes for so many parts that go by themselves, each where there are fewest, and of those where most CPUs are
+        left; fewer where there is no more room."""
+        placed, there = list[ClusterNode](), Counter[str]()
+        while len(placed) < number and (fits := [node for node in self.nodes if self.fits(node, cpus, gpus)]):
+            node = min(fits, key=lambda node: (there[node.id], -self.cpus[node.id], node.id))
+            self.take(node, cpus, gpus)
+            there[node.id] += 1
+            placed.append(node)
+        return placed
+
+
+def place_runners(left: Room, demand: Demand) -> list[ClusterNode]:
+    placed = left.take_apart(demand.runners, demand.runner_cpus)
+    if len(placed) < demand.runners:
+        raise PlaceError(
+            f"{count(demand.runners, 'runner pool')} of {count(demand.runner_cpus, 'CPU')} each cannot be placed: "
+            f"the cluster has {describe_nodes(left.nodes)}, and beside the ranks there is room for {len(placed)}. Fix: "
+            f"set cluster.runners={max(len(placed), 1)}, or add nodes"
+        )
     return placed
 
 

@@ -24,7 +24,7 @@ from strop.cluster.connection import import_ray, join_cluster
 from strop.cluster.journal import Journal
 from strop.cluster.listener import ChildListener
 from strop.cluster.memory import MemoryQuestion, RankMemory
-from strop.cluster.plan import ClusterNode, ClusterPlan, Demand, make_plan, place_runners
+from strop.cluster.plan import ClusterNode, ClusterPlan, Demand, Room, make_plan, place_runners
 from strop.cluster.pools import RunnerPools
 from strop.cluster.probe import list_nodes, probe_nodes
 from strop.cluster.ranks import ClusterLauncher, Reservation
@@ -207,10 +207,10 @@ def place(
         one.open(deadline, given_up)
     by_id = {node.id: node for node in nodes}
     ranks = [[by_id[host.node] for host in one.places] for one in reservations]
-    left = {node.id: node.cpus for node in nodes}
+    left = Room([node for node in nodes if node.cpus])
     for node in (node for group in ranks for node in group):
-        left[node.id] -= demand.rank_cpus
-    runners = place_runners([node for node in nodes if node.cpus], demand, left)
+        left.take(node, demand.rank_cpus, demand.rank_gpus)
+    runners = place_runners(left, demand)
     memory = "" if again or given_up.is_set() else foresee_memory(ray, groups, reservations)
     return ClusterPlan(demand=demand, ranks=ranks, runners=runners, memory=memory)
 

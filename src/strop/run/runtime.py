@@ -45,7 +45,7 @@ from strop.gateway.app import Gateway
 from strop.gateway.past_versions import PastVersions
 from strop.gateway.replicas import Replicas
 from strop.gateway.template import Renderer
-from strop.learner.launcher import HERE, Launcher
+from strop.learner.launcher import Launcher
 from strop.learner.process import LearnerProcess, PolicyClient
 from strop.learner.rank_processes import LearnerRanks
 from strop.learner.verbs import LearnerSettings
@@ -182,7 +182,7 @@ async def open_policies(
     folder: Path,
     *,
     train: bool,
-    launcher: Launcher = HERE,
+    machines: Machines = THIS_MACHINE,
 ) -> tuple[list[ServedPolicy], Gateway]:
     """Start a process for every model's weights, and put engines and a gateway before them; `stack` closes all of it.
     Nothing is loaded yet."""
@@ -194,7 +194,7 @@ async def open_policies(
         process, here = None, engine_class(group[0].config.engine).shares_weights
         if ranks := count_ranks(group, train=train):
             log = places[group[0].name] / "learner.log"
-            process = LearnerRanks(log, ranks, launcher) if ranks > 1 else LearnerProcess(log, *launcher.start([log]))
+            process = make_process(log, ranks, machines.launcher)
             stack.push_async_callback(process.close)
         engines = make_engines(group, places[group[0].name], process, train=train)
         for one in group:
@@ -206,6 +206,10 @@ async def open_policies(
     by_name = {one.name: one for one in served}
     served = [put_past_before(by_name[one.name], by_name) for one in prepared]
     return served, await open_gateway(stack, config, served, store, folder, strict=train)
+
+
+def make_process(log: Path, ranks: int, launcher: Launcher) -> LearnerProcess:
+    return LearnerRanks(log, ranks, launcher) if ranks > 1 else LearnerProcess(log, *launcher.start([log]))
 
 
 def group_by_process(prepared: Sequence[PreparedPolicy], *, train: bool) -> list[list[PreparedPolicy]]:
@@ -361,7 +365,7 @@ async def open_run(
         prepared = [keep_opponents(one, folder.path) for one in prepared]
         view.phase("loading the model" if prepared else "starting")
         served, gateway = await open_policies(
-            stack, config, prepared, store, folder.path, train=True, launcher=machines.launcher
+            stack, config, prepared, store, folder.path, train=True, machines=machines
         )
         server, app = await serve_run(config, store, gateway, folder)
         stack.push_async_callback(server.close)
