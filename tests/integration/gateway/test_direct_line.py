@@ -161,12 +161,15 @@ async def test_no_answer_is_of_two_versions_and_nothing_is_in_flight_while_one_i
             turns.append(await line.ask([first], 30, attempt))
 
     asking = [asyncio.create_task(ask_on(n)) for n in range(1, 7)]
+    def has_served(version: str) -> bool:
+        return any(turn.versions[0][1] == version for turn in turns)
+
     for number in range(1, 5):
-        await asyncio.sleep(0.4)
+        await until(lambda before=f"1.{number - 1}": has_served(before))
         line.vllm.offer(f"1.{number}", number / 10)
         await line.vllm.load(f"1.{number}")
         assert line.engine.version == f"1.{number}"
-    await asyncio.sleep(0.3)
+    await until(lambda: has_served("1.4"))
     stop.set()
     await asyncio.gather(*asking)
     served = {(turn.versions[0][1], shift_of(turn)) for turn in turns}
