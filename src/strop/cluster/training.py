@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from strop.cluster.connection import import_ray, join_cluster
+from strop.cluster.connection import find_head, import_ray, join_cluster, watch_head
 from strop.cluster.journal import Journal
 from strop.cluster.listener import ChildListener
 from strop.cluster.memory import MemoryQuestion, RankMemory
@@ -30,7 +30,7 @@ from strop.cluster.probe import list_nodes, probe_nodes
 from strop.cluster.ranks import ClusterLauncher, Reservation
 from strop.config import Config
 from strop.engines.registry import engine_class
-from strop.errors import ConfigError, LearnerDied, PlaceError, RankOutOfMemory
+from strop.errors import ConfigError, HeadLost, LearnerDied, PlaceError, RankOutOfMemory
 from strop.monitor.console import View
 from strop.monitor.summary import Summary
 from strop.run.data.prepare import needs_agents
@@ -39,6 +39,7 @@ from strop.run.machines import Machines
 from strop.run.runtime import PreparedPolicy, count_ranks, group_by_process, prepare_run
 from strop.run.settings import check_agents
 from strop.run.state import Run
+from strop.run.supervise import run_beside
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 FORESEE_SECONDS = 120.0
@@ -124,10 +125,10 @@ def halve_micro_batches(config: Config) -> Config:
 class ClusterMachines(Machines):
     """One opening of a run on a cluster. `run` is it, once its agents may begin."""
 
-    def __init__(self, launcher: ClusterLauncher, pools: RunnerPools | None, address: str) -> None:
+    def __init__(self, launcher: ClusterLauncher, pools: RunnerPools | None, address: str, head: str) -> None:
         self.launcher = launcher
         self.run: Run | None = None
-        self._pools, self._address = pools, address
+        self._pools, self._address, self._head = pools, address, head
 
     def adapt(self, config: Config) -> Config:
         """Agents run elsewhere, and the run is to be reached from there."""
@@ -140,7 +141,8 @@ class ClusterMachines(Machines):
 
     async def watch(self, run: Run) -> None:
         self.run = run
-        await (super().watch(run) if self._pools is None else self._pools.watch(run))
+        working = super().watch(run) if self._pools is None else self._pools.watch(run)
+        await run_beside(working, watch_head(self._head))
 
 
 @asynccontextmanager
@@ -181,7 +183,12 @@ async def reserve(
             if not again:
                 view.note(f"plan: {line}")
         pools = RunnerPools(ray, config, plan.runners, journal) if plan.runners else None
-        yield ClusterMachines(ClusterLauncher(ray, reservations, listener, journal), pools, address)
+        yield ClusterMachines(
+            ClusterLauncher(ray, reservations, listener, journal), pools, address, find_head(ray)
+        )
+    except HeadLost:
+        reservations.clear()  # they are gone with it, and whoever asked to be rid of them would wait for a minute
+        raise
     finally:
         listener.close()
         await asyncio.shield(asyncio.to_thread(give_back, reservations))

@@ -56,6 +56,11 @@ class ClusterRun:
         command = [word for word in runs.demo(folder, *words, *settings) if word != "--json"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
+    def resume(self, *options: str) -> None:
+        """Once the command has ended."""
+        command = runs.strop("train", "--resume", self.folder, *options)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
     def wait_for(self, moment: Callable[[], Any], limit: float = 240) -> Any:
         deadline = time.monotonic() + limit
         while not (found := moment()):
