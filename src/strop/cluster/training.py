@@ -183,9 +183,7 @@ async def reserve(
             if not again:
                 view.note(f"plan: {line}")
         pools = RunnerPools(ray, config, plan.runners, journal) if plan.runners else None
-        yield ClusterMachines(
-            ClusterLauncher(ray, reservations, listener, journal), pools, address, find_head(ray)
-        )
+        yield ClusterMachines(ClusterLauncher(ray, reservations, listener, journal), pools, address, find_head(ray))
     except HeadLost:
         reservations.clear()  # they are gone with it, and whoever asked to be rid of them would wait for a minute
         raise

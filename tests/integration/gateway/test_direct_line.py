@@ -161,6 +161,7 @@ async def test_no_answer_is_of_two_versions_and_nothing_is_in_flight_while_one_i
             turns.append(await line.ask([first], 30, attempt))
 
     asking = [asyncio.create_task(ask_on(n)) for n in range(1, 7)]
+
     def has_served(version: str) -> bool:
         return any(turn.versions[0][1] == version for turn in turns)
 
