@@ -34,7 +34,9 @@ class Nodes:
 
     @property
     def address(self) -> str:
-        return self.cluster.address
+        address = self.cluster.address
+        assert address is not None
+        return address
 
     def add(self, cpus: int, **options: Any) -> Any:
         return self.cluster.add_node(num_cpus=cpus, object_store_memory=STORE_BYTES, **options)
