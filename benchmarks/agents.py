@@ -188,7 +188,7 @@ async def measure(folder: Path, mode: str, size: int, profile: Path | None) -> F
     if "gateway workers" in mode:
         one = gateway_workers.WorkerProcess
         one._generate = spent.count("gateway", one._generate)  # pyright: ignore[reportPrivateUsage]
-        workers = open_workers(gateway, store, engine, NUM_WORKERS, (model, [], True))
+        workers = open_workers(gateway, store, engine, NUM_WORKERS, (model, ([], 0, 0.0, 1), True))
     server = await serve(spent.count("gateway", gateway), switch=workers)
     if workers is not None:
         await workers.open()

@@ -30,6 +30,9 @@ from strop.types import Rollout, Sampling
 MAX_AUTO = 4
 CORES_EACH = 4
 """`gateway.workers=auto` starts one for so many cores: agents, engines and learner want the others."""
+SESSIONS_EACH = 4
+"""Sessions that a gateway process keeps open at most for each call that may be in flight: agents think, and use tools,
+between their calls, and a session that was dropped is read from the store again."""
 LOG = "gateway.log"
 
 
@@ -155,7 +158,12 @@ def make_gateway(
     limits = Limits(in_flight=given.in_flight, per_attempt=given.in_flight_per_attempt, deadline=given.deadline)
     rest = routes[default_policy(routes)] if routes and (not strict or not several or MAIN in routes) else None
     return Gateway(
-        store, Routes.of(rest, given.outside, agents), limits=limits, prompts=config.prompts, in_flight=in_flight
+        store,
+        Routes.of(rest, given.outside, agents),
+        limits=limits,
+        max_sessions=SESSIONS_EACH * given.in_flight,
+        prompts=config.prompts,
+        in_flight=in_flight,
     )
 
 
