@@ -26,6 +26,7 @@ from strop.engines.embedded.outbox import Outbox
 from strop.errors import LearnerError, StropError
 from strop.imports import one_line
 from strop.learner import spawn
+from strop.learner.heartbeat import Heartbeat
 from strop.learner.verbs import LearnerSettings, LearnerVerbs, ProcessVerbs, RankPlace, WeightVerbs
 from strop.net.process_group import die_with_parent
 from strop.trajectory import Batch, Entries
@@ -72,6 +73,7 @@ class LearnerChild(ProcessVerbs):
         self._ranks: Ranks
         self._compiling: CompileAhead | None = None
         self._sending = threading.Lock()
+        self.heartbeat = Heartbeat(lambda seconds, where: self.send("beat", seconds, where))
 
     @property
     def busy(self) -> bool:
@@ -88,7 +90,7 @@ class LearnerChild(ProcessVerbs):
             while self.connection.poll(0 if self.busy else None):
                 self.handle(self.connection.recv())
             if self.core is not None and self.core.busy:
-                with self.copy.stream() if self.copy else contextlib.nullcontext():
+                with self.heartbeat.work(), self.copy.stream() if self.copy else contextlib.nullcontext():
                     chunks = self.core.step()
                 if due := self.outbox.take(chunks):
                     self.send("chunks", due)
@@ -121,7 +123,9 @@ class LearnerChild(ProcessVerbs):
 
     def call(self, id: int, policy: str | None, verb: str, args: tuple[Any, ...]) -> None:
         try:
-            self.send("result", id, getattr(self._find_owner(policy, verb), verb)(*args))
+            with self.heartbeat.work(by_others=verb == WAITING):
+                result = getattr(self._find_owner(policy, verb), verb)(*args)
+            self.send("result", id, result)
         except StropError as error:
             self.send("error", id, error)
         except Exception as error:
@@ -164,7 +168,9 @@ class LearnerChild(ProcessVerbs):
         engine, train = first.engine, any(one.train for one in settings)
         torch.set_num_threads(engine.threads or max(1, (os.cpu_count() or 1) // place.count))
         torch.use_deterministic_algorithms(engine.deterministic)
-        self._ranks = Ranks(place, place_learner(first.learner)[0], first.learner.sequence_parallel)
+        device, _ = place_learner(first.learner)
+        patience = max(one.learner.collective_timeout for one in settings)
+        self._ranks = Ranks(place, device, first.learner.sequence_parallel, collective_timeout=patience)
         several = len(settings) > 1 or (train and first.learner.lora.rank)
         model = self._load_adapters(settings) if several else self._load_model(first)
         longest = int(model.config.max_position_embeddings)
@@ -337,6 +343,8 @@ def _write_to(path: str) -> None:
 def serve(fd: int) -> None:
     """The child's life: until its parent goes."""
     die_with_parent()
+    child = LearnerChild(Connection(fd))
+    child.heartbeat.start()
     preload()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        LearnerChild(Connection(fd)).run()
+        child.run()
