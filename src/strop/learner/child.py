@@ -50,7 +50,7 @@ HEAVY = (
     "strop.engines.embedded.core",
     "strop.learner.learner",
     "strop.learner.model_copy",
-    "strop.learner.model_weights",
+    "strop.learner.sharded_weights",
 )
 """Modules that need torch and transformers."""
 
@@ -140,7 +140,7 @@ class LearnerChild(ProcessVerbs):
             return self
         held = self.policies[policy]
         assert hasattr(LearnerVerbs, verb) or hasattr(WeightVerbs, verb), verb
-        return held.find_weights() if hasattr(WeightVerbs, verb) else held
+        return held.weights if hasattr(WeightVerbs, verb) else held
 
     def compile_ahead(self) -> bool:
         from strop.learner.compile_ahead import CompileAhead, KernelsAsked
@@ -188,8 +188,8 @@ class LearnerChild(ProcessVerbs):
 
         learner = _make_learner(settings, self._ranks) if settings.train else None
         model = learner.model if learner is not None else load_frozen(settings.folder, settings.learner)
-        if learner is not None and learner.whole is not None:
-            self.copy = learner.whole if settings.serve else None
+        if learner is not None and learner.sharded:
+            self.copy = learner.whole
         elif settings.overlap and learner is not None and settings.serve:
             self.copy = ModelCopy(model)
             learner.graphs = None  # two threads cannot record at the same time
@@ -216,8 +216,12 @@ class LearnerChild(ProcessVerbs):
 
     def _hold(self, settings: LearnerSettings, learner: Learner | None, plain: Any) -> None:
         from strop.learner.model_weights import FollowingRank, ModelWeights
+        from strop.learner.sharded_weights import ShardedWeights
 
-        weights = ModelWeights(plain, settings.folder) if self._ranks.leads else FollowingRank()
+        if learner is not None and learner.sharded:
+            weights = ShardedWeights(learner, settings.folder)
+        else:
+            weights = ModelWeights(plain, settings.folder) if self._ranks.leads else FollowingRank()
         self.policies[settings.name] = HeldPolicy(self, settings, learner, plain, weights)
 
     def _serve(self, model: Any, engine: EngineConfig, context: int) -> int:
@@ -238,7 +242,7 @@ class HeldPolicy(LearnerVerbs):
     def __init__(
         self, child: LearnerChild, settings: LearnerSettings, learner: Learner | None, plain: Any, weights: WeightVerbs
     ) -> None:
-        self._child, self._name, self._learner, self._weights = child, settings.name, learner, weights
+        self._child, self._name, self._learner, self.weights = child, settings.name, learner, weights
         self._config, self._plain = settings.learner, plain
         self.served: Any = None
 
@@ -253,12 +257,6 @@ class HeldPolicy(LearnerVerbs):
         """What has weights of the policy's own; None where that is the plain model."""
         return self._learner.model if self._learner is not None else self.served
 
-    def find_weights(self) -> WeightVerbs:
-        """How its weights leave, which are put together first where they are sharded, by all ranks."""
-        if self._learner is not None and self._learner.whole is not None:
-            self._learner.whole.refresh(self._name)
-        return self._weights
-
     def load(self, version: str) -> None:
         assert self._child.core is not None
         if self._child.copy is not None:
@@ -270,13 +268,14 @@ class HeldPolicy(LearnerVerbs):
         return batch.entries, seconds
 
     def score_answers(self, answers: list[GivenAnswer]) -> list[list[float]]:
-        from strop.learner.answers import score_answers
+        from strop.learner.answers import read_with, score_answers
         from strop.learner.model import choose_way
 
         model = self.model if self.model is not None else self._plain
         if self._learner is not None and self._learner.whole is not None:
             model = self._learner.whole.model
-        return score_answers(model, answers, self._config.token_budget, choose_way(self._config, model.device))
+        read = read_with(model, choose_way(self._config, model.device))
+        return score_answers(read, answers, self._config.token_budget)
 
     def update(self, batch: Batch) -> dict[str, float]:
         self._child.stop_compiling()

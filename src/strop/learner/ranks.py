@@ -8,8 +8,7 @@ on how many ranks there are, up to rounding. A rank with fewer micro-batches tha
 a sharded model (sharding.py) is put together by all ranks at once, in every pass.
 
 Left out: going on when one rank runs out of memory, since the others are in the middle of a pass that needs it. The run
-ends with the reason and is resumed with smaller micro-batches, on a cluster by itself. Whole weights are read by every
-rank before they are sharded.
+ends with the reason and is resumed with smaller micro-batches, on a cluster by itself.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Ranks:
         *,
         collective_timeout: float = LearnerConfig().collective_timeout,
     ) -> None:
-        self.index, self.count = place.index, place.count
+        self.index, self.count, self.device = place.index, place.count, device
         self.num_groups = self.count // sequence_parallel
         self.sequence: SequenceGroup | None = None
         if self.alone:
@@ -66,7 +65,9 @@ class Ranks:
         dist.init_process_group(backend, init_method=place.rendezvous, rank=self.index, world_size=self.count, **how)
         self.mesh: DeviceMesh = init_device_mesh(device.type, (self.count,))
         self.cpu_mesh: DeviceMesh = init_device_mesh("cpu", (self.count,))
-        self.saving: Any = dist.new_group(backend="gloo", **how)  # for the threads that write checkpoints
+        # For the threads that write checkpoints:
+        self.saving: Any = dist.new_group(backend="gloo", **how)
+        self.saving_mesh: DeviceMesh = DeviceMesh.from_group(self.saving, "cpu")
         if sequence_parallel > 1:
             group, _ = dist.new_subgroups(sequence_parallel, **how)
             self.sequence = SequenceGroup(group, self.index % sequence_parallel, sequence_parallel)
