@@ -417,9 +417,8 @@ async def serve_run(
     place, log = config.gateway, folder.gateway_log
     if not config.runner.remote:
         app = AddressApp(gateway)
-        return await serve(
-            app, host=place.host, port=place.port, hosts=place.hosts, log=log, switch=gateway.workers
-        ), app
+        switch = gateway.workers.switch if gateway.workers is not None else None
+        return await serve(app, host=place.host, port=place.port, hosts=place.hosts, log=log, switch=switch), app
     server = await serve_store(
         store,
         key=run_key(folder.path, os.environ.get("STROP_KEY")),
