@@ -13,9 +13,8 @@ import os
 import pickle
 import socket
 import subprocess
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from strop.engines.base import Engine
 from strop.errors import EngineError
@@ -24,7 +23,7 @@ from strop.gateway.keeper import WorkerKeeper, WorkerOrder
 from strop.gateway.limits import InFlight
 from strop.gateway.placement import OWNER, Placement
 from strop.gateway.spawn import spawn_worker
-from strop.gateway.worker import GatewayMaker, WorkerSetup
+from strop.gateway.worker import WorkerSetup
 from strop.gateway.worker_process import EncodedStore, StartedWorker, WorkerProcess, describe_end
 from strop.net.handover import ConnectionPipe, Switch
 
@@ -51,7 +50,7 @@ class LocalWorker(StartedWorker):
 class GatewayWorkers(WorkerKeeper, Switch):
     """The workers of a gateway, and the switch of the server that listens for them.
 
-    workers = gateway.workers = GatewayWorkers(gateway, store, engines, num_workers=4, make=..., given=...)
+    workers = gateway.workers = GatewayWorkers(gateway, store, engines, 4, WorkerOrder(make=..., given=...))
     workers.start()
     server = await serve(gateway, switch=workers)
     await workers.open()
@@ -65,16 +64,12 @@ class GatewayWorkers(WorkerKeeper, Switch):
         gateway: Gateway,
         store: EncodedStore,
         engines: Mapping[str, Engine],
-        *,
         num_workers: int,
-        make: GatewayMaker,
-        given: Any = None,
-        host: str = "127.0.0.1",
-        hosts: Sequence[str] = (),
+        order: WorkerOrder,
+        *,
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        order = WorkerOrder(make=make, given=given, host=host, hosts=tuple(hosts))
         super().__init__(gateway, store, engines, num_workers, order)
         self._log, self._environment = log, dict(environment or {})
         self._placement = Placement(store, num_workers)

@@ -205,7 +205,7 @@ async def open_policies(
             served.append(ServedPolicy(prepared=one, engine=engine, learner=learner, place=places[one.name]))
     by_name = {one.name: one for one in served}
     served = [put_past_before(by_name[one.name], by_name) for one in prepared]
-    return served, await open_gateway(stack, config, served, store, folder, strict=train)
+    return served, await open_gateway(stack, config, served, store, folder, strict=train, machines=machines)
 
 
 def make_process(log: Path, ranks: int, launcher: Launcher) -> LearnerProcess:

@@ -16,6 +16,7 @@ from strop.engines.scripted import Scripted
 from strop.errors import EngineError, Fenced
 from strop.gateway import keeper, worker_process
 from strop.gateway.app import Gateway
+from strop.gateway.keeper import WorkerOrder
 from strop.gateway.placement import OWNER, Placement
 from strop.gateway.template import Renderer
 from strop.gateway.worker import WorkerParts
@@ -174,8 +175,8 @@ async def test_workers_that_never_live_are_given_up(
         stand.gateway,
         stand.store,
         {"p": stand.engine},
-        num_workers=2,
-        make=refuse_to_start,
+        2,
+        WorkerOrder(make=refuse_to_start),
         log=log,
         environment={"PYTHONPATH": path},
     )
