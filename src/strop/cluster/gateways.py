@@ -1,7 +1,7 @@
 """Gateway workers on nodes: agents there ask one of them, and the turns come back here over its connection.
 
-    pool on node A ──▶ gateway 0 on node A ─┐
-    pool on node B ──▶ gateway 1 on node B ─┴─TCP─▶ this command: store, engines' owners
+    agents on node A ──HTTP──▶ gateway 0 on node A ─┐
+    agents on node B ──HTTP──▶ gateway 1 on node B ─┴─TCP──▶ this command: store, engines
 
 A host listens at its node's address and starts the worker; a worker that died is started again by the same host, so
 its address stays, and clients that come meanwhile wait. A host that is gone is placed again, at the same port if it is
@@ -13,7 +13,8 @@ still alive can neither record nor answer: its connection is closed on this side
 Limits: `gateway.in_flight` is shared out, an equal part for each of them and one for this command's own gateway;
 `gateway.in_flight_per_attempt` is counted where an attempt asks.
 
-Left out: requests with the run's own key, which this command answers at its address; outside models.
+Left out: requests with the run's own key, which this command answers at its address; outside models; a pool that was
+given no gateway, since none was up, asks this command until it is started again.
 """
 
 from __future__ import annotations

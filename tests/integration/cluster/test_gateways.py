@@ -110,12 +110,14 @@ def test_agents_ask_the_gateway_of_their_node(nodes, started, tmp_path) -> None:
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("which", ["pid", "host"])
-def test_a_gateway_is_killed_and_is_started_again_at_its_address(nodes, started, tmp_path, which) -> None:
+@pytest.mark.parametrize(
+    ("which", "number"), [("pid", signal.SIGKILL), ("host", signal.SIGKILL), ("pid", signal.SIGSTOP)]
+)
+def test_a_gateway_that_dies_or_hangs_is_started_again_at_its_address(nodes, started, tmp_path, which, number) -> None:
     run = begin(nodes, started, tmp_path)
     run.wait_for(runs.during_step(tmp_path / "run", 2, ended=2))
     (before,) = run.events("started", "gateway 1")
-    os.kill(before[which], signal.SIGKILL)
+    os.kill(before[which], number)
     (after,) = run.wait_for(lambda: run.events("started again", "gateway 1"))
     run.finish()
     run.check()
