@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,13 @@ import pytest
 
 from strop.agent.transports import httpx
 from strop.cluster.listener import ChildListener, connect
+from strop.engines.base import Engine
 from strop.engines.scripted import Scripted
 from strop.gateway import worker_process
 from strop.gateway.app import Gateway
 from strop.gateway.contexts import extends
 from strop.gateway.keeper import WorkerKeeper, WorkerOrder
+from strop.gateway.replicas import Replicas
 from strop.gateway.spawn import spawn_worker
 from strop.gateway.template import Renderer
 from strop.gateway.worker import WorkerSetup
@@ -32,16 +34,21 @@ from strop.runners.pool import LET_DOWN
 from strop.store.sqlite import SqliteStore
 from strop.types import Attempt
 from tests.integration.gateway.stand import ROOT, Stand, fetch, make_in_worker, make_routes
+from tests.integration.gateway.test_direct_line import Line
 from tests.limits import stretch
+from tests.unit.engines import test_vllm
 
 QUESTION: Any = [{"role": "user", "content": "one"}]
 
 
 class FarWorker(StartedWorker):
-    """Where `out_of_reach` is set nobody can end it."""
+    """Where the keeper's `out_of_reach` is set nobody can end it, and it asks servers where it is `beside_servers`."""
 
     def __init__(self, process: subprocess.Popen[bytes], calls: socket.socket, keeper: "FarWorkers") -> None:
         self.calls, self.pid, self.process, self._keeper = calls, process.pid, process, keeper
+
+    def reaches(self, url: str) -> bool:
+        return self._keeper.beside_servers
 
     async def wait(self, seconds: float) -> str:
         with suppress(subprocess.TimeoutExpired):
@@ -59,9 +66,9 @@ class FarWorkers(WorkerKeeper):
 
     fix = "look"
 
-    def __init__(self, gateway: Gateway, store: SqliteStore, engine: Scripted, model: Path) -> None:
+    def __init__(self, gateway: Gateway, store: SqliteStore, engine: Engine, model: Path) -> None:
         super().__init__(gateway, store, {"p": engine}, 2, WorkerOrder(make=make_in_worker, given=model))
-        self.out_of_reach = False
+        self.out_of_reach, self.beside_servers = False, True
         self.listener = ChildListener("127.0.0.1", 0)
         self.sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
         self.urls = [f"http://127.0.0.1:{one.getsockname()[1]}" for one in self.sockets]
@@ -101,10 +108,9 @@ class Far:
         return answer.choices[0].message.content or ""
 
 
-@pytest.fixture
-async def far(model: Path, renderer: Renderer, tmp_path: Path) -> AsyncIterator[Far]:
-    store = await SqliteStore.open(tmp_path / "store.sqlite")
-    engine = Scripted([], renderer, chunk=1, context=1000)
+@asynccontextmanager
+async def open_far(folder: Path, model: Path, engine: Any, renderer: Renderer) -> AsyncIterator[Far]:
+    store = await SqliteStore.open(folder / "store.sqlite")
     gateway = Gateway(store, make_routes(engine, renderer))
     gateway.workers = workers = FarWorkers(gateway, store, engine, model)
     workers.start()
@@ -121,6 +127,12 @@ async def far(model: Path, renderer: Renderer, tmp_path: Path) -> AsyncIterator[
         one.close()
     await server.close()
     await store.close()
+
+
+@pytest.fixture
+async def far(model: Path, renderer: Renderer, tmp_path: Path) -> AsyncIterator[Far]:
+    async with open_far(tmp_path, model, Scripted([], renderer, chunk=1, context=1000), renderer) as far:
+        yield far
 
 
 async def test_an_attempt_whose_calls_alternate_is_exact(far: Far) -> None:
@@ -240,3 +252,26 @@ async def test_sessions_are_forgotten_wherever_they_are(far: Far) -> None:
     await far.workers.wait_until_idle("g.0", 1, limit=1.0)
     far.stand.gateway.forget("g.0")
     assert (await far.workers.count())["sessions"] == 0
+
+
+async def test_a_server_is_asked_directly_where_it_is_reached(model: Path, renderer: Renderer, tmp_path: Path) -> None:
+    vllm = test_vllm.Stand(tmp_path / "vllm", stream_interval=4)
+    await vllm.engine.start()
+    engine: Any = Replicas([vllm.engine])
+    async with open_far(tmp_path, model, engine, renderer) as far:
+        line, attempt = Line(vllm, far.stand), await far.stand.attempt("g.0")
+
+        async def ask() -> None:
+            client = far.at(1, attempt)
+            answer = await client.completions.create(model="m", prompt=[5, 9, 7], max_tokens=4)
+            turn = (await far.stand.store.turns("g.0"))[-1]
+            assert (turn.id, turn.response_ids, len(turn.logprobs)) == (answer.id, [8, 9, 10, 11], 4)
+
+        await ask()
+        assert line.relayed == []
+        far.workers.beside_servers = False
+        await engine.pause()
+        await engine.resume()  # workers are told of their lines anew
+        await ask()
+        assert line.relayed == [[5, 9, 7]]
+    await vllm.engine.close()
