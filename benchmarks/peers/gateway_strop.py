@@ -190,16 +190,17 @@ def open_workers(
 ) -> GatewayWorkers | None:
     from gateway_worker import make
 
-    from strop.gateway.workers import GatewayWorkers  # not in older checkouts, which are measured with this as well
+    # Not in older checkouts, which are measured with this as well.
+    from strop.gateway.keeper import WorkerOrder
+    from strop.gateway.workers import GatewayWorkers
 
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     gateway.workers = workers = GatewayWorkers(
         gateway,
         store,
         {"main": engine},
-        num_workers=num_workers,
-        make=make,
-        given=given,
+        num_workers,
+        WorkerOrder(make=make, given=given),
         environment={"PYTHONPATH": path},
     )
     workers.start()

@@ -36,12 +36,14 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
 
 
 class Demand(Struct, frozen=True, kw_only=True):
-    """What a run asks for: `ranks` of every model, each with so many CPUs and GPUs; `runners` pools of `agents` agents
-    at once; `sequences` that an engine answers at once."""
+    """What a run asks for: `ranks` of every model, each with so many CPUs and GPUs; `gateways`; `runners` pools of
+    `agents` agents at once; `sequences` that an engine answers at once."""
 
     ranks: tuple[int, ...]
     rank_cpus: int = 1
     rank_gpus: int = 0
+    gateways: int = 0
+    gateway_cpus: int = 1
     runners: int = 1
     runner_cpus: int = 1
     agents: int = 16
@@ -49,11 +51,12 @@ class Demand(Struct, frozen=True, kw_only=True):
 
 
 class ClusterPlan(Struct, frozen=True, kw_only=True):
-    """Which node each rank of every model, and each runner pool, is to be on."""
+    """Which node each rank of every model, each gateway and each runner pool is to be on."""
 
     demand: Demand
     ranks: list[list[ClusterNode]]
     runners: list[ClusterNode]
+    gateways: list[ClusterNode] = []
     memory: str = ""
 
     def describe(self) -> list[str]:
@@ -64,6 +67,8 @@ class ClusterPlan(Struct, frozen=True, kw_only=True):
             for node in group:
                 lines.append(f"rank {number} on {node.name}: {count(self.demand.rank_cpus, 'CPU')}{gpu}")
                 number += 1
+        each = count(self.demand.gateway_cpus, "CPU")
+        lines += [f"gateway {k} on {node.name}: {each}" for k, node in enumerate(self.gateways)]
         each = f"{count(self.demand.runner_cpus, 'CPU')}, {count(self.demand.agents, 'agent')} at once"
         lines += [f"runner pool {k} on {node.name}: {each}" for k, node in enumerate(self.runners)]
         return [*lines, *([self.memory] if self.memory else []), self.find_bottleneck()]
@@ -77,7 +82,8 @@ class ClusterPlan(Struct, frozen=True, kw_only=True):
 
 
 def make_plan(nodes: Sequence[ClusterNode], demand: Demand) -> ClusterPlan:
-    """Ranks of a model on as few nodes as possible, then runner pools where most CPUs are left. Raises `PlaceError`."""
+    """Ranks of a model on as few nodes as possible, then gateways and runner pools where most CPUs are left. Raises
+    `PlaceError`."""
     usable = [node for node in nodes if node.cpus]
     left = Room(usable)
     if trouble := next((node.trouble for node in usable if node.trouble), ""):
@@ -89,7 +95,8 @@ def make_plan(nodes: Sequence[ClusterNode], demand: Demand) -> ClusterPlan:
         if len(group) < wanted:
             raise PlaceError(explain_ranks(usable, demand))
         ranks.append(group)
-    return ClusterPlan(demand=demand, ranks=ranks, runners=place_runners(left, demand))
+    gateways = place_gateways(left, demand)
+    return ClusterPlan(demand=demand, ranks=ranks, gateways=gateways, runners=place_runners(left, demand))
 
 
 class Room:
@@ -126,6 +133,17 @@ class Room:
             there[node.id] += 1
             placed.append(node)
         return placed
+
+
+def place_gateways(left: Room, demand: Demand) -> list[ClusterNode]:
+    placed = left.take_apart(demand.gateways, demand.gateway_cpus)
+    if len(placed) < demand.gateways:
+        raise PlaceError(
+            f"{count(demand.gateways, 'gateway')} of {count(demand.gateway_cpus, 'CPU')} each cannot be placed: the "
+            f"cluster has {describe_nodes(left.nodes)}, and beside the ranks there is room for {len(placed)}. Fix: set "
+            f"cluster.gateways={len(placed)}, or add nodes"
+        )
+    return placed
 
 
 def place_runners(left: Room, demand: Demand) -> list[ClusterNode]:

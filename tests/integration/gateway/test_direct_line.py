@@ -208,7 +208,7 @@ async def test_a_killed_worker_has_nothing_in_flight_and_its_successor_has_the_l
     paused = asyncio.create_task(line.engine.pause())
     await asyncio.sleep(0.2)
     assert not paused.done()
-    os.kill(line.workers._workers[place]._process.pid, signal.SIGKILL)
+    os.kill(line.workers._workers[place].process.pid, signal.SIGKILL)
     await asyncio.wait_for(paused, stretch(20))
     await line.engine.resume()
     await until(lambda: line.workers.replaced[place] == 1 and place in line.workers._workers, stretch(30))

@@ -26,6 +26,13 @@ def test_it_says_everything_that_will_run() -> None:
     ]
 
 
+def test_gateways_are_apart_and_leave_room_for_pools() -> None:
+    plan = make_plan(nodes(4, 3, 3), Demand(ranks=(2,), rank_cpus=2, gateways=2, runners=2, runner_cpus=2))
+    assert [node.id for node in plan.ranks[0]] == ["n0"] * 2
+    assert [node.id for node in plan.gateways] == [node.id for node in plan.runners] == ["n1", "n2"]
+    assert plan.describe()[2:4] == ["gateway 0 on 10.0.0.1: 1 CPU", "gateway 1 on 10.0.0.2: 1 CPU"]
+
+
 def test_a_run_that_learns_from_data_needs_no_pool() -> None:
     assert make_plan(nodes(1), Demand(ranks=(1,), runners=0)).runners == []
 
@@ -62,6 +69,12 @@ def test_a_run_that_learns_from_data_needs_no_pool() -> None:
             Demand(ranks=(1,), runners=2),
             "2 runner pools of 1 CPU each cannot be placed: the cluster has 2 CPUs and 0 GPUs on 1 node, and beside "
             "the ranks there is room for 1. Fix: set cluster.runners=1, or add nodes",
+        ),
+        (
+            nodes(3),
+            Demand(ranks=(1,), gateways=3, runners=0),
+            "3 gateways of 1 CPU each cannot be placed: the cluster has 3 CPUs and 0 GPUs on 1 node, and beside the "
+            "ranks there is room for 2. Fix: set cluster.gateways=2, or add nodes",
         ),
         (
             nodes(0),
