@@ -21,6 +21,8 @@ from msgspec import Struct
 
 from strop.cluster.connection import import_ray
 from strop.cluster.listener import connect
+from strop.engines.server_process import ServerProcess, ServerProgram
+from strop.errors import EngineError
 from strop.files import private
 from strop.learner.spawn import spawn_with
 from strop.net.secrets import child_environment
@@ -54,6 +56,25 @@ class HostPlace(Struct, frozen=True):
         return f"{self.address}/{self.node[:6]}"
 
 
+class StartedServer(Struct, frozen=True):
+    """Where an engine's server answers, and which process it is; or why there is none."""
+
+    url: str = ""
+    pid: int = 0
+    error: str = ""
+
+
+def describe_host() -> HostPlace:
+    ray = import_ray()
+    return HostPlace(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), os.getpid())
+
+
+def hide_gpus() -> None:
+    """Those that Ray gives to others: a child would use them."""
+    if not import_ray().get_gpu_ids():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 class ProcessHost:
     """On a node; has one process at a time."""
 
@@ -61,8 +82,7 @@ class ProcessHost:
         self._process: subprocess.Popen[bytes] | None = None
 
     def describe(self) -> HostPlace:
-        ray = import_ray()
-        return HostPlace(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), os.getpid())
+        return describe_host()
 
     def poll(self) -> int | None:
         assert self._process is not None, "nothing was started"
@@ -78,8 +98,7 @@ class RankHost(ProcessHost):
 
     def __init__(self) -> None:
         super().__init__()
-        if not import_ray().get_gpu_ids():  # or else it would use one that Ray gives to others
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        hide_gpus()
 
     def find_port(self) -> int:
         """One that is free here now."""
@@ -131,6 +150,36 @@ class RunnerHost(ProcessHost):
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         self.signal(signal.SIGKILL)
+
+
+class ServerHost:
+    """Starts an engine's server, which is ended with all that it has started when this actor ends, however it does."""
+
+    def __init__(self) -> None:
+        hide_gpus()
+        self._server: ServerProcess | None = None
+
+    async def describe(self) -> HostPlace:
+        return describe_host()
+
+    async def start(self, program: ServerProgram) -> StartedServer:
+        """It listens at the address by which other nodes reach this one."""
+        if self._server is not None:
+            await self._server.close()
+        self._server = ServerProcess(program, describe_host().address)
+        try:
+            await self._server.start()
+        except EngineError as error:
+            return StartedServer(error=str(error))
+        return StartedServer(self._server.url, self._server.pid)
+
+    async def wait_until_gone(self) -> str:
+        assert self._server is not None, "nothing was started"
+        return await self._server.wait_until_gone()
+
+    async def end(self) -> None:
+        if self._server is not None:
+            await self._server.end()
 
 
 def choose_interface(address: str) -> dict[str, str]:

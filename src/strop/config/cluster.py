@@ -10,7 +10,7 @@ from strop.config.describe import doc
 
 
 class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The Ray cluster that a run is spread over: learner ranks and runners on its nodes."""
+    """The Ray cluster that a run is spread over: learner ranks, engines' servers and runners on its nodes."""
 
     address: Annotated[
         str, doc("Ray cluster: HOST:PORT of its head; auto: the one of this machine, started if there is none")
@@ -24,6 +24,7 @@ class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(ge=0, le=10_000),
     ] = 0
     rank_cpus: Annotated[int, doc("CPUs that Ray keeps for a learner rank"), Meta(ge=1)] = 1
+    server_cpus: Annotated[int, doc("CPUs that Ray keeps for a vLLM or sglang server"), Meta(ge=1)] = 1
     runner_cpus: Annotated[int, doc("CPUs that Ray keeps for a runner pool"), Meta(ge=1)] = 1
     port: Annotated[
         int, doc("port at which this command hears learner ranks; 0 picks a free one"), Meta(ge=0, le=65535)
