@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from strop.cluster.connection import import_ray
@@ -166,7 +167,9 @@ class ServerHost:
         """It listens at the address by which other nodes reach this one."""
         if self._server is not None:
             await self._server.close()
-        self._server = ServerProcess(program, describe_host().address)
+        address = describe_host().address
+        env = {**choose_interface(address), **program.env}
+        self._server = ServerProcess(msgspec.structs.replace(program, env=env), address)
         try:
             await self._server.start()
         except EngineError as error:
@@ -183,8 +186,8 @@ class ServerHost:
 
 
 def choose_interface(address: str) -> dict[str, str]:
-    """Has torch's processes meet over the network interface that leads to this command: by themselves they go by the
-    machine's name, which may lead to one that others do not reach."""
+    """Has processes that compute together meet over the network interface that has this address: by themselves they go
+    by the machine's name, which may lead to one that others do not reach."""
     name = find_interface(address)
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
 

@@ -410,8 +410,7 @@ class RemoteEngine(Engine, Generic[A, S]):
         """Start the server and have it serve the current version."""
         await self._server.start()  # pauses do not wait for it
         async with self._loading:
-            if self._client is not None:
-                await self._client.close()
+            await self._hang_up()
             self._client = Client(self._server.url)
             self._api = api = await self._meet(self._client)
             self._context = min(self._context, api.context or self._context)
@@ -454,6 +453,7 @@ class RemoteEngine(Engine, Generic[A, S]):
                 since = loop.time()
                 how = await self._server.wait_until_gone()
                 self._is_down(f"{how}; it is being started again")
+                await self._hang_up()
                 failed = failed + 1 if loop.time() - since < LONGEST_WAIT else 0
             await asyncio.sleep(min(FIRST_WAIT * 2**failed, LONGEST_WAIT))
             try:
@@ -477,6 +477,10 @@ class RemoteEngine(Engine, Generic[A, S]):
                 await self._keeper
         self._is_down(f"{self.name} was closed")
         self._give_up()
+        await self._hang_up()
+        await self._server.close()
+
+    async def _hang_up(self) -> None:
+        """Whoever waits for an answer hears that there will be none: a machine that is gone does not say so."""
         if self._client is not None:
             await self._client.close()
-        await self._server.close()

@@ -211,7 +211,8 @@ class LearnerChild(ProcessVerbs):
     def _hold(self, settings: LearnerSettings, learner: Learner | None, plain: Any) -> None:
         from strop.learner.model_weights import FollowingRank, ModelWeights
 
-        weights = ModelWeights(plain, settings.folder) if self._ranks.leads else FollowingRank()
+        address = self._ranks.address
+        weights = ModelWeights(plain, settings.folder, address) if self._ranks.leads else FollowingRank()
         self.policies[settings.name] = HeldPolicy(self, settings, learner, plain, weights)
 
     def _serve(self, model: Any, engine: EngineConfig, context: int) -> int:

@@ -39,7 +39,7 @@ class Ranks:
     `sequence_parallel` ranks in a row, the group of `sequence`, run a piece together."""
 
     def __init__(self, place: RankPlace, device: torch.device, sequence_parallel: int = 1) -> None:
-        self.index, self.count = place.index, place.count
+        self.index, self.count, self.address = place.index, place.count, place.address
         self.num_groups = self.count // sequence_parallel
         self.sequence: SequenceGroup | None = None
         if self.alone:

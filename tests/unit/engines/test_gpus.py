@@ -168,3 +168,25 @@ async def test_while_one_is_started_again_the_other_answers(two: Two) -> None:
     two.stand.offer("1.2", 0.25)
     await two.publisher.publish("1.2")
     assert {server.version for server in two.servers} == {"1.2"}
+
+
+async def test_a_publish_does_not_wait_for_one_that_is_down(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets the version once it is up: until then the other answers alone, and an older one is never served."""
+    two.stand.offer("1.1", 0.5)
+    await two.publisher.publish("1.1")
+    first = two.servers[0]
+    monkeypatch.setattr(remote, "FIRST_WAIT", 2.0)
+    os.kill(first._server._process.pid, signal.SIGKILL)  # type: ignore[union-attr]
+    await until(lambda: not first.serving)
+    for version in ("1.2", "1.3"):
+        two.stand.offer(version, 0.25)
+        async with asyncio.timeout(1.5):
+            await two.publisher.publish(version)
+        assert not first.serving
+        for rollout in "abcd":
+            assert await ask(two.engine.of(rollout), [1, 2], max_tokens=2) == {version}
+    await until(lambda: first.serving, stretch(20))
+    assert first.version == "1.3"
+    assert [replica.outdated for replica in two.engine._replicas] == [False, False]
+    reloads = [Path(line["reload"]).name for line in two.stand.asked() if "reload" in line]
+    assert reloads == ["1.1", "1.3"]
