@@ -169,7 +169,7 @@ class ServerHost:
             await self._server.close()
         address = describe_host().address
         env = {**choose_interface(address), **program.env}
-        self._server = ServerProcess(msgspec.structs.replace(program, env=env), address)
+        self._server = ServerProcess(msgspec.structs.replace(program, env=env), address, apart=True)
         try:
             await self._server.start()
         except EngineError as error:

@@ -48,7 +48,7 @@ class ServerHosts(ServerLauncher):
         self._config = config
         self._reserved: list[tuple[int, Any]] = []  # each with its GPUs
         self._all: list[Any] = []
-        self._uses_gpus = False
+        self._uses_gpus = self._is_closed = False
         self._numbered = 0
 
     def make(self, program: ServerProgram) -> ClusterServer:
@@ -64,6 +64,7 @@ class ServerHosts(ServerLauncher):
         given_up: threading.Event,
     ) -> list[HostPlace]:
         """A host for each server, on these nodes where they have room. Raises `PlaceError`."""
+        self._is_closed = False
         each = list_each(wanted)
         self._uses_gpus = any(one.gpus for one in each)
         in_place = import_part("util.scheduling_strategies").NodeAffinitySchedulingStrategy
@@ -101,6 +102,8 @@ class ServerHosts(ServerLauncher):
                 with contextlib.suppress(*self.lost):
                     return one[1], await self.ask(one[1].describe.remote())
                 self.drop(one[1])
+        if self._is_closed:
+            raise EngineError("the run is being closed")
         host = self._place(gpus, "SPREAD")
         try:
             return host, await self.ask(host.describe.remote(), self._config.timeout)
@@ -130,6 +133,8 @@ class ServerHosts(ServerLauncher):
             self.ray.kill(host)
 
     def close(self) -> None:
+        """For good, unless it is opened again."""
+        self._is_closed = True
         self._reserved.clear()
         for host in list(self._all):
             self.drop(host)

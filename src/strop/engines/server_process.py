@@ -118,11 +118,12 @@ class ExternalServer(EngineServer):
 
 
 class ServerProcess(EngineServer):
-    """A program of ours, a child of this process. It listens at `host`, an address of this machine's."""
+    """A program of ours, a child of this process. It listens at `host`, an address of this machine's. `apart`: see
+    `ProcessTrees`."""
 
-    def __init__(self, program: ServerProgram, host: str = LOOPBACK) -> None:
+    def __init__(self, program: ServerProgram, host: str = LOOPBACK, *, apart: bool = False) -> None:
         self.url = ""
-        self._program, self._host = program, host
+        self._program, self._host, self._apart = program, host, apart
         self._name, self._log, self._settings = program.name, program.log, program.settings
         self._trees: ProcessTrees | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -174,7 +175,7 @@ class ServerProcess(EngineServer):
             self._trees = None
 
     def _spawn(self, arguments: list[str]) -> asyncio.Future[str]:
-        self._trees = self._trees or ProcessTrees()
+        self._trees = self._trees or ProcessTrees(apart=self._apart)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         cookie = secrets.token_hex(16)
         env = {**child_environment(), **self._program.env, "STROP_SERVER": cookie}
