@@ -75,6 +75,7 @@ class ServerHosts(ServerLauncher):
         while len(ready) < len(asked) and time.monotonic() < deadline and not given_up.is_set():
             ready = self.ray.wait(asked, num_returns=len(asked), timeout=1.0)[0]
         if len(ready) < len(asked):
+            self.close()
             raise PlaceError(
                 f"the cluster has no room now for {' and '.join(one.describe() for one in wanted)}, which others use. "
                 "Fix: see `ray status`, wait for them, or raise cluster.timeout"

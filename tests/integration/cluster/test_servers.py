@@ -169,5 +169,4 @@ async def test_where_others_use_the_room_that_is_said(servers: Servers) -> None:
     with pytest.raises(PlaceError, match="has no room now for 1 engine server of 1 CPU each, which others use"):
         await open_hosts(others, 1, seconds=1.0)
     with pytest.raises(EngineError, match=r"no node has room for it within 1 s"):
-        await others.take(0)
-    others.close()
+        await servers.make_hosts(timeout=1.0).take(0)
