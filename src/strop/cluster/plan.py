@@ -1,6 +1,6 @@
 """What runs where, before anything starts; or why it cannot, in a sentence.
 
-Pure: it is told what the nodes have, and asks nobody. Ray may place ranks otherwise, where others use a part of a node.
+Pure: it is told what the nodes have, and asks nobody. Ray may place parts otherwise, where others use some of a node.
 
 Left out: nodes that a cluster would add by itself once they are asked for.
 """

@@ -31,6 +31,7 @@ pytestmark = [
 ]
 REPLICAS = [
     *("engine.name=vllm", "engine.deterministic=false", "engine.replicas=2", "runner.workers=4", "runner.lease=3"),
+    "runner.timeout=300",  # agents wait while both are started again
     *(f"engine.vllm.python={PYTHON}", "engine.vllm.dtype=float32", "engine.vllm.max_sequences=8"),
     'engine.vllm.args=["--enforce-eager"]',
     'engine.vllm.env={"VLLM_CPU_KVCACHE_SPACE":"1","OMP_WAIT_POLICY":"PASSIVE"}',
