@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
@@ -132,6 +132,10 @@ class Engine(ABC):
         Closing the iterator early cancels the work. Raises `ContextOverflow` if the prompt leaves no space for a single
         token, `EngineError` if the engine cannot go on.
         """
+
+    def give_way(self, can_others: Callable[[], bool]) -> None:  # noqa: B027 - few have a server
+        """Have requests fail rather than wait for a server that is being started again, while `can_others` says that
+        somebody else can answer them."""
 
     def lend(self, holder: LineHolder) -> None:  # noqa: B027 - few have a server
         """Have others ask its server themselves, where there is one, whenever that is as good as asking here."""

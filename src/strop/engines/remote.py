@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypeVar
@@ -43,6 +43,8 @@ TRIES = 3
 """How often a request is sent that got no token because the server broke down."""
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 """Seconds before a server that died is started again: twice as many each time in a row."""
+LOOK = 1.0
+"""Seconds between two looks, while it is, whether others can answer by now."""
 NOTICE = 5.0
 """Seconds until those who watch the server must have seen that it is gone."""
 
@@ -98,6 +100,7 @@ class RemoteEngine(Engine, Generic[A, S]):
         self._up = asyncio.Event()  # the server is up, or there is no hope that it will be
         self._loading = asyncio.Lock()
         self._reason = f"{self.name} was not started"
+        self._can_others: Callable[[], bool] = lambda: False  # answer
         self._holders: list[LineHolder] = []
         self._line: DirectLine | None = None  # that they have
         self._keeper: asyncio.Task[None] | None = None
@@ -280,9 +283,12 @@ class RemoteEngine(Engine, Generic[A, S]):
                 return api
 
     async def _until_serving(self) -> A:
-        if not self._settled.is_set():
+        deadline = asyncio.get_running_loop().time() + self._settings.restart_timeout
+        while not self._settled.is_set() and not self._can_others():
+            if (left := deadline - asyncio.get_running_loop().time()) <= 0:
+                break
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._settled.wait(), self._settings.restart_timeout)
+                await asyncio.wait_for(self._settled.wait(), min(left, LOOK))
         if not self._serving.is_set() or self._api is None:
             raise EngineError(self._reason)
         return self._api
@@ -346,6 +352,9 @@ class RemoteEngine(Engine, Generic[A, S]):
         self._tell_holders()
 
     # -- those who ask the server themselves ---------------------------------------------------------------------------
+
+    def give_way(self, can_others: Callable[[], bool]) -> None:
+        self._can_others = can_others
 
     def lend(self, holder: LineHolder) -> None:
         self._holders.append(holder)

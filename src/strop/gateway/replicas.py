@@ -20,6 +20,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from statistics import median
 from typing import cast
 
@@ -56,6 +57,8 @@ class Replicas(Engine):
         assert engines, "a policy needs an engine"
         self._in_turn = in_turn
         self._replicas = [Replica(engine) for engine in engines]
+        for replica in self._replicas:
+            replica.engine.give_way(partial(self._can_others_answer, replica))
         self._patience = patience
         self._homes: OrderedDict[str, Replica] = OrderedDict()
         self._open = asyncio.Event()
@@ -88,6 +91,10 @@ class Replicas(Engine):
         if len(self._homes) > KNOWN:
             self._homes.popitem(last=False)[1].rollouts -= 1
         return home
+
+    def _can_others_answer(self, replica: Replica) -> bool:
+        now = time.monotonic()
+        return any(one is not replica and not one.outdated and one.well(now) for one in self._replicas)
 
     async def answer(
         self, rollout: str, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int]
