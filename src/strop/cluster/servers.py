@@ -97,12 +97,11 @@ class ServerHosts(ServerLauncher):
     async def take(self, gpus: int) -> tuple[Any, HostPlace]:
         """A host with so many GPUs: one that was reserved, or another one as soon as there is room. Raises
         `EngineError`."""
-        for one in self._reserved:
-            if one[0] == gpus:
-                self._reserved.remove(one)
-                with contextlib.suppress(*self.lost):
-                    return one[1], await self.ask(one[1].describe.remote())
-                self.drop(one[1])
+        while (one := next((one for one in self._reserved if one[0] == gpus), None)) is not None:
+            self._reserved.remove(one)
+            with contextlib.suppress(*self.lost):
+                return one[1], await self.ask(one[1].describe.remote())
+            self.drop(one[1])
         if self._is_closed:
             raise EngineError("the run is being closed")
         host = self._place(gpus, "SPREAD")
@@ -153,6 +152,17 @@ class ClusterServer(EngineServer):
 
     async def start(self) -> None:
         """Where it was, or where there is room if that host is gone."""
+        try:
+            started = await self._start()
+        except EngineError as error:
+            if self._started:  # or else the run ends with it
+                self._hosts.journal.write("not started again", self._name, why=str(error))
+            raise
+        self.url, self._started = started.url, self._started + 1
+        event = "started again" if self._started > 1 else "started"
+        self._hosts.journal.write(event, self._name, node=self._place.name, pid=started.pid, host=self._place.pid)
+
+    async def _start(self) -> StartedServer:
         words = list(self._program.command())
         program = msgspec.structs.replace(self._program, command=partial(list, words))
         found = await self._start_here(program) if self._host is not None else None
@@ -161,9 +171,7 @@ class ClusterServer(EngineServer):
             found = await self._start_here(program)
         if found is None or found.error:
             raise EngineError(found.error if found is not None else f"the node of {self._name} was lost as it started")
-        self.url, self._started = found.url, self._started + 1
-        event = "started again" if self._started > 1 else "started"
-        self._hosts.journal.write(event, self._name, node=self._place.name, pid=found.pid, host=self._place.pid)
+        return found
 
     async def _start_here(self, program: ServerProgram) -> StartedServer | None:
         """None where the host is gone, which is let go of then."""
