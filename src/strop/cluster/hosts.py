@@ -17,10 +17,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from strop.cluster.connection import import_ray
 from strop.cluster.listener import connect
+from strop.engines.server_process import ServerProcess, ServerProgram
+from strop.errors import EngineError
 from strop.files import private
 from strop.gateway.spawn import spawn_worker
 from strop.learner.spawn import spawn_with
@@ -57,6 +60,25 @@ class HostPlace(Struct, frozen=True):
         return f"{self.address}/{self.node[:6]}"
 
 
+class StartedServer(Struct, frozen=True):
+    """Where an engine's server answers, and which process it is; or why there is none."""
+
+    url: str = ""
+    pid: int = 0
+    error: str = ""
+
+
+def describe_host() -> HostPlace:
+    ray = import_ray()
+    return HostPlace(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), os.getpid())
+
+
+def hide_gpus() -> None:
+    """Those that Ray gives to others: a child would use them."""
+    if not import_ray().get_gpu_ids():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 class ProcessHost:
     """On a node; has one process at a time."""
 
@@ -64,8 +86,7 @@ class ProcessHost:
         self._process: subprocess.Popen[bytes] | None = None
 
     def describe(self) -> HostPlace:
-        ray = import_ray()
-        return HostPlace(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), os.getpid())
+        return describe_host()
 
     def poll(self) -> int | None:
         assert self._process is not None, "nothing was started"
@@ -81,8 +102,7 @@ class RankHost(ProcessHost):
 
     def __init__(self) -> None:
         super().__init__()
-        if not import_ray().get_gpu_ids():  # or else it would use one that Ray gives to others
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        hide_gpus()
 
     def find_port(self) -> int:
         """One that is free here now."""
@@ -162,9 +182,41 @@ class RunnerHost(ProcessHost):
         self.signal(signal.SIGKILL)
 
 
+class ServerHost:
+    """Starts an engine's server, which is ended with all that it has started when this actor ends, however it does."""
+
+    def __init__(self) -> None:
+        hide_gpus()
+        self._server: ServerProcess | None = None
+
+    async def describe(self) -> HostPlace:
+        return describe_host()
+
+    async def start(self, program: ServerProgram) -> StartedServer:
+        """It listens at the address by which other nodes reach this one."""
+        if self._server is not None:
+            await self._server.close()
+        address = describe_host().address
+        env = {**choose_interface(address), **program.env}
+        self._server = ServerProcess(msgspec.structs.replace(program, env=env), address, apart=True)
+        try:
+            await self._server.start()
+        except EngineError as error:
+            return StartedServer(error=str(error))
+        return StartedServer(self._server.url, self._server.pid)
+
+    async def wait_until_gone(self) -> str:
+        assert self._server is not None, "nothing was started"
+        return await self._server.wait_until_gone()
+
+    async def end(self) -> None:
+        if self._server is not None:
+            await self._server.end()
+
+
 def choose_interface(address: str) -> dict[str, str]:
-    """Has torch's processes meet over the network interface that leads to this command: by themselves they go by the
-    machine's name, which may lead to one that others do not reach."""
+    """Has processes that compute together meet over the network interface that has this address: by themselves they go
+    by the machine's name, which may lead to one that others do not reach."""
     name = find_interface(address)
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
 

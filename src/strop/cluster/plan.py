@@ -1,6 +1,6 @@
 """What runs where, before anything starts; or why it cannot, in a sentence.
 
-Pure: it is told what the nodes have, and asks nobody. Ray may place ranks otherwise, where others use a part of a node.
+Pure: it is told what the nodes have, and asks nobody. Ray may place parts otherwise, where others use some of a node.
 
 Left out: nodes that a cluster would add by itself once they are asked for.
 """
@@ -35,9 +35,32 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
         return f"{self.address}/{self.id[:6]}" if self.several else self.address
 
 
+class ServerDemand(Struct, frozen=True, kw_only=True):
+    """So many servers of an engine, each with CPUs and GPUs, that answers so many sequences at once.
+
+    >>> ServerDemand(count=2, gpus=4, engine="vllm").describe()
+    '2 vllm servers of 1 CPU and 4 GPUs each'
+    """
+
+    count: int
+    cpus: int = 1
+    gpus: int = 0
+    sequences: int = 0
+    engine: str = "engine"
+
+    def describe(self) -> str:
+        gpu = f" and {count(self.gpus, 'GPU')}" if self.gpus else ""
+        return f"{count(self.count, f'{self.engine} server')} of {count(self.cpus, 'CPU')}{gpu} each"
+
+
+def list_each(servers: Sequence[ServerDemand]) -> list[ServerDemand]:
+    """What every single one is part of."""
+    return [one for one in servers for _ in range(one.count)]
+
+
 class Demand(Struct, frozen=True, kw_only=True):
-    """What a run asks for: `ranks` of every model, each with so many CPUs and GPUs; `gateways`; `runners` pools of
-    `agents` agents at once; `sequences` that an engine answers at once."""
+    """What a run asks for: `ranks` of every model, each with so many CPUs and GPUs; `servers` of engines; `gateways`;
+    `runners` pools of `agents` agents at once; `sequences` that a rank answers at once, none where servers do."""
 
     ranks: tuple[int, ...]
     rank_cpus: int = 1
@@ -48,14 +71,16 @@ class Demand(Struct, frozen=True, kw_only=True):
     runner_cpus: int = 1
     agents: int = 16
     sequences: int = 16
+    servers: tuple[ServerDemand, ...] = ()
 
 
 class ClusterPlan(Struct, frozen=True, kw_only=True):
-    """Which node each rank of every model, each gateway and each runner pool is to be on."""
+    """Which node each rank of every model, each engine server, each gateway and each runner pool is to be on."""
 
     demand: Demand
     ranks: list[list[ClusterNode]]
     runners: list[ClusterNode]
+    servers: list[ClusterNode] = []
     gateways: list[ClusterNode] = []
     memory: str = ""
 
@@ -67,6 +92,9 @@ class ClusterPlan(Struct, frozen=True, kw_only=True):
             for node in group:
                 lines.append(f"rank {number} on {node.name}: {count(self.demand.rank_cpus, 'CPU')}{gpu}")
                 number += 1
+        for k, (one, node) in enumerate(zip(list_each(self.demand.servers), self.servers, strict=True)):
+            gpu = f", {count(one.gpus, 'GPU')}" if one.gpus else ""
+            lines.append(f"engine server {k} ({one.engine}) on {node.name}: {count(one.cpus, 'CPU')}{gpu}")
         each = count(self.demand.gateway_cpus, "CPU")
         lines += [f"gateway {k} on {node.name}: {each}" for k, node in enumerate(self.gateways)]
         each = f"{count(self.demand.runner_cpus, 'CPU')}, {count(self.demand.agents, 'agent')} at once"
@@ -75,14 +103,15 @@ class ClusterPlan(Struct, frozen=True, kw_only=True):
 
     def find_bottleneck(self) -> str:
         demand = self.demand
-        agents, sequences = demand.runners * demand.agents, sum(demand.ranks) * demand.sequences
+        agents = demand.runners * demand.agents
+        sequences = sum(demand.ranks) * demand.sequences + sum(one.count * one.sequences for one in demand.servers)
         told = f"{count(agents, 'agent')} at once, {count(sequences, 'sequence')} that engines answer at once"
         which = "engines" if agents > sequences else "agents"
         return f"expected bottleneck while collecting: {which} ({told})"
 
 
 def make_plan(nodes: Sequence[ClusterNode], demand: Demand) -> ClusterPlan:
-    """Ranks of a model on as few nodes as possible, then gateways and runner pools where most CPUs are left. Raises
+    """Ranks of a model on as few nodes as possible, then servers, gateways and runner pools where most is left. Raises
     `PlaceError`."""
     usable = [node for node in nodes if node.cpus]
     left = Room(usable)
@@ -95,8 +124,9 @@ def make_plan(nodes: Sequence[ClusterNode], demand: Demand) -> ClusterPlan:
         if len(group) < wanted:
             raise PlaceError(explain_ranks(usable, demand))
         ranks.append(group)
-    gateways = place_gateways(left, demand)
-    return ClusterPlan(demand=demand, ranks=ranks, gateways=gateways, runners=place_runners(left, demand))
+    servers, gateways = place_servers(left, demand), place_gateways(left, demand)
+    runners = place_runners(left, demand)
+    return ClusterPlan(demand=demand, ranks=ranks, servers=servers, gateways=gateways, runners=runners)
 
 
 class Room:
@@ -135,6 +165,23 @@ class Room:
         return placed
 
 
+def place_servers(left: Room, demand: Demand) -> list[ClusterNode]:
+    """One after the other, as they are demanded; each is on one node with all of its GPUs."""
+    placed: list[ClusterNode] = []
+    for one in demand.servers:
+        found = left.take_apart(one.count, one.cpus, one.gpus)
+        if len(found) < one.count:
+            less = f"set engine.replicas={len(found)}" if found else "set cluster.server_cpus lower"
+            if one.gpus > 1 and not found:
+                less = f"set engine.{one.engine}.tensor_parallel lower"
+            raise PlaceError(
+                f"{one.describe()} cannot be placed: the cluster has {describe_nodes(left.nodes)}, and beside the "
+                f"ranks there is room for {len(found)}. Fix: {less}, or add nodes"
+            )
+        placed += found
+    return placed
+
+
 def place_gateways(left: Room, demand: Demand) -> list[ClusterNode]:
     placed = left.take_apart(demand.gateways, demand.gateway_cpus)
     if len(placed) < demand.gateways:
@@ -149,10 +196,11 @@ def place_gateways(left: Room, demand: Demand) -> list[ClusterNode]:
 def place_runners(left: Room, demand: Demand) -> list[ClusterNode]:
     placed = left.take_apart(demand.runners, demand.runner_cpus)
     if len(placed) < demand.runners:
+        others = "ranks and servers" if demand.servers else "ranks"
         raise PlaceError(
             f"{count(demand.runners, 'runner pool')} of {count(demand.runner_cpus, 'CPU')} each cannot be placed: "
-            f"the cluster has {describe_nodes(left.nodes)}, and beside the ranks there is room for {len(placed)}. Fix: "
-            f"set cluster.runners={max(len(placed), 1)}, or add nodes"
+            f"the cluster has {describe_nodes(left.nodes)}, and beside the {others} there is room for {len(placed)}. "
+            f"Fix: set cluster.runners={max(len(placed), 1)}, or add nodes"
         )
     return placed
 

@@ -147,9 +147,9 @@ class ClusterLauncher(Launcher):
         children: list[StartedChild] = []
         for index, (host, (number, _)) in enumerate(zip(hosts, expected, strict=True)):
             connection = self._listener.take(number, START_SECONDS)
-            place = RankPlace(index=index, count=len(hosts), rendezvous=where) if where else RankPlace()
-            children.append(StartedChild(RankHandle(self._ray, host), connection, place))
             there, pid = places[index], pids[index]
+            place = RankPlace(index=index, count=len(hosts), rendezvous=where, address=there.address)
+            children.append(StartedChild(RankHandle(self._ray, host), connection, place))
             self._journal.write("started", f"rank {self._numbered}", node=there.name, pid=pid, host=there.pid)
             self._numbered += 1
         return children

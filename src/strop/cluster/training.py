@@ -26,10 +26,21 @@ from strop.cluster.gateways import LOOPBACK, NodeGateways, share_out
 from strop.cluster.journal import Journal
 from strop.cluster.listener import ChildListener
 from strop.cluster.memory import MemoryQuestion, RankMemory
-from strop.cluster.plan import ClusterNode, ClusterPlan, Demand, Room, make_plan, place_gateways, place_runners
+from strop.cluster.plan import (
+    ClusterNode,
+    ClusterPlan,
+    Demand,
+    Room,
+    ServerDemand,
+    make_plan,
+    place_gateways,
+    place_runners,
+    place_servers,
+)
 from strop.cluster.pools import RunnerPools
 from strop.cluster.probe import list_nodes, probe_nodes
 from strop.cluster.ranks import ClusterLauncher, Reservation
+from strop.cluster.servers import ServerHosts, find_server_demand
 from strop.config import Config
 from strop.engines.base import Engine
 from strop.engines.registry import engine_class
@@ -42,7 +53,7 @@ from strop.monitor.summary import Summary
 from strop.run.data.prepare import needs_agents
 from strop.run.loop import train as train_with
 from strop.run.machines import Machines
-from strop.run.runtime import PreparedPolicy, count_ranks, group_by_process, prepare_run
+from strop.run.runtime import PreparedPolicy, count_ranks, find_adapters, group_by_process, prepare_run
 from strop.run.settings import check_agents
 from strop.run.state import Run
 from strop.run.supervise import run_beside
@@ -110,16 +121,25 @@ def refuse_settings(config: Config) -> None:
 
 
 async def find_groups(config: Config) -> list[list[PreparedPolicy]]:
-    """Policies by the processes that hold their weights, of those that have any."""
-    prepared = (await prepare_run(config)).policies
-    for one in prepared:
-        kind = engine_class(one.config.engine)
-        if not kind.shares_weights:
-            raise ConfigError(
-                "on a cluster every learner rank serves the model by the embedded engine, and engine.name is another. "
-                "Fix: set engine.name=embedded"
-            )
-    return [group for group in group_by_process(prepared, train=True) if count_ranks(group, train=True)]
+    """Policies by the model that they share, if they do."""
+    groups = group_by_process((await prepare_run(config)).policies, train=True)
+    find_servers(config, groups, gpus=False)  # refuses what cannot be
+    return groups
+
+
+def hold_weights(groups: Sequence[Sequence[PreparedPolicy]]) -> list[Sequence[PreparedPolicy]]:
+    """Those that ranks of ours hold: not what is never trained, where another engine serves it."""
+    return [group for group in groups if count_ranks(group, train=True)]
+
+
+def find_servers(config: Config, groups: Sequence[Sequence[PreparedPolicy]], *, gpus: bool) -> tuple[ServerDemand, ...]:
+    """What engines that are servers ask for, in the order in which a run makes them."""
+    cpus = config.cluster.server_cpus
+    found = [
+        find_server_demand(group[0].config.engine, 1 if find_adapters(group) else len(group), cpus=cpus, gpus=gpus)
+        for group in groups
+    ]
+    return tuple(one for one in found if one is not None)
 
 
 def halve_micro_batches(config: Config) -> Config:
@@ -136,12 +156,13 @@ class ClusterMachines(Machines):
     def __init__(
         self,
         launcher: ClusterLauncher,
+        servers: ServerHosts,
         pools: RunnerPools | None,
         address: str,
         head: str,
         make_gateways: Callable[..., NodeGateways] | None = None,
     ) -> None:
-        self.launcher = launcher
+        self.launcher, self.servers = launcher, servers
         self.run: Run | None = None
         self._pools, self._address, self._head, self._make_gateways = pools, address, head, make_gateways
         self._gateways: NodeGateways | None = None
@@ -184,11 +205,12 @@ async def reserve(
     anything starts."""
     listener = ChildListener(address, config.cluster.port)
     reservations: list[Reservation] = []
+    servers = ServerHosts(ray, config.cluster, journal)
     given_up = threading.Event()
     try:
         deadline = time.monotonic() + config.cluster.timeout
         while True:
-            args = ray, config, groups, listener, reservations, deadline, again, given_up
+            args = ray, config, groups, listener, reservations, servers, deadline, again, given_up
             placing = asyncio.ensure_future(asyncio.to_thread(place, *args))
             try:
                 plan = await asyncio.shield(placing)
@@ -200,7 +222,7 @@ async def reserve(
             except PlaceError:  # a node that was lost may come back, and Ray needs a while to notice
                 if not again or time.monotonic() + AGAIN > deadline:
                     raise
-                await asyncio.to_thread(give_back, reservations)
+                await asyncio.to_thread(give_back, reservations, servers)
                 await asyncio.sleep(AGAIN)
         for line in plan.describe():
             journal.write("planned", line)
@@ -209,13 +231,13 @@ async def reserve(
         pools = RunnerPools(ray, config, plan.runners, journal) if plan.runners else None
         make = partial(NodeGateways, ray, config, plan.gateways, listener, journal) if plan.gateways else None
         launcher = ClusterLauncher(ray, reservations, listener, journal)
-        yield ClusterMachines(launcher, pools, address, find_head(ray), make)
+        yield ClusterMachines(launcher, servers, pools, address, find_head(ray), make)
     except HeadLost:
         reservations.clear()  # they are gone with it, and whoever asked to be rid of them would wait for a minute
         raise
     finally:
         listener.close()
-        await asyncio.shield(asyncio.to_thread(give_back, reservations))
+        await asyncio.shield(asyncio.to_thread(give_back, reservations, servers))
 
 
 def place(
@@ -224,11 +246,12 @@ def place(
     groups: Sequence[Sequence[PreparedPolicy]],
     listener: ChildListener,
     reservations: list[Reservation],
+    servers: ServerHosts,
     deadline: float,
     again: bool,
     given_up: threading.Event,
 ) -> ClusterPlan:
-    """Fill `reservations`, and say what is where. Raises `PlaceError`."""
+    """Fill `reservations` and `servers`, and say what is where. Raises `PlaceError`."""
     models = [str(one.model) for group in groups for one in group]
     nodes = probe_nodes(ray, list_nodes(ray), Path(config.folder), models, listener.address)
     demand = find_demand(config, groups, nodes)
@@ -241,21 +264,27 @@ def place(
     left = Room([node for node in nodes if node.cpus])
     for node in (node for group in ranks for node in group):
         left.take(node, demand.rank_cpus, demand.rank_gpus)
+    wanted = place_servers(left, demand)
+    hosts = [by_id[one.node] for one in servers.open(demand.servers, wanted, deadline, given_up)]
     gateways, runners = place_gateways(left, demand), place_runners(left, demand)
-    memory = "" if again or given_up.is_set() else foresee_memory(ray, groups, reservations)
-    return ClusterPlan(demand=demand, ranks=ranks, gateways=gateways, runners=runners, memory=memory)
+    memory = "" if again or given_up.is_set() else foresee_memory(ray, hold_weights(groups), reservations)
+    return ClusterPlan(demand=demand, ranks=ranks, servers=hosts, gateways=gateways, runners=runners, memory=memory)
 
 
-def give_back(reservations: list[Reservation]) -> None:
+def give_back(reservations: list[Reservation], servers: ServerHosts) -> None:
+    servers.close()
     while reservations:
         reservations.pop().close()
 
 
 def find_demand(config: Config, groups: Sequence[Sequence[PreparedPolicy]], nodes: Sequence[ClusterNode]) -> Demand:
     """What the settings ask for. With learner.device=auto every rank has a GPU where the cluster has enough of them."""
-    ranks = tuple(count_ranks(group, train=True) for group in groups)
-    devices = {one.config.learner.device for group in groups for one in group}
-    enough = sum(node.gpus for node in nodes) >= sum(ranks) > 0
+    holding = hold_weights(groups)
+    ranks = tuple(count_ranks(group, train=True) for group in holding)
+    devices = {one.config.learner.device for group in holding for one in group}
+    gpus = sum(node.gpus for node in nodes)
+    enough = gpus >= sum(ranks) > 0
+    serve = any(engine_class(group[0].config.engine).shares_weights for group in holding)
     return Demand(
         ranks=ranks,
         rank_cpus=config.cluster.rank_cpus,
@@ -265,7 +294,8 @@ def find_demand(config: Config, groups: Sequence[Sequence[PreparedPolicy]], node
         runners=config.cluster.runners if needs_agents(config) else 0,
         runner_cpus=config.cluster.runner_cpus,
         agents=config.runner.workers,
-        sequences=config.engine.max_sequences,
+        sequences=config.engine.max_sequences if serve else 0,
+        servers=find_servers(config, groups, gpus=gpus > 0),
     )
 
 

@@ -10,7 +10,7 @@ from strop.config.describe import doc
 
 
 class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The Ray cluster that a run is spread over: learner ranks, gateways and runners on its nodes."""
+    """The Ray cluster that a run is spread over: learner ranks, engines' servers, gateways and runners on its nodes."""
 
     address: Annotated[
         str, doc("Ray cluster: HOST:PORT of its head; auto: the one of this machine, started if there is none")
@@ -29,6 +29,7 @@ class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(ge=0, le=1000),
     ] = 0
     rank_cpus: Annotated[int, doc("CPUs that Ray keeps for a learner rank"), Meta(ge=1)] = 1
+    server_cpus: Annotated[int, doc("CPUs that Ray keeps for a vLLM or sglang server"), Meta(ge=1)] = 1
     runner_cpus: Annotated[int, doc("CPUs that Ray keeps for a runner pool"), Meta(ge=1)] = 1
     gateway_cpus: Annotated[int, doc("CPUs that Ray keeps for a gateway worker"), Meta(ge=1)] = 1
     port: Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
@@ -13,6 +13,7 @@ from msgspec import Struct
 from strop.config import EngineConfig
 from strop.engines.direct_line import LineHolder
 from strop.engines.receiver import WeightSource
+from strop.engines.server_process import HERE, ServerLauncher
 from strop.errors import ConfigError, EngineError
 from strop.types import Rollout, Sampling
 
@@ -57,6 +58,7 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
     `model` is the model's folder, and `folder` a place for logs. `renewed`: new versions will come. `link` leads to the
     process that holds the weights, where there is one. `adapters` are the ranks of the policies that are adapters on
     the model, by name, with 0 for one that is the model as it is; none where the one policy is all of its weights.
+    `servers` starts its server, where it is one.
     """
 
     model: Path
@@ -66,6 +68,7 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
     renewed: bool = False
     link: Link | None = None
     adapters: dict[str, int] = {}
+    servers: ServerLauncher = HERE
 
     def settings(self, type: type[SettingsT]) -> SettingsT:
         """engine.settings as a struct of the engine's own. Unknown names and wrong values are refused."""
@@ -129,6 +132,10 @@ class Engine(ABC):
         Closing the iterator early cancels the work. Raises `ContextOverflow` if the prompt leaves no space for a single
         token, `EngineError` if the engine cannot go on.
         """
+
+    def give_way(self, can_others: Callable[[], bool]) -> None:  # noqa: B027 - few have a server
+        """Have requests fail rather than wait for a server that is being started again, while `can_others` says that
+        somebody else can answer them."""
 
     def lend(self, holder: LineHolder) -> None:  # noqa: B027 - few have a server
         """Have others ask its server themselves, where there is one, whenever that is as good as asking here."""

@@ -7,7 +7,7 @@ The learner keeps the first GPU to itself where the others are enough. `CUDA_VIS
 names the GPUs to share out instead. Without GPUs nothing is shared out. Several servers on one GPU pay where the model
 is so small that a server's own work, one process in Python, takes longer than the GPU's.
 
-Left out: servers on other machines.
+Servers on other machines get theirs from who starts them there (`ServerLauncher.elsewhere`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def place_replicas(setup: EngineSetup, *, beside_learner: bool) -> list[EngineSe
         return [setup]
     settings = _find_settings(setup.config, kind)
     given = settings.env.get(VISIBLE)
-    gpus = _split(given) if given is not None else list_gpus()
+    gpus = [] if setup.servers.elsewhere else _split(given) if given is not None else list_gpus()
     if share_one_gpu(setup.config):
         refuse_too_much_memory(count, settings.gpu_memory)
         shared = [list[str]()] * count

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypeVar
@@ -33,7 +33,7 @@ from strop.engines.given_answers import score_paths
 from strop.engines.receiver import ModelTensors, WeightReceiver, WeightSource, WeightsRefused
 from strop.engines.served_policies import PolicyEngine, ServedModel, ServedVersion
 from strop.engines.server_events import BrokenOff, SampledTokens
-from strop.engines.server_process import ExternalServer, ServerProcess
+from strop.engines.server_process import HERE, EngineServer, ExternalServer, ServerLauncher, ServerProgram
 from strop.engines.weight_files import read_tensors
 from strop.errors import ConfigError, EngineError
 from strop.net.client import Client
@@ -43,6 +43,8 @@ TRIES = 3
 """How often a request is sent that got no token because the server broke down."""
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 """Seconds before a server that died is started again: twice as many each time in a row."""
+LOOK = 1.0
+"""Seconds between two looks, while it is, whether others can answer by now."""
 NOTICE = 5.0
 """Seconds until those who watch the server must have seen that it is gone."""
 
@@ -74,14 +76,15 @@ class RemoteEngine(Engine, Generic[A, S]):
         settings: S,
         *,
         log: Path,
-        env: Mapping[str, str],
+        env: Mapping[str, str | None],
         renewed: bool,
         version: str,
         policies: Sequence[str] = (MAIN,),
+        servers: ServerLauncher = HERE,
     ) -> None:
         self._model, self._context, self._settings = model, model.context, settings
         self._tensors = read_tensors(model.folder) if renewed else None
-        self._server = self._make_server(log, env)
+        self._server = self._make_server(log, env, servers)
         self._client: Client | None = None
         self._api: A | None = None
         self._served = {policy: ServedVersion(version) for policy in policies}
@@ -97,6 +100,7 @@ class RemoteEngine(Engine, Generic[A, S]):
         self._up = asyncio.Event()  # the server is up, or there is no hope that it will be
         self._loading = asyncio.Lock()
         self._reason = f"{self.name} was not started"
+        self._can_others: Callable[[], bool] = lambda: False  # answer
         self._holders: list[LineHolder] = []
         self._line: DirectLine | None = None  # that they have
         self._keeper: asyncio.Task[None] | None = None
@@ -104,17 +108,27 @@ class RemoteEngine(Engine, Generic[A, S]):
         self._idle.set()
         self._open.set()
 
-    def _make_server(self, log: Path, env: Mapping[str, str]) -> ExternalServer | ServerProcess:
+    def _make_server(self, log: Path, env: Mapping[str, str | None], servers: ServerLauncher) -> EngineServer:
         given, where = self._settings, f"engine.{self.name.lower()}"
         if given.url:
             return ExternalServer(self.name, given.url, timeout=given.start_timeout, setting=f"{where}.url")
-        return ServerProcess(self.name, self._command, log=log, env=env, timeout=given.start_timeout, settings=where)
+        program = ServerProgram(
+            name=self.name,
+            command=self._command,
+            log=log,
+            env=env,
+            timeout=given.start_timeout,
+            settings=where,
+            python=given.python,
+            gpus=given.tensor_parallel,
+        )
+        return servers.make(program)
 
     # -- what differs --------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _command(self, port: int) -> list[str]:
-        """How a server of ours is started."""
+    def _command(self) -> list[str]:
+        """How Python is told to start a server of ours, but for where it listens."""
 
     @abstractmethod
     async def _meet(self, client: Client) -> A:
@@ -269,9 +283,12 @@ class RemoteEngine(Engine, Generic[A, S]):
                 return api
 
     async def _until_serving(self) -> A:
-        if not self._settled.is_set():
+        deadline = asyncio.get_running_loop().time() + self._settings.restart_timeout
+        while not self._settled.is_set() and not self._can_others():
+            if (left := deadline - asyncio.get_running_loop().time()) <= 0:
+                break
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._settled.wait(), self._settings.restart_timeout)
+                await asyncio.wait_for(self._settled.wait(), min(left, LOOK))
         if not self._serving.is_set() or self._api is None:
             raise EngineError(self._reason)
         return self._api
@@ -336,6 +353,9 @@ class RemoteEngine(Engine, Generic[A, S]):
 
     # -- those who ask the server themselves ---------------------------------------------------------------------------
 
+    def give_way(self, can_others: Callable[[], bool]) -> None:
+        self._can_others = can_others
+
     def lend(self, holder: LineHolder) -> None:
         self._holders.append(holder)
         if self._line is not None:
@@ -367,7 +387,7 @@ class RemoteEngine(Engine, Generic[A, S]):
             raise
         except BaseException as error:  # nobody knows what the server holds by now
             self._fails(f"version {version} could not be loaded: {str(error) or 'it was given up'}")
-            if isinstance(self._server, ServerProcess):
+            if self._server.ours:
                 await self._server.end()
             elif served.source is not None:
                 await served.load(served.version, served.source, receiver)
@@ -397,19 +417,19 @@ class RemoteEngine(Engine, Generic[A, S]):
 
     async def _bring_up(self) -> None:
         """Start the server and have it serve the current version."""
-        await self._server.start()
-        if self._client is not None:
-            await self._client.close()
-        self._client = Client(self._server.url)
-        self._api = api = await self._meet(self._client)
-        self._context = min(self._context, api.context or self._context)
-        self._receiver = self._make_receiver(api, self._tensors) if self._tensors is not None else None
-        self._up.set()
-        if self._receiver is not None:
-            await self._restore(self._receiver)
-        if self._paused:
-            await self._rest(api)
-        self._serves()
+        await self._server.start()  # pauses do not wait for it
+        async with self._loading:
+            await self._hang_up()
+            self._client = Client(self._server.url)
+            self._api = api = await self._meet(self._client)
+            self._context = min(self._context, api.context or self._context)
+            self._receiver = self._make_receiver(api, self._tensors) if self._tensors is not None else None
+            self._up.set()
+            if self._receiver is not None:
+                await self._restore(self._receiver)
+            if self._paused:
+                await self._rest(api)
+            self._serves()
 
     def _serves(self) -> None:
         self._serving.set()
@@ -442,11 +462,11 @@ class RemoteEngine(Engine, Generic[A, S]):
                 since = loop.time()
                 how = await self._server.wait_until_gone()
                 self._is_down(f"{how}; it is being started again")
+                await self._hang_up()
                 failed = failed + 1 if loop.time() - since < LONGEST_WAIT else 0
             await asyncio.sleep(min(FIRST_WAIT * 2**failed, LONGEST_WAIT))
             try:
-                async with self._loading:
-                    await self._bring_up()
+                await self._bring_up()
             except WeightsRefused as error:  # it answers, and waits for a version that can be had
                 self._fails(str(error))
             except EngineError as error:
@@ -466,6 +486,10 @@ class RemoteEngine(Engine, Generic[A, S]):
                 await self._keeper
         self._is_down(f"{self.name} was closed")
         self._give_up()
+        await self._hang_up()
+        await self._server.close()
+
+    async def _hang_up(self) -> None:
+        """Whoever waits for an answer hears that there will be none: a machine that is gone does not say so."""
         if self._client is not None:
             await self._client.close()
-        await self._server.close()

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,6 +138,9 @@ class PolicyEngine(Engine):
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
     ) -> AsyncGenerator[Chunk]:
         return self._server.generate(prompt_ids, sampling, stop_ids=stop_ids, policy=self._policy)
+
+    def give_way(self, can_others: Callable[[], bool]) -> None:
+        self._server.give_way(can_others)
 
     async def score(self, answers: Sequence[GivenAnswer]) -> list[list[float]]:
         return await self._server.score(answers, policy=self._policy)

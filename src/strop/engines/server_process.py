@@ -1,12 +1,13 @@
 """An engine's server: a program that is started, watched and ended by us, or somebody else's that only has a URL.
 
-    server = ServerProcess("sglang", command, log=...)     or     ExternalServer("sglang", url)
+    server = launcher.make(ServerProgram(...))             or     ExternalServer("sglang", url)
     await server.start()       returns once it answers; its address is `server.url`
     how = await server.wait_until_gone()  returns once it does not any more, and says how it ended
     await server.end()         it may be started again
 
-A program of ours listens on a free loopback port, drawn anew at every start. It leads a process group, and all that it
-starts ends with it, or with us, however we end.
+A program of ours listens on a free port, drawn anew at every start: a loopback one, where a cluster's launcher
+(cluster/servers.py) does not start it on another machine. It leads a process group, and all that it starts ends with
+it, or with us, however we end.
 """
 
 from __future__ import annotations
@@ -18,22 +19,79 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
+
+from msgspec import Struct
 
 from strop.errors import EngineError
 from strop.files import private
 from strop.net.client import Client
 from strop.net.process_group import ProcessTrees
+from strop.net.secrets import child_environment
 
+LOOPBACK = "127.0.0.1"
 POLL = 0.25
 """Seconds between two looks at a server that is starting."""
 WATCH, MISSED = 1.0, 3
 """Seconds between two looks at somebody else's server, and how many in a row must fail until it counts as gone."""
 
 
-class ExternalServer:
+class ServerProgram(Struct, frozen=True, kw_only=True):
+    """How a server is started. `command` has the words that follow Python's, anew at every start; where to listen is
+    added to them. `python` is empty for the one that runs this; `env` is added to the environment, without what is None
+    in it. What it prints goes to `log`, one start after the other. `timeout` are seconds until it must answer,
+    `settings` is where all this was set, and `gpus` is how many it computes on, where there are any."""
+
+    name: str
+    command: Callable[[], Sequence[str]]
+    log: Path
+    env: Mapping[str, str | None]
+    timeout: float
+    settings: str
+    python: str = ""
+    gpus: int = 1
+
+
+class EngineServer(ABC):
+    """A server, wherever it is. `ours`: `end` ends it, so that the next start is a fresh one."""
+
+    ours: ClassVar[bool] = True
+    url: str
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Returns once it answers. Raises `EngineError` with the reason if it does not within the time allowed."""
+
+    @abstractmethod
+    async def wait_until_gone(self) -> str:
+        """Returns once it does not answer any more, and says how it ended."""
+
+    @abstractmethod
+    async def end(self) -> None: ...
+
+    @abstractmethod
+    async def close(self) -> None:
+        """The same for good."""
+
+
+class ServerLauncher:
+    """Where servers are started: on this machine. `elsewhere`: each gets its GPUs by who starts it."""
+
+    elsewhere: ClassVar[bool] = False
+
+    def make(self, program: ServerProgram) -> EngineServer:
+        """Not started yet."""
+        return ServerProcess(program)
+
+
+class ExternalServer(EngineServer):
     """A server that somebody else started, and starts again if it dies. `setting` is where its address was given."""
+
+    ours = False
 
     def __init__(self, name: str, url: str, *, timeout: float, setting: str) -> None:
         self.url = url
@@ -59,42 +117,38 @@ class ExternalServer:
     async def close(self) -> None: ...
 
 
-class ServerProcess:
-    """A program of ours. `command` makes its command line from the port it is to listen on; what it prints goes to
-    `log`, one start after the other."""
+class ServerProcess(EngineServer):
+    """A program of ours, a child of this process. It listens at `host`, an address of this machine's. `apart`: see
+    `ProcessTrees`."""
 
-    def __init__(
-        self,
-        name: str,
-        command: Callable[[int], Sequence[str]],
-        *,
-        log: Path,
-        env: Mapping[str, str],
-        timeout: float,
-        settings: str,
-    ) -> None:
+    def __init__(self, program: ServerProgram, host: str = LOOPBACK, *, apart: bool = False) -> None:
         self.url = ""
-        self._name, self._command, self._log, self._env = name, command, log, env
-        self._timeout, self._settings = timeout, settings
+        self._program, self._host, self._apart = program, host, apart
+        self._name, self._log, self._settings = program.name, program.log, program.settings
         self._trees: ProcessTrees | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: asyncio.Future[str] | None = None  # how
         self._from = 0  # where in the log the present start begins
 
+    @property
+    def pid(self) -> int:
+        """0: it is not running."""
+        return self._process.pid if self._process is not None else 0
+
     async def start(self) -> None:
-        """Returns once it answers. Raises `EngineError` with the reason if it does not within the time allowed."""
         await self.end()
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        ended = self._spawn(list(self._command(port)))
-        deadline = asyncio.get_running_loop().time() + self._timeout
+        host, port = self._host, free_port(self._host)
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        python = self._program.python or sys.executable
+        ended = self._spawn([python, *self._program.command(), "--host", host, "--port", str(port)])
+        deadline = asyncio.get_running_loop().time() + self._program.timeout
         while not await is_answering(self.url):
             wrong = ""
             if ended.done():
                 wrong = f"{ended.result()} before it answered{self._last_words()}; its log is {self._log}"
             elif asyncio.get_running_loop().time() > deadline:
                 limit = f"{self._settings}.start_timeout"
-                wrong = f"did not answer within {self._timeout:g} s: see its log {self._log}, or raise {limit}"
+                wrong = f"did not answer within {self._program.timeout:g} s: see its log {self._log}, or raise {limit}"
             if wrong:
                 await self.end()
                 raise EngineError(f"{self._name} {wrong}")
@@ -121,9 +175,10 @@ class ServerProcess:
             self._trees = None
 
     def _spawn(self, arguments: list[str]) -> asyncio.Future[str]:
-        self._trees = self._trees or ProcessTrees()
+        self._trees = self._trees or ProcessTrees(apart=self._apart)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         cookie = secrets.token_hex(16)
+        env = {**child_environment(), **self._program.env, "STROP_SERVER": cookie}
         with open(self._log, "ab", opener=private) as log:
             log.write(f"$ {shlex.join(arguments)}\n".encode())
             log.flush()
@@ -134,7 +189,7 @@ class ServerProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**self._env, "STROP_SERVER": cookie},
+                    env={name: value for name, value in env.items() if value is not None},
                     start_new_session=True,
                 )
             except OSError as error:
@@ -156,9 +211,12 @@ class ServerProcess:
         return f": {said[-1].strip()[-500:]}" if said else ""
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
+HERE = ServerLauncher()
+
+
+def free_port(host: str = LOOPBACK) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
+        sock.bind((host, 0))
         return sock.getsockname()[1]
 
 

@@ -6,8 +6,9 @@
 A rollout goes to the same replica again, since that has its prefixes in the cache, until more than twice as much is in
 flight there as the others have (their median): then the one with the least to do takes it over. A replica that fails
 (`EngineError`) is left out for a while and asked again later, one whose server is being started again until that is up,
-and one that did not get a new version until it gets one. What was in flight on it is begun anew elsewhere, if not a
-token of it was given out; otherwise it fails with the reason: an answer of two engines' tokens would be neither's.
+and one that did not get a new version until it gets one, for which the others do not wait. What was in flight on it is
+begun anew elsewhere, if not a token of it was given out; otherwise it fails with the reason: an answer of two engines'
+tokens would be neither's.
 
 While replicas are paused, requests wait here, up to `patience` seconds.
 """
@@ -20,6 +21,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import cast
 
 from strop.engines.base import Chunk, Engine, GivenAnswer
@@ -44,6 +46,7 @@ class Replica:
         self.rollouts = 0  # that have their place here
         self.failed: float | None = None  # when it did last
         self.outdated = False
+        self.loading = asyncio.Lock()
 
     def well(self, now: float) -> bool:
         return self.engine.serving and (self.failed is None or now - self.failed > REST)
@@ -81,12 +84,16 @@ class Replicas(Engine):
         assert engines, "a policy needs an engine"
         self._in_turn = in_turn
         self._replicas = [Replica(engine) for engine in engines]
+        for replica in self._replicas:
+            replica.engine.give_way(partial(self._can_others_answer, replica))
         self._patience = patience
         self._homes: OrderedDict[str, Replica] = OrderedDict()
         self._fullness = Fullness(self._replicas)
         self._context, self._contexts_left = 0, 0  # the smallest there is, and for how many more looks
         self._open = asyncio.Event()
         self._open.set()
+        self._loads = 0
+        self._late: set[asyncio.Task[None]] = set()
 
     def of_rollout(self, rollout: Rollout) -> Engine:
         return self.of(rollout.id)
@@ -119,6 +126,10 @@ class Replicas(Engine):
         if not able:
             raise EngineError("none of the policy's engines can answer. Fix: see their logs")
         return min(able, key=lambda r: (r.in_flight, r.rollouts))
+
+    def _can_others_answer(self, replica: Replica) -> bool:
+        now = time.monotonic()
+        return any(one is not replica and not one.outdated and one.well(now) for one in self._replicas)
 
     async def answer(
         self, rollout: str, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int]
@@ -210,24 +221,59 @@ class Replicas(Engine):
         self._open.set()
 
     async def load(self, version: str, weights: WeightSource | None = None) -> None:
-        failed = await self._each(lambda engine: engine.load(version, weights))
-        for replica in self._replicas:
-            replica.outdated = replica in failed
+        """Returns once those have it that are up; it is an error if none gets it. The others take it when they are."""
+        self._loads += 1
+        up = [replica.engine.serving for replica in self._replicas]
+        loads = [asyncio.create_task(self._load(one, self._loads, version, weights)) for one in self._replicas]
+        try:
+            first = {task for task, serving in zip(loads, up, strict=True) if serving} or set(loads)
+            await asyncio.wait(first)
+            if all(task.exception() for task in first):
+                await asyncio.wait(loads)
+        except asyncio.CancelledError:
+            for task in loads:
+                task.cancel()
+            await asyncio.gather(*loads, return_exceptions=True)
+            raise
+        for replica, task in zip(self._replicas, loads, strict=True):
+            replica.outdated = not task.done() or task.exception() is not None
+        for task in loads:
+            if not task.done():
+                self._late.add(task)
+                task.add_done_callback(self._end_late)
+        self._refuse_failures([task.exception() if task.done() else None for task in loads])
+
+    async def _load(self, replica: Replica, number: int, version: str, weights: WeightSource | None) -> None:
+        async with replica.loading:
+            if number == self._loads:  # or else the next one waits already
+                await replica.engine.load(version, weights)
+                replica.outdated = number != self._loads
+
+    def _end_late(self, task: asyncio.Task[None]) -> None:
+        self._late.discard(task)
+        if not task.cancelled():
+            task.exception()  # the replica stays as it is until the next version
 
     async def close(self) -> None:
+        for task in self._late:
+            task.cancel()
+        await asyncio.gather(*self._late, return_exceptions=True)
         await self._each(lambda engine: engine.close())
 
-    async def _each(self, verb: Callable[[Engine], Awaitable[None]]) -> list[Replica]:
+    async def _each(self, verb: Callable[[Engine], Awaitable[None]]) -> None:
         """Have every engine do it. Those that cannot are left out for now; it is an error if none can."""
         done = await asyncio.gather(*(verb(replica.engine) for replica in self._replicas), return_exceptions=True)
-        failed: list[Replica] = []
+        self._refuse_failures(done)
+
+    def _refuse_failures(self, done: Sequence[BaseException | None]) -> None:
+        """Raises what every engine failed with, or what no engine should."""
+        failed = 0
         for replica, error in zip(self._replicas, done, strict=True):
             if isinstance(error, EngineError):
                 replica.failed = time.monotonic()
-                failed.append(replica)
-            if error is not None and (len(failed) == len(self._replicas) or not isinstance(error, EngineError)):
+                failed += 1
+            if error is not None and (failed == len(self._replicas) or not isinstance(error, EngineError)):
                 raise error
-        return failed
 
 
 class Sticky(Engine):

@@ -221,7 +221,8 @@ class LearnerChild(ProcessVerbs):
         if learner is not None and learner.sharded:
             weights = ShardedWeights(learner, settings.folder)
         else:
-            weights = ModelWeights(plain, settings.folder) if self._ranks.leads else FollowingRank()
+            address = self._ranks.address
+            weights = ModelWeights(plain, settings.folder, address) if self._ranks.leads else FollowingRank()
         self.policies[settings.name] = HeldPolicy(self, settings, learner, plain, weights)
 
     def _serve(self, model: Any, engine: EngineConfig, context: int) -> int:

@@ -135,8 +135,8 @@ class Broadcaster:
         self._group: Any = None
 
     @staticmethod
-    def listen() -> Broadcaster:
-        """Take a port; workers on other machines reach it by this machine's name."""
+    def listen(address: str) -> Broadcaster:
+        """Take a port at the address by which workers reach this machine; without one, by its name."""
         try:
             import vllm.distributed  # pyright: ignore # noqa: F401
         except ImportError as error:
@@ -144,8 +144,8 @@ class Broadcaster:
                 f"the learner cannot send weights by NCCL without vLLM beside it ({error}): {to_install('vllm')}, "
                 "or set engine.vllm.weights to files"
             ) from None
-        sock = socket.create_server(("", 0))
-        return Broadcaster(socket.gethostbyname(socket.gethostname()), sock.getsockname()[1], sock)
+        sock = socket.create_server((address, 0))
+        return Broadcaster(address or socket.gethostbyname(socket.gethostname()), sock.getsockname()[1], sock)
 
     def meet(self, num_workers: int) -> None:
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator  # pyright: ignore

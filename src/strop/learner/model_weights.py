@@ -23,11 +23,13 @@ from strop.learner.verbs import IpcHandles, WeightVerbs
 
 
 class ModelWeights(WeightVerbs):
-    """`source` is the folder that it came from; what goes beside the weights is copied from it."""
+    """`source` is the folder that it came from; what goes beside the weights is copied from it. `address`: see
+    `RankPlace`."""
 
-    def __init__(self, model: nn.Module, source: Path) -> None:
+    def __init__(self, model: nn.Module, source: Path, address: str = "") -> None:
         self.model: Any = model
         self.source = source
+        self._address = address
         self._exporter: HandleExporter | None = None
         self._broadcasters: dict[int, Broadcaster] = {}  # by the port that their engine's workers come to
 
@@ -68,7 +70,7 @@ class ModelWeights(WeightVerbs):
         return self._exporter.export(dict(self.model.named_parameters()))
 
     def listen(self) -> tuple[str, int]:
-        broadcaster = Broadcaster.listen()
+        broadcaster = Broadcaster.listen(self._address)
         self._broadcasters[broadcaster.port] = broadcaster
         return broadcaster.address, broadcaster.port
 

@@ -50,7 +50,7 @@ class Ranks:
         *,
         collective_timeout: float = LearnerConfig().collective_timeout,
     ) -> None:
-        self.index, self.count, self.device = place.index, place.count, device
+        self.index, self.count, self.device, self.address = place.index, place.count, device, place.address
         self.num_groups = self.count // sequence_parallel
         self.sequence: SequenceGroup | None = None
         if self.alone:

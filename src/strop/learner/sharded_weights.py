@@ -99,7 +99,7 @@ class ShardedWeights(WeightVerbs):
     def listen(self) -> tuple[str, int]:
         if not self._leads:
             return "", 0
-        broadcaster = Broadcaster.listen()
+        broadcaster = Broadcaster.listen(self._learner.ranks.address)
         self._broadcasters[broadcaster.port] = broadcaster
         return broadcaster.address, broadcaster.port
 

@@ -26,7 +26,7 @@ from strop.trajectory import Batch, Entries
 class RankPlace(Struct, frozen=True, kw_only=True):
     """Which of the processes that train one model together this one is, and where they meet: an `init_method` of
     torch.distributed's, such as file:///tmp/ranks or tcp://10.0.0.1:29500. `gpu` is the one it computes on, of those
-    that it may use.
+    that it may use. `address` is the one by which other machines reach this one, where there are others.
 
     >>> RankPlace(index=1, count=4, rendezvous="file:///tmp/ranks").count
     4
@@ -36,6 +36,7 @@ class RankPlace(Struct, frozen=True, kw_only=True):
     count: int = 1
     rendezvous: str = ""
     gpu: int = 0
+    address: str = ""
 
 
 class LearnerSettings(Struct, frozen=True, kw_only=True):

@@ -34,6 +34,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+APART = "apart"
+"""Has the watcher leave whoever started it."""
 KILL_SECONDS = 5.0
 """Seconds after which what will not die (it hangs in a system call, or forks faster than it is killed) is given up."""
 PAUSE = 0.01
@@ -95,10 +97,11 @@ class ProcessTrees:
         await trees.close()
 
     Trees that are to end at the same time share each pass over /proc, which a thread makes. A small process of its own
-    waits for the runner's death: it holds the other end of a pipe.
+    waits for the runner's death: it holds the other end of a pipe. `apart`: it is not a child of ours, for those whose
+    children somebody else kills (Ray does that when it ends an actor).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, apart: bool = False) -> None:
         self._trees: dict[int, ProcessTree] = {}
         self._ending: dict[ProcessTree, asyncio.Future[int]] = {}
         self._work: asyncio.Task[None] | None = None
@@ -107,7 +110,7 @@ class ProcessTrees:
 
         # By path and isolated (-I): nothing of strop is imported, so that it starts at once and stays small.
         self._watcher = subprocess.Popen(
-            [sys.executable, "-I", __file__],
+            [sys.executable, "-I", __file__, *([APART] if apart else [])],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -347,4 +350,6 @@ def _read(path: str) -> bytes:
 
 
 if __name__ == "__main__":
+    if APART in sys.argv and os.fork():
+        os._exit(0)
     watch(sys.stdin)

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from strop.config import Config
+from strop.engines import server_process
 from strop.engines.base import Engine
+from strop.engines.server_process import ServerLauncher
 from strop.gateway.app import Gateway
 from strop.gateway.keeper import WorkerKeeper, WorkerOrder
 from strop.gateway.worker_process import EncodedStore
@@ -19,9 +21,10 @@ if TYPE_CHECKING:
 
 
 class Machines:
-    """This machine. `launcher` starts the processes that hold weights."""
+    """This machine. `launcher` starts the processes that hold weights, and `servers` the engines' servers."""
 
     launcher: Launcher = HERE
+    servers: ServerLauncher = server_process.HERE
 
     def adapt(self, config: Config) -> Config:
         """The settings that a run on these machines has. What its folder keeps is what was asked for."""

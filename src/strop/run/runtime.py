@@ -196,7 +196,7 @@ async def open_policies(
             log = places[group[0].name] / "learner.log"
             process = make_process(log, ranks, machines.launcher)
             stack.push_async_callback(process.close)
-        engines = make_engines(group, places[group[0].name], process, train=train)
+        engines = make_engines(group, places[group[0].name], process, train=train, machines=machines)
         for one in group:
             in_turn = must_start_in_turn(one.config.engine)
             engine = Replicas(engines[one.name], patience=config.gateway.pause_timeout, in_turn=in_turn)
@@ -533,13 +533,17 @@ def refuse_contradictions(config: Config, algorithm: Algorithm) -> None:
 
 
 def make_engines(
-    group: Sequence[PreparedPolicy], folder: Path, process: LearnerProcess | None, *, train: bool
+    group: Sequence[PreparedPolicy],
+    folder: Path,
+    process: LearnerProcess | None,
+    *,
+    train: bool,
+    machines: Machines = THIS_MACHINE,
 ) -> dict[str, list[Engine]]:
     """The engines of policies on one model, not started yet: one that takes adapters serves all of them. Each has as
     many as there are replicas. Without a process that holds them the weights stay as they are."""
-    first = group[0]
-    kind, ranks = engine_class(first.config.engine), find_ranks(group) if train else {}
-    adapters = ranks if kind.serves_adapters(first.config.engine) and any(ranks.values()) else {}
+    first, adapters = group[0], find_adapters(group) if train else {}
+    kind = engine_class(first.config.engine)
     contexts = [one.config.policy.context for one in group if one.config.policy.context is not None]
 
     def make(policy: str) -> list[Engine]:
@@ -551,6 +555,7 @@ def make_engines(
             renewed=process is not None or any(one.is_slot for one in group),
             link=process.of(policy) if process is not None else None,
             adapters=adapters,
+            servers=machines.servers,
         )
         setups = place_replicas(setup, beside_learner=process is not None)
         if process is not None and kind.shares_weights:
@@ -565,9 +570,11 @@ def make_engines(
     return {one.name: [engine.of_policy(one.name) for engine in shared] for one in group}
 
 
-def find_ranks(group: Sequence[PreparedPolicy]) -> dict[str, int]:
-    """How large each policy's adapter is; 0 of one that is the model as it is."""
-    return {one.name: one.rank for one in group}
+def find_adapters(group: Sequence[PreparedPolicy]) -> dict[str, int]:
+    """How large each policy's adapter is, 0 of one that is the model as it is, where one engine serves all of them;
+    otherwise none, and each has an engine of its own."""
+    config, ranks = group[0].config.engine, {one.name: one.rank for one in group}
+    return ranks if engine_class(config).serves_adapters(config) and any(ranks.values()) else {}
 
 
 def make_publisher(policy: str, config: Config, folder: Path, learner: PolicyClient, engine: Engine) -> Publisher:

@@ -82,8 +82,12 @@ class AdapterTransfer(Transfer):
 
 async def send_adapter(folder: Path, name: str, receiver: WeightReceiver) -> Sent:
     """Have a server load the adapter in `folder` under a name that begins with `name`, once it is known to be sound."""
-    if bad := await asyncio.to_thread(
-        lambda: next((n for file in list_files(folder) for n in find_broken(file)), None)
-    ):
-        raise WeightsRefused(f"the adapter in {folder} is broken: {bad} has values that are not finite numbers")
+    await asyncio.to_thread(_check_adapter, folder)
     return Sent(await receiver.load_adapter(name, folder), read_probe(folder))
+
+
+def _check_adapter(folder: Path) -> None:
+    if not folder.is_dir():
+        raise WeightsRefused(f"{folder} is not there any more: the engine serves again from the next version on")
+    if bad := next((name for file in list_files(folder) for name in find_broken(file)), None):
+        raise WeightsRefused(f"the adapter in {folder} is broken: {bad} has values that are not finite numbers")

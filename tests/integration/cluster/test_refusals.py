@@ -133,10 +133,16 @@ def test_a_port_that_is_taken(nodes, tmp_path) -> None:
     assert f":{port} for learner ranks" in said
 
 
-def test_nobody_at_the_address_and_another_engine(nodes, tmp_path) -> None:
+def test_nobody_at_the_address_and_servers_that_cannot_be(nodes, tmp_path) -> None:
     assert "nothing answers at 127.0.0.1:9, " in refused(tmp_path, "cluster.address=127.0.0.1:9")
-    said = refused(tmp_path, f"cluster.address={nodes.address}", "engine.name=vllm", "engine.deterministic=false")
-    assert "Fix: set engine.name=embedded" in said
+    vllm = ["engine.name=vllm", "engine.deterministic=false", "engine.vllm.weights=ipc"]
+    said = refused(tmp_path, f"cluster.address={nodes.address}", *vllm)
+    assert "Fix: set it to files or nccl" in said
+    vllm = ["engine.name=vllm", "engine.deterministic=false", "engine.replicas=2"]
+    said = refused(tmp_path, f"cluster.address={nodes.address}", *vllm)
+    assert "2 vllm servers of 1 CPU each cannot be placed" in said
+    assert "room for 1. Fix: set engine.replicas=1, or add nodes" in said
+    assert list_groups(nodes.address) == []
 
 
 def test_from_python_it_is_not_begun(tmp_path, monkeypatch) -> None:

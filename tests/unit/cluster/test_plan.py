@@ -2,7 +2,7 @@
 
 import pytest
 
-from strop.cluster.plan import ClusterNode, Demand, make_plan
+from strop.cluster.plan import ClusterNode, Demand, ServerDemand, make_plan
 from strop.errors import PlaceError
 
 
@@ -31,6 +31,23 @@ def test_gateways_are_apart_and_leave_room_for_pools() -> None:
     assert [node.id for node in plan.ranks[0]] == ["n0"] * 2
     assert [node.id for node in plan.gateways] == [node.id for node in plan.runners] == ["n1", "n2"]
     assert plan.describe()[2:4] == ["gateway 0 on 10.0.0.1: 1 CPU", "gateway 1 on 10.0.0.2: 1 CPU"]
+
+
+def test_servers_are_where_gpus_are_left_and_have_theirs_on_one_node() -> None:
+    two = ServerDemand(count=2, cpus=2, gpus=2, sequences=64, engine="vllm")
+    plan = make_plan(
+        [*nodes(16, 16, gpus=3), ClusterNode(id="head", address="10.0.0.9", cpus=8)],
+        Demand(ranks=(1,), rank_gpus=1, agents=64, sequences=0, servers=(two,)),
+    )
+    assert [node.id for node in plan.ranks[0]] == ["n0"]
+    assert sorted(node.id for node in plan.servers) == ["n0", "n1"]
+    assert plan.describe() == [
+        "rank 0 on 10.0.0.0: 1 CPU, 1 GPU",
+        "engine server 0 (vllm) on 10.0.0.1: 2 CPUs, 2 GPUs",
+        "engine server 1 (vllm) on 10.0.0.0: 2 CPUs, 2 GPUs",
+        "runner pool 0 on 10.0.0.1: 1 CPU, 64 agents at once",
+        "expected bottleneck while collecting: agents (64 agents at once, 128 sequences that engines answer at once)",
+    ]
 
 
 def test_a_run_that_learns_from_data_needs_no_pool() -> None:
@@ -75,6 +92,24 @@ def test_a_run_that_learns_from_data_needs_no_pool() -> None:
             Demand(ranks=(1,), gateways=3, runners=0),
             "3 gateways of 1 CPU each cannot be placed: the cluster has 3 CPUs and 0 GPUs on 1 node, and beside the "
             "ranks there is room for 2. Fix: set cluster.gateways=2, or add nodes",
+        ),
+        (
+            nodes(8, 8, gpus=3),
+            Demand(ranks=(2,), rank_gpus=1, servers=(ServerDemand(count=3, gpus=2, engine="vllm"),)),
+            "3 vllm servers of 1 CPU and 2 GPUs each cannot be placed: the cluster has 16 CPUs and 6 GPUs on 2 nodes, "
+            "and beside the ranks there is room for 1. Fix: set engine.replicas=1, or add nodes",
+        ),
+        (
+            nodes(8, 8, gpus=2),
+            Demand(ranks=(1,), servers=(ServerDemand(count=1, gpus=4, engine="sglang"),)),
+            "1 sglang server of 1 CPU and 4 GPUs each cannot be placed: the cluster has 16 CPUs and 4 GPUs on 2 nodes, "
+            "and beside the ranks there is room for 0. Fix: set engine.sglang.tensor_parallel lower, or add nodes",
+        ),
+        (
+            nodes(4),
+            Demand(ranks=(1,), servers=(ServerDemand(count=1, cpus=2, engine="vllm"),), runners=2),
+            "2 runner pools of 1 CPU each cannot be placed: the cluster has 4 CPUs and 0 GPUs on 1 node, and beside "
+            "the ranks and servers there is room for 1. Fix: set cluster.runners=1, or add nodes",
         ),
         (
             nodes(0),

@@ -1,5 +1,31 @@
-from strop.cluster.training import halve_micro_batches
-from strop.config import load
+from pathlib import Path
+from typing import Any, cast
+
+from strop.cluster.training import find_servers, halve_micro_batches, hold_weights
+from strop.config import Config, load, resolve_policies
+from strop.run.runtime import PreparedPolicy, group_by_process
+
+
+def prepare(config: Config) -> list[list[PreparedPolicy]]:
+    policies = resolve_policies(config)
+    prepared = [
+        PreparedPolicy(name=name, config=own, model=Path(own.policy.model), renderer=cast("Any", None))
+        for name, own in policies.items()
+    ]
+    return group_by_process(prepared, train=True)
+
+
+def test_every_policy_has_servers_of_its_own_but_adapters_on_one_model_share_them() -> None:
+    engine = {"name": "vllm", "replicas": 2, "vllm": {"tensor_parallel": 2, "max_sequences": 8}}
+    names = {"one": {"agents": ["a"]}, "two": {"agents": ["b"]}, "judge": {"agents": ["c"], "frozen": True}}
+    for rank, counts, trained in ((0, [2, 2, 2], 2), (8, [2], 1)):
+        given: dict[str, Any] = {"engine": engine, "policies": names, "learner": {"lora": {"rank": rank}}}
+        config = load(**given)
+        groups = prepare(config)
+        servers = find_servers(config, groups, gpus=True)
+        assert [one.count for one in servers] == counts
+        assert {one.gpus for one in servers} == {2}
+        assert len(hold_weights(groups)) == trained, "what is frozen is held by its servers only"
 
 
 def test_ranks_that_ran_out_of_memory_begin_with_less_each_time() -> None:

@@ -14,13 +14,13 @@ from strop.engines import gpus, remote
 from strop.engines.base import Engine, EngineSetup
 from strop.engines.gpus import list_gpus, must_start_in_turn, place_replicas, share_gpus
 from strop.engines.vllm.engine import Vllm
-from strop.errors import ConfigError
+from strop.errors import ConfigError, EngineError
 from strop.gateway.replicas import Replicas
 from strop.types import Sampling
 from strop.weights.files import FolderTransfer
 from strop.weights.publisher import Publisher
 from tests.limits import stretch
-from tests.unit.engines.test_vllm import HANGS, Stand, until
+from tests.unit.engines.test_vllm import HANGS, SILENT, Stand, until
 
 EIGHT = [str(n) for n in range(8)]
 
@@ -161,6 +161,8 @@ async def test_while_one_is_started_again_the_other_answers(two: Two) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     assert await ask(two.engine.of("b"), [1, 2], max_tokens=2) == {"1.1"}
+    with pytest.raises(EngineError, match="being started again"):
+        await ask(first, [1, 2], max_tokens=2)  # it need not wait: the other one can answer
     assert loop.time() - began < stretch(1.0)
     waiting.cancel()
     await until(lambda: first.serving, stretch(20))
@@ -168,3 +170,37 @@ async def test_while_one_is_started_again_the_other_answers(two: Two) -> None:
     two.stand.offer("1.2", 0.25)
     await two.publisher.publish("1.2")
     assert {server.version for server in two.servers} == {"1.2"}
+
+
+async def test_what_got_no_token_yet_is_answered_by_the_other(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "FIRST_WAIT", 5.0)
+    while two.engine.pick("a") is not two.engine._replicas[0]:
+        two.engine._homes.clear()
+    waiting = asyncio.create_task(ask(two.engine.of("a"), [1, SILENT], max_tokens=2))
+    await asyncio.sleep(0.3)
+    os.kill(two.servers[0]._server._process.pid, signal.SIGKILL)  # type: ignore[union-attr]
+    await until(lambda: two.engine._replicas[1].in_flight == 1, stretch(3))
+    assert not two.servers[0].serving
+    waiting.cancel()
+
+
+async def test_a_publish_does_not_wait_for_one_that_is_down(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets the version once it is up: until then the other answers alone, and an older one is never served."""
+    two.stand.offer("1.1", 0.5)
+    await two.publisher.publish("1.1")
+    first = two.servers[0]
+    monkeypatch.setattr(remote, "FIRST_WAIT", 2.0)
+    os.kill(first._server._process.pid, signal.SIGKILL)  # type: ignore[union-attr]
+    await until(lambda: not first.serving)
+    for version in ("1.2", "1.3"):
+        two.stand.offer(version, 0.25)
+        async with asyncio.timeout(1.5):
+            await two.publisher.publish(version)
+        assert not first.serving
+        for rollout in "abcd":
+            assert await ask(two.engine.of(rollout), [1, 2], max_tokens=2) == {version}
+    await until(lambda: first.serving, stretch(20))
+    assert first.version == "1.3"
+    assert [replica.outdated for replica in two.engine._replicas] == [False, False]
+    reloads = [Path(line["reload"]).name for line in two.stand.asked() if "reload" in line]
+    assert reloads == ["1.1", "1.3"]

@@ -616,7 +616,8 @@ async def test_somebody_elses_server_gets_its_version_again_when_it_comes_back(m
     port = stand.engine._server.url.rpartition(":")[2]
     await stand.engine.close()
     await until(lambda: not guest.engine._serving.is_set())
-    again = run([*arguments, "--port", port], env=environment(stand.settings), start_new_session=True)
+    env = {**os.environ, **environment(stand.settings)}
+    again = run([sys.executable, *arguments, "--host", "127.0.0.1", "--port", port], env=env, start_new_session=True)
     try:
         chunks = await play(guest, [5], max_tokens=1)
         assert [(chunk.version, chunk.logprobs) for chunk in chunks] == [("1.1", [-0.506])]

@@ -196,7 +196,7 @@ async def test_an_adapter_that_is_gone_is_waited_for_and_the_others_come_with_it
 @pytest.mark.parametrize(("rank", "limit"), [(1, 8), (8, 8), (12, 16), (300, 320), (321, 512), (512, 512)])
 def test_a_rank_is_held_by_the_next_that_vllm_takes(tmp_path: Path, rank: int, limit: int) -> None:
     stand = Stand(tmp_path, ranks={"a": rank})
-    given = stand.engine._command(1)
+    given = stand.engine._command()
     assert given[given.index("--max-lora-rank") + 1] == str(limit)
     assert choose_rank({}, rank) == limit  # engine.vllm.lora_rank, without policies that are adapters
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -23,10 +22,10 @@ from strop.engines.receiver import ModelTensors, WeightReceiver
 from strop.engines.remote import RemoteEngine
 from strop.engines.served_policies import ServedModel
 from strop.engines.server_events import BrokenOff, SampledTokens
+from strop.engines.server_process import HERE, ServerLauncher
 from strop.engines.sglang.protocol import SglangApi
 from strop.errors import EngineError
 from strop.net.client import Client
-from strop.net.secrets import child_environment
 from strop.types import Sampling
 
 LIMIT = 0.1
@@ -55,9 +54,10 @@ class Sglang(RemoteEngine[SglangApi, SglangConfig]):
         renewed: bool = False,
         context: int | None = None,
         version: str = "1.0",
+        servers: ServerLauncher = HERE,
     ) -> None:
         # This variable would have it give logprobs without the temperature.
-        env = {name: value for name, value in child_environment().items() if name != "SGLANG_RETURN_ORIGINAL_LOGPROB"}
+        env = {"SGLANG_RETURN_ORIGINAL_LOGPROB": None}
         self._aborts: set[asyncio.Task[None]] = set()
         super().__init__(
             ServedModel.of(model, context),
@@ -66,15 +66,22 @@ class Sglang(RemoteEngine[SglangApi, SglangConfig]):
             env={**env, "HF_HUB_OFFLINE": "1", **settings.env},
             renewed=renewed,
             version=version,
+            servers=servers,
         )
 
     @classmethod
     def make(cls, setup: EngineSetup) -> Sglang:
-        log, settings = setup.folder / "sglang.log", setup.config.sglang
-        return cls(setup.model, settings, log=log, renewed=setup.renewed, context=setup.context)
+        return cls(
+            setup.model,
+            setup.config.sglang,
+            log=setup.folder / "sglang.log",
+            renewed=setup.renewed,
+            context=setup.context,
+            servers=setup.servers,
+        )
 
-    def _command(self, port: int) -> list[str]:
-        return command(self._model.folder, self._settings, self._context, self.version, port)
+    def _command(self) -> list[str]:
+        return command(self._model.folder, self._settings, self._context, self.version)
 
     async def _meet(self, client: Client) -> SglangApi:
         return await SglangApi.of(client)
@@ -151,10 +158,10 @@ class SglangReceiver(WeightReceiver):
         await self._api.reload(str(folder), version)
 
 
-def command(model: Path, settings: SglangConfig, context: int, version: str, port: int) -> list[str]:
-    """How the server is started. Messages carry only what is new, and nothing is turned into text."""
-    given = [settings.python or sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)]
-    given += ["--host", "127.0.0.1", "--port", str(port), "--context-length", str(context)]
+def command(model: Path, settings: SglangConfig, context: int, version: str) -> list[str]:
+    """How Python is told to start the server, but for where it listens. Messages carry only what is new, and nothing is
+    turned into text."""
+    given = ["-m", "sglang.launch_server", "--model-path", str(model), "--context-length", str(context)]
     given += [
         "--tensor-parallel-size",
         str(settings.tensor_parallel),

@@ -4,7 +4,6 @@ control endpoints know no key: who can reach the port can change the weights."""
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -19,13 +18,13 @@ from strop.engines.receiver import ModelTensors
 from strop.engines.remote import RemoteEngine
 from strop.engines.served_policies import ServedModel
 from strop.engines.server_events import SampledTokens
+from strop.engines.server_process import HERE, ServerLauncher
 from strop.engines.vllm.adapters import choose_rank, count_adapters, make_arguments, refuse_arguments, refuse_server
 from strop.engines.vllm.fused import is_fusable
 from strop.engines.vllm.protocol import MODEL, VllmApi, generate
 from strop.engines.vllm.receiver import VllmReceiver
 from strop.errors import ConfigError
 from strop.net.client import Client
-from strop.net.secrets import child_environment
 from strop.types import Sampling
 
 ENTRY = "vllm.entrypoints.openai.api_server"
@@ -56,6 +55,7 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
         context: int | None = None,
         version: str = "1.0",
         ranks: Mapping[str, int] | None = None,
+        servers: ServerLauncher = HERE,
     ) -> None:
         self.adapters, self._ranks = bool(ranks), ranks or {}
         settings = replace(settings, lora_rank=choose_rank(self._ranks, settings.lora_rank))
@@ -81,13 +81,19 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
             renewed=renewed,
             version=version,
             policies=tuple(ranks or (MAIN,)),
+            servers=servers,
         )
 
     @classmethod
     def make(cls, setup: EngineSetup) -> Vllm:
-        log, settings = setup.folder / "vllm.log", setup.config.vllm
         return cls(
-            setup.model, settings, log=log, renewed=setup.renewed, context=setup.context, ranks=setup.adapters or None
+            setup.model,
+            setup.config.vllm,
+            log=setup.folder / "vllm.log",
+            renewed=setup.renewed,
+            context=setup.context,
+            ranks=setup.adapters or None,
+            servers=setup.servers,
         )
 
     @classmethod
@@ -98,9 +104,8 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
     def choose_transfer(cls, config: EngineConfig) -> Literal["files", "ipc", "nccl"]:
         return config.vllm.weights
 
-    def _command(self, port: int) -> list[str]:
-        given = command(self._model.folder, self._settings, self._context, self._dtype, count_adapters(self._ranks))
-        return [*given, "--port", str(port)]
+    def _command(self) -> list[str]:
+        return command(self._model.folder, self._settings, self._context, self._dtype, count_adapters(self._ranks))
 
     async def _meet(self, client: Client) -> VllmApi:
         api = await VllmApi.of(client)
@@ -165,13 +170,11 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
 
 
 def command(model: Path, settings: VllmConfig, context: int, dtype: str, num_adapters: int = 1) -> list[str]:
-    """How the server is started, but for its port."""
-    python = [settings.python or sys.executable, "-m"]
-    given = [*python, ENTRY, "--model", str(model)]
+    """How Python is told to start the server, but for where it listens."""
+    given = ["-m", ENTRY, "--model", str(model)]
     if settings.servers > 1:
-        given = [*python, SEVERAL, "serve", str(model), "--api-server-count", str(settings.servers)]
-    given += ["--served-model-name", MODEL]
-    given += ["--host", "127.0.0.1", "--dtype", dtype, "--max-model-len", str(context)]
+        given = ["-m", SEVERAL, "serve", str(model), "--api-server-count", str(settings.servers)]
+    given += ["--served-model-name", MODEL, "--dtype", dtype, "--max-model-len", str(context)]
     given += ["--max-num-seqs", str(settings.max_sequences), "--tensor-parallel-size", str(settings.tensor_parallel)]
     given += ["--gpu-memory-utilization", str(settings.gpu_memory), "--stream-interval", str(settings.stream_interval)]
     # Logprobs of the distribution that is drawn from; no text, no defaults of the model's own for sampling.
@@ -189,9 +192,10 @@ def command(model: Path, settings: VllmConfig, context: int, dtype: str, num_ada
 
 
 def environment(settings: VllmConfig) -> dict[str, str]:
+    """What is added to the environment that it is started in."""
     ours = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
     if settings.weights == "ipc":  # handles of GPU memory travel pickled
         ours["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     if settings.lora_rank:
         ours["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
-    return {**child_environment(), **ours, **settings.env}
+    return {**ours, **settings.env}

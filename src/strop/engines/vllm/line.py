@@ -35,8 +35,9 @@ class VllmLine:
             self._settled.set()
         else:
             self._settled.clear()
-        if line is not None and (self._client is None or self._client.url != line.url):
-            self._drop_client()  # of a server that is gone
+        if self._client is not None and (line is None or self._client.url != line.url):
+            self._drop_client()  # of a server that is gone, which it may not have said to who waits for it
+        if self._client is None and line is not None:
             self._client = Client(line.url)
 
     async def wait_until_open(self) -> bool:
@@ -83,5 +84,6 @@ class VllmLine:
     def _drop_client(self) -> None:
         if self._client is not None:
             task = asyncio.create_task(self._client.close())
+            self._client = None
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)

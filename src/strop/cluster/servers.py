@@ -1,0 +1,256 @@
+"""Engines' servers on nodes: each is the child of an actor there, which has its CPUs and GPUs; the engine speaks to it
+over HTTP.
+
+    engine ──start──▶ ClusterServer ──through Ray──▶ ServerHost ──starts──▶ vLLM, at the node's address and a free port
+           ──requests, weights──────────────────────HTTP──────────────────▶
+
+Hosts are placed before the run begins. A server that dies is started again by its engine, by the host that it had. If
+that is gone, with its node or by itself, another one is placed wherever there is room.
+
+Left out: a server over the GPUs of several nodes; one of several engines on the learner's GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from strop.cluster.connection import import_part
+from strop.cluster.hosts import HostPlace, ServerHost, StartedServer
+from strop.cluster.journal import Journal
+from strop.cluster.plan import ClusterNode, ServerDemand, list_each
+from strop.config import ClusterConfig, EngineConfig
+from strop.engines.gpus import VISIBLE
+from strop.engines.registry import engine_class, engine_name
+from strop.engines.server_process import EngineServer, ExternalServer, ServerLauncher, ServerProgram
+from strop.errors import ConfigError, EngineError, PlaceError
+
+ANSWER_SECONDS = 60.0
+"""Seconds that a host may take to answer, beside what it does; then it counts as lost."""
+END_SECONDS = 15.0
+"""The same where it only ends something."""
+
+
+class ServerHosts(ServerLauncher):
+    """Of one opening of a run: hosts that are reserved for its servers, and those that they have."""
+
+    elsewhere = True
+
+    def __init__(self, ray: Any, config: ClusterConfig, journal: Journal) -> None:
+        self.ray, self.journal = ray, journal
+        self._config = config
+        self._reserved: list[tuple[int, Any]] = []  # each with its GPUs
+        self._all: list[Any] = []
+        self._uses_gpus = self._is_closed = False
+        self._numbered = 0
+
+    def make(self, program: ServerProgram) -> ClusterServer:
+        self._numbered += 1
+        gpus = program.gpus if self._uses_gpus else 0
+        return ClusterServer(self, program, f"engine server {self._numbered - 1}", gpus)
+
+    def open(
+        self,
+        wanted: Sequence[ServerDemand],
+        nodes: Sequence[ClusterNode],
+        deadline: float,
+        given_up: threading.Event,
+    ) -> list[HostPlace]:
+        """A host for each server, on these nodes where they have room. Raises `PlaceError`."""
+        self._is_closed = False
+        each = list_each(wanted)
+        self._uses_gpus = any(one.gpus for one in each)
+        in_place = import_part("util.scheduling_strategies").NodeAffinitySchedulingStrategy
+        for one, node in zip(each, nodes, strict=True):
+            self._reserved.append((one.gpus, self._place(one.gpus, in_place(node.id, soft=True))))
+        asked = [host.describe.remote() for _, host in self._reserved]
+        ready: list[Any] = []
+        while len(ready) < len(asked) and time.monotonic() < deadline and not given_up.is_set():
+            ready = self.ray.wait(asked, num_returns=len(asked), timeout=1.0)[0]
+        if len(ready) < len(asked):
+            self.close()
+            raise PlaceError(
+                f"the cluster has no room now for {' and '.join(one.describe() for one in wanted)}, which others use. "
+                "Fix: see `ray status`, wait for them, or raise cluster.timeout"
+            )
+        try:
+            return self.ray.get(asked)
+        except self.ray.exceptions.RayError as error:
+            raise PlaceError(
+                f"a node could not start its part of the run ({' '.join(str(error).split())[:300]}). Fix: see "
+                "`ray status`, and its logs under /tmp/ray"
+            ) from None
+
+    def _place(self, gpus: int, where: Any) -> Any:
+        options = {"num_cpus": self._config.server_cpus, "num_gpus": gpus, "max_restarts": 0}
+        host = self.ray.remote(ServerHost).options(scheduling_strategy=where, **options).remote()
+        self._all.append(host)
+        return host
+
+    async def take(self, gpus: int) -> tuple[Any, HostPlace]:
+        """A host with so many GPUs: one that was reserved, or another one as soon as there is room. Raises
+        `EngineError`."""
+        while (one := next((one for one in self._reserved if one[0] == gpus), None)) is not None:
+            self._reserved.remove(one)
+            with contextlib.suppress(*self.lost):
+                return one[1], await self.ask(one[1].describe.remote())
+            self.drop(one[1])
+        if self._is_closed:
+            raise EngineError("the run is being closed")
+        host = self._place(gpus, "SPREAD")
+        try:
+            return host, await self.ask(host.describe.remote(), self._config.timeout)
+        except BaseException as error:
+            self.drop(host)
+            if isinstance(error, self.lost):
+                raise EngineError(
+                    f"no node has room for it within {self._config.timeout:g} s. Fix: see `ray status`, add nodes, or "
+                    "raise cluster.timeout"
+                ) from None
+            raise
+
+    @property
+    def lost(self) -> tuple[type[BaseException], ...]:
+        """What is raised where a host is gone, or cannot be reached."""
+        return (self.ray.exceptions.RayError, TimeoutError)
+
+    async def ask(self, ref: Any, timeout: float | None = ANSWER_SECONDS) -> Any:
+        async with asyncio.timeout(timeout):
+            return await asyncio.wrap_future(ref.future())
+
+    def drop(self, host: Any) -> None:
+        """With its server."""
+        if host in self._all:
+            self._all.remove(host)
+        with contextlib.suppress(Exception):  # it may be gone with its node
+            self.ray.kill(host)
+
+    def close(self) -> None:
+        """For good, unless it is opened again."""
+        self._is_closed = True
+        self._reserved.clear()
+        for host in list(self._all):
+            self.drop(host)
+
+
+class ClusterServer(EngineServer):
+    """A server on some node. `name` is what events call it."""
+
+    def __init__(self, hosts: ServerHosts, program: ServerProgram, name: str, gpus: int) -> None:
+        self.url = ""
+        self._hosts, self._program, self._name, self._gpus = hosts, program, name, gpus
+        self._host: Any = None
+        self._place = HostPlace("", "", 0)
+        self._started = 0  # times
+
+    async def start(self) -> None:
+        """Where it was, or where there is room if that host is gone."""
+        try:
+            started = await self._start()
+        except EngineError as error:
+            if self._started:  # or else the run ends with it
+                self._hosts.journal.write("not started again", self._name, why=str(error))
+            raise
+        self.url, self._started = started.url, self._started + 1
+        event = "started again" if self._started > 1 else "started"
+        self._hosts.journal.write(event, self._name, node=self._place.name, pid=started.pid, host=self._place.pid)
+
+    async def _start(self) -> StartedServer:
+        words = list(self._program.command())
+        program = msgspec.structs.replace(self._program, command=partial(list, words))
+        found = await self._start_here(program) if self._host is not None else None
+        if found is None:
+            self._host, self._place = await self._hosts.take(self._gpus)
+            found = await self._start_here(program)
+        if found is None or found.error:
+            raise EngineError(found.error if found is not None else f"the node of {self._name} was lost as it started")
+        return found
+
+    async def _start_here(self, program: ServerProgram) -> StartedServer | None:
+        """None where the host is gone, which is let go of then."""
+        try:
+            return await self._hosts.ask(self._host.start.remote(program), program.timeout + ANSWER_SECONDS)
+        except self._hosts.lost:
+            self._let_go()
+            return None
+
+    async def wait_until_gone(self) -> str:
+        """Ray tells of a host that is gone, though not at once where its machine is: then it does not answer."""
+        told = asyncio.ensure_future(self._wait_for_host())
+        silent = asyncio.ensure_future(
+            ExternalServer(self._program.name, self.url, timeout=0, setting="").wait_until_gone()
+        )
+        try:
+            await asyncio.wait([told, silent], return_when=asyncio.FIRST_COMPLETED)
+            how = (told if told.done() else silent).result()
+        finally:
+            told.cancel()
+            silent.cancel()
+        self._hosts.journal.write("died", self._name, node=self._place.name, why=how)
+        return how
+
+    async def _wait_for_host(self) -> str:
+        assert self._host is not None, "it was never started"
+        try:
+            return await self._hosts.ask(self._host.wait_until_gone.remote(), None)
+        except self._hosts.lost:
+            self._let_go()
+            return f"{self._program.name} is gone with its host on {self._place.name}"
+
+    async def end(self) -> None:
+        if self._host is None:
+            return
+        try:
+            await self._hosts.ask(self._host.end.remote(), END_SECONDS)
+        except self._hosts.lost:
+            self._let_go()
+
+    async def close(self) -> None:
+        await self.end()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._host is not None:
+            self._hosts.drop(self._host)
+            self._host = None
+
+
+def find_server_demand(config: EngineConfig, count: int, *, cpus: int, gpus: bool) -> ServerDemand | None:
+    """What `count` engines with as many replicas each ask for; None where no server is started for them. `gpus`: the
+    cluster has some."""
+    kind = engine_name(config)
+    if engine_class(config).shares_weights:
+        return None
+    settings = config.sglang if kind == "sglang" else config.vllm
+    if settings.url:
+        return None
+    refuse_settings(config, kind)
+    each = settings.tensor_parallel if gpus else 0
+    sequences = settings.max_sequences
+    return ServerDemand(count=count * config.replicas, cpus=cpus, gpus=each, sequences=sequences, engine=kind)
+
+
+def refuse_settings(config: EngineConfig, kind: str) -> None:
+    """What a server on a node of its own cannot do. Raises `ConfigError`."""
+    settings = config.sglang if kind == "sglang" else config.vllm
+    if VISIBLE in settings.env:
+        raise ConfigError(
+            f"engine.{kind}.env sets {VISIBLE}, and on a cluster Ray gives each server its GPUs. Fix: leave it out"
+        )
+    if kind == "vllm" and config.vllm.weights == "ipc":
+        raise ConfigError(
+            "engine.vllm.weights=ipc reaches a server on the learner's GPU, and on a cluster each has GPUs of its own. "
+            "Fix: set it to files or nccl"
+        )
+    if kind == "vllm" and config.vllm.sleep:
+        raise ConfigError(
+            "engine.vllm.sleep gives a server's GPU to the learner meanwhile, and on a cluster each has GPUs of its "
+            "own. Fix: set engine.vllm.sleep=false"
+        )
