@@ -5,13 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from strop.config import LoraConfig
+from strop.engines.weight_files import read_probe, read_specs
 from strop.learner.ranks import pack_evenly
 from strop.models.checksums import verify
 from strop.trajectory import assemble
-from tests.parity.ranked import run_ranks, train, train_two
+from tests.parity.ranked import give_away, run_ranks, train, train_two
 from tests.unit.learner.conftest import episodes, folder
 
 __all__ = ["episodes", "folder"]
@@ -92,6 +94,31 @@ def test_a_checkpoint_goes_on_with_any_number_of_ranks(tmp_path, folder, episode
         assert_close(found["gradients"], [actor, critic])
         assert math.isclose(found["metrics"][0]["actor/lr"], alone["metrics"][1]["actor/lr"])
         assert_close([found["weights"]], [alone["weights"]], 1e-4)
+
+
+@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_folder_that_engines_read(tmp_path, folder, episodes, lora) -> None:
+    config = {"token_budget": 60, **({"lora": SMALL} if lora else {})}
+    given = {"folder": folder, "samples": episodes(), "config": config}
+    (alone,) = run_ranks(1, give_away, tmp_path / "alone", to=tmp_path / "1", **given)
+    first, second = run_ranks(2, give_away, tmp_path / "ranks", to=tmp_path / "2", **given)
+    ours, theirs = (load_file(next((tmp_path / name).glob("*.safetensors"))) for name in "21")
+    assert_close([ours], [theirs])
+    assert {each.name for each in (tmp_path / "2").iterdir()} == {each.name for each in (tmp_path / "1").iterdir()}
+    assert "the weights cannot be written to" in first["refused"]
+    assert not second["refused"]
+    assert first["specs"] == alone["specs"]
+    if lora:
+        assert first["probe"].distance(alone["probe"].logprobs) < 1e-6
+        return
+    assert read_specs(tmp_path / "2") == first["specs"]
+    probe, whole = (read_probe(tmp_path / name) for name in "21")
+    assert probe is not None
+    assert whole is not None
+    assert probe.distance(whole.logprobs) < 1e-6
+    for found in (first, second):
+        assert "sharded over several ranks have no handles" in found["handles"]
+        assert "has values that are not finite numbers" in found["handles"]
 
 
 @pytest.mark.slow
