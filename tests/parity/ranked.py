@@ -124,7 +124,7 @@ def make_learner(ranks: Ranks, folder: Path, config: dict[str, Any], algorithm: 
             **config,
         }
     )
-    dtype = None if base is not None else torch.float64
+    dtype = None if base is not None or "dtype" in config else torch.float64
     how = make(AlgorithmConfig(**algorithm), settings)
     made = Learner(folder, settings, how, dtype=dtype, base=base, ranks=ranks, seed=3)
     with torch.no_grad():  # adapters begin at 0, where half of their gradients are

@@ -23,6 +23,7 @@ LARGE = LoraConfig(rank=8, alpha=8, targets=("q_proj", "down_proj"))
 CASES = {
     "grpo, two optimizer steps": ({"minibatches": 2}, {"name": "grpo", "settings": {"kl": "loss", "kl_coef": 0.1}}),
     "recomputed": ({"gradient_checkpointing": True}, {"name": "rloo"}),
+    "offloaded and recomputed": ({"offload": True, "gradient_checkpointing": True}, {"name": "grpo"}),
     "gspo": ({}, {"name": "grpo", "settings": {"loss": "gspo"}}),
     "ppo": ({}, {"name": "ppo"}),
     "ppo on a shared trunk": ({"critic_kind": "shared"}, {"name": "ppo"}),
@@ -67,6 +68,32 @@ def test_after_a_step_that_teaches_nothing(tmp_path, folder, episodes) -> None:
     (alone,) = run_ranks(1, train, tmp_path / "alone", idle=idle, **given)
     for found in run_ranks(2, train, tmp_path / "ranks", idle=idle, **given):
         assert_same(found, alone)
+
+
+@pytest.mark.slow
+def test_fewer_micro_batches_than_ranks(tmp_path, folder, episodes) -> None:
+    samples, config = episodes(num_groups=1, num_members=2), {"token_budget": 1000}
+    batch = assemble(samples, agents=["main"], budget=1000)
+    assert 0 < len(pack_evenly(batch, 1000, None, 3)) < 3
+    given = {"folder": folder, "samples": samples, "config": config, "algorithm": {"name": "ppo"}}
+    (alone,) = run_ranks(1, train, tmp_path / "alone", **given)
+    for found in run_ranks(3, train, tmp_path / "ranks", **given):
+        assert_same(found, alone)
+
+
+@pytest.mark.slow
+def test_mixed_precision(tmp_path, folder, episodes) -> None:
+    """Computed in bfloat16, of float32 weights: gradients differ by as much as bfloat16 rounds."""
+    config = {"token_budget": BUDGET, "dtype": "bfloat16"}
+    given = {"folder": folder, "samples": make_samples(episodes), "config": config, "algorithm": {"name": "grpo"}}
+    (alone,) = run_ranks(1, train, tmp_path / "alone", steps=1, **given)
+    for found in run_ranks(2, train, tmp_path / "ranks", steps=1, **given):
+        (ours,), (theirs,) = found["gradients"], alone["gradients"]
+        for name, gradient in theirs.items():
+            assert ours[name].dtype == gradient.dtype == torch.float32
+            assert float((ours[name] - gradient).norm() / gradient.norm()) < 0.05, name
+        for name in ("actor/pg_loss", "actor/entropy", "actor/grad_norm"):
+            assert found["metrics"][0][name] == pytest.approx(alone["metrics"][0][name], rel=0.02, abs=0.01), name
 
 
 @pytest.mark.slow
