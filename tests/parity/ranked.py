@@ -10,11 +10,15 @@ import torch
 
 from strop.algorithms import make
 from strop.config import AlgorithmConfig, LearnerConfig, OptimConfig
+from strop.engines.receiver import WeightsRefused
+from strop.errors import EngineError
 from strop.learner.learner import Learner
 from strop.learner.model import load_frozen
+from strop.learner.model_weights import FollowingRank, ModelWeights
 from strop.learner.ranks import Ranks
+from strop.learner.sharded_weights import ShardedWeights
 from strop.learner.sharding import gather
-from strop.learner.verbs import RankPlace
+from strop.learner.verbs import RankPlace, WeightVerbs
 from strop.trajectory import assemble
 
 LIMIT = 240
@@ -72,6 +76,38 @@ def train(
     return found
 
 
+def give_away(ranks: Ranks, folder: Path, samples: Any, config: dict[str, Any], to: Path):
+    """What leaves after a step: a folder of the whole model, or of its adapter, once a disk has refused it."""
+    made = make_learner(ranks, folder, config, {"name": "grpo"})
+    watch(made, samples, 1)
+    if made.sharded:
+        weights: WeightVerbs = ShardedWeights(made, folder)
+    else:
+        weights = ModelWeights(made.plain, folder) if ranks.leads else FollowingRank()
+    weights.refuse_broken()
+    write = weights.write_adapter if config.get("lora") else weights.write
+    (to.parent / "file").touch()
+    refused = ""
+    try:
+        write(to.parent / "file" / "1.1")
+    except EngineError as error:
+        refused = str(error)
+    write(to)
+    handles = ""
+    if made.sharded:
+        try:
+            weights.export_handles(None)
+        except WeightsRefused as error:
+            handles = str(error)
+        with torch.no_grad():
+            next(iter(made.model.parameters())).mul_(torch.nan)
+        try:
+            weights.refuse_broken()
+        except WeightsRefused as error:
+            handles += str(error)
+    return {"specs": weights.specs(), "probe": weights.probe(), "refused": refused, "handles": handles}
+
+
 def train_two(ranks: Ranks, folder: Path, samples: Any, configs: list[dict[str, Any]], steps: int = 2):
     """The same of two adapters on one model, in turns."""
     base = load_frozen(folder, LearnerConfig(device="cpu"))
@@ -88,7 +124,7 @@ def make_learner(ranks: Ranks, folder: Path, config: dict[str, Any], algorithm: 
             **config,
         }
     )
-    dtype = None if base is not None else torch.float64
+    dtype = None if base is not None or "dtype" in config else torch.float64
     how = make(AlgorithmConfig(**algorithm), settings)
     made = Learner(folder, settings, how, dtype=dtype, base=base, ranks=ranks, seed=3)
     with torch.no_grad():  # adapters begin at 0, where half of their gradients are

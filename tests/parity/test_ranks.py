@@ -5,13 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from strop.config import LoraConfig
+from strop.engines.weight_files import read_probe, read_specs
 from strop.learner.ranks import pack_evenly
 from strop.models.checksums import verify
 from strop.trajectory import assemble
-from tests.parity.ranked import run_ranks, train, train_two
+from tests.parity.ranked import give_away, run_ranks, train, train_two
 from tests.unit.learner.conftest import episodes, folder
 
 __all__ = ["episodes", "folder"]
@@ -21,6 +23,7 @@ LARGE = LoraConfig(rank=8, alpha=8, targets=("q_proj", "down_proj"))
 CASES = {
     "grpo, two optimizer steps": ({"minibatches": 2}, {"name": "grpo", "settings": {"kl": "loss", "kl_coef": 0.1}}),
     "recomputed": ({"gradient_checkpointing": True}, {"name": "rloo"}),
+    "offloaded and recomputed": ({"offload": True, "gradient_checkpointing": True}, {"name": "grpo"}),
     "gspo": ({}, {"name": "grpo", "settings": {"loss": "gspo"}}),
     "ppo": ({}, {"name": "ppo"}),
     "ppo on a shared trunk": ({"critic_kind": "shared"}, {"name": "ppo"}),
@@ -68,6 +71,32 @@ def test_after_a_step_that_teaches_nothing(tmp_path, folder, episodes) -> None:
 
 
 @pytest.mark.slow
+def test_fewer_micro_batches_than_ranks(tmp_path, folder, episodes) -> None:
+    samples, config = episodes(num_groups=1, num_members=2), {"token_budget": 1000}
+    batch = assemble(samples, agents=["main"], budget=1000)
+    assert 0 < len(pack_evenly(batch, 1000, None, 3)) < 3
+    given = {"folder": folder, "samples": samples, "config": config, "algorithm": {"name": "ppo"}}
+    (alone,) = run_ranks(1, train, tmp_path / "alone", **given)
+    for found in run_ranks(3, train, tmp_path / "ranks", **given):
+        assert_same(found, alone)
+
+
+@pytest.mark.slow
+def test_mixed_precision(tmp_path, folder, episodes) -> None:
+    """Computed in bfloat16, of float32 weights: gradients differ by as much as bfloat16 rounds."""
+    config = {"token_budget": BUDGET, "dtype": "bfloat16"}
+    given = {"folder": folder, "samples": make_samples(episodes), "config": config, "algorithm": {"name": "grpo"}}
+    (alone,) = run_ranks(1, train, tmp_path / "alone", steps=1, **given)
+    for found in run_ranks(2, train, tmp_path / "ranks", steps=1, **given):
+        (ours,), (theirs,) = found["gradients"], alone["gradients"]
+        for name, gradient in theirs.items():
+            assert ours[name].dtype == gradient.dtype == torch.float32
+            assert float((ours[name] - gradient).norm() / gradient.norm()) < 0.05, name
+        for name in ("actor/pg_loss", "actor/entropy", "actor/grad_norm"):
+            assert found["metrics"][0][name] == pytest.approx(alone["metrics"][0][name], rel=0.02, abs=0.01), name
+
+
+@pytest.mark.slow
 def test_fewer_keys_than_ranks(tmp_path, folder, episodes) -> None:
     """Four ranks share four heads, which look at two keys."""
     given = {"folder": folder, "samples": episodes(), "config": {"token_budget": 60}, "algorithm": {"name": "grpo"}}
@@ -92,6 +121,31 @@ def test_a_checkpoint_goes_on_with_any_number_of_ranks(tmp_path, folder, episode
         assert_close(found["gradients"], [actor, critic])
         assert math.isclose(found["metrics"][0]["actor/lr"], alone["metrics"][1]["actor/lr"])
         assert_close([found["weights"]], [alone["weights"]], 1e-4)
+
+
+@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_folder_that_engines_read(tmp_path, folder, episodes, lora) -> None:
+    config = {"token_budget": 60, **({"lora": SMALL} if lora else {})}
+    given = {"folder": folder, "samples": episodes(), "config": config}
+    (alone,) = run_ranks(1, give_away, tmp_path / "alone", to=tmp_path / "1", **given)
+    first, second = run_ranks(2, give_away, tmp_path / "ranks", to=tmp_path / "2", **given)
+    ours, theirs = (load_file(next((tmp_path / name).glob("*.safetensors"))) for name in "21")
+    assert_close([ours], [theirs])
+    assert {each.name for each in (tmp_path / "2").iterdir()} == {each.name for each in (tmp_path / "1").iterdir()}
+    assert "the weights cannot be written to" in first["refused"]
+    assert not second["refused"]
+    assert first["specs"] == alone["specs"]
+    if lora:
+        assert first["probe"].distance(alone["probe"].logprobs) < 1e-6
+        return
+    assert read_specs(tmp_path / "2") == first["specs"]
+    probe, whole = (read_probe(tmp_path / name) for name in "21")
+    assert probe is not None
+    assert whole is not None
+    assert probe.distance(whole.logprobs) < 1e-6
+    for found in (first, second):
+        assert "sharded over several ranks have no handles" in found["handles"]
+        assert "has values that are not finite numbers" in found["handles"]
 
 
 @pytest.mark.slow

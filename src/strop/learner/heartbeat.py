@@ -21,7 +21,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -50,7 +50,7 @@ class Heartbeat:
         self._thread.start()
 
     @contextlib.contextmanager
-    def work(self, *, by_others: bool = False) -> Iterator[None]:
+    def work(self, *, by_others: bool = False) -> Generator[None]:
         """This thread is at work in the block, or waits for other threads that are. What does not work may wait for
         ever."""
         me = threading.get_ident()
@@ -68,7 +68,7 @@ class Heartbeat:
 
     def look(self, now: float) -> tuple[float, str]:
         """The longest that a thread has been in one operation, and what that is."""
-        frames = sys._current_frames()
+        frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - as its documentation has it
         frames.pop(self._thread.ident or 0, None)
         seen: dict[int, tuple[Any, float]] = {}
         longest, where = 0.0, ""

@@ -5,7 +5,7 @@ block and with two, run over a micro-batch, and what it keeps for the backward p
 one path of `token_budget` tokens, which is the worst there is.
 
 With several ranks it is what each of them takes. Left out: what the allocator wastes, the embedded engine's keys and
-values and its copy of the weights, where it has one, or the first of several ranks; what FlexAttention's backward pass
+values and its copy of the weights, where it has one; what FlexAttention's backward pass
 makes, and what recorded passes keep (trunk_graphs.py), which there are only where memory is plenty. Compiled blocks
 keep less than is counted here.
 """

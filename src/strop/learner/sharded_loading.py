@@ -83,7 +83,7 @@ def read_parts(model: nn.Module, folder: Path, ranks: Ranks) -> None:
                 whole = parameters[name]
                 assert isinstance(whole, DTensor)
                 assert whole.placements == (Shard(0),)
-                mine, local = find_rows(len(whole), ranks), whole.to_local()
+                mine, local = find_rows(len(whole), ranks.index, ranks.count), whole.to_local()
                 assert len(local) == len(mine)
                 if len(mine):
                     part = opened.get_slice(name)[mine.start : mine.stop]
@@ -91,10 +91,10 @@ def read_parts(model: nn.Module, folder: Path, ranks: Ranks) -> None:
                     local.copy_(part)
 
 
-def find_rows(count: int, ranks: Ranks) -> range:
-    """Those of so many that this rank has, as torch shares them out."""
-    each = -(-count // ranks.count)
-    return range(min(ranks.index * each, count), min((ranks.index + 1) * each, count))
+def find_rows(rows: int, index: int, count: int) -> range:
+    """Those that a rank has, as torch shares them out."""
+    each = -(-rows // count)
+    return range(min(index * each, rows), min((index + 1) * each, rows))
 
 
 @torch.no_grad()

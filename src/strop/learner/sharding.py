@@ -35,7 +35,9 @@ def shard(
 ) -> None:
     """Shard the parameters of a module that is called as a whole, in place. Its blocks are put together one by one,
     what is around them for the whole of a pass. `wide` parts of it compute in float32 at least. Parameters that have no
-    memory yet (sharded_loading.py) have some afterwards, whatever is in it."""
+    memory yet (sharded_loading.py) have some afterwards, whatever is in it. `offload` keeps parts in the CPU's memory
+    while a GPU does not need them; without a GPU they are there anyway."""
+    offloading = CPUOffloadPolicy() if offload and ranks.device.type == "cuda" else OffloadPolicy()
     blocks = [each for each in module.modules() if isinstance(each, GradientCheckpointingLayer)]
     if not blocks:
         raise ModelError(
@@ -48,9 +50,7 @@ def shard(
             param_dtype=reduced if each in wide else dtype, reduce_dtype=reduced, cast_forward_inputs=False
         )
         give_memory(each, ranks.device)
-        fully_shard(
-            each, mesh=ranks.mesh, mp_policy=policy, offload_policy=CPUOffloadPolicy() if offload else OffloadPolicy()
-        )
+        fully_shard(each, mesh=ranks.mesh, mp_policy=policy, offload_policy=offloading)
         assert isinstance(each, FSDPModule)
         each.set_gradient_divide_factor(1.0)  # sums, not means
         each.set_force_sum_reduction_for_comms(True)

@@ -526,6 +526,11 @@ def refuse_contradictions(config: Config, algorithm: Algorithm) -> None:
             f"learner.sequence_parallel is {split}, and learner.ranks, which is {ranks}, is no multiple of it. Fix: "
             f"set learner.ranks={max(1, ranks // split) * split}"
         )
+    if ranks > 1 and not config.learner.lora.rank and engine_class(engine).choose_transfer(engine) == "ipc":
+        raise ConfigError(
+            f"learner.ranks is {ranks}, so that the model lies nowhere as a whole, and engine.vllm.weights is ipc. "
+            "Fix: set engine.vllm.weights to files or nccl"
+        )
     if loop.max_groups is not None and loop.max_groups < loop.groups:
         raise ConfigError(
             f"loop.max_groups is {loop.max_groups}, less than loop.groups, which is {loop.groups}. Fix: raise it"

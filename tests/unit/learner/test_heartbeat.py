@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import threading
 import time
 
@@ -37,6 +38,11 @@ async def keep_updating(process: LearnerProcess, episodes) -> None:
         await process.of().update(batch.bare())
 
 
+def find_pid(process: LearnerProcess) -> int:
+    assert isinstance(process._process, subprocess.Popen)
+    return process._process.pid
+
+
 async def end_of(work, seconds: float = 3 * LIMIT) -> LearnerDied:
     with pytest.raises(LearnerDied) as caught:
         await asyncio.wait_for(work, stretch(seconds))
@@ -49,7 +55,7 @@ async def test_a_learner_that_is_stopped(folder, episodes, tmp_path) -> None:
         await begin(process, folder)
         updating = asyncio.ensure_future(keep_updating(process, episodes))
         await asyncio.sleep(1)
-        os.kill(process._process.pid, signal.SIGSTOP)
+        os.kill(find_pid(process), signal.SIGSTOP)
         error = await end_of(updating)
         assert str(error).startswith(
             "the process that holds the weights has not answered for 5 s (learner.hang_timeout) and was killed; its log"
@@ -63,7 +69,7 @@ async def test_a_learner_that_is_stopped(folder, episodes, tmp_path) -> None:
 
 async def test_a_rank_that_is_stopped_in_the_middle_of_an_update(folder, episodes, tmp_path) -> None:
     ranks = LearnerRanks(tmp_path / "learner.log", 2)
-    pids = [one._process.pid for one in ranks._ranks]
+    pids = [find_pid(one) for one in ranks._ranks]
     try:
         await begin(ranks, folder, ranks=2)
         updating, watching = (asyncio.ensure_future(c) for c in (keep_updating(ranks, episodes), ranks.watch()))
@@ -88,7 +94,7 @@ async def test_the_embedded_engine_is_stopped_while_it_samples(folder, tmp_path)
         for _ in range(100):
             process.of().generate([1, 2, 3], Sampling(max_tokens=120), [], arrived)
         await arrived.get()
-        os.kill(process._process.pid, signal.SIGSTOP)
+        os.kill(find_pid(process), signal.SIGSTOP)
         assert "has not answered" in str(await end_of(process.watch()))
     finally:
         await process.close()
