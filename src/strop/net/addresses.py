@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -90,8 +91,12 @@ def _read(folder: Path) -> GatewayAddress:
 def _ask(url: str) -> GatewayAddress:
     # Never through a proxy: they do not know what is here.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"{url}/address", timeout=5.0) as said:
-        return msgspec.json.decode(said.read(), type=GatewayAddress).at(url)
+    try:
+        with opener.open(f"{url}/address", timeout=5.0) as said:
+            return msgspec.json.decode(said.read(), type=GatewayAddress).at(url)
+    except urllib.error.HTTPError as error:
+        error.close()  # it has the connection
+        raise
 
 
 def _nobody(where: str | Path, timeout: float, why: Exception) -> str:
