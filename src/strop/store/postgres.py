@@ -124,6 +124,11 @@ class PostgresAddress:
 
 SETTINGS = {
     "synchronous_commit": "on",
+    # What is asked has an index. What a planner makes of a table that was empty or quiet when it looked at it last
+    # reads thousands of rows once the table is neither, until it looks again.
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "jit": "off",  # compiling takes longer than anything that is asked
     # A process that is frozen, or a machine that is gone, in the middle of a transaction must not stop all others.
     "idle_in_transaction_session_timeout": "'10s'",
     "lock_timeout": "'20s'",

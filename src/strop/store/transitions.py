@@ -19,6 +19,9 @@ from strop.types import TRANSITIONS, Attempt, Cause, Event, Lease, Reward, Rollo
 R = TypeVar("R")
 MANY = 500
 """Rollouts that one statement names at most."""
+OPEN = "coalesce(ended, 0) = 0"
+"""Of an attempt that is found by its key: it has not ended. `ended IS NULL` says the same, and may have a planner read
+all that run, which have an index of their own."""
 
 
 class Cursor(Protocol):
@@ -78,7 +81,7 @@ def check_running(db: Db, rollout: str, number: int) -> None:
 def prolong(db: Db, attempts: Sequence[Ref], until: float) -> list[Ref]:
     """Let the leases of attempts run until then. Returns those that are over or unknown. All go to the database at
     once, in their order, found by their keys alone: whatever else a planner might choose reads all that run."""
-    query = "UPDATE attempts SET lease_until = ? WHERE rollout = ? AND number = ? AND ended IS NULL"
+    query = f"UPDATE attempts SET lease_until = ? WHERE rollout = ? AND number = ? AND {OPEN}"
     if db.executemany(query, [(until, *attempt) for attempt in attempts]).rowcount == len(attempts):
         return []
     running: set[Ref] = set()
@@ -176,7 +179,7 @@ def end(db: Db, rollout: Rollout, cause: Cause | None, detail: str | None, given
     """End the attempt that runs, if one does, and move its rollout on."""
     now = time.time()
     db.execute(
-        "UPDATE attempts SET ended = ?, cause = ?, detail = ? WHERE rollout = ? AND number = ? AND ended IS NULL",
+        f"UPDATE attempts SET ended = ?, cause = ?, detail = ? WHERE rollout = ? AND number = ? AND {OPEN}",
         (now, cause, detail, rollout.id, rollout.attempts),
     )
     if cause is None:
@@ -247,7 +250,7 @@ def add_rewards(db: Db, rollout: Rollout, given: Sequence[Reward]) -> None:
 def lock_attempt(db: Db, rollout: Rollout) -> tuple[str, float]:
     """Lock the attempt that runs: its runner, and when its lease ends. A verb that ends several locks them all before
     it ends the first, since counting a change comes after every other lock."""
-    query = "SELECT runner, lease_until FROM attempts WHERE rollout = ? AND number = ? AND ended IS NULL" + db.lock
+    query = f"SELECT runner, lease_until FROM attempts WHERE rollout = ? AND number = ? AND {OPEN}" + db.lock
     return db.execute(query, (rollout.id, rollout.attempts)).fetchone()
 
 

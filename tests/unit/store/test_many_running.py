@@ -5,11 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from strop.store import transitions
 from strop.store.base import Store
 from strop.store.sqlite import SqliteStore
 from strop.store.transitions import MANY, Cursor, Db
 from strop.types import Rollout, Task
+from tests.postgres import Server
 
 
 async def begin(store: Store, count: int) -> list[tuple[str, int]]:
@@ -80,4 +83,22 @@ async def test_leases_that_ran_out_are_found_without_reading_those_that_run(tmp_
     plan = [step[3] for step in store._db.execute(f"EXPLAIN QUERY PLAN {query}").fetchall()]
     assert any("attempts_running" in step for step in plan)
     assert not any("rollouts_status" in step or "SCAN" in step for step in plan)
+    await store.close()
+
+
+@pytest.mark.postgres
+async def test_statistics_of_a_quiet_store_do_not_mislead_a_planner(postgres_server: Server) -> None:
+    from strop.store.postgres import PostgresStore
+
+    store = await PostgresStore.open(postgres_server.url("quiet"))
+    running = await begin(store, 300)
+    await store.cancel([rollout for rollout, _ in running], detail="not wanted")
+    await store._write(lambda db: db.execute("ANALYZE"))  # nothing runs now
+    by_key = f"UPDATE attempts SET lease_until = 1 WHERE rollout = 'r0001' AND number = 1 AND {transitions.OPEN}"
+    by_time = "SELECT rollout FROM attempts WHERE ended IS NULL AND lease_until < 1"
+    plans = await store._write(lambda db: [db.execute(f"EXPLAIN {one}").fetchall() for one in (by_key, by_time)])
+    keyed, timed = (" ".join(line for (line,) in plan) for plan in plans)
+    assert "attempts_pkey" in keyed
+    assert "Seq Scan" not in keyed + timed
+    assert "Bitmap" not in keyed + timed
     await store.close()
