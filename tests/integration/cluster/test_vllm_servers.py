@@ -114,7 +114,7 @@ def test_a_servers_node_is_lost_and_the_other_one_answers(started, tmp_path, unt
 
 
 def test_adapters_and_a_command_that_is_killed(started, tmp_path) -> None:
-    adapters = ["learner.lora.rank=8", "policy.model=nano"]
+    adapters = ["learner.lora.rank=8", "policy.model=strop/nano"]
     nodes, run = begin(started, [4], tmp_path / "run", *adapters, "cluster.runners=1", "loop.steps=40")
     run.wait_for(runs.during_step(run.folder, 3, ended=2), limit=400)
     run.process.kill()
