@@ -13,7 +13,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile
 
 QUICK := not slow and not fault and not gpu and not postgres and not browser and not frameworks
 
-.PHONY: evidence exactness install dev demo recipe recipes test test-all bench bench-gpu lint mutants nano postgres sandbox frameworks engines oracles cluster clean locked lock
+.PHONY: evidence exactness install dev demo recipe recipes test test-all bench bench-control bench-gpu lint mutants nano postgres sandbox frameworks engines oracles cluster clean locked lock
 
 # What runs need, and with it what work on strop itself needs: tests, linters, PostgreSQL's driver.
 install: $(VENV)/.installed
@@ -78,7 +78,12 @@ bench: dev engines
 	$(BIN)/python benchmarks/gateway.py
 	$(BIN)/python benchmarks/engine.py
 
-# The same for one GPU, with a Python that has strop, vLLM and TRL (PYTHON=...): training beside TRL's, a step at 1.5B beside the
+# What stands between agents and many engines: gateways, the store and the run's own side with 10,000 rollouts in flight
+# (a quarter of an hour; 20,000 open files).
+bench-control: dev postgres
+	$(BIN)/python benchmarks/control_plane.py
+
+# What needs one GPU, with a Python that has strop, vLLM and TRL (PYTHON=...): training beside TRL's, a step at 1.5B beside the
 # one of another checkout (AGAINST=...), checkpoints, updates, and how weights reach vLLM.
 bench-gpu:
 	$(PYTHON) benchmarks/train.py --sides vllm trl-vllm embedded trl --steps 8 --runs 3

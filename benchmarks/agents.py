@@ -164,7 +164,7 @@ async def measure(folder: Path, mode: str, size: int, profile: Path | None) -> F
     from gateway_strop import Instant, make_routes, open_workers
 
     from strop.config import RunnerConfig
-    from strop.gateway import workers as gateway_workers
+    from strop.gateway import relay
     from strop.gateway.app import Gateway
     from strop.gateway.template import Renderer
     from strop.models.names import SHIPPED
@@ -186,9 +186,9 @@ async def measure(folder: Path, mode: str, size: int, profile: Path | None) -> F
             setattr(store, verb, spent.count(part, getattr(store, verb)))
     gateway, workers = Gateway(store, make_routes(engine, renderer)), None
     if "gateway workers" in mode:
-        one = gateway_workers.WorkerProcess
+        one = relay.TokenRequests
         one._generate = spent.count("gateway", one._generate)  # pyright: ignore[reportPrivateUsage]
-        workers = open_workers(gateway, store, engine, NUM_WORKERS, (model, [], True))
+        workers = open_workers(gateway, store, engine, NUM_WORKERS, (model, ([], 0, 0.0, 1), True))
     server = await serve(spent.count("gateway", gateway), switch=workers)
     if workers is not None:
         await workers.open()

@@ -41,14 +41,23 @@ class Load:
         self._targets = folder / "targets"
 
     def run(
-        self, gateway: Gateway, rollouts: int, concurrent: int, *, seconds: float = 0, by_turn: bool = False
+        self,
+        gateway: Gateway,
+        rollouts: int,
+        concurrent: int,
+        *,
+        seconds: float = 0,
+        by_turn: bool = False,
+        ramp: float = 0,
     ) -> Lap:
-        """One lap: new rollouts, the load, their end. Without `seconds` until all of them are through."""
+        """One lap: new rollouts, the load, their end. Without `seconds` until all of them are through. They begin one
+        after the other within `ramp` seconds."""
         targets = gateway.make(rollouts)
         self._targets.write_text("".join(f"{path}\tBearer {key}\n" for path, key in targets))
         command = [self._program, str(gateway.port), self._conversation, self._targets, str(concurrent), str(seconds)]
         before = gateway.cpu()
-        done = subprocess.run([*command, *([str(gateway.pid)] if by_turn else [])], check=True, stdout=subprocess.PIPE)
+        command += [str(gateway.pid if by_turn else 0), str(ramp)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
         lap: Lap = json.loads(done.stdout)
         lap["cpu_ms"] = (gateway.cpu() - before) / max(1, lap["requests"]) * 1000
         lap["rss_mb"] = gateway.memory()

@@ -1,6 +1,6 @@
 /* Agents without a brain: they hold tool conversations with a gateway as fast as it answers.
 
-       gateway_load PORT CONVERSATION TARGETS CONCURRENT SECONDS [PID]
+       gateway_load PORT CONVERSATION TARGETS CONCURRENT SECONDS [PID [RAMP]]
 
    TARGETS has one rollout per line: its path, a tab, its authorization header. CONVERSATION has one request body per
    line, turn by turn, in which \x01 stands for the rollout's number and, with a byte 0x80 + t behind it, \x02 for the
@@ -9,7 +9,8 @@
 
    CONCURRENT connections, one rollout each at a time, all of its turns in order. After SECONDS no request is begun; 0
    means until all rollouts are through. With PID all rollouts take a turn before any takes the next one, and the CPU
-   time of that process is told per turn. The figures are printed as JSON.
+   time of that process is told per turn; PID 0 is none. The connections begin one after the other within RAMP seconds.
+   The figures are printed as JSON.
 
    One thread, epoll, keep-alive. An answer must have a Content-Length. */
 
@@ -262,15 +263,14 @@ static int readable(Connection *c) {
     return 1;
 }
 
-static void drive(Connection *connections, int concurrent) {
+static void drive(Connection *connections, int concurrent, double ramp) {
     struct epoll_event ready[256];
-    int busy = 0;
-    for (int i = 0; i < concurrent; i++) {
-        connections[i].rollout = -1;
-        busy += begin(&connections[i]);
-    }
-    while (busy) {
-        int count = epoll_wait(epoll, ready, 256, -1);
+    int busy = 0, begun = 0;
+    double first = now();
+    for (int i = 0; i < concurrent; i++) connections[i].rollout = -1;
+    while (busy || begun < concurrent) {
+        while (begun < concurrent && now() - first >= ramp * begun / concurrent) busy += begin(&connections[begun++]);
+        int count = epoll_wait(epoll, ready, 256, begun < concurrent ? 1 : -1);
         for (int i = 0; i < count; i++) {
             Connection *c = ready[i].data.ptr;
             if (readable(c)) busy -= !begin(c);
@@ -303,11 +303,11 @@ static void print_text(const char *text) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 6) return fprintf(stderr, "usage: gateway_load PORT CONVERSATION TARGETS CONCURRENT SECONDS [PID]\n"), 2;
+    if (argc < 6) return fprintf(stderr, "usage: gateway_load PORT CONVERSATION TARGETS CONCURRENT SECONDS [PID [RAMP]]\n"), 2;
     port = atoi(argv[1]);
     read_inputs(argv[2], argv[3]);
     int concurrent = atoi(argv[4]), pid = argc > 6 ? atoi(argv[6]) : 0;
-    double seconds = atof(argv[5]);
+    double seconds = atof(argv[5]), ramp = argc > 7 ? atof(argv[7]) : 0;
     by_turn = pid != 0;
     epoll = epoll_create1(0);
     Connection *connections = calloc(concurrent, sizeof *connections);
@@ -321,11 +321,11 @@ int main(int argc, char **argv) {
     if (by_turn) {
         for (turn_now = 0; turn_now < turns; turn_now++, next_rollout = 0) {
             double before = cpu_of(pid);
-            drive(connections, concurrent);
+            drive(connections, concurrent, ramp);
             times[turn_now].cpu = cpu_of(pid) - before;
         }
     } else {
-        drive(connections, concurrent);
+        drive(connections, concurrent, ramp);
     }
     double took = now() - began;
     Times all = {0};

@@ -39,6 +39,12 @@ SERVED = ("fastapi==0.162.4", "httpx==0.28.1", "pydantic==2.14.3", "starlette==1
 MODEL = "tiny"
 
 
+def read_memory(pid: int) -> float:
+    """MB of a process that are in memory now."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
+
+
 class Gateway(ABC):
     """A gateway that is being served."""
 
@@ -69,8 +75,7 @@ class Gateway(ABC):
 
     def memory(self) -> float:
         """MB that are in memory now."""
-        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
+        return read_memory(self.pid)
 
 
 class Ordered(Gateway):

@@ -1,9 +1,10 @@
 """Strop's gateway as the benchmark asks it: one process with its SQLite store and an engine that answers at once.
 
-    gateway_strop.py FOLDER SYNCHRONOUS MODEL [WORKERS [relayed]] [--replicas COUNT --seconds SECONDS]
+    gateway_strop.py FOLDER SYNCHRONOUS MODEL [WORKERS [relayed]] [--replicas COUNT --seconds SECONDS [--chunks COUNT]]
 
 With WORKERS above 1 so many processes answer before that store, each with such an engine, or `relayed` all with the one
-in the process that has the store. With --replicas that one is so many, each of which takes about --seconds an answer.
+in the process that has the store. With --replicas each engine is so many, which take --seconds for an answer and give
+it in so many --chunks.
 
 The first line it prints says where it serves. Then orders come as JSON lines, each answered by one:
     {"make": 100}    so many rollouts, queued and leased: [[path, key], ...]
@@ -16,13 +17,13 @@ import argparse
 import asyncio
 import json
 import os
-import random
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import uvloop
 from gateway_conversation import ARGUMENTS, NUM_TOKENS, TOOL, logprob
 
@@ -31,6 +32,7 @@ from strop.gateway.app import Gateway
 from strop.gateway.route import PolicyRoute, Routes
 from strop.gateway.template import Renderer
 from strop.net.server import serve
+from strop.store.base import AttemptStore
 from strop.store.sqlite import SqliteStore
 from strop.types import Lease, Reward, Rollout, Sampling, Task
 
@@ -63,17 +65,32 @@ class Instant(Engine):
 
 
 class Paced(Instant):
-    """The same after some seconds, from half to one and a half times as many; any number at once."""
+    """The same over some seconds, in so many chunks, to any number at once."""
 
-    def __init__(self, ids: list[int], seconds: float) -> None:
+    def __init__(self, ids: list[int], seconds: float, chunks: int = 1) -> None:
         super().__init__(ids)
-        self._seconds = seconds
+        whole, size = self._chunk, -(-len(ids) // chunks)
+        self._pause = seconds / chunks
+        self._chunks = [
+            Chunk(ids=ids[at : at + size], logprobs=whole.logprobs[at : at + size], version=whole.version)
+            for at in range(0, len(ids), size)
+        ]
+        self._chunks[-1] = msgspec.structs.replace(self._chunks[-1], finish="stop")
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
     ) -> AsyncIterator[Chunk]:
-        await asyncio.sleep(self._seconds * random.uniform(0.5, 1.5))
-        yield self._chunk
+        for chunk in self._chunks:
+            await asyncio.sleep(self._pause)
+            yield chunk
+
+
+def make_engine(ids: list[int], replicas: int, seconds: float, chunks: int) -> Engine:
+    if not replicas:
+        return Instant(ids)
+    from strop.gateway.replicas import Replicas
+
+    return Replicas([Paced(ids, seconds, chunks) for _ in range(replicas)])
 
 
 def answer_ids(renderer: Renderer) -> list[int]:
@@ -95,12 +112,12 @@ class Stand:
     def __init__(self, store: SqliteStore, gateway: Gateway, api: str = "chat/completions") -> None:
         self._store, self._gateway, self._api = store, gateway, api
         self._running: list[Lease] = []
-        self._made = 0
+        self._name, self._made = f"g{os.getpid():x}", 0  # a store may be used again
 
     async def make(self, count: int) -> list[tuple[str, str]]:
         made: list[Rollout] = []
         for _ in range(count):
-            group = f"g{self._made:07}"
+            group = f"{self._name}-{self._made:07}"
             self._made += 1
             made.append(Rollout(id=f"{group}.0", group=group, member=0, task=Task(id=group), seed=1, created=1.0))
         await self._store.enqueue(made)
@@ -126,6 +143,14 @@ class Stand:
         self._gateway.forget(lease.rollout.id)
 
 
+def make_gateway(store: AttemptStore, engine: Engine, renderer: Renderer, **options: Any) -> Gateway:
+    """One without limits."""
+    from strop.gateway.limits import Limits
+
+    many = 1 << 20
+    return Gateway(store, make_routes(engine, renderer), limits=Limits(in_flight=many), max_sessions=many, **options)
+
+
 def make_routes(engine: Engine, renderer: Renderer) -> Routes:
     route = PolicyRoute(
         policy="main",
@@ -140,18 +165,12 @@ def make_routes(engine: Engine, renderer: Renderer) -> Routes:
 async def main(given: argparse.Namespace) -> None:
     model, num_workers = given.model, given.workers
     renderer = Renderer.from_folder(model)
-    engine: Engine = Instant(ids := answer_ids(renderer))
-    limits: dict[str, Any] = {}
-    if given.replicas:
-        from strop.gateway.limits import Limits
-        from strop.gateway.replicas import Replicas
-
-        engine = Replicas([Paced(ids, given.seconds) for _ in range(given.replicas)])
-        limits = {"limits": Limits(in_flight=1 << 20)}
+    pace = (answer_ids(renderer), given.replicas, given.seconds, given.chunks)
+    engine = make_engine(*pace)
     store = await SqliteStore.open(given.folder / "store.sqlite", given.synchronous)
-    gateway = Gateway(store, make_routes(engine, renderer), **limits)
+    gateway = make_gateway(store, engine, renderer)
     relayed = given.relayed == "relayed"
-    workers = open_workers(gateway, store, engine, num_workers, (model, ids, relayed)) if num_workers > 1 else None
+    workers = open_workers(gateway, store, engine, num_workers, (model, pace, relayed)) if num_workers > 1 else None
     server = await serve(gateway, switch=workers)
     if workers is not None:
         await workers.open()
@@ -171,16 +190,17 @@ def open_workers(
 ) -> GatewayWorkers | None:
     from gateway_worker import make
 
-    from strop.gateway.workers import GatewayWorkers  # not in older checkouts, which are measured with this as well
+    # Not in older checkouts, which are measured with this as well.
+    from strop.gateway.keeper import WorkerOrder
+    from strop.gateway.workers import GatewayWorkers
 
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     gateway.workers = workers = GatewayWorkers(
         gateway,
         store,
         {"main": engine},
-        num_workers=num_workers,
-        make=make,
-        given=given,
+        num_workers,
+        WorkerOrder(make=make, given=given),
         environment={"PYTHONPATH": path},
     )
     workers.start()
@@ -196,4 +216,5 @@ if __name__ == "__main__":
     parser.add_argument("relayed", choices=("relayed", ""), nargs="?", default="")
     parser.add_argument("--replicas", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--chunks", type=int, default=1)
     uvloop.run(main(parser.parse_args()))

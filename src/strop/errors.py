@@ -55,6 +55,10 @@ class PlaceError(StropError):
     code = 2
 
 
+class HeadLost(PlaceError):
+    """The head of the cluster that a run is on is gone: nothing can be asked of it any more."""
+
+
 class BadReward(StropError):
     """A reward that is not a finite number, or too large."""
 

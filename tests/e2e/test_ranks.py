@@ -25,7 +25,7 @@ def test_a_run_of_two_ranks_goes_on_with_one(tmp_path: Path) -> None:
 
     ended = runs.disturb(runs.demo(folder, *TWO), runs.named(folder, lineage=1, step=2), kill)
     assert ended.returncode == 1
-    assert "the process that holds the weights was killed by signal 9" in ended.stderr
+    assert "rank 1 was killed by signal 9" in ended.stderr
     assert (folder / "learner-1.log").exists()
     told = finish(runs.strop("train", "--resume", folder, "--json", "--set", "learner.ranks=1"))
     assert told["steps"] == 4
@@ -33,6 +33,22 @@ def test_a_run_of_two_ranks_goes_on_with_one(tmp_path: Path) -> None:
     assert [step.number for step in steps] == [1, 2, 3, 4]
     trained = [rollout for step in steps for rollout in step.rollouts]
     assert len(trained) == len(set(trained)) == 64
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def stop(processes: list[int]) -> None:
+        ranks = [pid for pid in processes if "strop.learner.child" in Path(f"/proc/{pid}/cmdline").read_text()]
+        os.kill(max(ranks), signal.SIGSTOP)
+
+    command = runs.demo(folder, *TWO, "learner.hang_timeout=8")
+    ended = runs.disturb(command, runs.named(folder, lineage=1, step=2), stop, limit=120)
+    assert ended.returncode == 1
+    assert "rank 1 has not answered for 8 s (learner.hang_timeout) and was killed" in ended.stderr
+    assert "Fix: resume the run to go on" in ended.stderr
+    assert finish(runs.strop("train", "--resume", folder, "--json"))["steps"] == 4
 
 
 @pytest.mark.slow

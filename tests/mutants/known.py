@@ -280,6 +280,17 @@ MUTANTS = (
         "self._idle.wait()",
         "tests/integration/gateway/test_direct_line.py -k two_versions",
     ),
+    Mutant(
+        "what a replaced gateway worker sends is taken",
+        tuple(
+            ("gateway/worker_process.py", old, new)
+            for old, new in (
+                ("gone, self._replaced = self.gone.is_set(), True", "gone = self.gone.is_set()"),
+                ("        self._tokens.cancel_all()\n        self.link.close()\n", ""),
+            )
+        ),
+        "tests/integration/gateway/test_worker_addresses.py -k replaced_and_lives",
+    ),
     _one(
         "old keys used with new weights",
         "engines/embedded/core.py",

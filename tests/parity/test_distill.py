@@ -15,7 +15,7 @@ from strop.engines.base import GivenAnswer
 from strop.engines.embedded.engine import Embedded
 from strop.engines.scripted import Scripted
 from strop.gateway.template import Renderer
-from strop.learner.answers import score_answers
+from strop.learner.answers import read_with, score_answers
 from strop.learner.learner import Learner
 from strop.learner.model import load
 from strop.learner.process import LearnerProcess
@@ -43,7 +43,7 @@ class Held(Scripted):
         self.model, self.budget = model, budget
 
     async def score(self, answers):
-        return score_answers(self.model, answers, self.budget)
+        return score_answers(read_with(self.model), answers, self.budget)
 
 
 @pytest.fixture(scope="module")

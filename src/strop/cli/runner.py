@@ -19,10 +19,11 @@ from strop.cli.commands import Commands
 from strop.cli.output import format_counts, get_program, make_console, print_json
 from strop.cli.served_store import START_SECONDS, add_options, open_served
 from strop.config import Config
-from strop.errors import ConfigError, RunEnded, StoreError
+from strop.errors import ConfigError, PlaceError, RunEnded, StoreError
 from strop.monitor.screen import Screen
 from strop.net import addresses
 from strop.net.secrets import hide_keys
+from strop.runners.gateway_check import GatewayCheck
 from strop.runners.pool import Pool
 from strop.store.base import Store
 from strop.version import __version__
@@ -35,6 +36,7 @@ def add(commands: Commands) -> None:
     runner.add_argument("--reward", metavar="FILE.py:function", help="turns (task, answer) into rewards")
     runner.add_argument("--workers", type=int, help="agents at work at once (default: 16)")
     runner.add_argument("--model", help="what agents are told to ask for (default: the store's policy)")
+    runner.add_argument("--gateway", metavar="URL", help="where agents ask for the model (default: --url)")
     runner.add_argument("--name", help="what this runner is called (default: host and process)")
     runner.add_argument("--config", metavar="TOML", help="settings from a file: agent, agents, reward, runner")
     runner.add_argument("--set", action="append", default=[], metavar="a.b=c", help="any setting; see `strop config`")
@@ -66,6 +68,7 @@ def _runner(arguments: argparse.Namespace) -> int:
 async def _run_agents(config: Config, arguments: argparse.Namespace) -> int:
     say_outage = partial(_say_outage, arguments)
     store = await open_served(arguments, START_SECONDS, outage=arguments.wait, on_outage=say_outage)
+    check = GatewayCheck(arguments.gateway) if arguments.gateway else None
     specs = {**({None: config.agent} if config.agent else {}), **config.agents}
     try:
         model = await _find_model(arguments.url, store)
@@ -73,12 +76,18 @@ async def _run_agents(config: Config, arguments: argparse.Namespace) -> int:
             store,
             specs,
             config.runner,
-            gateway_url=arguments.url.rstrip("/"),
+            gateway_url=(arguments.gateway or arguments.url).rstrip("/"),
+            gateway_check=check,
             model=arguments.model or model,
             name=arguments.name,
             reward=config.reward,
             log=arguments.log,
         )
+        if check is not None and not await check.answers():
+            raise PlaceError(
+                f"the gateway at {arguments.gateway} does not answer, and agents would ask it. Fix: have its port open "
+                "between its machine and this one"
+            )
         drained, ended = False, ""
         await pool.start()
         try:
@@ -88,6 +97,8 @@ async def _run_agents(config: Config, arguments: argparse.Namespace) -> int:
         finally:
             await pool.close()
     finally:
+        if check is not None:
+            await check.close()
         await store.close()
     if ended and not arguments.json:
         make_console().print(f"{ended}: {arguments.url}", soft_wrap=True)

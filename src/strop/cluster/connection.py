@@ -1,7 +1,8 @@
-"""Joining the Ray cluster that was asked for, or starting one on this machine."""
+"""Joining the Ray cluster that was asked for, or starting one on this machine; and whether its head is still there."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Generator
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from strop.errors import ConfigError, PlaceError
+from strop.errors import ConfigError, HeadLost, PlaceError
 from strop.imports import one_line, to_install
 from strop.net.secrets import without_secrets
 
@@ -17,6 +18,9 @@ AUTO = "auto"
 STORE_BYTES = 128 * 2**20
 """Of a cluster that we start: nothing large goes through Ray's object store."""
 REACH_SECONDS = 5.0
+LOOK_SECONDS, MISSED = 2.0, 5
+"""Seconds between two looks whether the head is there, and how many in a row must fail until it counts as gone. Ray
+itself waits for a minute and then ends the process in the middle of whatever it does."""
 
 
 def import_ray() -> Any:
@@ -88,6 +92,30 @@ def refuse(address: str, error: Exception) -> PlaceError:
     return PlaceError(
         f"the Ray cluster at {address} cannot be joined ({one_line(error)}). Fix: see `ray status` on its head, or "
         "start one with `ray start --head`"
+    )
+
+
+def find_head(ray: Any) -> str:
+    """HOST:PORT of the head of the cluster that this process is part of."""
+    return ray.get_runtime_context().gcs_address
+
+
+async def watch_head(address: str) -> None:
+    """Raises `HeadLost` once the head of the cluster is gone. Never returns."""
+    host, _, port = address.rpartition(":")
+    missed = 0
+    while missed < MISSED:
+        await asyncio.sleep(LOOK_SECONDS)
+        try:
+            async with asyncio.timeout(REACH_SECONDS):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            writer.close()
+            missed = 0
+        except (OSError, TimeoutError):
+            missed += 1
+    raise HeadLost(
+        f"the head of the Ray cluster at {address} is gone, and nothing can be placed without it. Fix: start a cluster "
+        "again, and go on with `strop train --resume`, and --cluster where its address is another"
     )
 
 

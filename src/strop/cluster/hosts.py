@@ -25,6 +25,7 @@ from strop.cluster.listener import connect
 from strop.engines.server_process import ServerProcess, ServerProgram
 from strop.errors import EngineError
 from strop.files import private
+from strop.gateway.spawn import spawn_worker
 from strop.learner.spawn import spawn_with
 from strop.net.secrets import child_environment
 
@@ -38,6 +39,8 @@ sys.exit(main(sys.argv[1:]))
 """
 FORESEE = "from strop.cluster.memory import answer; answer()"
 SIOCGIFADDR = 0x8915
+WAITING = 2048
+"""Connections that wait while a gateway has no worker."""
 
 
 class HostPlace(Struct, frozen=True):
@@ -118,6 +121,32 @@ class RankHost(ProcessHost):
         """The process gets a connection that has been proven already: it knows no key."""
         with connect(driver, number, key) as sock, open(log, "ab", opener=private) as out:
             self._process = spawn_with(sock, out.fileno(), choose_interface(sock.getsockname()[0]))
+        return self._process.pid
+
+
+class GatewayHost(ProcessHost):
+    """Listens at an address of its node, and starts gateway workers, one after the other, that answer there: while
+    there is none its clients wait."""
+
+    def listen(self, port: int) -> str:
+        """Its address as a URL: at this port if it is free."""
+        address = import_ray().util.get_node_ip_address()
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            self._socket = socket.create_server((address, port), family=family, backlog=WAITING)
+        except OSError:
+            self._socket = socket.create_server((address, 0), family=family, backlog=WAITING)
+        shown = f"[{address}]" if ":" in address else address
+        return f"http://{shown}:{self._socket.getsockname()[1]}"
+
+    def start(self, driver: tuple[str, int], number: int, key: bytes, setup: bytes, log: str) -> int:
+        """The process gets a connection that has been proven already: it knows no key."""
+        if self._process is not None:  # the one before
+            self._process.kill()
+            self._process.wait()
+        with connect(driver, number, key) as sock:
+            files = [sock.fileno(), self._socket.fileno()]
+            self._process = spawn_worker("serve_at_address", setup, files, log)
         return self._process.pid
 
 

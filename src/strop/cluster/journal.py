@@ -3,7 +3,8 @@
 {"time": 1790000000.0, "event": "started", "what": "rank 1", "node": "10.0.0.7/3fa9c1", "pid": 71, "host": 64}
 {"time": 1790000009.0, "event": "died", "what": "learner", "why": "... was killed by signal 9"}
 
-`pid` is the process, `host` that of the actor above it.
+`pid` is the process, `host` that of the actor above it. `url` is where a gateway answers, and which one the agents of a
+runner pool ask, where there are any on nodes.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ class Journal:
     def __init__(self, folder: Path, view: View) -> None:
         self._file, self._view = folder / FILE, view
 
-    def write(self, event: str, what: str, *, node: str = "", why: str = "", pid: int = 0, host: int = 0) -> None:
-        told = {"node": node, "why": why, "pid": pid, "host": host}
+    def write(
+        self, event: str, what: str, *, node: str = "", why: str = "", pid: int = 0, host: int = 0, url: str = ""
+    ) -> None:
+        told = {"node": node, "why": why, "pid": pid, "host": host, "url": url}
         line = {"time": round(time.time(), 3), "event": event, "what": what}
         line |= {name: value for name, value in told.items() if value}
         private_folder(self._file.parent)

@@ -59,12 +59,14 @@ def list_each(servers: Sequence[ServerDemand]) -> list[ServerDemand]:
 
 
 class Demand(Struct, frozen=True, kw_only=True):
-    """What a run asks for: `ranks` of every model, each with so many CPUs and GPUs; `servers` of engines; `runners`
-    pools of `agents` agents at once; `sequences` that a rank answers at once, none where servers do."""
+    """What a run asks for: `ranks` of every model, each with so many CPUs and GPUs; `servers` of engines; `gateways`;
+    `runners` pools of `agents` agents at once; `sequences` that a rank answers at once, none where servers do."""
 
     ranks: tuple[int, ...]
     rank_cpus: int = 1
     rank_gpus: int = 0
+    gateways: int = 0
+    gateway_cpus: int = 1
     runners: int = 1
     runner_cpus: int = 1
     agents: int = 16
@@ -73,12 +75,13 @@ class Demand(Struct, frozen=True, kw_only=True):
 
 
 class ClusterPlan(Struct, frozen=True, kw_only=True):
-    """Which node each rank of every model, each engine server and each runner pool is to be on."""
+    """Which node each rank of every model, each engine server, gateway and runner pool is to be on."""
 
     demand: Demand
     ranks: list[list[ClusterNode]]
     runners: list[ClusterNode]
     servers: list[ClusterNode] = []
+    gateways: list[ClusterNode] = []
     memory: str = ""
 
     def describe(self) -> list[str]:
@@ -92,6 +95,8 @@ class ClusterPlan(Struct, frozen=True, kw_only=True):
         for k, (one, node) in enumerate(zip(list_each(self.demand.servers), self.servers, strict=True)):
             gpu = f", {count(one.gpus, 'GPU')}" if one.gpus else ""
             lines.append(f"engine server {k} ({one.engine}) on {node.name}: {count(one.cpus, 'CPU')}{gpu}")
+        each = count(self.demand.gateway_cpus, "CPU")
+        lines += [f"gateway {k} on {node.name}: {each}" for k, node in enumerate(self.gateways)]
         each = f"{count(self.demand.runner_cpus, 'CPU')}, {count(self.demand.agents, 'agent')} at once"
         lines += [f"runner pool {k} on {node.name}: {each}" for k, node in enumerate(self.runners)]
         return [*lines, *([self.memory] if self.memory else []), self.find_bottleneck()]
@@ -106,8 +111,8 @@ class ClusterPlan(Struct, frozen=True, kw_only=True):
 
 
 def make_plan(nodes: Sequence[ClusterNode], demand: Demand) -> ClusterPlan:
-    """Ranks of a model on as few nodes as possible, then servers and then runner pools where most CPUs are left. Raises
-    `PlaceError`."""
+    """Ranks of a model on as few nodes as possible, then servers, gateways and runner pools where most CPUs are left.
+    Raises `PlaceError`."""
     usable = [node for node in nodes if node.cpus]
     left = Room(usable)
     if trouble := next((node.trouble for node in usable if node.trouble), ""):
@@ -119,8 +124,9 @@ def make_plan(nodes: Sequence[ClusterNode], demand: Demand) -> ClusterPlan:
         if len(group) < wanted:
             raise PlaceError(explain_ranks(usable, demand))
         ranks.append(group)
-    servers = place_servers(left, demand)
-    return ClusterPlan(demand=demand, ranks=ranks, servers=servers, runners=place_runners(left, demand))
+    servers, gateways = place_servers(left, demand), place_gateways(left, demand)
+    runners = place_runners(left, demand)
+    return ClusterPlan(demand=demand, ranks=ranks, servers=servers, gateways=gateways, runners=runners)
 
 
 class Room:
@@ -173,6 +179,17 @@ def place_servers(left: Room, demand: Demand) -> list[ClusterNode]:
                 f"ranks there is room for {len(found)}. Fix: {less}, or add nodes"
             )
         placed += found
+    return placed
+
+
+def place_gateways(left: Room, demand: Demand) -> list[ClusterNode]:
+    placed = left.take_apart(demand.gateways, demand.gateway_cpus)
+    if len(placed) < demand.gateways:
+        raise PlaceError(
+            f"{count(demand.gateways, 'gateway')} of {count(demand.gateway_cpus, 'CPU')} each cannot be placed: the "
+            f"cluster has {describe_nodes(left.nodes)}, and beside the ranks there is room for {len(placed)}. Fix: set "
+            f"cluster.gateways={len(placed)}, or add nodes"
+        )
     return placed
 
 

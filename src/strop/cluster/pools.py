@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from strop.cluster.connection import import_part
+from strop.cluster.gateways import NodeGateways
 from strop.cluster.hosts import HostPlace, RunnerHost
 from strop.cluster.journal import Journal
 from strop.cluster.plan import ClusterNode
@@ -39,9 +40,11 @@ class RunnerPools:
     def __init__(self, ray: Any, config: Config, nodes: Sequence[ClusterNode], journal: Journal) -> None:
         self._ray, self._config, self._nodes, self._journal = ray, config, nodes, journal
         self._have_started = False
+        self._gateways: NodeGateways | None = None
 
-    async def watch(self, run: Run) -> None:
-        """Keep them at work until cancelled."""
+    async def watch(self, run: Run, gateways: NodeGateways | None = None) -> None:
+        """Keep them at work until cancelled. Agents ask one of `gateways`, where there are some."""
+        self._gateways = gateways
         pools: list[asyncio.Task[None]] = []
         enough = time.monotonic()
         try:
@@ -76,19 +79,25 @@ class RunnerPools:
         failed, times = 0, 0
         while True:
             host, code, where, began = self._place(number, again=times > 0), None, "", time.monotonic()
+            end = "died"
             try:
-                there, pid = await self._start(host, number, run, log)
+                there, pid, gateway = await self._start(host, number, run, log)
                 where, event = there.name, "started again" if times else "started"
-                self._journal.write(event, name, node=where, pid=pid, host=there.pid)
+                self._journal.write(event, name, node=where, pid=pid, host=there.pid, url=gateway)
                 began = time.monotonic()
-                while (code := await self._ask(host.poll.remote())) is None:  # noqa: ASYNC110
+                while (code := await self._ask(host.poll.remote())) is None:
+                    if self._gateways is not None and gateway and not self._gateways.answers(gateway):
+                        break
                     await asyncio.sleep(BEAT)
-                why = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+                if code is None:
+                    end, why = "ended", f"its gateway at {gateway} is gone"
+                else:
+                    why = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
             except (self._ray.exceptions.RayError, TimeoutError) as error:
                 why = "its host is gone" if where else f"it could not be placed: {type(error).__name__}"
             finally:
                 await self._stop(host)
-            self._journal.write("died", name, node=where, why=why)
+            self._journal.write(end, name, node=where, why=why)
             self._refuse_hopeless(name, where, log)
             by_itself = code is not None and code > 0 and time.monotonic() - began < SHORT
             failed, times = failed + 1 if by_itself else 0, times + 1
@@ -107,14 +116,16 @@ class RunnerPools:
         cpus = self._config.cluster.runner_cpus
         return self._ray.remote(RunnerHost).options(num_cpus=cpus, max_restarts=0, scheduling_strategy=where).remote()
 
-    async def _start(self, host: Any, number: int, run: Run, log: Path) -> tuple[HostPlace, int]:
-        """Returns where it is, and its process there."""
+    async def _start(self, host: Any, number: int, run: Run, log: Path) -> tuple[HostPlace, int, str]:
+        """Returns where it is, its process there, and the gateway that its agents ask, if it is not the run's own."""
         assert run.shared is not None, "runners join over the network"
         place: HostPlace = await self._ask(host.describe.remote(), self._config.cluster.timeout)
         words = [*list_words(self._config, run.shared.url, number), "--log", str(log)]
+        gateway = self._gateways.choose(f"runner pool {number}", place.node) if self._gateways is not None else ""
+        words += ["--gateway", gateway] if gateway else []
         pid: int = await self._ask(host.start.remote(words, run.shared.key, str(log), str(Path.cwd())))
         self._have_started = True
-        return place, pid
+        return place, pid, gateway
 
     def _refuse_hopeless(self, name: str, where: str, log: Path) -> None:
         """None at all could be placed for as long as was to be waited."""

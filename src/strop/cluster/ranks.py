@@ -24,6 +24,8 @@ from strop.learner.verbs import RankPlace
 START_SECONDS = 60.0
 """Seconds in which a host must have started its process, and that must have connected."""
 POLL_SECONDS = 2.0
+SILENT_SECONDS = 30.0
+"""Seconds after which a host that says nothing of its process counts as gone."""
 GONE = -1
 """What `wait` returns of a process whose host is gone with it."""
 
@@ -80,13 +82,17 @@ class RankHandle:
         self._ray, self._host = ray, host
         self._code: int | None = None
         self._gone = False
+        self._silent_since: float | None = None
 
     def poll(self) -> int | None:
         if self._code is None and not self._gone:
+            asked = time.monotonic()
             try:
                 self._code = self._ray.get(self._host.poll.remote(), timeout=POLL_SECONDS)
+                self._silent_since = None
             except self._ray.exceptions.GetTimeoutError:
-                return None
+                since = self._silent_since = self._silent_since or asked
+                self._gone = time.monotonic() - since > SILENT_SECONDS
             except self._ray.exceptions.RayError:
                 self._gone = True
         return self._code
@@ -104,8 +110,9 @@ class RankHandle:
 
     def kill(self) -> None:
         """With its host."""
-        self._ray.kill(self._host)
         self._gone = True
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            self._ray.kill(self._host)
 
 
 class ClusterLauncher(Launcher):

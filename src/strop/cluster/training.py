@@ -13,14 +13,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from strop.cluster.connection import import_ray, join_cluster
+from strop.cluster.connection import find_head, import_ray, join_cluster, watch_head
+from strop.cluster.gateways import LOOPBACK, NodeGateways, share_out
 from strop.cluster.journal import Journal
 from strop.cluster.listener import ChildListener
 from strop.cluster.memory import MemoryQuestion, RankMemory
@@ -31,6 +33,7 @@ from strop.cluster.plan import (
     Room,
     ServerDemand,
     make_plan,
+    place_gateways,
     place_runners,
     place_servers,
 )
@@ -39,8 +42,12 @@ from strop.cluster.probe import list_nodes, probe_nodes
 from strop.cluster.ranks import ClusterLauncher, Reservation
 from strop.cluster.servers import ServerHosts, find_server_demand
 from strop.config import Config
+from strop.engines.base import Engine
 from strop.engines.registry import engine_class
-from strop.errors import ConfigError, LearnerDied, PlaceError, RankOutOfMemory
+from strop.errors import ConfigError, HeadLost, LearnerDied, PlaceError, RankOutOfMemory
+from strop.gateway.app import Gateway
+from strop.gateway.keeper import WorkerOrder
+from strop.gateway.worker_process import EncodedStore
 from strop.monitor.console import View
 from strop.monitor.summary import Summary
 from strop.run.data.prepare import needs_agents
@@ -49,8 +56,8 @@ from strop.run.machines import Machines
 from strop.run.runtime import PreparedPolicy, count_ranks, find_adapters, group_by_process, prepare_run
 from strop.run.settings import check_agents
 from strop.run.state import Run
+from strop.run.supervise import run_beside
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 FORESEE_SECONDS = 120.0
 AGAIN = 2.0
 """Seconds between two attempts to find room again once a node is lost."""
@@ -105,6 +112,8 @@ async def train(
 def refuse_settings(config: Config) -> None:
     """What a cluster does not do."""
     check_agents(config)
+    if config.cluster.gateways:
+        share_out(config)
     if not config.runner.workers and needs_agents(config):
         raise ConfigError(
             "runner.workers is 0, and on a cluster it says how many agents each runner pool has at once. Fix: raise it"
@@ -141,14 +150,22 @@ def halve_micro_batches(config: Config) -> Config:
 
 
 class ClusterMachines(Machines):
-    """One opening of a run on a cluster. `run` is it, once its agents may begin."""
+    """One opening of a run on a cluster. `run` is it, once its agents may begin. `make_gateways` makes those that are
+    on nodes, if there are to be some."""
 
     def __init__(
-        self, launcher: ClusterLauncher, servers: ServerHosts, pools: RunnerPools | None, address: str
+        self,
+        launcher: ClusterLauncher,
+        servers: ServerHosts,
+        pools: RunnerPools | None,
+        address: str,
+        head: str,
+        make_gateways: Callable[..., NodeGateways] | None = None,
     ) -> None:
         self.launcher, self.servers = launcher, servers
         self.run: Run | None = None
-        self._pools, self._address = pools, address
+        self._pools, self._address, self._head, self._make_gateways = pools, address, head, make_gateways
+        self._gateways: NodeGateways | None = None
 
     def adapt(self, config: Config) -> Config:
         """Agents run elsewhere, and the run is to be reached from there."""
@@ -157,11 +174,20 @@ class ClusterMachines(Machines):
         replace = msgspec.structs.replace
         host = self._address if config.gateway.host in LOOPBACK else config.gateway.host
         runner = replace(config.runner, remote=True, workers=0)
-        return replace(config, runner=runner, gateway=replace(config.gateway, host=host))
+        config = replace(config, runner=runner, gateway=replace(config.gateway, host=host))
+        return config if self._make_gateways is None else share_out(config)
+
+    def make_workers(
+        self, gateway: Gateway, store: EncodedStore, engines: Mapping[str, Engine], order: WorkerOrder
+    ) -> NodeGateways | None:
+        if self._make_gateways is not None:
+            self._gateways = self._make_gateways(gateway, store, engines, order)
+        return self._gateways
 
     async def watch(self, run: Run) -> None:
         self.run = run
-        await (super().watch(run) if self._pools is None else self._pools.watch(run))
+        working = super().watch(run) if self._pools is None else self._pools.watch(run, self._gateways)
+        await run_beside(working, watch_head(self._head))
 
 
 @asynccontextmanager
@@ -203,7 +229,13 @@ async def reserve(
             if not again:
                 view.note(f"plan: {line}")
         pools = RunnerPools(ray, config, plan.runners, journal) if plan.runners else None
-        yield ClusterMachines(ClusterLauncher(ray, reservations, listener, journal), servers, pools, address)
+        make = partial(NodeGateways, ray, config, plan.gateways, listener, journal) if plan.gateways else None
+        launcher = ClusterLauncher(ray, reservations, listener, journal)
+        yield ClusterMachines(launcher, servers, pools, address, find_head(ray), make)
+    except HeadLost:
+        reservations.clear()  # they are gone with it, and whoever asked to be rid of them would wait for a minute
+        servers.forget()
+        raise
     finally:
         listener.close()
         await asyncio.shield(asyncio.to_thread(give_back, reservations, servers))
@@ -235,9 +267,9 @@ def place(
         left.take(node, demand.rank_cpus, demand.rank_gpus)
     wanted = place_servers(left, demand)
     hosts = [by_id[one.node] for one in servers.open(demand.servers, wanted, deadline, given_up)]
-    runners = place_runners(left, demand)
+    gateways, runners = place_gateways(left, demand), place_runners(left, demand)
     memory = "" if again or given_up.is_set() else foresee_memory(ray, hold_weights(groups), reservations)
-    return ClusterPlan(demand=demand, ranks=ranks, servers=hosts, runners=runners, memory=memory)
+    return ClusterPlan(demand=demand, ranks=ranks, servers=hosts, gateways=gateways, runners=runners, memory=memory)
 
 
 def give_back(reservations: list[Reservation], servers: ServerHosts) -> None:
@@ -258,6 +290,8 @@ def find_demand(config: Config, groups: Sequence[Sequence[PreparedPolicy]], node
         ranks=ranks,
         rank_cpus=config.cluster.rank_cpus,
         rank_gpus=int("cuda" in devices or ("auto" in devices and enough)),
+        gateways=config.cluster.gateways if needs_agents(config) else 0,
+        gateway_cpus=config.cluster.gateway_cpus,
         runners=config.cluster.runners if needs_agents(config) else 0,
         runner_cpus=config.cluster.runner_cpus,
         agents=config.runner.workers,

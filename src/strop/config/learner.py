@@ -70,6 +70,16 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ),
         Meta(ge=1, le=64),
     ] = 1
+    hang_timeout: Annotated[
+        float,
+        doc("heartbeat: seconds of silence after which a process that holds weights counts as hung, and is killed"),
+        Meta(ge=5),
+    ] = 120.0
+    collective_timeout: Annotated[
+        float,
+        doc("seconds that a collective of the ranks, or any other one operation, may take; then its process is killed"),
+        Meta(ge=5),
+    ] = 1800.0
     lora: Annotated[LoraConfig, doc("train a LoRA adapter instead of the whole model")] = LoraConfig()
     optim: Annotated[OptimConfig, doc("the optimizer")] = OptimConfig()
     critic: Annotated[OptimConfig, doc("the critic's optimizer, for algorithms that have one")] = OptimConfig(lr=1e-5)

@@ -17,7 +17,7 @@ The attempt's key is the API key; it opens that attempt and nothing else. A clie
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -55,8 +55,13 @@ MANY = 10_000
 """Lists and tables in a body from which on they are counted: millions of them would hold up everybody else."""
 
 
-class OtherSessions(Switch):
+class OtherSessions(ABC):
     """What is done to sessions of this gateway in other processes; see `Gateway`."""
+
+    @property
+    def switch(self) -> Switch | None:
+        """Has connections to this process go to those others, if they are answered there."""
+        return None
 
     @abstractmethod
     async def open(self) -> None:

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from statistics import median
 from typing import cast
 
 from strop.engines.base import Chunk, Engine, GivenAnswer
@@ -34,6 +34,9 @@ REST = 5.0
 """Seconds a replica that failed is left out for."""
 KNOWN = 65536
 """How many rollouts' places are remembered."""
+LOOKS = 16
+"""How many replicas one look costs, at most in the mean: what is found out about all of them is used for several looks
+if there are more than that, so that a request costs no more before many replicas than before few."""
 
 
 class Replica:
@@ -49,6 +52,30 @@ class Replica:
         return self.engine.serving and (self.failed is None or now - self.failed > REST)
 
 
+class Fullness:
+    """How much is in flight on the replicas that can answer, in order: looked at now and then."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self._replicas = replicas
+        self._left, self._in_flight = 0, list[int]()
+
+    def has_place(self, home: Replica, now: float) -> bool:
+        """Whether one of them can answer, and has at most twice as much in flight as the others (their median)."""
+        if home.outdated or not home.well(now):
+            return False
+        self._left -= 1
+        if self._left < 0:
+            able = [replica for replica in self._replicas if not replica.outdated and replica.well(now)]
+            self._left, self._in_flight = len(able) // LOOKS, sorted(replica.in_flight for replica in able)
+        at = bisect_left(self._in_flight, home.in_flight)
+        others = self._in_flight[:at] + self._in_flight[at + 1 :]
+        if at == len(self._in_flight):  # it has more to do than when it was looked at
+            others = others[:-1]
+        middle = len(others) // 2
+        usual = (others[middle] + others[~middle]) / 2 if others else float("inf")
+        return home.in_flight <= 2 * max(1, usual)
+
+
 class Replicas(Engine):
     """Several engines that serve the same policy, as one. `in_turn`: they are started one after the other, since each
     measures how much memory is left on a GPU that they share."""
@@ -61,6 +88,8 @@ class Replicas(Engine):
             replica.engine.give_way(partial(self._can_others_answer, replica))
         self._patience = patience
         self._homes: OrderedDict[str, Replica] = OrderedDict()
+        self._fullness = Fullness(self._replicas)
+        self._context, self._contexts_left = 0, 0  # the smallest there is, and for how many more looks
         self._open = asyncio.Event()
         self._open.set()
         self._loads = 0
@@ -75,22 +104,28 @@ class Replicas(Engine):
 
     def pick(self, rollout: str, but: Sequence[Replica] = ()) -> Replica:
         """Who answers a rollout's next request. Raises `EngineError` if nobody is left."""
-        now = time.monotonic()
+        now, home = time.monotonic(), self._homes.get(rollout)
+        if home is not None and home not in but and self._fullness.has_place(home, now):
+            self._homes.move_to_end(rollout)
+            return home
+        chosen = self._choose(but, now)
+        if home is not None:
+            home.rollouts -= 1
+        self._homes[rollout] = chosen
+        self._homes.move_to_end(rollout)
+        chosen.rollouts += 1
+        if len(self._homes) > KNOWN:
+            self._homes.popitem(last=False)[1].rollouts -= 1
+        return chosen
+
+    def _choose(self, but: Sequence[Replica], now: float) -> Replica:
+        """The one with the least to do of all that can answer."""
         left = [replica for replica in self._replicas if replica not in but and not replica.outdated]
         # If all have failed of late, the one that did longest ago is the best bet.
         able = [r for r in left if r.well(now)] or sorted(left, key=lambda r: r.failed or 0.0)[:1]
         if not able:
             raise EngineError("none of the policy's engines can answer. Fix: see their logs")
-        home = self._homes.pop(rollout, None)
-        if home is not None:
-            home.rollouts -= 1
-        if home is None or home not in able or _crowded(home, able):
-            home = min(able, key=lambda r: (r.in_flight, r.rollouts))
-        self._homes[rollout] = home
-        home.rollouts += 1
-        if len(self._homes) > KNOWN:
-            self._homes.popitem(last=False)[1].rollouts -= 1
-        return home
+        return min(able, key=lambda r: (r.in_flight, r.rollouts))
 
     def _can_others_answer(self, replica: Replica) -> bool:
         now = time.monotonic()
@@ -138,7 +173,11 @@ class Replicas(Engine):
 
     @property
     def context(self) -> int:
-        return min(replica.engine.context for replica in self._replicas)
+        self._contexts_left -= 1
+        if self._contexts_left < 0:
+            self._contexts_left = len(self._replicas) // LOOKS
+            self._context = min(replica.engine.context for replica in self._replicas)
+        return self._context
 
     async def start(self) -> None:
         """All of them: one that does not come up is a mistake to be told, not a replica less."""
@@ -235,11 +274,6 @@ class Replicas(Engine):
                 failed += 1
             if error is not None and (failed == len(self._replicas) or not isinstance(error, EngineError)):
                 raise error
-
-
-def _crowded(home: Replica, able: Sequence[Replica]) -> bool:
-    others = [replica.in_flight for replica in able if replica is not home]
-    return bool(others) and home.in_flight > 2 * max(1, median(others))
 
 
 class Sticky(Engine):

@@ -23,9 +23,13 @@ from strop.gateway.session import Session
 from strop.store.base import AttemptStore, Ref
 from strop.types import Attempt
 
+LOOKS = 8
+"""Sessions that are looked at for an idle one, each time one more is opened than there should be."""
+
 
 class Sessions:
-    """Sessions live while their attempt does. The least recently used idle ones go once there are `most`."""
+    """Sessions live while their attempt does. The least recently used idle ones go once there are `most`. What one
+    costs does not grow with how many are open."""
 
     def __init__(self, store: AttemptStore, most: int) -> None:
         self.most = most
@@ -34,6 +38,7 @@ class Sessions:
         self._store = store
         self._open: OrderedDict[Ref, Session] = OrderedDict()
         self._by_key: dict[bytes, Ref] = {}
+        self._of_rollout: dict[str, set[Ref]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -93,14 +98,23 @@ class Sessions:
         if ref in self._open:  # another request opened it while this one waited for the store
             return self._open[ref]
         self._drop([(rollout, number - 1)])
-        while len(self._open) >= self.most:
-            idle = next((ref for ref, session in self._open.items() if not session.in_flight), None)
-            if idle is None:
-                break
-            self._drop([idle])
+        self._make_place()
         self._open[ref] = session
         self._by_key[attempt.key.encode()] = ref
+        self._of_rollout.setdefault(rollout, set()).add(ref)
         return session
+
+    def _make_place(self) -> None:
+        """Drop idle sessions while there are too many. One that is at work counts as used now: it is not looked at
+        again before all others were."""
+        for _ in range(LOOKS):
+            if len(self._open) < self.most:
+                return
+            ref, session = next(iter(self._open.items()))
+            if session.in_flight:
+                self._open.move_to_end(ref)
+            else:
+                self._drop([ref])
 
     def drop(self, session: Session) -> None:
         """Its attempt is over. Others of the same rollout may be at work."""
@@ -108,12 +122,15 @@ class Sessions:
 
     def forget(self, rollout: str) -> None:
         """Drop every session of a rollout."""
-        self._drop([ref for ref in self._open if ref[0] == rollout])
+        self._drop(list(self._of_rollout.get(rollout, ())))
 
     def _drop(self, refs: Iterable[Ref]) -> None:
         for ref in refs:
             if (session := self._open.pop(ref, None)) is not None:
                 del self._by_key[session.attempt.key.encode()]
+                (of_rollout := self._of_rollout[ref[0]]).discard(ref)
+                if not of_rollout:
+                    del self._of_rollout[ref[0]]
 
     async def wait_until_idle(self, ref: Ref, limit: float) -> bool:
         """Wait up to `limit` seconds until an attempt's calls in flight have ended. Whether they have."""

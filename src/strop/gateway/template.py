@@ -224,9 +224,8 @@ class Renderer:
         if end:
             rest = self._skip_end(rest, end, messages[served - 1])
             rest = rest and rest[_num_common(beyond, rest) :]
-        else:
+        elif not self._is_cut_in_later_call(answer := messages[served - 1], path[-num_said:]):
             parts = self._after_answer.find(messages, tools, served)
-            answer = messages[served - 1]
             said = self.decode(path[-_WINDOW:] if answer.get("tool_calls") else last)  # a prompt may open a call
             rest = parts and self._find_unsaid(parts[0], rest, said, answer)
         if rest is None:
@@ -297,6 +296,13 @@ class Renderer:
                 return rest
             return self._find_unclosed(closing, marks[0].start(), rest, said)
         return rest if said.rstrip().endswith(closing.rstrip()[-1:]) else None
+
+    def _is_cut_in_later_call(self, answer: Json, sampled: Sequence[int]) -> bool:
+        """Whether the model was cut off within a call after others that were whole. Agents are shown it as text, which
+        templates write before calls: nothing is left to be closed but the turn."""
+        content = answer["content"] or ""
+        begin = max((mark.start() for mark in self._marker.finditer(content)), default=len(content))
+        return bool(answer.get("tool_calls") and content[begin:]) and self.decode(sampled).endswith(content[begin:])
 
     def _find_unclosed(self, closing: str, at: int, rest: str, said: str) -> str | None:
         """The same for an answer that was cut off within its closing, whose first mark is `at`; before it stand the

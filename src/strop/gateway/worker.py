@@ -1,9 +1,9 @@
 """One of several gateway processes: it speaks to agents, and asks the process that owns the store for everything else.
 
-    connection ──handed over──▶ Gateway ──WorkerStore──▶ owner: turns written, with everybody's, in one commit
-                                   └─────RelayedEngine──▶ owner: tokens, of whichever engine serves the policy
-                                                └───────▶ its servers, while the owner says that they may be asked
-                                                          directly: a rollout asks the same one each time
+    Front ──▶ Gateway ──WorkerStore──▶ owner: turns written, with everybody's, in one commit
+                 └─────RelayedEngine──▶ owner, or servers that it lends a line to: tokens (relay.py)
+
+Its clients come by connections that are handed over to it, or to an address of its own.
 
 It lives as long as its owner does, and dies at once with it: nothing could be recorded any more.
 """
@@ -16,31 +16,28 @@ import mmap
 import os
 import pickle
 import socket
-import zlib
-from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import uvloop
 from msgspec import Struct
 
-from strop.engines.base import Chunk, Engine
+from strop.engines.base import Engine
 from strop.engines.direct_line import DirectLine
-from strop.engines.receiver import WeightSource
-from strop.engines.server_events import BrokenOff
 from strop.engines.vllm.line import VllmLine
-from strop.errors import EngineError, StropError, Unavailable
+from strop.errors import Unavailable
 from strop.gateway.app import Gateway
 from strop.gateway.limits import InFlight
 from strop.gateway.placement import Placement
+from strop.gateway.relay import Arrival, Relay, RelayedEngine
 from strop.net.handover import ConnectionPipe, Switch
-from strop.net.link import Handler, LinkLost, ProcessLink, make_error
+from strop.net.link import Handler, LinkLost, ProcessLink
 from strop.net.process_group import die_with_parent
-from strop.net.server import serve_handed
+from strop.net.server import serve_bound, serve_handed
 from strop.store.encoded_turns import TurnEncoder
-from strop.types import Attempt, Event, Rollout, Sampling, Task, Turn
+from strop.types import Attempt, Event, Rollout, Turn
 
 GatewayMaker = Callable[[Any, "WorkerParts"], Gateway]
 """A function of a module, which the worker imports."""
@@ -57,29 +54,6 @@ class WorkerSetup(Struct, frozen=True, kw_only=True):
     host: str
     hosts: tuple[str, ...] = ()
     log: Path | None = None
-
-
-class RelayedRequest(Struct, frozen=True, array_like=True):
-    """A request for tokens, with what engines choose by: the rollout as far as they look at it."""
-
-    id: int
-    policy: str
-    rollout: str
-    group: str
-    task: str
-    mode: str
-    prompt_ids: list[int]
-    sampling: Sampling
-    stop_ids: list[int]
-
-
-class Arrival(Struct, frozen=True, array_like=True):
-    """What came of a request: a chunk, or the error that ended it."""
-
-    id: int
-    chunk: Chunk | None = None
-    error: str = ""
-    message: str = ""
 
 
 class WorkerParts(Struct, frozen=True):
@@ -130,123 +104,6 @@ class WorkerStore:
             raise Unavailable("the process that owns the store is gone. Fix: start the run again") from None
 
 
-class Relay:
-    """Requests for tokens on their way to the owner's engines, and what comes back."""
-
-    def __init__(self) -> None:
-        self.link: ProcessLink | None = None
-        self.contexts: dict[str, int] = {}
-        self.lines: defaultdict[str, dict[int, VllmLine]] = defaultdict(dict)  # to a policy's servers, by replica
-        self._streams: dict[int, asyncio.Queue[Chunk | StropError]] = {}
-        self._num = 0
-
-    def begin(self, rollout: Rollout, policy: str, ids: Sequence[int], sampling: Sampling, stop: Sequence[int]) -> int:
-        assert self.link is not None
-        self._num += 1
-        self._streams[self._num] = asyncio.Queue()
-        of = rollout
-        request = RelayedRequest(
-            self._num, policy, of.id, of.group, of.task.id, of.mode, list(ids), sampling, list(stop)
-        )
-        self.link.send("generate", (request,))
-        return self._num
-
-    async def next(self, id: int) -> Chunk:
-        arrival = await self._streams[id].get()
-        if isinstance(arrival, StropError):
-            raise arrival
-        return arrival
-
-    def end(self, id: int, *, cancel: bool) -> None:
-        del self._streams[id]
-        if cancel and self.link is not None:
-            with suppress(LinkLost):
-                self.link.send("cancel", (id,))
-
-    def find_line(self, policy: str, rollout: Rollout | None) -> tuple[int, VllmLine] | None:
-        """The line that a rollout uses, and of which replica: always the same, which knows its prefixes, and members of
-        a group use all lines alike."""
-        if not (lines := self.lines.get(policy)):
-            return None
-        place = 0 if rollout is None else zlib.crc32(rollout.group.encode()) + rollout.member
-        replica = sorted(lines)[place % len(lines)]
-        return replica, lines[replica]
-
-    async def explain(self, policy: str, replica: int, error: Exception) -> EngineError:
-        """What the engine says of an answer that its server broke off."""
-        assert self.link is not None
-        try:
-            return EngineError(await self.link.call("explain", (policy, replica, str(error)), str))
-        except LinkLost:
-            return EngineError(str(error))
-
-    def arrive(self, arrivals: list[Arrival]) -> None:
-        for arrival in arrivals:
-            if (stream := self._streams.get(arrival.id)) is not None:
-                stream.put_nowait(arrival.chunk or make_error(arrival.error, arrival.message))
-
-
-class RelayedEngine(Engine):
-    """A policy's engine in another process. What is paused, loaded and closed is so there."""
-
-    def __init__(self, relay: Relay, policy: str, rollout: Rollout | None = None) -> None:
-        self._relay, self._policy, self._rollout = relay, policy, rollout
-
-    @property
-    def context(self) -> int:
-        return self._relay.contexts.get(self._policy, 0)
-
-    def of_rollout(self, rollout: Rollout) -> Engine:
-        return RelayedEngine(self._relay, self._policy, rollout)
-
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
-    ) -> AsyncIterator[Chunk]:
-        found, given = self._relay.find_line(self._policy, self._rollout), False
-        if found is not None and await found[1].wait_until_open():
-            try:
-                async with aclosing(found[1].generate(prompt_ids, sampling, stop_ids)) as chunks:
-                    async for chunk in chunks:
-                        given = True
-                        yield chunk
-                return
-            except (ConnectionError, TimeoutError, BrokenOff) as error:
-                if given:
-                    raise await self._relay.explain(self._policy, found[0], error) from None
-        async with aclosing(self._ask_owner(prompt_ids, sampling, stop_ids)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    async def _ask_owner(
-        self, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int]
-    ) -> AsyncGenerator[Chunk]:
-        rollout = self._rollout or Rollout(id="", group="", member=0, task=Task(id=""), created=0.0)
-        id, done = self._relay.begin(rollout, self._policy, prompt_ids, sampling, stop_ids), False
-        try:
-            while not done:
-                try:
-                    chunk = await self._relay.next(id)
-                except StropError:
-                    done = True
-                    raise
-                done = chunk.finish is not None
-                yield chunk
-        finally:
-            self._relay.end(id, cancel=not done)
-
-    async def pause(self) -> None:
-        raise AssertionError("engines are paused where they are")
-
-    async def resume(self) -> None:
-        raise AssertionError("engines go on where they are")
-
-    async def load(self, version: str, weights: WeightSource | None = None) -> None:
-        raise AssertionError("versions are loaded where the engine is")
-
-    async def close(self) -> None:
-        """It is closed where it is."""
-
-
 class WorkerSwitch(Switch):
     """A request that is not for this worker goes back to the owner, which knows the others."""
 
@@ -263,33 +120,84 @@ class WorkerSwitch(Switch):
         self.pipe.send(fd, data)
 
 
+class Front(ABC):
+    """Where a worker's clients come from. `in_flight` counts the requests that its limit is about."""
+
+    in_flight: InFlight
+
+    @abstractmethod
+    async def open(self, gateway: Gateway, setup: WorkerSetup, store: WorkerStore) -> None:
+        """Serve the gateway from now on."""
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    def take_server_key(self, key: bytes) -> None:  # noqa: B027 - only some have an owner to hand it to
+        """What is asked with it is for the owner."""
+
+
+class HandedConnections(Front):
+    """Open connections, which the owner accepts and hands over. Limits are shared by all workers."""
+
+    def __init__(self, setup: WorkerSetup, connections: int, memory: int) -> None:
+        slots = memoryview(mmap.mmap(memory, 8 * (setup.num_workers + 1))).cast("q")
+        slots[setup.place] = 0  # of the one before
+        self.in_flight = InFlight(slots, setup.place)
+        self._connections = socket.socket(fileno=connections)
+
+    async def open(self, gateway: Gateway, setup: WorkerSetup, store: WorkerStore) -> None:
+        self._placement = Placement(store, setup.num_workers)
+        switch = WorkerSwitch(setup.place, self._placement)
+        self._server = await serve_handed(gateway, switch, host=setup.host, hosts=setup.hosts, log=setup.log)
+        switch.pipe = self._pipe = ConnectionPipe(self._connections, switch.take)
+
+    def take_server_key(self, key: bytes) -> None:
+        self._placement.server_key = key
+
+    async def close(self) -> None:
+        await self._server.close()
+        self._pipe.close()
+
+
+class OwnAddress(Front):
+    """An address of its own, at which whatever is asked is answered here: sessions of any rollout are rebuilt from the
+    store. Whoever listens at it, and was there before this worker, keeps the connections that come while there is none.
+    """
+
+    def __init__(self, listener: int) -> None:
+        self.in_flight = InFlight()
+        self._listener = socket.socket(fileno=listener)
+
+    async def open(self, gateway: Gateway, setup: WorkerSetup, store: WorkerStore) -> None:
+        self._server = await serve_bound(gateway, self._listener, host=setup.host, hosts=setup.hosts, log=setup.log)
+
+    async def close(self) -> None:
+        await self._server.close()
+
+
 class GatewayWorker:
     """The worker's life."""
 
-    def __init__(self, setup: WorkerSetup, slots: memoryview) -> None:
-        self._setup, self._slots = setup, slots
+    def __init__(self, setup: WorkerSetup, front: Front) -> None:
+        self._setup, self._front = setup, front
         self._relay = Relay()
         self._ended = asyncio.Event()
         self._gateway: Gateway | None = None
 
-    async def run(self, calls: socket.socket, connections: socket.socket) -> None:
-        setup = self._setup
+    async def run(self, calls: socket.socket) -> None:
+        setup, front = self._setup, self._front
         link = self._relay.link = await ProcessLink.open(calls, self._handlers(), lost=self._end_at_once)
         self._store = store = WorkerStore(link)
-        self._placement = Placement(store, setup.num_workers)
-        in_flight = InFlight(self._slots, setup.place, tell=link.send)
-        parts = WorkerParts(store, lambda policy: RelayedEngine(self._relay, policy), in_flight)
+        front.in_flight.tell = link.send
+        parts = WorkerParts(store, lambda policy: RelayedEngine(self._relay, policy), front.in_flight)
         self._gateway = gateway = setup.make(setup.given, parts)
-        switch = WorkerSwitch(setup.place, self._placement)
-        server = await serve_handed(gateway, switch, host=setup.host, hosts=setup.hosts, log=setup.log)
-        switch.pipe = pipe = ConnectionPipe(connections, switch.take)
+        await front.open(gateway, setup, store)
         told = asyncio.create_task(self._tell_of_unclaimed(gateway, link))
         gc.freeze()
         link.send("ready", (setup.epoch,))
         await self._ended.wait()
         told.cancel()
-        await server.close()
-        pipe.close()
+        await front.close()
         link.close()
 
     def _end_at_once(self) -> None:
@@ -308,7 +216,7 @@ class GatewayWorker:
             "line": Handler(tuple[str, int, DirectLine | None], self._take_line),
             "line_idle": Handler(tuple[str, int], self._wait_for_line),
             "serve": Handler(tuple[dict[str, int]], self._serve),
-            "server_key": Handler(tuple[bytes], self._take_server_key),
+            "server_key": Handler(tuple[bytes], self._front.take_server_key),
             "forget": Handler(tuple[str], self._forget),
             "wait_until_idle": Handler(tuple[str, int, float], self._wait_until_idle),
             "counts": Handler(tuple[()], self._counts),
@@ -325,9 +233,6 @@ class GatewayWorker:
     def _serve(self, contexts: dict[str, int]) -> None:
         self._relay.contexts = contexts
 
-    def _take_server_key(self, key: bytes) -> None:
-        self._placement.server_key = key
-
     def _forget(self, rollout: str) -> None:
         if self._gateway is not None:
             self._gateway.forget(rollout)
@@ -342,12 +247,23 @@ class GatewayWorker:
         return {} if gateway is None else {**gateway.counts, "sessions": len(gateway.sessions)}
 
 
-def serve(calls: int, connections: int, memory: int, setup: int) -> None:
-    """A worker process, by the numbers of the files that it was given."""
+def serve_handed_over(setup: int, calls: int, connections: int, memory: int) -> None:
+    """A worker process of the owner's machine, by the numbers of the files that it was given."""
+    given = _begin(setup)
+    _run(given, calls, HandedConnections(given, connections, memory))
+
+
+def serve_at_address(setup: int, calls: int, listener: int) -> None:
+    """One that may be anywhere."""
+    _run(_begin(setup), calls, OwnAddress(listener))
+
+
+def _begin(setup: int) -> WorkerSetup:
     die_with_parent()
-    with os.fdopen(setup, "rb") as file:
-        given: WorkerSetup = pickle.load(file)
-    slots = memoryview(mmap.mmap(memory, 8 * (given.num_workers + 1))).cast("q")
-    slots[given.place] = 0  # of the one before
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    uvloop.run(GatewayWorker(given, slots).run(socket.socket(fileno=calls), socket.socket(fileno=connections)))
+    with os.fdopen(setup, "rb") as file:
+        return pickle.load(file)
+
+
+def _run(setup: WorkerSetup, calls: int, front: Front) -> None:
+    uvloop.run(GatewayWorker(setup, front).run(socket.socket(fileno=calls)))

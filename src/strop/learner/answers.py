@@ -7,25 +7,26 @@ fraction of what an update of as many tokens does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from strop.engines.base import GivenAnswer
 from strop.learner.blocks import PLAIN, Way
 from strop.learner.logprobs import compute_logprobs
-from strop.trajectory import Batch, Sample, assemble, check, pack
+from strop.trajectory import Batch, Entries, MicroBatch, Sample, assemble, check, pack
 from strop.types import Rollout, Sampling, Task, Turn
 
 
 @torch.no_grad()
 def score_answers(
-    model: PreTrainedModel, answers: Sequence[GivenAnswer], budget: int, way: Way = PLAIN
+    read: Callable[[MicroBatch, Entries], Tensor], answers: Sequence[GivenAnswer], budget: int
 ) -> list[list[float]]:
     """One logprob for every response token of each answer, in micro-batches of `budget` tokens, or as many as the
-    longest answer has with its prompt."""
+    longest answer has with its prompt. `read` gives those of a micro-batch's entries."""
     if not answers:
         return []
     longest = max(len(answer.ids) for answer in answers)
@@ -34,8 +35,13 @@ def score_answers(
     check(pieces, batch)
     found = np.empty(len(batch.entries))
     for piece in pieces:
-        found[piece.entry] = compute_logprobs(model, piece, batch.entries, way=way)[0].cpu().double().numpy()
+        found[piece.entry] = read(piece, batch.entries).cpu().double().numpy()
     return [found[batch.rows(k)].tolist() for k in range(len(answers))]
+
+
+def read_with(model: PreTrainedModel, way: Way = PLAIN) -> Callable[[MicroBatch, Entries], Tensor]:
+    """How a model that is whole reads entries."""
+    return lambda piece, entries: compute_logprobs(model, piece, entries, way=way)[0]
 
 
 def lay_out(answers: Sequence[GivenAnswer], longest: int) -> Batch:

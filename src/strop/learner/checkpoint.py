@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,15 +55,16 @@ def save(
     state: dict[str, Any],
     meta: dict[str, Any],
     source: Path,
+    values: Iterable[Tensor] | None = None,
     beside: Callable[[Path], None] | None = None,
 ) -> None:
     """A crash at any moment leaves the whole folder or none. `adapter` describes one, if the weights are one's.
-    `beside` writes more into it."""
+    `values` are those of weights that have none (summed_file.py); `beside` writes more into it."""
     try:
         with write_whole(Path(folder)) as fresh:
             with ThreadPoolExecutor(1, "optimizer.pt") as thread:
                 writing = thread.submit(write_state, fresh / "optimizer.pt", state)
-                sums = write(fresh, weights, adapter, source)
+                sums = write(fresh, weights, adapter, source, values)
                 (fresh / "strop.json").write_text(json.dumps(meta, indent=2))
                 sums["optimizer.pt"] = writing.result()
             if beside is not None:
@@ -108,7 +109,13 @@ def report_damage(file: Path) -> Iterator[Path]:
         raise describe_damage(file, why) from error
 
 
-def write(folder: Path, weights: Mapping[str, Tensor], adapter: dict[str, Any] | None, source: Path) -> dict[str, str]:
+def write(
+    folder: Path,
+    weights: Mapping[str, Tensor],
+    adapter: dict[str, Any] | None,
+    source: Path,
+    values: Iterable[Tensor] | None = None,
+) -> dict[str, str]:
     """Fill `folder` with weights and what belongs to them, as Hugging Face's libraries read them. Returns the checksum
     of the weights' file, by its name."""
     for file in sorted(source.iterdir()):
@@ -119,7 +126,7 @@ def write(folder: Path, weights: Mapping[str, Tensor], adapter: dict[str, Any] |
         config["dtype"] = str(next(iter(weights.values())).dtype).removeprefix("torch.")
         config.pop("torch_dtype", None)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        return {MODEL: write_tensors(folder / MODEL, weights)}
+        return {MODEL: write_tensors(folder / MODEL, weights, values)}
     (folder / "config.json").unlink()  # it is not the whole model's folder, and must not be taken for it
     (folder / "adapter_config.json").write_text(json.dumps(adapter, indent=2) + "\n")
     return {ADAPTER: write_tensors(folder / ADAPTER, {name_in_file(name): t for name, t in weights.items()})}

@@ -26,6 +26,7 @@ from strop.engines.embedded.outbox import Outbox
 from strop.errors import LearnerError, StropError
 from strop.imports import one_line
 from strop.learner import spawn
+from strop.learner.heartbeat import Heartbeat
 from strop.learner.verbs import LearnerSettings, LearnerVerbs, ProcessVerbs, RankPlace, WeightVerbs
 from strop.net.process_group import die_with_parent
 from strop.trajectory import Batch, Entries
@@ -49,7 +50,7 @@ HEAVY = (
     "strop.engines.embedded.core",
     "strop.learner.learner",
     "strop.learner.model_copy",
-    "strop.learner.model_weights",
+    "strop.learner.sharded_weights",
 )
 """Modules that need torch and transformers."""
 
@@ -72,6 +73,7 @@ class LearnerChild(ProcessVerbs):
         self._ranks: Ranks
         self._compiling: CompileAhead | None = None
         self._sending = threading.Lock()
+        self.heartbeat = Heartbeat(lambda seconds, where: self.send("beat", seconds, where))
 
     @property
     def busy(self) -> bool:
@@ -88,7 +90,7 @@ class LearnerChild(ProcessVerbs):
             while self.connection.poll(0 if self.busy else None):
                 self.handle(self.connection.recv())
             if self.core is not None and self.core.busy:
-                with self.copy.stream() if self.copy else contextlib.nullcontext():
+                with self.heartbeat.work(), self.copy.stream() if self.copy else contextlib.nullcontext():
                     chunks = self.core.step()
                 if due := self.outbox.take(chunks):
                     self.send("chunks", due)
@@ -121,7 +123,9 @@ class LearnerChild(ProcessVerbs):
 
     def call(self, id: int, policy: str | None, verb: str, args: tuple[Any, ...]) -> None:
         try:
-            self.send("result", id, getattr(self._find_owner(policy, verb), verb)(*args))
+            with self.heartbeat.work(by_others=verb == WAITING):
+                result = getattr(self._find_owner(policy, verb), verb)(*args)
+            self.send("result", id, result)
         except StropError as error:
             self.send("error", id, error)
         except Exception as error:
@@ -136,7 +140,7 @@ class LearnerChild(ProcessVerbs):
             return self
         held = self.policies[policy]
         assert hasattr(LearnerVerbs, verb) or hasattr(WeightVerbs, verb), verb
-        return held.find_weights() if hasattr(WeightVerbs, verb) else held
+        return held.weights if hasattr(WeightVerbs, verb) else held
 
     def compile_ahead(self) -> bool:
         from strop.learner.compile_ahead import CompileAhead, KernelsAsked
@@ -164,7 +168,9 @@ class LearnerChild(ProcessVerbs):
         engine, train = first.engine, any(one.train for one in settings)
         torch.set_num_threads(engine.threads or max(1, (os.cpu_count() or 1) // place.count))
         torch.use_deterministic_algorithms(engine.deterministic)
-        self._ranks = Ranks(place, place_learner(first.learner)[0], first.learner.sequence_parallel)
+        device, _ = place_learner(first.learner)
+        patience = max(one.learner.collective_timeout for one in settings)
+        self._ranks = Ranks(place, device, first.learner.sequence_parallel, collective_timeout=patience)
         several = len(settings) > 1 or (train and first.learner.lora.rank)
         model = self._load_adapters(settings) if several else self._load_model(first)
         longest = int(model.config.max_position_embeddings)
@@ -182,8 +188,8 @@ class LearnerChild(ProcessVerbs):
 
         learner = _make_learner(settings, self._ranks) if settings.train else None
         model = learner.model if learner is not None else load_frozen(settings.folder, settings.learner)
-        if learner is not None and learner.whole is not None:
-            self.copy = learner.whole if settings.serve else None
+        if learner is not None and learner.sharded:
+            self.copy = learner.whole
         elif settings.overlap and learner is not None and settings.serve:
             self.copy = ModelCopy(model)
             learner.graphs = None  # two threads cannot record at the same time
@@ -210,9 +216,13 @@ class LearnerChild(ProcessVerbs):
 
     def _hold(self, settings: LearnerSettings, learner: Learner | None, plain: Any) -> None:
         from strop.learner.model_weights import FollowingRank, ModelWeights
+        from strop.learner.sharded_weights import ShardedWeights
 
-        address = self._ranks.address
-        weights = ModelWeights(plain, settings.folder, address) if self._ranks.leads else FollowingRank()
+        if learner is not None and learner.sharded:
+            weights = ShardedWeights(learner, settings.folder)
+        else:
+            here = self._ranks.address
+            weights = ModelWeights(plain, settings.folder, here) if self._ranks.leads else FollowingRank()
         self.policies[settings.name] = HeldPolicy(self, settings, learner, plain, weights)
 
     def _serve(self, model: Any, engine: EngineConfig, context: int) -> int:
@@ -233,7 +243,7 @@ class HeldPolicy(LearnerVerbs):
     def __init__(
         self, child: LearnerChild, settings: LearnerSettings, learner: Learner | None, plain: Any, weights: WeightVerbs
     ) -> None:
-        self._child, self._name, self._learner, self._weights = child, settings.name, learner, weights
+        self._child, self._name, self._learner, self.weights = child, settings.name, learner, weights
         self._config, self._plain = settings.learner, plain
         self.served: Any = None
 
@@ -248,12 +258,6 @@ class HeldPolicy(LearnerVerbs):
         """What has weights of the policy's own; None where that is the plain model."""
         return self._learner.model if self._learner is not None else self.served
 
-    def find_weights(self) -> WeightVerbs:
-        """How its weights leave, which are put together first where they are sharded, by all ranks."""
-        if self._learner is not None and self._learner.whole is not None:
-            self._learner.whole.refresh(self._name)
-        return self._weights
-
     def load(self, version: str) -> None:
         assert self._child.core is not None
         if self._child.copy is not None:
@@ -265,13 +269,14 @@ class HeldPolicy(LearnerVerbs):
         return batch.entries, seconds
 
     def score_answers(self, answers: list[GivenAnswer]) -> list[list[float]]:
-        from strop.learner.answers import score_answers
+        from strop.learner.answers import read_with, score_answers
         from strop.learner.model import choose_way
 
         model = self.model if self.model is not None else self._plain
         if self._learner is not None and self._learner.whole is not None:
             model = self._learner.whole.model
-        return score_answers(model, answers, self._config.token_budget, choose_way(self._config, model.device))
+        read = read_with(model, choose_way(self._config, model.device))
+        return score_answers(read, answers, self._config.token_budget)
 
     def update(self, batch: Batch) -> dict[str, float]:
         self._child.stop_compiling()
@@ -338,6 +343,8 @@ def _write_to(path: str) -> None:
 def serve(fd: int) -> None:
     """The child's life: until its parent goes."""
     die_with_parent()
+    child = LearnerChild(Connection(fd))
+    child.heartbeat.start()
     preload()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        LearnerChild(Connection(fd)).run()
+        child.run()

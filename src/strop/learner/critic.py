@@ -23,7 +23,8 @@ class ValueHead(nn.Linear):
 
     def __init__(self, policy: PreTrainedModel) -> None:
         wide = torch.promote_types(policy.dtype, torch.float32)
-        super().__init__(policy.config.hidden_size, 1, dtype=wide, device=policy.device)
+        device = None if policy.device.type == "meta" else policy.device  # it has values, whether the policy has or not
+        super().__init__(policy.config.hidden_size, 1, dtype=wide, device=device)
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
 

@@ -1,6 +1,6 @@
 """The learner's end where weights go from GPU to GPU: handles of its memory, or a broadcast to an engine's workers.
 
-Left out: a learner of several ranks, which would have to gather handles or tensors first.
+Left out: handles of a model that is sharded over several ranks, which lies nowhere as a whole.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from inspect import signature
 from typing import Any
 
@@ -25,6 +25,8 @@ TRANSFER_TIMEOUT = 300.0
 """Seconds for the workers to come, and for all tensors to arrive."""
 PIECE = 2**27
 """Bytes of a piece of memory that tensors are put together in. So much more is needed while they are."""
+BUCKET = 2**30
+"""Bytes, or a little more, of tensors that are on their way at once; until they have arrived they stay in memory."""
 ALIGNED = 256
 """Each tensor in a piece begins at a multiple of this many numbers, as one alone would."""
 
@@ -110,6 +112,19 @@ def _describe(tensors: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
     return {n: TensorSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in tensors.items()}
 
 
+def split_buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Some tensors at a time, each in one piece and on a GPU if there is one. The next ones are asked for, and may be
+    made, only then."""
+    bucket: list[Tensor] = []
+    for tensor in tensors:
+        bucket.append(tensor.contiguous())
+        if sum(each.nbytes for each in bucket) >= BUCKET:
+            yield bucket
+            bucket = []
+    if bucket:
+        yield bucket
+
+
 class Broadcaster:
     """The learner's end, on its GPU."""
 
@@ -148,18 +163,20 @@ class Broadcaster:
         )
         self._group = PyNcclCommunicator(group, device=torch.cuda.current_device())
 
-    def broadcast(self, model: Any) -> None:
-        """Send every parameter, in order. The stream is an own one: if nobody takes them, only that one hangs."""
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Send tensors, in order. The stream is an own one: if nobody takes them, only that one hangs."""
         assert self._group is not None
         stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        sent: list[torch.Tensor] = []
-        for _, parameter in model.named_parameters():
-            sent.append(parameter.detach().contiguous())
-            self._group.broadcast(sent[-1], src=0, stream=stream)
+        deadline = time.monotonic() + TRANSFER_TIMEOUT
+        for bucket in split_buckets(tensors):
+            stream.wait_stream(torch.cuda.current_stream())
+            for tensor in bucket:
+                self._group.broadcast(tensor, src=0, stream=stream)
+            self._wait(stream, deadline)
+
+    def _wait(self, stream: torch.cuda.Stream, deadline: float) -> None:
         done = torch.cuda.Event()
         done.record(stream)
-        deadline = time.monotonic() + TRANSFER_TIMEOUT
         while not done.query():
             if time.monotonic() > deadline:
                 raise EngineError(

@@ -45,7 +45,8 @@ from strop.learner.model_copy import WholeCopy
 from strop.learner.optim import Optim
 from strop.learner.ranks import ALONE, Ranks, pack_evenly
 from strop.learner.sharded_checkpoint import fill_shards, has_shards, take_shards
-from strop.learner.sharding import copy_whole, fill, gather, reshard, shard
+from strop.learner.sharded_loading import copy_parts, outline, read_parts
+from strop.learner.sharding import fill, gather, reshard, shard
 from strop.learner.snapshot import ALIGN, SnapshotMemory
 from strop.learner.trunk_graphs import TrunkGraphs
 from strop.trajectory import Batch, Entries, MicroBatch, check
@@ -63,7 +64,7 @@ class Learner:
     gives a value per entry). The same loss trains it, with an optimizer of its own. One that asks for `ref` gets a copy
     of the model as it begins or, where an adapter is trained, the model without it. Several learners may train adapters
     on one `base`, whose weights they share. With several `ranks` all of a model is sharded over them; of an adapter
-    every rank has the whole. `whole` is then the model as engines know it, kept where one `serves` or is sent it.
+    every rank has the whole. `whole` is then what the embedded engine serves, where it does.
     """
 
     def __init__(
@@ -91,8 +92,10 @@ class Learner:
         self.dtype = dtype = dtype or configured
         self.way = choose_way(config, device, sharded=self.sharded, split=ranks.sequence)
         # Read in float32 at least, which is what is trained; computed in another dtype it is rounded below.
+        wide = torch.promote_types(dtype, torch.float32)
+        outlined = outline(folder, wide) if self.sharded else None
         if base is None:
-            self.model = load(folder, torch.promote_types(dtype, torch.float32))
+            self.model = outlined or load(folder, wide)
         else:
             assert config.lora.rank, "weights that are somebody else's too are not trained"
             self.model = lora.share_weights(base)
@@ -102,11 +105,14 @@ class Learner:
             self._foresee(torch.cuda.mem_get_info(device)[0])
         if config.lora.rank:
             lora.attach(self.model, config.lora)
-        nn.Module.to(self.model, device)
+        if outlined is None:
+            nn.Module.to(self.model, device)
         if critic is None and "value" in algorithm.needs:
             critic = ValueHead(self.model) if config.critic_kind == "shared" else Critic(self.model, self.way)
-        self.critic = critic.to(device) if critic is not None else None
-        self.whole = WholeCopy(self.model, dtype, kept=serves or ranks.leads) if self.sharded else None
+        if critic is not None:
+            (critic.head if outlined is not None and isinstance(critic, Critic) else critic).to(device)
+        self.critic = critic
+        self.whole = WholeCopy(self.model, dtype, device) if self.sharded and serves else None
         masters = None if self.sharded else lower(self.model, dtype)
         own_copy = "ref" in algorithm.needs and not config.lora.rank
         self.ref = copy.deepcopy(self.model).requires_grad_(False) if own_copy else None
@@ -114,7 +120,7 @@ class Learner:
         self._ref_reader = TreeReader(self.ref) if self.ref is not None else self.reader
         critic_masters = None
         if self.sharded:
-            self._shard()
+            self._shard(outlined is not None)
         elif isinstance(self.critic, Critic):
             critic_masters = lower(self.critic.trunk, dtype)
         how: dict[str, Any] = {"offload": config.offload and not self.sharded, "whole": steps * config.minibatches}
@@ -128,14 +134,22 @@ class Learner:
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future[None] | None = None
 
-    def _shard(self) -> None:
-        """All that has the size of a model."""
+    def _shard(self, outlined: bool) -> None:
+        """All that has the size of a model. What has no values yet gets them then."""
         shard(self.reader, self.ranks, self.dtype, offload=self.config.offload)
         if self.ref is not None:
             shard(self._ref_reader, self.ranks, self.dtype, offload=self.config.offload)
         if isinstance(self.critic, Critic):
             wide = [self.critic.head]
             shard(self.critic, self.ranks, self.dtype, wide=wide, offload=self.config.offload)
+        if outlined:
+            read_parts(self.model, self.folder, self.ranks)
+            own = dict(self.model.named_parameters())
+            for copied in (self.ref, self.critic.trunk if isinstance(self.critic, Critic) else None):
+                if copied is not None:
+                    copy_parts(own, copied)
+        if self.whole is not None:
+            self.whole.refresh()
 
     def _make_graphs(self, device: torch.device) -> TrunkGraphs | None:
         """Where all of a model is trained on a GPU and what it computes can be kept."""
@@ -218,6 +232,12 @@ class Learner:
         for piece, values in found:
             column[piece.entry] = _array(values)
         return self.ranks.merge(column)
+
+    def read_entries(self, piece: MicroBatch, entries: Entries) -> Tensor:
+        """Logprobs of a piece's entries under the present weights. All ranks run it together."""
+        found = self.reader(piece, entries, self.way)[1]
+        self._reshard()
+        return found
 
     # -- update --------------------------------------------------------------------------------------------------
 
@@ -385,11 +405,11 @@ class Learner:
             state |= {"critic": self.critic_optim.weights(), "critic_optim": self.critic_optim.state()}
         weights: dict[str, Tensor] = self.optim.weights()
         if self.sharded:
-            copies = copy_whole(weights, keep=self.ranks.leads)
+            copies = sharded_checkpoint.copy_parts(weights, self.ranks)
             rest, shards = take_shards(state, self.ranks)
             how: dict[str, Any] = {"adapter": None, "meta": meta or {}, "source": self.folder}
-            save_shards = partial(sharded_checkpoint.save, Path(folder), shards, self.ranks)
-            self._saving = self._writer.submit(save_shards, weights=copies, state=rest, **how)
+            save_shards = partial(sharded_checkpoint.save, Path(folder), copies, shards, self.ranks)
+            self._saving = self._writer.submit(save_shards, state=rest, **how)
             return
         if not self.ranks.leads:
             return
@@ -447,8 +467,6 @@ class Learner:
     @property
     def plain(self) -> Any:
         """The model as others know it: without an adapter in it, what the adapter does being part of the weights."""
-        if self.whole is not None:
-            return self.whole
         return lora.Merged(self.model) if self.config.lora.rank else self.model
 
     def digest(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
@@ -22,6 +22,9 @@ from strop.learner.logprobs import compute_hidden_states, find_head
 from strop.learner.masters import lower
 from strop.learner.sequence_parallel import SequenceGroup
 from strop.learner.tree_attention import NAME
+
+PROBED_BLOCKS, PROBED_IDS = 2, 128
+"""What an architecture is tried with that has no weights yet."""
 
 
 def place(config: LearnerConfig) -> tuple[torch.device, torch.dtype]:
@@ -113,6 +116,25 @@ def _refuse(config: Any, folder: Path) -> None:
         )
 
 
+def find_broken_kind(folder: Path) -> None:
+    """Raises `ModelError` where models of this architecture are not known; random weights tell it as well."""
+    config = read_config(folder)
+    config.num_hidden_layers, config.vocab_size, config.pad_token_id = PROBED_BLOCKS, PROBED_IDS, None
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:PROBED_BLOCKS]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=NAME)
+    _probe(model.eval(), folder)
+
+
+def refuse_not_finite(values: Tensor, folder: Path) -> None:
+    if not torch.isfinite(values).all():
+        raise ModelError(
+            f"the weights in {folder} are not all finite numbers: they are broken. Fix: use another checkpoint"
+        )
+
+
 @torch.no_grad()
 def _probe(model: PreTrainedModel, folder: Path) -> None:
     """Compare a small tree with stock rows: catches models that do more in attention or after the head than we know."""
@@ -125,10 +147,7 @@ def _probe(model: PreTrainedModel, folder: Path) -> None:
     ids, pos, end = np.append(rows[0], rows[1, 2:]), np.array([0, 1, 2, 3, 2, 3]), np.array([6, 6, 4, 4, 6, 6])
     tree = find_head(model)(compute_hidden_states(model, ids, pos, end))
     ours = torch.stack([tree[[0, 1, 2, 3]], tree[[0, 1, 4, 5]]])
-    if not torch.isfinite(stock).all():
-        raise ModelError(
-            f"the weights in {folder} are not all finite numbers: they are broken. Fix: use another checkpoint"
-        )
+    refuse_not_finite(stock, folder)
     limit = 1e-4 if torch.finfo(model.dtype).bits >= 32 else 5e-2
     if not (ours - stock).abs().max() <= limit * stock.abs().max():
         kind = type(model).__name__

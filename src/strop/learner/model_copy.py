@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from strop.config import MAIN
 from strop.engines.embedded.adapters import Adapters
 from strop.learner import lora
 from strop.learner.masters import lower
-from strop.learner.sharding import gather
+from strop.learner.sharding import give_memory, iterate_whole
 
 
 class ServedCopy(ABC):
@@ -65,42 +66,28 @@ class ModelCopy(ServedCopy):
 
 class WholeCopy(ServedCopy):
     """The whole of a model, which is sharded once this is made, in the dtype that is computed in and as it was when it
-    was last refreshed. All ranks refresh at once, whether they keep a copy or not. `stale`: it has changed since."""
+    was last refreshed. All ranks have one, and refresh it at once. `stale`: it has changed since."""
 
-    def __init__(self, of: PreTrainedModel, dtype: torch.dtype, *, kept: bool) -> None:
-        super().__init__(of.device)
-        self.config, self.device = of.config, of.device
-        self.stale = False
+    def __init__(self, of: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(device)
+        self.stale = True
         self._sharded = of
-        self.model = copy.deepcopy(of).requires_grad_(False) if kept else None
-        if self.model is not None:
-            lower(self.model, dtype)
+        self._dtype = dtype
+        self.model = copy.deepcopy(of).requires_grad_(False)
+        lower(self.model, dtype)
+        give_memory(self.model, device)
+        nn.Module.to(self.model, device)
 
-    def refresh(self, policy: str) -> None:
+    def refresh(self, policy: str = MAIN) -> None:
         if self.stale:
             super().refresh(policy)
             self.stale = False
 
     @torch.no_grad()
     def _take(self, policy: str) -> None:
-        ours = [*self.model.parameters()] if self.model is not None else None
-        for number, theirs in enumerate(self._sharded.parameters()):
-            whole = gather(theirs.detach())
-            if ours is not None:
-                ours[number].copy_(whole)
-
-    # -- the model as others know it: the copy ---------------------------------------------------------------------
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        assert self.model is not None
-        return self.model(*args, **kwargs)
-
-    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        assert self.model is not None
-        return self.model.named_parameters()
-
-    def parameters(self) -> Iterator[Tensor]:
-        return (tensor for _, tensor in self.named_parameters())
+        values = iterate_whole(self._sharded.parameters(), self._dtype)
+        for ours, whole in zip(self.model.parameters(), values, strict=True):
+            ours.copy_(whole)
 
 
 class AdapterCopy(ServedCopy):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from strop.engines.receiver import LogprobProbe, TensorSpec, WeightsRefused, probe_ids
 from strop.errors import EngineError
@@ -33,7 +34,7 @@ class ModelWeights(WeightVerbs):
         self._broadcasters: dict[int, Broadcaster] = {}  # by the port that their engine's workers come to
 
     def specs(self) -> dict[str, TensorSpec]:
-        return {name: TensorSpec(_name(p.dtype), tuple(p.shape)) for name, p in self.model.named_parameters()}
+        return describe_tensors(dict(self.model.named_parameters()))
 
     @torch.no_grad()
     def probe(self) -> LogprobProbe:
@@ -43,40 +44,20 @@ class ModelWeights(WeightVerbs):
         return LogprobProbe(ids[0].tolist(), logprobs.tolist())
 
     def write(self, folder: Path) -> None:
-        self._write(folder, self._fill)
+        with write_version(folder) as fresh:
+            # named_parameters names tied weights once, which is how Hugging Face stores them.
+            checkpoint.write(fresh, dict(self.model.named_parameters()), None, self.source)
+            (fresh / "probe.json").write_bytes(msgspec.json.encode(self.probe()))
+            sync_folder(fresh, whole=True)
 
     def write_adapter(self, folder: Path) -> None:
-        self._write(folder, self._fill_adapter)
-
-    def _write(self, folder: Path, fill: Callable[[Path], None]) -> None:
-        fresh = folder.with_name(f".{folder.name}.new")
-        try:
-            shutil.rmtree(fresh, ignore_errors=True)
-            fresh.mkdir(parents=True)
-            fill(fresh)
-            shutil.rmtree(folder, ignore_errors=True)
-            fresh.rename(folder)
-        except (OSError, SafetensorError) as error:
-            shutil.rmtree(fresh, ignore_errors=True)
-            why = error.strerror if isinstance(error, OSError) and error.strerror else _system_error(str(error))
-            raise EngineError(
-                f"the weights cannot be written to {folder}: {why}; the version before is still served. Fix: free some "
-                "space there and resume the run"
-            ) from None
-
-    def _fill(self, folder: Path) -> None:
-        # named_parameters names tied weights once, which is how Hugging Face stores them.
-        checkpoint.write(folder, dict(self.model.named_parameters()), None, self.source)
-        (folder / "probe.json").write_bytes(msgspec.json.encode(self.probe()))
-        sync_folder(folder, whole=True)
-
-    def _fill_adapter(self, folder: Path) -> None:
         """Not synced to the disk: it is for an engine that runs now, and made again for one that runs later."""
         assert isinstance(self.model, lora.Merged), "there is an adapter"
         trained = self.model.adapter
         weights = {name: tensor for name, tensor in trained.named_parameters() if ".lora_" in name}
-        checkpoint.write(folder, weights, lora.describe(trained, self.source), self.source)
-        (folder / "probe.json").write_bytes(msgspec.json.encode(self.probe()))
+        with write_version(folder) as fresh:
+            checkpoint.write(fresh, weights, lora.describe(trained, self.source), self.source)
+            (fresh / "probe.json").write_bytes(msgspec.json.encode(self.probe()))
 
     # -- without files -------------------------------------------------------------------------------------------------
 
@@ -97,7 +78,7 @@ class ModelWeights(WeightVerbs):
         self._broadcasters[port].meet(num_workers)
 
     def broadcast(self, port: int) -> None:
-        self._broadcasters[port].broadcast(self.model)
+        self._broadcasters[port].broadcast(tensor.detach() for _, tensor in self.model.named_parameters())
 
     @torch.no_grad()
     def refuse_broken(self) -> None:
@@ -111,7 +92,7 @@ class ModelWeights(WeightVerbs):
 
 
 class FollowingRank(WeightVerbs):
-    """Ranks beside the first: they have put the weights together with it, and it does the rest."""
+    """Ranks beside the first, where each has the whole: it does all."""
 
     def specs(self) -> dict[str, TensorSpec]:
         return {}
@@ -141,11 +122,31 @@ class FollowingRank(WeightVerbs):
         pass
 
 
+@contextmanager
+def write_version(folder: Path) -> Iterator[Path]:
+    """A sibling to write a version's folder into, which takes its name at the end of the block."""
+    fresh = folder.with_name(f".{folder.name}.new")
+    try:
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        yield fresh
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.rename(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(fresh, ignore_errors=True)
+        why = error.strerror if isinstance(error, OSError) and error.strerror else _system_error(str(error))
+        raise EngineError(
+            f"the weights cannot be written to {folder}: {why}; the version before is still served. Fix: free some "
+            "space there and resume the run"
+        ) from None
+
+
+def describe_tensors(tensors: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
+    """What is known of tensors without their values."""
+    return {n: TensorSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in tensors.items()}
+
+
 def _system_error(text: str) -> str:
     """What the system said, out of what safetensors says about it."""
     said = re.search(r"I/O error: (.+) \(os error \d+\)", text)
     return said[1] if said else text
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -7,7 +7,7 @@ parameters.
 The child is a fresh Python that imports nothing of the user's script and dies with its parent; a launcher starts it,
 here or on another machine. It holds one policy, or
 several that are LoRA adapters on one model: `of` gives the handle of each. A run may have several children, and several
-that train one model together (rank_processes.py).
+that train one model together (rank_processes.py). One that hangs is killed (heartbeat.py).
 """
 
 from __future__ import annotations
@@ -25,18 +25,24 @@ from strop.config import MAIN
 from strop.engines.embedded.engine import Arrival
 from strop.errors import LearnerDied, LearnerError, StropError
 from strop.learner.client import LearnerClient
+from strop.learner.heartbeat import STARTING, hang_up, limit_silence
 from strop.learner.launcher import HERE, StartedChild
 from strop.learner.verbs import LearnerSettings, ProcessVerbs
 from strop.types import Sampling
 
 
 class LearnerProcess:
-    """A handle on the child. `context`, the most tokens a sequence may have, is known once it has started."""
+    """A handle on the child. `context`, the most tokens a sequence may have, is known once it has started. `hung` says
+    that it was killed since it hung, and how that was noticed."""
 
     context = 0
 
-    def __init__(self, log: Path, child: StartedChild | None = None) -> None:
+    def __init__(
+        self, log: Path, child: StartedChild | None = None, *, name: str = "the process that holds the weights"
+    ) -> None:
         """Speak to a child, which is started here where none is given. What it prints goes to `log`."""
+        self.name, self.hung = name, ""
+        self._silence, self._operation = STARTING, STARTING
         self._process, self._connection, self._place = child or HERE.start([log])[0]
         self._log = log
         self._loop = asyncio.get_running_loop()
@@ -46,10 +52,14 @@ class LearnerProcess:
         self._clients: dict[str, PolicyClient] = {}
         self.died: asyncio.Future[None] = self._loop.create_future()
         self._closing = False
+        limit_silence(self._connection.fileno(), self._silence)
         threading.Thread(target=self._read, name="learner-reader", daemon=True).start()
 
     async def start(self, *settings: LearnerSettings) -> None:
         """Returns once the model of these policies is loaded. Of several ranks all are started at once."""
+        self._operation = max(one.learner.collective_timeout for one in settings)
+        self._silence = max(one.learner.hang_timeout for one in settings)
+        limit_silence(self._connection.fileno(), self._silence)
         call = LearnerProcess.call(self, None, ProcessVerbs.start.__name__, (list(settings), self._place))
         self.context = await call
 
@@ -123,21 +133,34 @@ class LearnerProcess:
             raise self._dead() from None
 
     def _dead(self) -> LearnerDied:
+        if self.hung:
+            return LearnerDied(f"{self.hung}; its log is {self._log}. Fix: resume the run to go on")
         code = self._process.poll()
         how = "is gone" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        return LearnerDied(
-            f"the process that holds the weights {how}; its log is {self._log}. Fix: resume the run to go on"
-        )
+        return LearnerDied(f"{self.name} {how}; its log is {self._log}. Fix: resume the run to go on")
 
     def _read(self) -> None:
-        while True:
+        while not self.hung:
             try:
                 message = self._connection.recv()
+            except BlockingIOError:
+                self._kill(f"has not answered for {self._silence:g} s (learner.hang_timeout)")
             except (EOFError, OSError):
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                    self._loop.call_soon_threadsafe(self._fail_all)
-                return
-            self._loop.call_soon_threadsafe(self._arrive, message)
+                break
+            else:
+                if message[0] != "beat":
+                    self._loop.call_soon_threadsafe(self._arrive, message)
+                elif message[1] > self._operation:
+                    limit = f"{self._operation:g} s (learner.collective_timeout)"
+                    self._kill(f"has been in one operation for {limit}: {message[2]}")
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._fail_all)
+
+    def _kill(self, why: str) -> None:
+        """It hangs. The loop may be about to send it something."""
+        self.hung = f"{self.name} {why} and was killed"
+        self._process.kill()
+        hang_up(self._connection.fileno())
 
     def _arrive(self, message: tuple[Any, ...]) -> None:
         match message:
@@ -157,7 +180,7 @@ class LearnerProcess:
                 raise AssertionError(f"unknown message from the learner process: {message[0]}")
 
     def _fail_all(self) -> None:
-        if not self._closing:
+        if not self._closing and not self.hung:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(5)  # its connection closes a moment before it is gone
         for future in (*self._calls.values(), self.died):

@@ -3,8 +3,8 @@
     LearnerRanks   ──every verb──▶  rank 0 (answers)   rank 1   rank 2   ...
                    ──load, requests for tokens──▶  each by itself: it has an engine of its own
 
-Ranks do a verb together, and each waits for the others in the middle of it. One that fails or dies ends the verb, and
-with it the run: the others would wait for it for ever, and are killed when the run is closed.
+Ranks do a verb together, and each waits for the others in the middle of it. One that fails, dies or hangs ends the
+verb, and with it the run: the others would wait for it, and are killed when the run is closed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ class LearnerRanks(LearnerProcess):
         self._meeting = Path(tempfile.mkdtemp(prefix="strop-ranks-"))
         logs = [log, *(log.with_name(f"{log.stem}-{number}{log.suffix}") for number in range(1, count))]
         first, *others = launcher.start(logs, meeting=self._meeting)
-        super().__init__(log, first)
-        self._ranks: list[LearnerProcess] = [self, *map(LearnerProcess, logs[1:], others)]
+        super().__init__(log, first, name="rank 0")
+        beside = zip(logs[1:], others, strict=True)
+        rest = [LearnerProcess(*one, name=f"rank {number}") for number, one in enumerate(beside, 1)]
+        self._ranks: list[LearnerProcess] = [self, *rest]
 
     async def start(self, *settings: LearnerSettings) -> None:
         await self._together(lambda one: LearnerProcess.start(one, *settings))
@@ -62,8 +64,8 @@ class LearnerRanks(LearnerProcess):
     async def _find_cause(self, error: StropError) -> BaseException:
         """A rank that is gone, rather than what its absence did to another."""
         await asyncio.wait([one.died for one in self._ranks], timeout=NOTICE, return_when=asyncio.FIRST_COMPLETED)
-        dead = [one.died for one in self._ranks if one.died.done()]
-        return (dead[0].exception() if dead else None) or error
+        dead = sorted((one for one in self._ranks if one.died.done()), key=lambda one: not one.hung)
+        return (dead[0].died.exception() if dead else None) or error
 
     async def watch(self) -> None:
         died = [asyncio.ensure_future(LearnerProcess.watch(one)) for one in self._ranks]

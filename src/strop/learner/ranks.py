@@ -8,14 +8,14 @@ on how many ranks there are, up to rounding. A rank with fewer micro-batches tha
 a sharded model (sharding.py) is put together by all ranks at once, in every pass.
 
 Left out: going on when one rank runs out of memory, since the others are in the middle of a pass that needs it. The run
-ends with the reason and is resumed with smaller micro-batches, on a cluster by itself. Whole weights are read by every
-rank before they are sharded.
+ends with the reason and is resumed with smaller micro-batches, on a cluster by itself.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from strop.config import LearnerConfig
 from strop.errors import LearnerError
 from strop.learner.sequence_parallel import SequenceGroup
 from strop.learner.verbs import RankPlace
@@ -32,14 +33,25 @@ from strop.trajectory import Batch, MicroBatch, pack
 from strop.trajectory.batch import Floats, Ints
 
 LOOPBACK = "lo"
+GRACE = 30.0
+"""Seconds that torch allows a collective beyond `learner.collective_timeout`, after which whoever watches over the
+ranks ends them with a reason (heartbeat.py)."""
 
 
 class Ranks:
     """This process among the ranks; `mesh` is all of them. There is one of each place in a process. Each
     `sequence_parallel` ranks in a row, the group of `sequence`, run a piece together."""
 
-    def __init__(self, place: RankPlace, device: torch.device, sequence_parallel: int = 1) -> None:
-        self.index, self.count, self.address = place.index, place.count, place.address
+    def __init__(
+        self,
+        place: RankPlace,
+        device: torch.device,
+        sequence_parallel: int = 1,
+        *,
+        collective_timeout: float = LearnerConfig().collective_timeout,
+    ) -> None:
+        self.index, self.count, self.device = place.index, place.count, device
+        self.address = place.address
         self.num_groups = self.count // sequence_parallel
         self.sequence: SequenceGroup | None = None
         if self.alone:
@@ -50,12 +62,15 @@ class Ranks:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", LOOPBACK)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=place.rendezvous, rank=self.index, world_size=self.count)
+        how: dict[str, Any] = {"timeout": timedelta(seconds=collective_timeout + GRACE)}
+        dist.init_process_group(backend, init_method=place.rendezvous, rank=self.index, world_size=self.count, **how)
         self.mesh: DeviceMesh = init_device_mesh(device.type, (self.count,))
         self.cpu_mesh: DeviceMesh = init_device_mesh("cpu", (self.count,))
-        self.saving: Any = dist.new_group(backend="gloo")  # for the threads that write checkpoints
+        # For the threads that write checkpoints:
+        self.saving: Any = dist.new_group(backend="gloo", **how)
+        self.saving_mesh: DeviceMesh = DeviceMesh.from_group(self.saving, "cpu")
         if sequence_parallel > 1:
-            group, _ = dist.new_subgroups(sequence_parallel)
+            group, _ = dist.new_subgroups(sequence_parallel, **how)
             self.sequence = SequenceGroup(group, self.index % sequence_parallel, sequence_parallel)
 
     @property

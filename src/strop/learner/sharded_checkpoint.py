@@ -1,6 +1,7 @@
 """Checkpoints of a sharded model: each rank writes its part of the optimizer's state (torch.distributed.checkpoint).
 
-    model.safetensors               the whole weights, as every checkpoint has them; the first rank writes them
+    model.safetensors               the whole weights, as every checkpoint has them; the first rank writes them, and no
+                                    rank has more of them meanwhile than its part and a tensor
     __<rank>_<n>.distcp, .metadata  moments and the critic's weights, by name; any number of ranks reads them
     optimizer.pt                    the rest, in which a name stands for each tensor that is there
 
@@ -19,22 +20,30 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from strop.errors import DamagedCheckpoint, LearnerError
 from strop.learner import checkpoint
 from strop.learner.ranks import Ranks
+from strop.learner.sharding import exhaust, iterate_whole
+from strop.learner.summed_file import order_tensors
 from strop.models.checksums import SHARDS
 
 PLACE = "strop.shard:"
 """What stands in the place of a tensor that is among the shards, before its name."""
 
 
+def copy_parts(weights: Mapping[str, Tensor], ranks: Ranks) -> dict[str, DTensor]:
+    """Copies of this rank's parts, of which the thread that writes them makes the whole."""
+    return {name: _copy_local(weights[name], ranks.saving_mesh) for name in order_tensors(weights)}
+
+
 def take_shards(state: Any, ranks: Ranks, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
     """State without the sharded tensors in it, and copies of this rank's parts of those in the CPU's memory."""
     if isinstance(state, DTensor):
         name = prefix.rstrip("/")
-        return f"{PLACE}{name}", {name: _copy_local(state, ranks)}
+        return f"{PLACE}{name}", {name: _copy_local(state, ranks.cpu_mesh)}
     if not isinstance(state, dict | list):
         return state.detach().cpu().clone() if isinstance(state, Tensor) else state, {}
     items = state.items() if isinstance(state, dict) else enumerate(state)
@@ -44,16 +53,20 @@ def take_shards(state: Any, ranks: Ranks, prefix: str = "") -> tuple[Any, dict[s
     return rest if isinstance(state, dict) else list(rest.values()), shards
 
 
-def _copy_local(tensor: DTensor, ranks: Ranks) -> Tensor:
-    mesh, shape, stride = ranks.cpu_mesh, tensor.shape, tensor.stride()
+def _copy_local(tensor: Tensor, mesh: DeviceMesh) -> DTensor:
+    assert isinstance(tensor, DTensor)
+    shape, stride = tensor.shape, tensor.stride()
     with torch.no_grad():
         local = tensor.to_local().cpu().clone()
     return DTensor.from_local(local, mesh, tensor.placements, run_check=False, shape=shape, stride=stride)
 
 
-def save(folder: Path, shards: dict[str, Tensor], ranks: Ranks, **rest: Any) -> None:
-    """What every rank does at once to write a checkpoint. The first one writes the `rest`, and gives it its name."""
+def save(folder: Path, weights: Mapping[str, DTensor], shards: dict[str, Tensor], ranks: Ranks, **rest: Any) -> None:
+    """What every rank does at once to write a checkpoint. The first one writes the weights and the `rest`, and gives it
+    its name."""
+    values = iterate_whole(weights.values())
     if not ranks.leads:
+        exhaust(values)
         if not _agree(ranks, True):
             raise LearnerError(f"the checkpoint {folder} was not written: the log of the first rank says why")
         return _write_shards(checkpoint.fresh_folder(folder), shards, ranks)
@@ -66,8 +79,10 @@ def save(folder: Path, shards: dict[str, Tensor], ranks: Ranks, **rest: Any) -> 
         _write_shards(fresh, shards, ranks)
 
     try:
-        checkpoint.save(folder, beside=beside, **rest)
+        outline = {name: torch.empty_like(tensor, device="meta") for name, tensor in weights.items()}
+        checkpoint.save(folder, weights=outline, values=values, beside=beside, **rest)
     finally:
+        exhaust(values)
         if not told:  # the others wait
             _agree(ranks, False)
 

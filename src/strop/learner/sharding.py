@@ -1,8 +1,9 @@
 """A model whose parameters are sharded over ranks (FSDP2), and the whole of it where somebody needs that.
 
-    shard     each parameter is in equal parts on all ranks; so are its gradient and the optimizer's state
-    gather    the whole of a tensor, for checkpoints and engines; all ranks ask for it at once
-    fill      the other way round
+    shard           each parameter is in equal parts on all ranks; so are its gradient and the optimizer's state
+    gather          the whole of a tensor; all ranks ask for it at once
+    iterate_whole   the same of many, one after the other: what checkpoints and engines get
+    fill            the other way round
 
 Parameters are in float32 and are put together in the dtype that is computed in, block by block; gradients are summed in
 float32. Left out: torch.compile of sharded blocks.
@@ -10,7 +11,8 @@ float32. Left out: torch.compile of sharded blocks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +34,8 @@ def shard(
     offload: bool = False,
 ) -> None:
     """Shard the parameters of a module that is called as a whole, in place. Its blocks are put together one by one,
-    what is around them for the whole of a pass. `wide` parts of it compute in float32 at least."""
+    what is around them for the whole of a pass. `wide` parts of it compute in float32 at least. Parameters that have no
+    memory yet (sharded_loading.py) have some afterwards, whatever is in it."""
     blocks = [each for each in module.modules() if isinstance(each, GradientCheckpointingLayer)]
     if not blocks:
         raise ModelError(
@@ -44,6 +47,7 @@ def shard(
         policy = MixedPrecisionPolicy(
             param_dtype=reduced if each in wide else dtype, reduce_dtype=reduced, cast_forward_inputs=False
         )
+        give_memory(each, ranks.device)
         fully_shard(
             each, mesh=ranks.mesh, mp_policy=policy, offload_policy=CPUOffloadPolicy() if offload else OffloadPolicy()
         )
@@ -57,14 +61,27 @@ def gather(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def copy_whole(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
-    """Whole copies of tensors in the CPU's memory, for ranks that are to keep them."""
-    found: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        whole = gather(tensor.detach())
-        if keep:
-            found[name] = whole.cpu().clone()
-    return found
+def iterate_whole(tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> Iterator[Tensor]:
+    """The whole of each tensor in turn, in `dtype` if one is given. All ranks go through all of them, in one order."""
+    for tensor in tensors:
+        part = tensor.detach()
+        yield gather(part.to(dtype or part.dtype))
+
+
+def exhaust(rest: Iterator[Tensor]) -> None:
+    """Go through what is left, with nobody to use it: the other ranks do as well."""
+    deque(rest, maxlen=0)
+
+
+def give_memory(module: nn.Module, device: torch.device) -> None:
+    """To parameters that have none. What is one parameter in several places stays one."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            if parameter.is_meta:
+                if parameter not in made:
+                    made[parameter] = nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
+                setattr(part, name, made[parameter])
 
 
 @torch.no_grad()

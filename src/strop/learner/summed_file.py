@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -91,9 +91,15 @@ class SummedFile:
         os.fsync(self._file.fileno())
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write a safetensors file and return its checksum."""
-    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+def order_tensors(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Their names, as the file has them one after the other."""
+    return sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], values: Iterable[Tensor] | None = None) -> str:
+    """Write a safetensors file and return its checksum. Where tensors have no values (torch's meta device), `values`
+    gives those, one after the other in their order."""
+    order = order_tensors(tensors)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in order:
@@ -104,9 +110,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     text += b" " * (-len(text) % 8)  # the data are aligned
     with SummedFile(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for name in order:
-            if tensors[name].nbytes:
-                file.write(tensors[name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        for tensor in values if values is not None else (tensors[name] for name in order):
+            if tensor.nbytes:
+                file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
         file.sync()
         return file.checksum
 

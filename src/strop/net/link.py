@@ -1,4 +1,4 @@
-"""Two processes of one machine that call each other: frames of MessagePack over a socket, many in one write.
+"""Two processes that call each other: frames of MessagePack over a socket, of one machine or TCP, many in one write.
 
     link = await ProcessLink.open(sock, {"get": Handler(tuple[str], store.get)}, lost=end)
     rollout = await link.call("get", ("g1.0",), Rollout)      answered by the other side's handler
@@ -79,7 +79,9 @@ class ProcessLink(asyncio.Protocol):
     ) -> ProcessLink:
         link = cls(handlers, lost)
         sock.setblocking(False)
-        await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=sock)
+        loop = asyncio.get_running_loop()
+        connect = loop.create_unix_connection if sock.family == socket.AF_UNIX else loop.create_connection
+        await connect(lambda: link, sock=sock)
         return link
 
     def close(self) -> None:

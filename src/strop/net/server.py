@@ -111,6 +111,14 @@ async def serve_handed(
     return http
 
 
+async def serve_bound(
+    app: ASGIApp, sock: socket.socket, *, host: str, hosts: Sequence[str] = (), log: Path | None = None
+) -> HttpServer:
+    """Serve on a socket that listens already, at `host`."""
+    url = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
+    return HttpServer(url, *await _start(app, host, hosts, log, ("gateway.host", "gateway.port"), None, [sock]))
+
+
 async def _start(
     app: ASGIApp,
     host: str,

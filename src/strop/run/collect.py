@@ -104,24 +104,27 @@ async def wait_until_ended(
     Returned in the order they were wanted; `then` is told of them as they end."""
     there = await find_stored(run.store, [*wanted, *later])
     await run.store.enqueue([rollout for rollout in (*wanted, *later) if rollout.id not in there])
-    ids, now = [rollout.id for rollout in wanted], {one.id: there.get(one.id, one) for one in wanted}
-    then([rollout for rollout in now.values() if rollout.status in TERMINAL])
+    total = len(wanted)
+    over = {id: rollout for id, rollout in there.items() if rollout.status in TERMINAL}
+    open = {rollout.id: None for rollout in wanted if rollout.id not in over}  # in their order; each leaves it once
+    then([over[rollout.id] for rollout in wanted if rollout.id in over])
     deadline = time.monotonic() + run.config.loop.group_deadline
-    while open := [id for id in ids if now[id].status not in TERMINAL]:
-        run.view.phase(phase, len(ids) - len(open), len(ids), run.pool.slowest())
+    while open:
+        run.view.phase(phase, total - len(open), total, run.pool.slowest())
         if time.monotonic() > deadline:
-            await run.store.cancel(open, cause="late", detail=f"past loop.group_deadline in {phase}")
+            await run.store.cancel(list(open), cause="late", detail=f"past loop.group_deadline in {phase}")
         run.cursor, changed = await run.store.wait(run.cursor, timeout=1.0)
         ended = [rollout for rollout in changed if rollout.status in TERMINAL]
         for rollout in ended:
             run.gateway.forget(rollout.id)
-        news = [rollout for rollout in ended if rollout.id in now and now[rollout.id].status not in TERMINAL]
-        now |= {rollout.id: rollout for rollout in changed if rollout.id in now}
-        if news:
+        if news := [rollout for rollout in ended if rollout.id in open]:
+            over |= {rollout.id: rollout for rollout in news}
+            for rollout in news:
+                del open[rollout.id]
             deadline = time.monotonic() + run.config.loop.group_deadline
             then(news)
-    run.view.phase(phase, len(ids), len(ids))
-    return [now[id] for id in ids]
+    run.view.phase(phase, total, total)
+    return [over[rollout.id] for rollout in wanted]
 
 
 def check_rewards(run: Run, ended: Sequence[Rollout]) -> None:

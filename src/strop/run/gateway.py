@@ -17,11 +17,13 @@ from strop.config import MAIN, Config, default_policy
 from strop.engines.base import Engine
 from strop.errors import ConfigError
 from strop.gateway.app import Gateway
+from strop.gateway.keeper import WorkerOrder
 from strop.gateway.limits import InFlight, Limits
 from strop.gateway.route import PolicyRoute, Routes
 from strop.gateway.template import Renderer
 from strop.gateway.worker import WorkerParts
 from strop.gateway.workers import GatewayWorkers
+from strop.run.machines import THIS_MACHINE, Machines
 from strop.run.teacher import make_renderer
 from strop.store.base import AttemptStore, Store
 from strop.store.sql import SqlStore
@@ -30,6 +32,9 @@ from strop.types import Rollout, Sampling
 MAX_AUTO = 4
 CORES_EACH = 4
 """`gateway.workers=auto` starts one for so many cores: agents, engines and learner want the others."""
+SESSIONS_EACH = 4
+"""Sessions that a gateway process keeps open at most for each call that may be in flight: agents think, and use tools,
+between their calls, and a session that was dropped is read from the store again."""
 LOG = "gateway.log"
 
 
@@ -75,25 +80,24 @@ async def open_gateway(
     folder: Path,
     *,
     strict: bool,
+    machines: Machines = THIS_MACHINE,
 ) -> Gateway:
     """The gateway before a run's policies, with its workers; `stack` closes it. Where it is `strict`, an agent that
     none of several policies takes is refused, unless there is one called main."""
     gateway = make_gateway(config, store, policies, strict=strict)
     stack.push_async_callback(gateway.routes.close)
     await gateway.routes.recall(store)
-    if (num_workers := count_workers(config)) > 1 and policies and isinstance(store, SqlStore):
-        own = {policy.name: (policy.config, policy.model) for policy in policies}
-        workers = GatewayWorkers(
-            gateway,
-            store,
-            {policy.name: policy.engine for policy in policies},
-            num_workers=num_workers,
-            make=make_worker_gateway,
-            given=WorkerPolicies(config, own, strict),
-            host=config.gateway.host,
-            hosts=config.gateway.hosts,
-            log=folder / LOG,
-        )
+    num_workers = count_workers(config)
+    if not policies or not isinstance(store, SqlStore):
+        return gateway
+    given = WorkerPolicies(config, {policy.name: (policy.config, policy.model) for policy in policies}, strict)
+    place = config.gateway
+    order = WorkerOrder(make=make_worker_gateway, given=given, host=place.host, hosts=place.hosts)
+    engines = {policy.name: policy.engine for policy in policies}
+    workers = machines.make_workers(gateway, store, engines, order)
+    if workers is None and num_workers > 1:
+        workers = GatewayWorkers(gateway, store, engines, num_workers, order, log=folder / LOG)
+    if workers is not None:
         gateway.workers = workers
         stack.push_async_callback(workers.close)
         workers.start()
@@ -155,7 +159,12 @@ def make_gateway(
     limits = Limits(in_flight=given.in_flight, per_attempt=given.in_flight_per_attempt, deadline=given.deadline)
     rest = routes[default_policy(routes)] if routes and (not strict or not several or MAIN in routes) else None
     return Gateway(
-        store, Routes.of(rest, given.outside, agents), limits=limits, prompts=config.prompts, in_flight=in_flight
+        store,
+        Routes.of(rest, given.outside, agents),
+        limits=limits,
+        max_sessions=SESSIONS_EACH * given.in_flight,
+        prompts=config.prompts,
+        in_flight=in_flight,
     )
 
 

@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from strop.config import Config
 from strop.engines import server_process
+from strop.engines.base import Engine
 from strop.engines.server_process import ServerLauncher
+from strop.gateway.app import Gateway
+from strop.gateway.keeper import WorkerKeeper, WorkerOrder
+from strop.gateway.worker_process import EncodedStore
 from strop.learner.launcher import HERE, Launcher
 
 if TYPE_CHECKING:
@@ -24,6 +29,12 @@ class Machines:
     def adapt(self, config: Config) -> Config:
         """The settings that a run on these machines has. What its folder keeps is what was asked for."""
         return config
+
+    def make_workers(
+        self, gateway: Gateway, store: EncodedStore, engines: Mapping[str, Engine], order: WorkerOrder
+    ) -> WorkerKeeper | None:
+        """Gateway workers on other machines, if there are to be some."""
+        return None
 
     async def watch(self, run: Run) -> None:
         """Have runners at work while the run is, beside its own pool. Never returns; raises what must end the run."""

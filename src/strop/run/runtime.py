@@ -205,7 +205,7 @@ async def open_policies(
             served.append(ServedPolicy(prepared=one, engine=engine, learner=learner, place=places[one.name]))
     by_name = {one.name: one for one in served}
     served = [put_past_before(by_name[one.name], by_name) for one in prepared]
-    return served, await open_gateway(stack, config, served, store, folder, strict=train)
+    return served, await open_gateway(stack, config, served, store, folder, strict=train, machines=machines)
 
 
 def make_process(log: Path, ranks: int, launcher: Launcher) -> LearnerProcess:
@@ -417,9 +417,8 @@ async def serve_run(
     place, log = config.gateway, folder.gateway_log
     if not config.runner.remote:
         app = AddressApp(gateway)
-        return await serve(
-            app, host=place.host, port=place.port, hosts=place.hosts, log=log, switch=gateway.workers
-        ), app
+        switch = gateway.workers.switch if gateway.workers is not None else None
+        return await serve(app, host=place.host, port=place.port, hosts=place.hosts, log=log, switch=switch), app
     server = await serve_store(
         store,
         key=run_key(folder.path, os.environ.get("STROP_KEY")),

@@ -95,7 +95,8 @@ async def serve_store(
     workers = gateway.workers if gateway is not None else None
     if workers is not None:
         workers.set_server_key(key)
-    server = await serve(addressed, host=host, port=port, hosts=hosts, log=log, settings=settings, switch=workers)
+    switch = workers.switch if workers is not None else None
+    server = await serve(addressed, host=host, port=port, hosts=hosts, log=log, settings=settings, switch=switch)
     tasks: list[asyncio.Task[None]] = []
     if lease_check is not None:
         tasks.append(asyncio.create_task(_reclaim(store, lease_check, grace), name="strop-reclaim"))

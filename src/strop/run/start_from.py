@@ -37,7 +37,7 @@ _MAY_CHANGE = (
     *("loop.steps", "loop.eval_*", "loop.checkpoint_every", "loop.keep_checkpoints", "loop.collapse_patience"),
     *("loop.group_deadline", "loop.start_ahead"),
     *("learner.ranks", "learner.sequence_parallel", "learner.gradient_checkpointing", "learner.offload"),
-    "learner.start_budget",
+    *("learner.start_budget", "learner.hang_timeout", "learner.collective_timeout"),
     *(f"learner.{optim}.{name}" for optim in ("optim", "critic") for name in ("lr", "warmup", "schedule", "decay")),
     *("policy.eval.*", "runner.*", "monitor.*", "cluster.*", "gateway.host", "gateway.port", "gateway.hosts"),
     *(

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from strop.errors import ConfigError, StropError
+from strop.errors import ConfigError, Fenced, StropError
 from strop.run.folder import wait_until_gone
 from strop.run.state import Run
 from strop.store.reclaim import reclaim_regularly
@@ -42,9 +42,11 @@ async def give_back(run: Run, *, done: bool) -> None:
         run.shared.end(done=done)
     with suppress(StropError):  # it may be the store that ends the run
         await run.pool.drain(0.0)
-        for rollout in await run.store.list(status="running") if run.shared is not None else ():
-            last = (await run.store.attempts(rollout.id))[-1].number
-            await run.store.finish(rollout.id, last, cause="interrupted", detail="the run ended while it was running")
+        while run.shared is not None and (page := await run.store.list(status="running")):
+            for rollout in page:
+                with suppress(Fenced):  # it has ended meanwhile
+                    why = "the run ended while it was running"
+                    await run.store.finish(rollout.id, rollout.attempts, cause="interrupted", detail=why)
 
 
 async def stop_if_unclaimed(run: Run) -> None:

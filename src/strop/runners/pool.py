@@ -35,6 +35,7 @@ from strop.config import RunnerConfig
 from strop.errors import BadReward, Fenced, StoreError, Unavailable
 from strop.runners import agents
 from strop.runners.base import Agent, Job, Outcome, Say
+from strop.runners.gateway_check import GatewayCheck
 from strop.store.base import Ref, Store
 from strop.types import Event, EventKind, Lease, Rollout, Sampling, Task
 
@@ -51,6 +52,7 @@ LET_DOWN = frozenset(
     }
 )
 """What the gateway writes into an error event when it was not the agent's doing."""
+GATEWAY_GONE = Outcome(cause="interrupted", detail="the gateway does not answer", clean=False)
 STOPPED = Outcome(cause="interrupted", detail="the runner was told to stop", clean=False)
 
 
@@ -67,7 +69,8 @@ class Pool:
     `specs` says which agent runs a task that names it with `agent`; None is for all others. `reward` is the reward
     function. What agents say outside of any rollout goes to the file `log`. `sampling` says what a rollout's
     `llm.sampling` shows. `wait_for_calls` waits until the gateway has recorded the calls of an agent that was
-    killed. Agents in containers see nothing of the folders `private`.
+    killed. `gateway_check` is for a gateway that may be gone while the store is there: an agent that failed then is run
+    again, once it answers. Agents in containers see nothing of the folders `private`.
     `counts` says what happened so far: leased, succeeded, abandoned (not wanted any more), or the cause of a failure.
     """
 
@@ -84,6 +87,7 @@ class Pool:
         log: str | Path | None = None,
         sampling: Callable[[Rollout], Sampling] | None = None,
         wait_for_calls: Callable[[str, int], Awaitable[None]] | None = None,
+        gateway_check: GatewayCheck | None = None,
         private: Sequence[Path] = (),
     ) -> None:
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
@@ -97,6 +101,7 @@ class Pool:
         self._log = None if log is None else Path(log)
         self._sampling = sampling
         self._wait_for_calls = wait_for_calls
+        self._gateway_check = gateway_check
         self._private = private
         self._agents: dict[str | None, Agent] = {}
         self._folder: str | None = None
@@ -194,6 +199,8 @@ class Pool:
     async def _lease(self) -> None:
         while True:
             await self._has_capacity.wait()
+            if self._gateway_check is not None:
+                await self._gateway_check.wait_until_back()
             self._token = secrets.token_hex(8)
             leases = await self._store.lease(
                 self.name,
@@ -255,8 +262,12 @@ class Pool:
         if not outcome.clean and self._wait_for_calls is not None:
             # Its calls in flight end with it: they are recorded before the attempt is closed to them.
             await self._wait_for_calls(*ref)
-        if outcome.cause == "agent_error" and await self._engine_failed(ref):
-            outcome = msgspec.structs.replace(outcome, cause="engine_error")
+        if outcome.cause == "agent_error":
+            # In this order: what a gateway had in flight is said in events before its successor answers.
+            if self._gateway_check is not None and not await self._gateway_check.answers():
+                outcome = GATEWAY_GONE
+            elif await self._engine_failed(ref):
+                outcome = msgspec.structs.replace(outcome, cause="engine_error")
         await self._finish(ref, outcome)
 
     async def _run(self, lease: Lease, stopped: asyncio.Future[Outcome | None]) -> Outcome | None:

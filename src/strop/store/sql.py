@@ -125,13 +125,7 @@ class SqlStore(Store):
 
     async def heartbeat(self, attempts: Sequence[Ref], *, seconds: float) -> builtins.list[Ref]:
         def write(db: Db) -> builtins.list[Ref]:
-            query = "UPDATE attempts SET lease_until = ? WHERE rollout = ? AND number = ? AND ended IS NULL"
-            until = time.time() + seconds
-            return [
-                (rollout, number)
-                for rollout, number in sorted(set(attempts))
-                if db.execute(query, (until, rollout, number)).rowcount == 0
-            ]
+            return transitions.prolong(db, sorted(set(attempts)), time.time() + seconds)
 
         return await self._write(write) if attempts else []
 
@@ -177,15 +171,13 @@ class SqlStore(Store):
         now = time.time()  # not later: heartbeats that wait for the store as well must not come too late for it
 
         def write(db: Db) -> builtins.list[str]:
-            which = (
-                ""
-                if everything
-                else " AND id IN (SELECT rollout FROM attempts WHERE ended IS NULL AND lease_until < ?)"
-            )
-            found = db.execute(
-                f"SELECT {rows.ROLLOUT} FROM rollouts WHERE status = 'running'{which} ORDER BY id" + db.skip,
-                () if everything else (now,),
-            ).fetchall()
+            which, given = "status = 'running'", tuple[float, ...]()
+            if not everything:  # the few leases lead to them, not the status, which many have
+                which = "NOT status <> 'running' AND id IN"
+                which += " (SELECT rollout FROM attempts WHERE ended IS NULL AND lease_until < ?)"
+                given = (now,)
+            query = f"SELECT {rows.ROLLOUT} FROM rollouts WHERE {which} ORDER BY id" + db.skip
+            found = db.execute(query, given).fetchall()
             running = [(rollout, *transitions.lock_attempt(db, rollout)) for rollout in map(rows.rollout, found)]
             ended = [
                 id for attempt in running if (id := transitions.end_lost(db, *attempt, now, everything)) is not None

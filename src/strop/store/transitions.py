@@ -17,6 +17,8 @@ from strop.store.base import ID, Ref
 from strop.types import TRANSITIONS, Attempt, Cause, Event, Lease, Reward, Rollout, Status, Step, version
 
 R = TypeVar("R")
+MANY = 500
+"""Rollouts that one statement names at most."""
 
 
 class Cursor(Protocol):
@@ -71,6 +73,20 @@ def check_running(db: Db, rollout: str, number: int) -> None:
         raise Fenced(
             f"attempt {number} of rollout {rollout!r} is over: what it says now is not recorded. Fix: end the agent"
         )
+
+
+def prolong(db: Db, attempts: Sequence[Ref], until: float) -> list[Ref]:
+    """Let the leases of attempts run until then. Returns those that are over or unknown. All go to the database at
+    once, in their order, found by their keys alone: whatever else a planner might choose reads all that run."""
+    query = "UPDATE attempts SET lease_until = ? WHERE rollout = ? AND number = ? AND ended IS NULL"
+    if db.executemany(query, [(until, *attempt) for attempt in attempts]).rowcount == len(attempts):
+        return []
+    running: set[Ref] = set()
+    for first in range(0, len(attempts), MANY):
+        some = [rollout for rollout, _ in attempts[first : first + MANY]]
+        query = f"SELECT rollout, number, ended FROM attempts WHERE rollout IN ({', '.join('?' * len(some))})"
+        running |= {(rollout, number) for rollout, number, ended in db.execute(query, some).fetchall() if not ended}
+    return [attempt for attempt in attempts if attempt not in running]
 
 
 def add(
@@ -275,8 +291,8 @@ def commit_step(db: Db, step: Step) -> None:
         if tuple(there) == (step.lineage, step.digest, step.time) and before == set(consumed):
             return  # the answer to the first time was lost
         raise StoreError(f"step {step.number} was committed before. Fix: commit each step once")
-    for first in range(0, len(consumed), 500):
-        _consumable(db, [row[2] for row in consumed[first : first + 500]])
+    for first in range(0, len(consumed), MANY):
+        _consumable(db, [row[2] for row in consumed[first : first + MANY]])
     db.execute(
         f"INSERT INTO steps ({rows.STEP}) VALUES ({rows.placeholders(rows.STEP)})",
         (

@@ -10,7 +10,7 @@ must have the same torch, since what a handle is made of is torch's own business
 
 vLLM 0.24 imports ray for this without asking for it; it comes with our extra `vllm`.
 
-Left out: a learner of several ranks, whose handles would have to be gathered first.
+Left out: a model that is sharded over several ranks, which lies nowhere as a whole.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
     learner: rank 0, listens ──▶ workers: ranks 1.., told over HTTP where ──▶ one broadcast per tensor, in one order
 
-The learner's process must have vLLM installed: both sides use its communicator. Tensors travel one by one.
-
-Left out: a learner of several ranks, which would have to gather each tensor first.
+The learner's process must have vLLM installed: both sides use its communicator. Tensors travel one by one. Where they
+are sharded over several ranks, these put one after the other together, and the first sends it.
 """
 
 from __future__ import annotations

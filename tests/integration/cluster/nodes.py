@@ -34,7 +34,9 @@ class Nodes:
 
     @property
     def address(self) -> str:
-        return self.cluster.address
+        address = self.cluster.address
+        assert address is not None
+        return address
 
     def add(self, cpus: int, **options: Any) -> Any:
         return self.cluster.add_node(num_cpus=cpus, object_store_memory=STORE_BYTES, **options)
@@ -54,6 +56,11 @@ class ClusterRun:
         self.folder = folder
         words = [*SMALL, "loop.steps=3", "loop.checkpoint_every=1", "loop.eval_splits=[]", f"cluster.address={address}"]
         command = [word for word in runs.demo(folder, *words, *settings) if word != "--json"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def resume(self, *options: str) -> None:
+        """Once the command has ended."""
+        command = runs.strop("train", "--resume", self.folder, *options)
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def wait_for(self, moment: Callable[[], Any], limit: float = 240) -> Any:

@@ -98,6 +98,23 @@ def test_a_rank_is_killed_and_the_run_goes_on(nodes, started, tmp_path, which) -
 
 
 @pytest.mark.fault
+@pytest.mark.parametrize("hung", [["pid"], ["pid", "host"]])
+def test_a_rank_hangs_and_the_run_goes_on(nodes, started, tmp_path, hung) -> None:
+    """By itself, and with the actor above it, which then neither tells of it nor kills it."""
+    run = begin(nodes, started, tmp_path, "learner.hang_timeout=8")
+    run.wait_for(runs.during_step(tmp_path / "run", 2, ended=2))
+    rank = run.events("started", "rank 1")[0]
+    for which in hung:
+        os.kill(rank[which], signal.SIGSTOP)
+    run.finish()
+    run.check()
+    (died,) = run.events("died", "learner")
+    assert died["why"] == "rank 1 has not answered for 8 s (learner.hang_timeout) and was killed"
+    assert len(run.events("started", "rank 1")) == 2
+    check_nothing_left(nodes, tmp_path / "run")
+
+
+@pytest.mark.fault
 @pytest.mark.parametrize("which", ["pid", "host"])
 def test_a_runner_pool_is_killed_and_is_started_again(nodes, started, tmp_path, which) -> None:
     run = begin(nodes, started, tmp_path)
@@ -170,7 +187,7 @@ def test_a_learner_that_dies_again_and_again_ends_the_run(nodes, started, tmp_pa
             os.kill(found[0]["pid"], signal.SIGKILL)
     _, stderr = run.process.communicate(timeout=120)
     assert run.process.returncode == 1
-    assert "the process that holds the weights was killed by signal 9" in stderr
+    assert "rank 0 was killed by signal 9" in stderr
     assert stderr.count("\n") == 1
     check_nothing_left(nodes, tmp_path / "run")
 

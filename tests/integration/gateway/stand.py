@@ -15,6 +15,7 @@ import openai
 from strop.engines.base import Engine
 from strop.engines.scripted import Answer, Scripted
 from strop.gateway.app import Gateway
+from strop.gateway.keeper import WorkerOrder
 from strop.gateway.route import PolicyRoute, Routes
 from strop.gateway.template import Renderer
 from strop.gateway.worker import WorkerParts
@@ -47,10 +48,10 @@ async def open_stand(
     """A gateway that is served, in this process or in workers."""
     gateway, workers = Gateway(store, make_routes(engine, renderer)), None
     if num_workers > 1:
-        made = {"num_workers": num_workers, "make": make_in_worker, "given": model}
+        order = WorkerOrder(make=make_in_worker, given=model)
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         gateway.workers = workers = GatewayWorkers(
-            gateway, store, {"p": engine}, **made, environment={"PYTHONPATH": path}
+            gateway, store, {"p": engine}, num_workers, order, environment={"PYTHONPATH": path}
         )
         workers.start()
     server = await serve(gateway, switch=workers)

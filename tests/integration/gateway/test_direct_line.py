@@ -161,12 +161,16 @@ async def test_no_answer_is_of_two_versions_and_nothing_is_in_flight_while_one_i
             turns.append(await line.ask([first], 30, attempt))
 
     asking = [asyncio.create_task(ask_on(n)) for n in range(1, 7)]
+
+    def has_served(version: str) -> bool:
+        return any(turn.versions[0][1] == version for turn in turns)
+
     for number in range(1, 5):
-        await asyncio.sleep(0.4)
+        await until(lambda before=f"1.{number - 1}": has_served(before))
         line.vllm.offer(f"1.{number}", number / 10)
         await line.vllm.load(f"1.{number}")
         assert line.engine.version == f"1.{number}"
-    await asyncio.sleep(0.3)
+    await until(lambda: has_served("1.4"))
     stop.set()
     await asyncio.gather(*asking)
     served = {(turn.versions[0][1], shift_of(turn)) for turn in turns}
@@ -204,7 +208,7 @@ async def test_a_killed_worker_has_nothing_in_flight_and_its_successor_has_the_l
     paused = asyncio.create_task(line.engine.pause())
     await asyncio.sleep(0.2)
     assert not paused.done()
-    os.kill(line.workers._workers[place]._process.pid, signal.SIGKILL)
+    os.kill(line.workers._workers[place].process.pid, signal.SIGKILL)
     await asyncio.wait_for(paused, stretch(20))
     await line.engine.resume()
     await until(lambda: line.workers.replaced[place] == 1 and place in line.workers._workers, stretch(30))

@@ -14,8 +14,9 @@ import pytest
 from strop.agent.transports import httpx
 from strop.engines.scripted import Scripted
 from strop.errors import EngineError, Fenced
-from strop.gateway import workers as gateway_workers
+from strop.gateway import keeper, worker_process
 from strop.gateway.app import Gateway
+from strop.gateway.keeper import WorkerOrder
 from strop.gateway.placement import OWNER, Placement
 from strop.gateway.template import Renderer
 from strop.gateway.worker import WorkerParts
@@ -127,7 +128,7 @@ async def test_a_killed_worker_loses_nothing_that_was_answered(stand: Stand) -> 
     stream = await client.chat.completions.create(model="any", messages=QUESTION, stream=True)
     await anext(stream)
     before = workers._workers[place]
-    os.kill(before._process.pid, signal.SIGKILL)
+    os.kill(before.process.pid, signal.SIGKILL)
     with pytest.raises((openai.APIError, httpx.HTTPError)):
         async for _ in stream:
             pass
@@ -149,11 +150,11 @@ async def test_a_killed_worker_loses_nothing_that_was_answered(stand: Stand) -> 
 
 
 async def test_a_worker_that_hangs_is_replaced(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_workers, "HUNG", 1.0)
-    monkeypatch.setattr(gateway_workers, "PING", 0.05)
+    monkeypatch.setattr(worker_process, "HUNG", 1.0)
+    monkeypatch.setattr(worker_process, "PING", 0.05)
     attempt, _ = await make_two(stand)
     workers, place = find_workers(stand), find_place(stand, attempt)
-    os.kill(workers._workers[place]._process.pid, signal.SIGSTOP)
+    os.kill(workers._workers[place].process.pid, signal.SIGSTOP)
     stand.script("fine")
     client = stand.client(attempt, max_retries=5, timeout=stretch(60))
     answer = await client.chat.completions.create(model="any", messages=QUESTION)
@@ -168,14 +169,14 @@ def refuse_to_start(given: None, parts: WorkerParts) -> Gateway:
 async def test_workers_that_never_live_are_given_up(
     stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_workers, "FAILURES", 1)
+    monkeypatch.setattr(keeper, "FAILURES", 1)
     log, path = tmp_path / "gateway.log", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     workers = GatewayWorkers(
         stand.gateway,
         stand.store,
         {"p": stand.engine},
-        num_workers=2,
-        make=refuse_to_start,
+        2,
+        WorkerOrder(make=refuse_to_start),
         log=log,
         environment={"PYTHONPATH": path},
     )
@@ -290,8 +291,8 @@ async def test_numbers_of_any_size(stand: Stand) -> None:
 async def test_calls_that_a_hung_worker_took_along_are_not_the_agents_fault(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_workers, "HUNG", 1.0)
-    monkeypatch.setattr(gateway_workers, "PING", 0.05)
+    monkeypatch.setattr(worker_process, "HUNG", 1.0)
+    monkeypatch.setattr(worker_process, "PING", 0.05)
     attempt, _ = await make_two(stand)
     worker = find_workers(stand)._workers[find_place(stand, attempt)]
     stand.script("an answer that comes slowly enough")
@@ -299,7 +300,7 @@ async def test_calls_that_a_hung_worker_took_along_are_not_the_agents_fault(
     asking = asyncio.create_task(stand.client(attempt).chat.completions.create(model="any", messages=QUESTION))
     while not worker._at_work:  # noqa: ASYNC110 - the call is on its way
         await asyncio.sleep(0.01)
-    os.kill(worker._process.pid, signal.SIGSTOP)
+    os.kill(worker.process.pid, signal.SIGSTOP)
     with pytest.raises(openai.APIConnectionError):
         await asyncio.wait_for(asking, stretch(60))
     await asyncio.wait_for(find_workers(stand)._up.wait(), stretch(20))

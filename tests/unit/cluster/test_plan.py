@@ -43,6 +43,13 @@ def test_servers_are_where_gpus_are_left_and_have_theirs_on_one_node() -> None:
     ]
 
 
+def test_gateways_are_apart_and_leave_room_for_pools() -> None:
+    plan = make_plan(nodes(4, 3, 3), Demand(ranks=(2,), rank_cpus=2, gateways=2, runners=2, runner_cpus=2))
+    assert [node.id for node in plan.ranks[0]] == ["n0"] * 2
+    assert [node.id for node in plan.gateways] == [node.id for node in plan.runners] == ["n1", "n2"]
+    assert plan.describe()[2:4] == ["gateway 0 on 10.0.0.1: 1 CPU", "gateway 1 on 10.0.0.2: 1 CPU"]
+
+
 def test_a_run_that_learns_from_data_needs_no_pool() -> None:
     assert make_plan(nodes(1), Demand(ranks=(1,), runners=0)).runners == []
 
@@ -97,6 +104,12 @@ def test_a_run_that_learns_from_data_needs_no_pool() -> None:
             Demand(ranks=(1,), servers=(ServerDemand(count=1, cpus=2, engine="vllm"),), runners=2),
             "2 runner pools of 1 CPU each cannot be placed: the cluster has 4 CPUs and 0 GPUs on 1 node, and beside "
             "the ranks and servers there is room for 1. Fix: set cluster.runners=1, or add nodes",
+        ),
+        (
+            nodes(3),
+            Demand(ranks=(1,), gateways=3, runners=0),
+            "3 gateways of 1 CPU each cannot be placed: the cluster has 3 CPUs and 0 GPUs on 1 node, and beside the "
+            "ranks there is room for 2. Fix: set cluster.gateways=2, or add nodes",
         ),
         (
             nodes(0),

@@ -66,6 +66,55 @@ async def test_a_crowded_replica_hands_over_to_the_one_with_the_least_to_do(coun
     assert max(asked(*engines)) == 4
 
 
+async def test_a_request_looks_at_a_few_replicas_however_many_there_are() -> None:
+    looks = [0]
+
+    class Watched(Scripted):
+        @property
+        def serving(self) -> bool:
+            looks[0] += 1
+            return True
+
+        @property
+        def context(self) -> int:
+            looks[0] += 1
+            return 100
+
+    replicas = Replicas([Watched(lambda asked: "ok", Letters(), chunk=1) for _ in range(256)])  # type: ignore[arg-type]
+    rollouts = [f"r{number}" for number in range(256)]
+    homes = [replicas.pick(rollout) for rollout in rollouts]
+    assert len(set(map(id, homes))) == 256
+    looks[0] = 0
+    for _ in range(4):
+        assert [replicas.pick(rollout) for rollout in rollouts] == homes
+        assert [replicas.context for _ in rollouts] == [100] * 256
+    assert looks[0] / 1024 < 2 * module.LOOKS + 2
+
+
+async def test_one_that_hangs_and_one_that_fails_starve_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REST", 60.0)
+    hung, broken = engine(latency=600.0), engine(EngineError("out of memory"))
+    well = [engine(latency=0.002) for _ in range(30)]
+    replicas = Replicas([*well, hung, broken])
+
+    async def talk(rollout: str) -> None:
+        for _ in range(5):
+            await ask(replicas.of(rollout))
+
+    talks = [asyncio.create_task(talk(f"r{number}")) for number in range(640)]
+    async with asyncio.timeout(60):
+        while sum(not task.done() for task in talks) > asked(hung)[0]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    stuck = [task for task in talks if not task.done()]
+    for task in stuck:
+        task.cancel()
+    await asyncio.gather(*stuck, return_exceptions=True)
+    assert 20 <= len(stuck) <= 22  # its share of those that began at once, and nobody after them
+    assert asked(broken) == [1]
+    assert max(asked(*well)) < 2 * 640 * 5 / 30
+    assert all(replica.in_flight == 0 for replica in replicas._replicas)
+
+
 async def test_a_replica_that_fails_is_replaced_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REST", 0.1)
     broken = [True]

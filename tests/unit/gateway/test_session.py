@@ -127,6 +127,21 @@ def test_cut_off_answers_are_closed(desk: Desk) -> None:
         assert then.parent == turn.id
 
 
+def test_an_answer_cut_off_in_a_later_call_goes_on(desk: Desk) -> None:
+    """Agents are shown the call that was cut off as text, which the template writes before the one that was not."""
+    whole = '<tool_call>\n{"name": "add", "arguments": {"a": [1, 2]}}\n</tool_call>\n'
+    cut = '<tool_call>\n{"name": "add", "arguments": {"numbers": [' + ", ".join(map(str, range(100, 130)))
+    said_ids = desk.renderer.encode(whole + cut)
+    first = desk.ask([user("a")], said_ids, tools=TOOLS, max_tokens=len(said_ids))
+    assert (first.finish, len(first.answer["tool_calls"])) == ("length", 1)
+    assert first.answer["content"] == cut
+    result = {"role": "tool", "tool_call_id": first.answer["tool_calls"][0]["id"], "content": "3"}
+    second = desk.ask([user("a"), said(first), result], "ok", tools=TOOLS)
+    assert (second.parent, second.branch) == (first.id, None)
+    new = desk.renderer.encode("<|im_end|>\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n")
+    assert second.prompt_ids == first.ids + new
+
+
 def test_retries_get_the_same_prompt_and_another_seed(desk: Desk) -> None:
     first = desk.ask([user("a")], "1")
     again = desk.ask([user("a")], "2")

@@ -8,7 +8,7 @@ from strop.config import LoraConfig, load
 from strop.engines.base import Engine, GivenAnswer
 from strop.engines.embedded.engine import Embedded
 from strop.errors import EngineError
-from strop.learner.answers import score_answers
+from strop.learner.answers import read_with, score_answers
 from strop.learner.logprobs import compute_logprobs
 from strop.learner.process import LearnerProcess
 from strop.learner.verbs import LearnerSettings
@@ -46,14 +46,14 @@ def test_they_are_the_learners_own_in_the_order_given(folder, episodes, rank, bu
     wanted = read(one, batch)
     order = np.random.default_rng(0).permutation(len(batch.turns))
     answers = given(batch)
-    found = score_answers(one.model, [answers[t] for t in order], budget)
+    found = score_answers(read_with(one.model), [answers[t] for t in order], budget)
     for t, logprobs in zip(order, found, strict=True):
         assert logprobs == pytest.approx(wanted[t].tolist(), abs=1e-5)
-    before = score_answers(one.model, answers, 1000)
+    before = score_answers(read_with(one.model), answers, 1000)
     one.update(credited(one, episodes()))
-    assert score_answers(one.model, answers, 1000) != before, "the present weights"
+    assert score_answers(read_with(one.model), answers, 1000) != before, "the present weights"
     assert not any(parameter.grad is not None for parameter in one.model.parameters())
-    assert score_answers(one.model, [], 1000) == []
+    assert score_answers(read_with(one.model), [], 1000) == []
 
 
 async def test_policies_of_one_process_are_scored_each_with_its_weights(folder, episodes, tmp_path):

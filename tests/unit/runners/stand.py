@@ -22,7 +22,8 @@ ONCE: dict[Cause, Retry] = {"lost_runner": Retry(limit=1)}
 
 def make_pool(store: Store, spec: str | dict[str | None, str] = AGENT, **given: Any) -> Pool:
     """`given` are settings of the runner, or what a pool takes besides."""
-    own = {name: given.pop(name) for name in ("reward", "log", "name", "wait_for_calls", "sampling") if name in given}
+    names = ("reward", "log", "name", "wait_for_calls", "gateway_check", "sampling")
+    own = {name: given.pop(name) for name in names if name in given}
     settings = RunnerConfig(**({"workers": 2, "timeout": 20.0} | given))
     specs = {None: spec} if isinstance(spec, str) else spec
     return Pool(store, specs, settings, gateway_url="http://127.0.0.1:9/", model="main", **own)
