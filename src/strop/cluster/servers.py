@@ -132,6 +132,12 @@ class ServerHosts(ServerLauncher):
         with contextlib.suppress(Exception):  # it may be gone with its node
             self.ray.kill(host)
 
+    def forget(self) -> None:
+        """They are gone with the cluster."""
+        self._is_closed = True
+        self._reserved.clear()
+        self._all.clear()
+
     def close(self) -> None:
         """For good, unless it is opened again."""
         self._is_closed = True
@@ -213,8 +219,8 @@ class ClusterServer(EngineServer):
             self._let_go()
 
     async def close(self) -> None:
+        """Its host goes when the run gives its places back."""
         await self.end()
-        self._let_go()
 
     def _let_go(self) -> None:
         if self._host is not None:

@@ -234,6 +234,7 @@ async def reserve(
         yield ClusterMachines(launcher, servers, pools, address, find_head(ray), make)
     except HeadLost:
         reservations.clear()  # they are gone with it, and whoever asked to be rid of them would wait for a minute
+        servers.forget()
         raise
     finally:
         listener.close()
