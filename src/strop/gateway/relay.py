@@ -3,15 +3,15 @@
 worker                                   owner
 RelayedEngine ──RelayedRequest──▶ TokenRequests ──▶ Engine
               ◀────Arrival, ...──
-              ──────────────────▶ the engine's server, while the owner lends a line to it: a rollout asks the same
-                                  one each time
+              ──────────────────▶ the engine's servers, while the owner lends lines to them (homes.py says which
+                                  server a rollout asks)
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import zlib
+import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -24,6 +24,7 @@ from strop.engines.receiver import WeightSource
 from strop.engines.server_events import BrokenOff
 from strop.engines.vllm.line import VllmLine
 from strop.errors import EngineError, StropError
+from strop.gateway.homes import Homes
 from strop.net.link import LinkLost, ProcessLink, make_error
 from strop.types import Mode, Rollout, Sampling, Task
 
@@ -53,13 +54,44 @@ class Arrival(Struct, frozen=True, array_like=True):
     message: str = ""
 
 
+class ReplicaLine:
+    """The line to one replica of a policy's engine, as a home of rollouts."""
+
+    def __init__(self, replica: int) -> None:
+        self.replica, self.line, self.rollouts = replica, VllmLine(), 0
+
+    @property
+    def in_flight(self) -> int:
+        return self.line.in_flight
+
+    def can_answer(self, now: float) -> bool:
+        return self.line.leads_somewhere
+
+
+class PolicyLines:
+    """The lines to all replicas of a policy's engine."""
+
+    def __init__(self) -> None:
+        self._lines: list[ReplicaLine] = []
+        self._homes = Homes(self._lines)
+
+    def of_replica(self, replica: int) -> VllmLine:
+        for number in range(len(self._lines), replica + 1):
+            self._lines.append(ReplicaLine(number))
+        return self._lines[replica].line
+
+    def find(self, rollout: Rollout | None) -> ReplicaLine | None:
+        """The one that a rollout is to use; None if there is none."""
+        return self._homes.find("" if rollout is None else rollout.id, time.monotonic())
+
+
 class Relay:
     """Requests for tokens on their way to the owner's engines, and what comes back."""
 
     def __init__(self) -> None:
         self.link: ProcessLink | None = None
         self.contexts: dict[str, int] = {}
-        self.lines: defaultdict[str, dict[int, VllmLine]] = defaultdict(dict)  # to a policy's servers, by replica
+        self._lines: defaultdict[str, PolicyLines] = defaultdict(PolicyLines)
         self._streams: dict[int, asyncio.Queue[Chunk | StropError]] = {}
         self._num = 0
 
@@ -86,14 +118,8 @@ class Relay:
             with suppress(LinkLost):
                 self.link.send("cancel", (id,))
 
-    def find_line(self, policy: str, rollout: Rollout | None) -> tuple[int, VllmLine] | None:
-        """The line that a rollout uses, and of which replica: always the same, which knows its prefixes, and members of
-        a group use all lines alike."""
-        if not (lines := self.lines.get(policy)):
-            return None
-        place = 0 if rollout is None else zlib.crc32(rollout.group.encode()) + rollout.member
-        replica = sorted(lines)[place % len(lines)]
-        return replica, lines[replica]
+    def lines_of(self, policy: str) -> PolicyLines:
+        return self._lines[policy]
 
     async def explain(self, policy: str, replica: int, error: Exception) -> EngineError:
         """What the engine says of an answer that its server broke off."""
@@ -125,17 +151,17 @@ class RelayedEngine(Engine):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]
     ) -> AsyncIterator[Chunk]:
-        found, given = self._relay.find_line(self._policy, self._rollout), False
-        if found is not None and await found[1].wait_until_open():
+        found, given = self._relay.lines_of(self._policy).find(self._rollout), False
+        if found is not None and await found.line.wait_until_open():
             try:
-                async with aclosing(found[1].generate(prompt_ids, sampling, stop_ids)) as chunks:
+                async with aclosing(found.line.generate(prompt_ids, sampling, stop_ids)) as chunks:
                     async for chunk in chunks:
                         given = True
                         yield chunk
                 return
             except (ConnectionError, TimeoutError, BrokenOff) as error:
                 if given:
-                    raise await self._relay.explain(self._policy, found[0], error) from None
+                    raise await self._relay.explain(self._policy, found.replica, error) from None
         async with aclosing(self._ask_owner(prompt_ids, sampling, stop_ids)) as chunks:
             async for chunk in chunks:
                 yield chunk

@@ -3,8 +3,7 @@
     replicas = Replicas([first, second])
     engine = replicas.of(rollout.id)     an engine like any other, for the requests of one rollout
 
-A rollout goes to the same replica again, since that has its prefixes in the cache, until more than twice as much is in
-flight there as the others have (their median): then the one with the least to do takes it over. A replica that fails
+A rollout goes to the same replica again, until that has too much to do (homes.py). A replica that fails
 (`EngineError`) is left out for a while and asked again later, one whose server is being started again until that is up,
 and one that did not get a new version until it gets one, for which the others do not wait. What was in flight on it is
 begun anew elsewhere, if not a token of it was given out; otherwise it fails with the reason: an answer of two engines'
@@ -17,8 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -28,15 +25,11 @@ from strop.engines.base import Chunk, Engine, GivenAnswer
 from strop.engines.direct_line import LineHolder
 from strop.engines.receiver import WeightSource
 from strop.errors import ContextOverflow, EngineError
+from strop.gateway.homes import LOOKS, Homes
 from strop.types import Rollout, Sampling
 
 REST = 5.0
 """Seconds a replica that failed is left out for."""
-KNOWN = 65536
-"""How many rollouts' places are remembered."""
-LOOKS = 16
-"""How many replicas one look costs, at most in the mean: what is found out about all of them is used for several looks
-if there are more than that, so that a request costs no more before many replicas than before few."""
 
 
 class Replica:
@@ -48,32 +41,9 @@ class Replica:
         self.outdated = False
         self.loading = asyncio.Lock()
 
-    def well(self, now: float) -> bool:
-        return self.engine.serving and (self.failed is None or now - self.failed > REST)
-
-
-class Fullness:
-    """How much is in flight on the replicas that can answer, in order: looked at now and then."""
-
-    def __init__(self, replicas: Sequence[Replica]) -> None:
-        self._replicas = replicas
-        self._left, self._in_flight = 0, list[int]()
-
-    def has_place(self, home: Replica, now: float) -> bool:
-        """Whether one of them can answer, and has at most twice as much in flight as the others (their median)."""
-        if home.outdated or not home.well(now):
-            return False
-        self._left -= 1
-        if self._left < 0:
-            able = [replica for replica in self._replicas if not replica.outdated and replica.well(now)]
-            self._left, self._in_flight = len(able) // LOOKS, sorted(replica.in_flight for replica in able)
-        at = bisect_left(self._in_flight, home.in_flight)
-        others = self._in_flight[:at] + self._in_flight[at + 1 :]
-        if at == len(self._in_flight):  # it has more to do than when it was looked at
-            others = others[:-1]
-        middle = len(others) // 2
-        usual = (others[middle] + others[~middle]) / 2 if others else float("inf")
-        return home.in_flight <= 2 * max(1, usual)
+    def can_answer(self, now: float) -> bool:
+        rested = self.failed is None or now - self.failed > REST
+        return not self.outdated and self.engine.serving and rested
 
 
 class Replicas(Engine):
@@ -87,8 +57,7 @@ class Replicas(Engine):
         for replica in self._replicas:
             replica.engine.give_way(partial(self._can_others_answer, replica))
         self._patience = patience
-        self._homes: OrderedDict[str, Replica] = OrderedDict()
-        self._fullness = Fullness(self._replicas)
+        self._homes = Homes(self._replicas)
         self._context, self._contexts_left = 0, 0  # the smallest there is, and for how many more looks
         self._open = asyncio.Event()
         self._open.set()
@@ -104,32 +73,18 @@ class Replicas(Engine):
 
     def pick(self, rollout: str, but: Sequence[Replica] = ()) -> Replica:
         """Who answers a rollout's next request. Raises `EngineError` if nobody is left."""
-        now, home = time.monotonic(), self._homes.get(rollout)
-        if home is not None and home not in but and self._fullness.has_place(home, now):
-            self._homes.move_to_end(rollout)
-            return home
-        chosen = self._choose(but, now)
-        if home is not None:
-            home.rollouts -= 1
-        self._homes[rollout] = chosen
-        self._homes.move_to_end(rollout)
-        chosen.rollouts += 1
-        if len(self._homes) > KNOWN:
-            self._homes.popitem(last=False)[1].rollouts -= 1
-        return chosen
-
-    def _choose(self, but: Sequence[Replica], now: float) -> Replica:
-        """The one with the least to do of all that can answer."""
-        left = [replica for replica in self._replicas if replica not in but and not replica.outdated]
-        # If all have failed of late, the one that did longest ago is the best bet.
-        able = [r for r in left if r.well(now)] or sorted(left, key=lambda r: r.failed or 0.0)[:1]
-        if not able:
-            raise EngineError("none of the policy's engines can answer. Fix: see their logs")
-        return min(able, key=lambda r: (r.in_flight, r.rollouts))
+        found = self._homes.find(rollout, time.monotonic(), but)
+        if found is None:  # if all have failed of late, the one that did longest ago is the best bet
+            left = [replica for replica in self._replicas if replica not in but and not replica.outdated]
+            if not left:
+                raise EngineError("none of the policy's engines can answer. Fix: see their logs")
+            found = min(left, key=lambda replica: replica.failed or 0.0)
+            self._homes.settle(rollout, found)
+        return found
 
     def _can_others_answer(self, replica: Replica) -> bool:
         now = time.monotonic()
-        return any(one is not replica and not one.outdated and one.well(now) for one in self._replicas)
+        return any(one is not replica and one.can_answer(now) for one in self._replicas)
 
     async def answer(
         self, rollout: str, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int]

@@ -26,7 +26,6 @@ from msgspec import Struct
 
 from strop.engines.base import Engine
 from strop.engines.direct_line import DirectLine
-from strop.engines.vllm.line import VllmLine
 from strop.errors import Unavailable
 from strop.gateway.app import Gateway
 from strop.gateway.limits import InFlight
@@ -224,11 +223,10 @@ class GatewayWorker:
         }
 
     def _take_line(self, policy: str, replica: int, line: DirectLine | None) -> None:
-        self._relay.lines[policy].setdefault(replica, VllmLine()).tell(line)
+        self._relay.lines_of(policy).of_replica(replica).tell(line)
 
     async def _wait_for_line(self, policy: str, replica: int) -> None:
-        if (line := self._relay.lines[policy].get(replica)) is not None:
-            await line.wait_until_idle()
+        await self._relay.lines_of(policy).of_replica(replica).wait_until_idle()
 
     def _serve(self, contexts: dict[str, int]) -> None:
         self._relay.contexts = contexts

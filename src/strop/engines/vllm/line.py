@@ -40,6 +40,15 @@ class VllmLine:
         if self._client is None and line is not None:
             self._client = Client(line.url)
 
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    @property
+    def leads_somewhere(self) -> bool:
+        """Whether there is a server at its end, even if it rests."""
+        return self._line is not None
+
     async def wait_until_open(self) -> bool:
         """Whether the server may be asked, now; otherwise the engine is."""
         if self._line is not None and not self._line.open:
