@@ -2,25 +2,35 @@
 
 import inspect
 
+import pytest
+import torch
+from safetensors.torch import load_file
+
 from strop.config import load
+from strop.engines.receiver import WeightsRefused
+from strop.engines.weight_files import read_probe, read_specs
 from strop.learner.child import HeldPolicy
 from strop.learner.client import LearnerClient
 from strop.learner.model_weights import ModelWeights
 from strop.learner.process import LearnerProcess
+from strop.learner.rank_processes import LearnerRanks
+from strop.learner.sharded_weights import ShardedWeights
 from strop.learner.verbs import LearnerSettings, LearnerVerbs, WeightVerbs
+from strop.weights.files import FolderTransfer
 
 
 def test_client_and_child_have_every_verb_with_the_same_arguments() -> None:
-    pairs = ((LearnerVerbs, HeldPolicy), (WeightVerbs, ModelWeights))
-    verbs = {
-        name: (verb, done_by)
+    pairs = ((LearnerVerbs, HeldPolicy), (WeightVerbs, ModelWeights), (WeightVerbs, ShardedWeights))
+    verbs = [
+        (name, verb, done_by)
         for declared, done_by in pairs
         for name, verb in inspect.getmembers(declared, inspect.isfunction)
         if name[0] != "_"
-    }
-    assert {"score", "update", "begin_save", "finish_save", "restore", "digest", "load"} <= verbs.keys()
-    assert {"write", "export_handles"} <= verbs.keys()
-    for name, (verb, done_by) in verbs.items():
+    ]
+    names = {name for name, _, _ in verbs}
+    assert {"score", "update", "begin_save", "finish_save", "restore", "digest", "load"} <= names
+    assert {"write", "export_handles"} <= names
+    for name, verb, done_by in verbs:
         arguments = list(inspect.signature(verb).parameters)
         mirror = getattr(LearnerClient, name)
         assert inspect.iscoroutinefunction(mirror), name
@@ -43,3 +53,21 @@ async def test_two_processes_hold_two_policies(folder, tmp_path) -> None:
     finally:
         for process in both:
             await process.close()
+
+
+async def test_ranks_that_another_engine_serves_give_their_weights(folder, tmp_path) -> None:
+    ranks = LearnerRanks(tmp_path / "learner.log", 2)
+    try:
+        config = load(learner={"device": "cpu", "ranks": 2})
+        await ranks.start(LearnerSettings.of(config, folder, serve=False))
+        await FolderTransfer(tmp_path, ranks.of()).stage("1.0")
+        given, own = load_file(tmp_path / "1.0" / "model.safetensors"), load_file(folder / "model.safetensors")
+        assert given.keys() == own.keys()
+        assert all(torch.equal(given[name], tensor) for name, tensor in own.items())
+        assert await ranks.of().specs() == read_specs(tmp_path / "1.0")
+        assert read_probe(tmp_path / "1.0") == await ranks.of().probe()
+        with pytest.raises(WeightsRefused, match="sharded over several ranks"):
+            await ranks.of().export_handles(None)
+        await ranks.of().refuse_broken()
+    finally:
+        await ranks.close()
