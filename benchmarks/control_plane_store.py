@@ -155,8 +155,10 @@ def run(folder: Path, sizes: list[int], ended: int) -> Found:
     async def go(open_store: Callable[[str], Any], sides: Found, servers: Callable[[], Sequence[int]]) -> None:
         for running, over in states:
             say(f"store: {running:,} running, {over:,} ended")
-            async with open_store(f"s{running}e{over}") as store:
+            name = f"s{running}e{over}"
+            async with open_store(name) as store:
                 leases = await fill(store, over, running)
+            async with open_store(name) as store:  # what was written to fill it has its place in the file by now
                 sides[f"{running} running, {over} ended"] = await measure(store, leases, over, servers)
 
     uvloop.run(go(lambda name: open_sqlite(folder, name), found["sqlite"], lambda: ()))

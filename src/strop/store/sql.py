@@ -171,14 +171,8 @@ class SqlStore(Store):
         now = time.time()  # not later: heartbeats that wait for the store as well must not come too late for it
 
         def write(db: Db) -> builtins.list[str]:
-            which, given = "status = 'running'", tuple[float, ...]()
-            if not everything:  # the few leases lead to them, not the status, which many have
-                which = "NOT status <> 'running' AND id IN"
-                which += " (SELECT rollout FROM attempts WHERE ended IS NULL AND lease_until < ?)"
-                given = (now,)
-            query = f"SELECT {rows.ROLLOUT} FROM rollouts WHERE {which} ORDER BY id" + db.skip
-            found = db.execute(query, given).fetchall()
-            running = [(rollout, *transitions.lock_attempt(db, rollout)) for rollout in map(rows.rollout, found)]
+            found = transitions.lock_running(db, None if everything else now)
+            running = [(rollout, *transitions.lock_attempt(db, rollout)) for rollout in found]
             ended = [
                 id for attempt in running if (id := transitions.end_lost(db, *attempt, now, everything)) is not None
             ]

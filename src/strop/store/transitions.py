@@ -254,6 +254,21 @@ def lock_attempt(db: Db, rollout: Rollout) -> tuple[str, float]:
     return db.execute(query, (rollout.id, rollout.attempts)).fetchone()
 
 
+def lock_running(db: Db, late: float | None) -> list[Rollout]:
+    """Lock the rollouts that run and that nobody else holds: all, or those whose lease ended before `late`. Leases lead
+    to those, alone: joined with the rollouts a planner may go through all that run."""
+    query = f"SELECT {rows.ROLLOUT} FROM rollouts WHERE status = 'running'"
+    if late is None:
+        return [rows.rollout(row) for row in db.execute(f"{query} ORDER BY id" + db.skip).fetchall()]
+    found = db.execute("SELECT rollout FROM attempts WHERE ended IS NULL AND lease_until < ?", (late,)).fetchall()
+    ids, locked = sorted({id for (id,) in found}), list[Rollout]()
+    for first in range(0, len(ids), MANY):
+        some = ids[first : first + MANY]
+        these = f"{query} AND id IN ({', '.join('?' * len(some))}) ORDER BY id"
+        locked += [rows.rollout(row) for row in db.execute(these + db.skip, some).fetchall()]
+    return locked
+
+
 def end_lost(db: Db, rollout: Rollout, runner: str, lease_until: float, now: float, everything: bool) -> str | None:
     """End a rollout's attempt as lost, unless it gave a sign of life meanwhile."""
     if everything:
