@@ -1,15 +1,16 @@
 """Kills at random: runs on a local Ray cluster whose processes, nodes and commands die again and again.
 
-    python benchmarks/chaos.py [--kills 50] [--runs 5] [--seed 0] [--json FILE]
+    python benchmarks/chaos.py [--kills 50] [--runs 5] [--vllm 1] [--seed 0] [--json FILE]
 
-Each run is the demo on two nodes of a cluster of three: two learner ranks (FSDP2 over gloo), each of which serves the
-model, two gateway workers, two runner pools, and a store in PostgreSQL. Every few seconds something is killed with
-SIGKILL: a rank's process or the Ray actor above it, a runner pool's or the actor above it, a process that runs agents,
-a gateway worker, a whole node (another one joins), or the command itself, which is started again with `--resume`.
+Each run is the demo on a cluster of three nodes: two learner ranks (FSDP2 over gloo), two engine replicas, two
+gateways, two runner pools, and a store in PostgreSQL. Ranks serve the model themselves, or else, in the last `--vllm`
+runs, two vLLM servers for CPUs do. Every few seconds something is killed with SIGKILL: the process of a rank, server,
+gateway or runner pool, or the Ray actor above it, a process that runs agents, a whole node (another one joins), or the
+command itself, which is started again with `--resume`.
 A run counts if it ends, every rollout of its steps was trained on once and has its turns, nothing is left running, and
 the model has learned what it learns undisturbed.
 
-Needs Ray (`make cluster`) and PostgreSQL (`make postgres`).
+Needs Ray (`make cluster`) and PostgreSQL (`make postgres`), and for --vllm the peers' vLLM (`make engines`).
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ import platform
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,18 @@ from machine import hardware
 from peers.processes import ROOT, say
 
 sys.path.insert(0, str(ROOT))
-from tests import runs
 from tests.integration.cluster.nodes import TWO_RANKS, ClusterRun, Nodes, find_processes, list_groups
+from tests.integration.cluster.vllm_servers import REPLICAS, untie
 from tests.postgres import Server
 
 RESULTS = ROOT / "benchmarks" / "results"
 STEPS, GROUPS = 16, 4
 LEAST = 0.7
 """What held-out tasks come to at the end; the model begins at about .27."""
-EVERY = 3.0, 15.0
+CPUS = 4
+"""Of a node, in name only: two nodes have room for everything."""
+EVERY, EVERY_VLLM = (3.0, 15.0), (10.0, 60.0)
+"""Seconds between two kills. A vLLM server takes a minute to start."""
 LIMIT = 1500.0
 Kill = Callable[[], bool]
 
@@ -51,15 +55,13 @@ Kill = Callable[[], bool]
 class Victims:
     """What may be killed of a run. Each kind returns whether it found somebody."""
 
-    def __init__(self, nodes: Nodes, run: ClusterRun, draw: random.Random) -> None:
+    def __init__(self, nodes: Nodes, run: ClusterRun, draw: random.Random, *, vllm: bool) -> None:
         self.nodes, self.run, self.draw = nodes, run, draw
+        parts = ("rank", "gateway", "runner pool", *(["engine server"] if vllm else []))
         self.kinds: dict[str, Kill] = {
-            "rank": lambda: self.of_journal("rank", "pid"),
-            "rank's actor": lambda: self.of_journal("rank", "host"),
-            "runner pool": lambda: self.of_journal("runner pool", "pid"),
-            "runner pool's actor": lambda: self.of_journal("runner pool", "host"),
-            "agents' process": lambda: self.of_processes("strop.runners.worker"),
-            "gateway worker": lambda: self.of_processes("strop.gateway.worker"),
+            **{part: partial(self.of_journal, part, "pid") for part in parts},
+            **{f"{part}'s actor": partial(self.of_journal, part, "host") for part in parts},
+            "agents' process": partial(self.of_processes, "strop.runners.worker"),
             "node": self.node,
             "command": self.command,
         }
@@ -80,18 +82,17 @@ class Victims:
         node = self.nodes.added.pop(self.draw.randrange(len(self.nodes.added)))
         self.nodes.remove(node)
         time.sleep(self.draw.uniform(0, 3))
-        self.nodes.added.append(self.nodes.add(3))
+        self.nodes.added.append(self.nodes.add(CPUS))
         return True
 
     def command(self) -> bool:
         self.run.process.kill()
         self.run.process.communicate()
-        begun = (self.run.folder / "config.json").exists()
-        words = ["train", "--resume", self.run.folder] if begun else None
-        if words is None:  # nothing to resume: the same command again
+        if (self.run.folder / "config.json").exists():
+            self.run.resume()
+        else:  # nothing to resume: the same command again
             shutil.rmtree(self.run.folder, ignore_errors=True)
-        command = runs.strop(*words) if words is not None else list(self.run.process.args)  # pyright: ignore
-        self.run.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            self.run.begin()
         return True
 
 
@@ -103,17 +104,19 @@ def end(pid: int) -> bool:
     return True
 
 
-def disturb(folder: Path, url: str, kills: int, draw: random.Random) -> dict[str, Any]:
+def disturb(folder: Path, url: str, kills: int, draw: random.Random, *, vllm: bool) -> dict[str, Any]:
     """One run with so many kills."""
-    nodes, began = Nodes(3, 3, 3), time.monotonic()
+    nodes, began = Nodes(CPUS, CPUS, CPUS), time.monotonic()
     settings = [*TWO_RANKS, f"loop.steps={STEPS}", f"loop.groups={GROUPS}", "cluster.restarts=1000"]
-    settings += ["gateway.workers=2", "loop.eval_splits=['test']", f"store.url={url}", "cluster.timeout=120"]
+    settings += ["cluster.gateways=2", "loop.eval_splits=['test']", f"store.url={url}", "cluster.timeout=120"]
+    settings += [*REPLICAS, f"policy.model={untie(folder.with_suffix('.model'))}"] if vllm else []
     run = ClusterRun(folder, nodes.address, *settings)
     killed: Counter[str] = Counter()
     try:
-        victims = Victims(nodes, run, draw)
+        victims = Victims(nodes, run, draw, vllm=vllm)
+        every = EVERY_VLLM if vllm else EVERY
         while killed.total() < kills and run.process.poll() is None:
-            time.sleep(draw.uniform(*EVERY))
+            time.sleep(draw.uniform(*every))
             kind = draw.choice(sorted(victims.kinds))
             if run.process.poll() is None and victims.kinds[kind]():
                 killed[kind] += 1
@@ -125,6 +128,7 @@ def disturb(folder: Path, url: str, kills: int, draw: random.Random) -> dict[str
             time.sleep(0.5)
         summary = json.loads((folder / "summary.json").read_text())
         return {
+            "engines": "vllm" if vllm else "embedded",
             "killed": dict(killed),
             "seconds": time.monotonic() - began,
             "lineages": told.steps[-1].lineage,
@@ -143,6 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--vllm", type=int, default=1, help="how many of the runs have vLLM servers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, default=RESULTS / "chaos.json")
     given = parser.parse_args()
@@ -156,7 +161,8 @@ def main() -> None:
                 share = given.kills // given.runs + (number < given.kills % given.runs)
                 say(f"run {number + 1} of {given.runs}, {share} kills")
                 draw = random.Random(given.seed + number)
-                one = disturb(Path(scratch) / str(number), server.url(f"chaos{number}"), share, draw)
+                place, url = Path(scratch) / str(number), server.url(f"chaos{number}")
+                one = disturb(place, url, share, draw, vllm=number >= given.runs - given.vllm)
                 found["runs"].append(one)
                 say(f"  {one}")
                 found["kills"] = sum(sum(each["killed"].values()) for each in found["runs"])

@@ -55,12 +55,18 @@ class ClusterRun:
     def __init__(self, folder: Path, address: str, *settings: str) -> None:
         self.folder = folder
         words = [*SMALL, "loop.steps=3", "loop.checkpoint_every=1", "loop.eval_splits=[]", f"cluster.address={address}"]
-        command = [word for word in runs.demo(folder, *words, *settings) if word != "--json"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.command = [word for word in runs.demo(folder, *words, *settings) if word != "--json"]
+        self.begin()
+
+    def begin(self) -> None:
+        """Anew, once the command has ended."""
+        self._start(self.command)
 
     def resume(self, *options: str) -> None:
-        """Once the command has ended."""
-        command = runs.strop("train", "--resume", self.folder, *options)
+        """The same with what is there."""
+        self._start(runs.strop("train", "--resume", self.folder, *options))
+
+    def _start(self, command: list[str]) -> None:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def wait_for(self, moment: Callable[[], Any], limit: float = 240) -> Any:

@@ -117,8 +117,7 @@ async def test_each_is_on_a_node_of_its_own_and_listens_there_only(servers: Serv
 @pytest.mark.parametrize("which", ["pid", "host"])
 async def test_one_that_is_killed_is_started_again_while_the_other_answers(servers: Servers, which: str) -> None:
     first = servers.engines[0]
-    while servers.engine.pick("a") is not servers.engine._replicas[0]:
-        servers.engine._homes.clear()
+    servers.engine._homes.settle("a", servers.engine._replicas[0])
     hanging = asyncio.create_task(ask(servers.engine.of("a"), [1, HANGS]))
     await asyncio.sleep(0.3)
     (found,) = [one for one in servers.events("started") if one["what"] == "engine server 0"]

