@@ -86,8 +86,8 @@ class Clock:
         self._servers, self._mine = servers, mine
         self.found: Found = {}
 
-    def _cpu(self) -> float:
-        return (time.process_time() if self._mine else 0.0) + sum(map(read_cpu, self._servers()))
+    def _cpu(self) -> dict[int, float]:
+        return {0: time.process_time() if self._mine else 0.0} | {pid: read_cpu(pid) for pid in self._servers()}
 
     async def time(
         self, name: str, calls: Sequence[Callable[[], Awaitable[Any]]], *, each: int = 1, callers: int = CALLERS
@@ -102,9 +102,10 @@ class Clock:
 
         cpu, began = self._cpu(), time.perf_counter()
         await asyncio.gather(*(caller() for _ in range(callers)))
-        took, cpu = time.perf_counter() - began, self._cpu() - cpu
+        took, after = time.perf_counter() - began, self._cpu()
+        spent = sum(now - cpu.get(pid, 0.0) for pid, now in after.items())  # not of those that have ended
         count = len(calls) * each
-        self.found[f"{name}_cpu_us"] = cpu / count * 1e6
+        self.found[f"{name}_cpu_us"] = spent / count * 1e6
         self.found[f"{name}_per_second"] = count / took
         return given
 
