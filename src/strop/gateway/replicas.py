@@ -127,6 +127,10 @@ class Replicas(Engine):
     # -- an engine like any other ------------------------------------------------------------------------------------
 
     @property
+    def serving(self) -> bool:
+        return any(replica.engine.serving and not replica.outdated for replica in self._replicas)
+
+    @property
     def context(self) -> int:
         self._contexts_left -= 1
         if self._contexts_left < 0:
