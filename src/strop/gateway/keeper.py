@@ -40,6 +40,7 @@ from strop.gateway.app import Gateway, OtherSessions
 from strop.gateway.lines import WorkerLines
 from strop.gateway.worker import GatewayMaker, WorkerSetup
 from strop.gateway.worker_process import HUNG, EncodedStore, StartedWorker, WorkerProcess
+from strop.imports import one_line
 from strop.net.link import LinkLost
 from strop.store.base import Ref
 from strop.types import Event
@@ -106,6 +107,8 @@ class WorkerKeeper(OtherSessions):
         """Start all workers. Clients of one that is not up yet wait."""
         places = range(1, self.num_workers + 1)
         self._keepers = [asyncio.create_task(self._keep(place), name=f"strop-worker-{place}") for place in places]
+        for keeper in self._keepers:
+            keeper.add_done_callback(self._end_keeper)
 
     async def open(self) -> None:
         """Returns once all workers answer. Raises `EngineError` or `PlaceError`."""
@@ -184,6 +187,12 @@ class WorkerKeeper(OtherSessions):
                 await asyncio.sleep(1.0)
         log = f" (its log is {self.find_log(place)})" if self.find_log(place) is not None else ""
         self._fail(EngineError(f"gateway worker {place} died {failures} times in a row{log}. Fix: {self.fix}"))
+
+    def _end_keeper(self, keeper: asyncio.Task[None]) -> None:
+        """A place without a keeper would stay empty, and its clients wait."""
+        if not keeper.cancelled() and (error := keeper.exception()) is not None:
+            LOG.error("a gateway worker cannot be kept", exc_info=error)
+            self._fail(EngineError(f"a gateway worker could not be started: {one_line(error)}. Fix: {self.fix}"))
 
     def _fail(self, error: StropError) -> None:
         if not self._failed.done():
