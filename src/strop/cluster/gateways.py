@@ -45,8 +45,8 @@ from strop.gateway.app import Gateway
 from strop.gateway.keeper import WorkerKeeper, WorkerOrder
 from strop.gateway.worker import WorkerSetup
 from strop.gateway.worker_process import EncodedStore, StartedWorker, WorkerProcess, describe_end
+from strop.net.hosts import is_loopback
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 START_SECONDS = 60.0
 """Seconds in which a host must have started its process, and that must have connected."""
 ASK_SECONDS = 5.0
@@ -76,7 +76,7 @@ class NodeWorker(StartedWorker):
 
     def reaches(self, url: str) -> bool:
         """At its own loopback address there may be another server."""
-        return (urlsplit(url).hostname or "") not in LOOPBACK
+        return not is_loopback(urlsplit(url).hostname or "")
 
     async def wait(self, seconds: float) -> str:
         deadline = time.monotonic() + seconds
