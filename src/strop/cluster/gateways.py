@@ -197,13 +197,13 @@ class NodeGateways(WorkerKeeper):
                 await asyncio.sleep(AGAIN)
         return site.host
 
-    def came(self, worker: WorkerProcess) -> None:
+    def note_start(self, worker: WorkerProcess) -> None:
         site, event = self._sites[worker.setup.place - 1], "started" if worker.setup.epoch == 1 else "started again"
         assert site.there is not None
         there, pid, site.lost = site.there, worker.process.pid, 0.0
         self._journal.write(event, site.name, node=there.name, pid=pid, host=there.pid, url=site.url)
 
-    def went(self, worker: WorkerProcess, how: str) -> None:
+    def note_end(self, worker: WorkerProcess, how: str) -> None:
         site = self._sites[worker.setup.place - 1]
         site.lost = time.monotonic()
         self._journal.write("died", site.name, node=site.there.name if site.there else "", why=how)

@@ -95,10 +95,10 @@ class WorkerKeeper(OtherSessions):
         if self._contexts is not None:
             worker.link.send("serve", (self._contexts,))
 
-    def came(self, worker: WorkerProcess) -> None:
+    def note_start(self, worker: WorkerProcess) -> None:
         """It serves from now on."""
 
-    def went(self, worker: WorkerProcess, how: str) -> None:
+    def note_end(self, worker: WorkerProcess, how: str) -> None:
         """It does not any more."""
 
     # -- their lives -----------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class WorkerKeeper(OtherSessions):
         self._workers[place] = worker
         if len(self._workers) == self.num_workers:
             self._up.set()
-        self.came(worker)
+        self.note_start(worker)
 
     def _tell(self, worker: WorkerProcess) -> None:
         with contextlib.suppress(LinkLost):  # its successor is told
@@ -175,7 +175,7 @@ class WorkerKeeper(OtherSessions):
                 self.replaced[place] += 1
                 how = await worker.end(f"gateway worker {place} {why or 'is gone'}")
                 LOG.warning("gateway worker %d, epoch %d, %s: it is replaced", place, worker.setup.epoch, why or how)
-                self.went(worker, why or how)
+                self.note_end(worker, why or how)
                 failures = failures + 1 if time.monotonic() - since < HUNG else 0
             try:
                 await self._start(place, epoch=1 + self.replaced[place])
