@@ -139,6 +139,7 @@ async def measure(store: SqlStore, leases: Sequence[Lease], ended: int, servers:
     await clock.time(f"commit_step_of_{STEP}", [lambda step=step: store.commit_step(step) for step in two], callers=1)
     await clock.time("reclaim", [store.reclaim] * 50, callers=1)
     await clock.time("stats", [store.stats] * 20, callers=1)
+    await clock.time("count_open", [store.count_open] * 20, callers=1)
     return {"running": len(leases), "ended": ended, **clock.found, "reference_ms": measure_reference()}
 
 

@@ -166,7 +166,7 @@ async def _work(pool: Pool, store: Store, config: Config, arguments: argparse.Na
 
 async def _wait_until_empty(store: Store) -> None:
     """Returns when nothing is queued or running, here or elsewhere."""
-    while await store.list(status="queued", limit=1) or await store.list(status="running", limit=1):  # noqa: ASYNC110
+    while any((await store.count_open()).values()):  # noqa: ASYNC110
         await asyncio.sleep(0.2)
 
 

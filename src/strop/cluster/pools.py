@@ -23,6 +23,7 @@ from strop.cluster.plan import ClusterNode
 from strop.config import Config, RunnerConfig, walk
 from strop.errors import PlaceError
 from strop.run.state import Run
+from strop.store.base import Store
 
 BEAT = 1.0
 """Seconds between two questions how a pool is."""
@@ -49,7 +50,7 @@ class RunnerPools:
         enough = time.monotonic()
         try:
             while True:
-                wanted = await self._count_wanted(run)
+                wanted = await count_pools(self._config, run.store)
                 while len(pools) < wanted:
                     pools.append(asyncio.create_task(self._keep_pool(len(pools), run)))
                 if len(pools) == wanted:
@@ -64,14 +65,6 @@ class RunnerPools:
             for pool in pools:
                 pool.cancel()
             await asyncio.gather(*pools, return_exceptions=True)
-
-    async def _count_wanted(self, run: Run) -> int:
-        """Agents for all that is queued or running, within bounds."""
-        least, most = self._config.cluster.runners, self._config.cluster.max_runners
-        if most <= least:
-            return least
-        stats = await run.store.stats()
-        return min(max(-(-(stats["queued"] + stats["running"]) // self._config.runner.workers), least), most)
 
     async def _keep_pool(self, number: int, run: Run) -> None:
         """One pool, again and again."""
@@ -145,6 +138,15 @@ class RunnerPools:
             await self._ask(host.stop.remote(0.0), 10.0)
         with contextlib.suppress(Exception):
             self._ray.kill(host)
+
+
+async def count_pools(config: Config, store: Store) -> int:
+    """How many have agents for all that is queued or running, within bounds."""
+    least, most = config.cluster.runners, config.cluster.max_runners
+    if most <= least:
+        return least
+    rollouts = sum((await store.count_open()).values())
+    return min(max(-(-rollouts // config.runner.workers), least), most)
 
 
 def list_words(config: Config, url: str, number: int) -> list[str]:

@@ -165,6 +165,11 @@ class Store(ABC):
     async def stats(self) -> dict[str, int]:
         """Counts: one per status, and `turns`, `events`, `steps`."""
 
+    @abstractmethod
+    async def count_open(self) -> dict[str, int]:
+        """How many rollouts are `queued` and how many `running`, as `stats` says, without looking at those that have
+        ended."""
+
     # -- policies and steps ------------------------------------------------------------------------------------------
 
     @abstractmethod

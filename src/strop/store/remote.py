@@ -241,6 +241,9 @@ class HttpStore(Store):
     async def stats(self) -> dict[str, int]:
         return await self._call(rpc.STATS)
 
+    async def count_open(self) -> dict[str, int]:
+        return await self._call(rpc.COUNT_OPEN)
+
     # -- policies and steps --------------------------------------------------------------------------------------
 
     async def put_policy(self, policy: Policy) -> None:

@@ -185,6 +185,14 @@ STATS = Verb(
     dict[str, int],
     "Counts: one per status, and turns, events, steps.",
 )
+COUNT_OPEN = Verb(
+    "count_open",
+    "GET",
+    "/v1/open",
+    wire.Nothing,
+    dict[str, int],
+    "How many rollouts are queued and how many run, at a cost that does not grow with those that have ended.",
+)
 
 # -- policies and steps ------------------------------------------------------------------------------------------------
 
@@ -262,6 +270,7 @@ VERBS: tuple[Verb[Any], ...] = (
     EVENTS,
     CHANGES,
     STATS,
+    COUNT_OPEN,
     POLICIES,
     PUT_POLICY,
     STEPS,

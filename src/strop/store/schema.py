@@ -13,7 +13,7 @@ from strop.errors import NewerStore, StoreError
 from strop.store import turns, version_3
 from strop.store.transitions import Db
 
-VERSION = max(5, turns.VERSION)
+VERSION = max(6, turns.VERSION)
 """Rises when the tables change."""
 Script = str | Callable[[Db], None]
 """Statements, or what takes more than statements."""
@@ -34,6 +34,7 @@ CREATE TABLE rollouts (
     changed BIGINT NOT NULL  -- the number of its last change of status
 );
 CREATE INDEX rollouts_status ON rollouts (status, seq);
+CREATE INDEX rollouts_queued ON rollouts (seq) WHERE status = 'queued';  -- in the order they are leased
 CREATE INDEX rollouts_group ON rollouts (grp);
 CREATE INDEX rollouts_changed ON rollouts (changed);
 
@@ -45,7 +46,8 @@ CREATE TABLE attempts (
     PRIMARY KEY (rollout, number)
 ) WITHOUT ROWID;
 CREATE INDEX attempts_running ON attempts (lease_until) WHERE ended IS NULL;
-CREATE INDEX attempts_token ON attempts (token) WHERE ended IS NULL;
+-- Not of those that run: `attempts_running` has them too, and a planner that takes them for few may read them all.
+CREATE INDEX attempts_token ON attempts (token) WHERE token IS NOT NULL;
 CREATE INDEX attempts_key ON attempts (key);
 
 CREATE TABLE events (
@@ -99,6 +101,14 @@ MIGRATIONS: dict[int, tuple[Script, ...]] = {
     3: (version_3.BEFORE, version_3.move_turns, version_3.AFTER),
     # Rollouts keep the prompts that they began with.
     4: ("ALTER TABLE rollouts ADD COLUMN prompts TEXT NOT NULL DEFAULT '{}';",),
+    # What is to be leased is found among what is queued, and what a request leased before by its token alone.
+    5: (
+        """
+    CREATE INDEX rollouts_queued ON rollouts (seq) WHERE status = 'queued';
+    DROP INDEX attempts_token;
+    CREATE INDEX attempts_token ON attempts (token) WHERE token IS NOT NULL;
+    """,
+    ),
 }
 """What turns version n into n + 1."""
 

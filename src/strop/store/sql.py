@@ -327,6 +327,13 @@ class SqlStore(Store):
 
         return await self._read(read)
 
+    async def count_open(self) -> dict[str, int]:
+        def read(db: Db) -> dict[str, int]:
+            query = "SELECT status, count(*) FROM rollouts WHERE status IN ('queued', 'running') GROUP BY status"
+            return {"queued": 0, "running": 0} | dict(db.execute(query).fetchall())
+
+        return await self._read(read)
+
     # -- policies and steps ------------------------------------------------------------------------------------------
 
     async def put_policy(self, policy: Policy) -> None:

@@ -20,8 +20,8 @@ R = TypeVar("R")
 MANY = 500
 """Rollouts that one statement names at most."""
 OPEN = "coalesce(ended, 0) = 0"
-"""Of an attempt that is found by its key: it has not ended. `ended IS NULL` says the same, and may have a planner read
-all that run, which have an index of their own."""
+"""Of an attempt that is found by its key or token: it has not ended. `ended IS NULL` says the same, and may have a
+planner read all that run, which have an index of their own."""
 
 
 class Cursor(Protocol):
@@ -170,7 +170,7 @@ def open_attempt(db: Db, rollout: Rollout, runner: str, now: float, seconds: flo
 def find_leases(db: Db, token: str) -> list[Lease]:
     """The leases that were given to a request before, as far as they still run."""
     db.alone(token)  # the first one may still be on its way
-    query = f"SELECT {rows.ATTEMPT} FROM attempts WHERE token = ? AND ended IS NULL ORDER BY rollout"
+    query = f"SELECT {rows.ATTEMPT} FROM attempts WHERE token = ? AND {OPEN} ORDER BY rollout"
     found = [rows.attempt(row) for row in db.execute(query, (token,)).fetchall()]
     return [Lease(rollout=find(db, attempt.rollout), attempt=attempt) for attempt in found]
 

@@ -46,7 +46,7 @@ class AddedColumn(Struct, frozen=True):
 
 
 ADDED: dict[str, AddedColumn] = {
-    # "latency": AddedColumn(6, "0"),
+    # "latency": AddedColumn(7, "0"),
 }
 
 FIRST = 4

@@ -1,8 +1,15 @@
-"""The options that a runner pool of a run is started with."""
+"""How many runner pools a run has, and the options that each is started with."""
+
+from pathlib import Path
+
+import pytest
 
 from strop.cli import parser
-from strop.cluster.pools import list_words, read_last_line
+from strop.cluster.pools import count_pools, list_words, read_last_line
 from strop.config import load
+from strop.store.sql import SqlStore
+from strop.store.sqlite import SqliteStore
+from strop.types import Rollout, Task
 
 
 def test_a_pool_runs_what_the_run_would_run_itself() -> None:
@@ -19,6 +26,27 @@ def test_a_pool_runs_what_the_run_would_run_itself() -> None:
     theirs = load(sets=asked.set)
     assert theirs.agents == config.agents
     assert (theirs.runner.timeout, theirs.runner.agents_in, theirs.runner.python) == (7.0, "threads", "/p y")
+
+
+async def test_pools_have_agents_for_all_that_is_queued_or_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(SqlStore, "stats")  # it reads all that ever ended, every second
+    store = await SqliteStore.open(tmp_path / "store.sqlite")
+
+    async def count(least: int, most: int) -> int:
+        config = load(runner={"workers": 4}, cluster={"runners": least, "max_runners": most})
+        return await count_pools(config, store)
+
+    assert await count(1, 9) == 1
+    task = Task(id="t")
+    await store.enqueue([Rollout(id=f"r{n}", group="g", member=n, task=task, created=0.0) for n in range(17)])
+    leases = await store.lease("w", seconds=30, count=6)
+    assert [await count(*bounds) for bounds in ((1, 9), (1, 3), (7, 9), (2, 0))] == [5, 3, 7, 2]
+    for lease in leases:
+        await store.finish(lease.rollout.id, 1)
+    assert await count(1, 9) == 3  # for the eleven that are left
+    await store.close()
 
 
 def test_the_last_thing_that_a_pool_said(tmp_path) -> None:

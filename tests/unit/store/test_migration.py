@@ -140,14 +140,17 @@ async def test_a_migrated_store_has_the_tables_of_a_new_one(old: Path, tmp_path:
     await (await SqliteStore.open(old)).close()
     await (await SqliteStore.open(tmp_path / "new.sqlite")).close()
 
-    def columns(path: Path) -> dict[str, set[str]]:
+    def read(path: Path) -> dict[str, set[str] | str]:
+        """The columns of tables, and how indexes are made."""
         db = sqlite3.connect(path)
-        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'index')")]
-        found = {name: {row[1] for row in db.execute(f"PRAGMA table_info({name})")} for name in tables}
+        made = db.execute("SELECT name, type, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite%'").fetchall()
+        found: dict[str, set[str] | str] = {name: sql for name, kind, sql in made if kind == "index"}
+        for name in {name for name, kind, _ in made if kind == "table"}:
+            found[name] = {row[1] for row in db.execute(f"PRAGMA table_info({name})")}
         db.close()
-        return {name: names for name, names in found.items() if not name.startswith("sqlite_")}
+        return found
 
-    assert columns(old) == columns(tmp_path / "new.sqlite")
+    assert read(old) == read(tmp_path / "new.sqlite")
 
 
 async def test_a_migration_that_fails_changes_nothing(old: Path, monkeypatch: pytest.MonkeyPatch):

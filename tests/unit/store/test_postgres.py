@@ -492,6 +492,21 @@ async def test_an_older_store_is_migrated_whole_or_not_at_all(open: Open, monkey
         assert found == [("g1.0", "red"), ("g1.1", "red")]
 
 
+async def test_a_store_of_version_5_gets_the_indexes_of_a_new_one(open: Open, sql: Callable, name: str):
+    def read() -> list[str]:
+        return sql(f"SELECT indexdef FROM pg_indexes WHERE schemaname = '{name}' ORDER BY indexname").fetchall()
+
+    store = await open()
+    await store.enqueue(rollouts(1))
+    new, place = read(), f"ON {name}.attempts (token) WHERE ended IS NULL"
+    sql(f"DROP INDEX {name}.rollouts_queued; DROP INDEX {name}.attempts_token; CREATE INDEX attempts_token {place}")
+    sql(f"UPDATE {name}.strop SET version = 5")
+    assert read() != new
+    store = await open()
+    assert read() == new
+    assert len(await store.lease("w", seconds=30)) == 1
+
+
 async def test_a_newer_store_is_refused(open: Open, sql: Callable, name: str):
     await open()
     sql(f"UPDATE {name}.strop SET version = {schema.VERSION + 1}")

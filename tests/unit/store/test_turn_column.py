@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import strop
+from strop.store import schema
 from tests.unit.store import version_3
 from tests.unit.store.conversations import talk
 
 SOURCE = Path(strop.__file__).parent
 EDITS = {
     "types.py": ("    started: float\n    ended: float\n\n    @property\n    def ids", "    queued: float = 0.0\n"),
-    "store/turns.py": ('    # "latency"', '    "queued": AddedColumn(6, "0"),\n'),
+    "store/turns.py": ('    # "latency"', f'    "queued": AddedColumn({schema.VERSION + 1}, "0"),\n'),
 }
 
 USE = """

@@ -42,7 +42,7 @@ async def collect_stored(run: Run, data: DataSet) -> Collected:
 async def finish_begun(store: Store, data: DataSet) -> None:
     """Copies that were being written when a run was killed have been queued again: finish them before an agent may take
     one up. What agents are to run goes back to the queue."""
-    queued = (await store.stats())["queued"]
+    queued = (await store.count_open())["queued"]
     for lease in await store.lease(RUNNER, seconds=SECONDS, count=queued) if queued else ():
         if lease.rollout.mode == "train":
             await _finish(store, data, lease)

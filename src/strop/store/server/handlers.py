@@ -114,6 +114,9 @@ class Handlers:
     async def stats(self, given: wire.Nothing, at: At, receive: Receive) -> dict[str, int]:
         return await self._store.stats()
 
+    async def count_open(self, given: wire.Nothing, at: At, receive: Receive) -> dict[str, int]:
+        return await self._store.count_open()
+
     # -- policies and steps --------------------------------------------------------------------------------------
 
     async def policies(self, given: wire.Nothing, at: At, receive: Receive) -> list[Policy]:
