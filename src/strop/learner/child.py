@@ -86,7 +86,7 @@ class LearnerChild(ProcessVerbs):
             _write_to(first[1])
             first = self.connection.recv()
         self.handle(first)
-        while self.policies:
+        while True:  # also where it could not start: whoever asked reads why, rather than that it is gone
             # Waiting costs nothing when idle; when busy, only what has already arrived is looked at.
             while self.connection.poll(0 if self.busy else None):
                 self.handle(self.connection.recv())

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import shutil
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 from strop.config import load
 from strop.engines.receiver import WeightsRefused
 from strop.engines.weight_files import read_probe, read_specs
-from strop.errors import LearnerError
+from strop.errors import LearnerError, ModelError
 from strop.learner.child import HeldPolicy
 from strop.learner.client import LearnerClient
 from strop.learner.model_weights import ModelWeights
@@ -55,6 +56,18 @@ async def test_two_processes_hold_two_policies(folder, tmp_path) -> None:
     finally:
         for process in both:
             await process.close()
+
+
+async def test_a_model_that_ranks_cannot_load_is_said_and_not_that_they_ended(folder, tmp_path) -> None:
+    damaged = shutil.copytree(folder, tmp_path / "damaged")
+    (damaged / "config.json").write_text("{")
+    ranks = LearnerRanks(tmp_path / "learner.log", 2)
+    try:
+        config = load(learner={"device": "cpu", "ranks": 2})
+        with pytest.raises(ModelError, match="is not a valid JSON file"):
+            await ranks.start(LearnerSettings.of(config, damaged, serve=False))
+    finally:
+        await ranks.close()
 
 
 async def test_ranks_that_another_engine_serves_give_their_weights(folder, tmp_path) -> None:
