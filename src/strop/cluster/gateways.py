@@ -171,6 +171,7 @@ class NodeGateways(WorkerKeeper):
         """A host for it: where the last one was, if that is there. Raises `PlaceError` where there is no room at first;
         later it is waited for."""
         cpus, told = self._config.cluster.gateway_cpus, False
+        deadline = time.monotonic() + self._config.cluster.timeout
         affinity = import_part("util.scheduling_strategies").NodeAffinitySchedulingStrategy
         while site.host is None:
             where = affinity(site.node, soft=True)
@@ -182,7 +183,7 @@ class NodeGateways(WorkerKeeper):
                 site.url = await self.ask(host.listen.remote(port), ASK_SECONDS)
                 site.host, site.there, site.node = host, there, there.node
             except self.lost_errors as error:
-                if not site.url:
+                if not site.url and time.monotonic() >= deadline:  # before, a node was lost on which it was placed
                     raise PlaceError(
                         f"the cluster has no room now for {site.name} of {cpus} CPUs, which others use. Fix: see "
                         "`ray status`, wait for them, or raise cluster.timeout"

@@ -40,12 +40,12 @@ class RunnerPools:
 
     def __init__(self, ray: Any, config: Config, nodes: Sequence[ClusterNode], journal: Journal) -> None:
         self._ray, self._config, self._nodes, self._journal = ray, config, nodes, journal
-        self._have_started = False
+        self._have_started, self._began = False, 0.0
         self._gateways: NodeGateways | None = None
 
     async def watch(self, run: Run, gateways: NodeGateways | None = None) -> None:
         """Keep them at work until cancelled. Agents ask one of `gateways`, where there are some."""
-        self._gateways = gateways
+        self._gateways, self._began = gateways, time.monotonic()
         pools: list[asyncio.Task[None]] = []
         enough = time.monotonic()
         try:
@@ -121,8 +121,9 @@ class RunnerPools:
         return place, pid, gateway
 
     def _refuse_hopeless(self, name: str, where: str, log: Path) -> None:
-        """None at all could be placed for as long as was to be waited."""
-        if not where and not self._have_started:
+        """None at all could be placed for as long as was to be waited. Before that, a node was lost on which it was."""
+        waited = time.monotonic() - self._began
+        if not where and not self._have_started and waited >= self._config.cluster.timeout:
             raise PlaceError(
                 f"the cluster has no room now for {name} of {self._config.cluster.runner_cpus} CPUs, which others use. "
                 "Fix: see `ray status`, wait for them, or raise cluster.timeout"
