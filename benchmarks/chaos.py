@@ -1,9 +1,9 @@
 """Kills at random: runs on a local Ray cluster whose processes, nodes and commands die again and again.
 
-    python benchmarks/chaos.py [--kills 50] [--runs 5] [--vllm 1] [--seed 0] [--json FILE]
+    python benchmarks/chaos.py [--kills 50] [--vllm 1] [--seed 0] [--json FILE]
 
 Each run is the demo on a cluster of three nodes: two learner ranks (FSDP2 over gloo), two engine replicas, two
-gateways, two runner pools, and a store in PostgreSQL. Ranks serve the model themselves, or else, in the last `--vllm`
+gateways, two runner pools, and a store in PostgreSQL. Ranks serve the model themselves, or else, in the first `--vllm`
 runs, two vLLM servers for CPUs do. Every few seconds something is killed with SIGKILL: the process of a rank, server,
 gateway or runner pool, or the Ray actor above it, a process that runs agents, a whole node (another one joins), or the
 command itself, which is started again with `--resume`.
@@ -49,6 +49,8 @@ CPUS = 4
 EVERY, EVERY_VLLM = (3.0, 15.0), (10.0, 60.0)
 """Seconds between two kills. A vLLM server takes a minute to start."""
 LIMIT = 1500.0
+MOST = 15
+"""Kills in one run at most. Runs that end before so many are followed by others, until there were enough in all."""
 Kill = Callable[[], bool]
 
 
@@ -146,26 +148,25 @@ def disturb(folder: Path, url: str, kills: int, draw: random.Random, *, vllm: bo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--vllm", type=int, default=1, help="how many of the runs have vLLM servers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, default=RESULTS / "chaos.json")
     given = parser.parse_args()
     found: dict[str, Any] = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "hardware": hardware()}
-    found |= {"python": platform.python_version(), "seed": given.seed, "runs": []}
+    found |= {"python": platform.python_version(), "seed": given.seed, "kills": 0, "runs": []}
     server = Server()
     (ROOT / "runs").mkdir(exist_ok=True)
     try:
         with tempfile.TemporaryDirectory(dir=ROOT / "runs", prefix="bench-") as scratch:
-            for number in range(given.runs):
-                share = given.kills // given.runs + (number < given.kills % given.runs)
-                say(f"run {number + 1} of {given.runs}, {share} kills")
-                draw = random.Random(given.seed + number)
+            while (killed := found["kills"]) < given.kills:
+                number = len(found["runs"])
+                left, vllm = given.kills - killed, number < given.vllm
+                say(f"run {number + 1}, {left} kills left")
                 place, url = Path(scratch) / str(number), server.url(f"chaos{number}")
-                one = disturb(place, url, share, draw, vllm=number >= given.runs - given.vllm)
+                one = disturb(place, url, min(left, MOST), random.Random(given.seed + number), vllm=vllm)
                 found["runs"].append(one)
+                found["kills"] += sum(one["killed"].values())
                 say(f"  {one}")
-                found["kills"] = sum(sum(each["killed"].values()) for each in found["runs"])
                 given.json.write_text(json.dumps(found, indent=1) + "\n")
     finally:
         server.close()

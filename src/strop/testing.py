@@ -36,7 +36,8 @@ from strop.errors import AgentError, ConfigError
 from strop.net import asgi
 from strop.net.server import serve
 from strop.run.gateway import make_gateway
-from strop.run.runtime import ServedPolicy, open_pool, prepare_policies
+from strop.run.prepare import prepare_policies
+from strop.run.runtime import ServedPolicy, open_pool
 from strop.store import open_store
 from strop.types import TERMINAL, Event, Reward, Rollout, Task, Turn
 

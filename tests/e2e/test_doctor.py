@@ -13,7 +13,7 @@ from strop.config import AlgorithmConfig, Config, LearnerConfig, LoopConfig, Mon
 from strop.errors import ConfigError
 from strop.monitor.console import Silent
 from strop.run.preflight import PreflightResult, configure_probe, judge_batch, probe
-from strop.run.runtime import refuse_contradictions
+from strop.run.prepare import refuse_contradictions
 from strop.trajectory import Sample, assemble
 from tests import runs
 from tests.e2e.test_bad_input import AGENTS, TASKS, sentence

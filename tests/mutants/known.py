@@ -280,6 +280,13 @@ MUTANTS = (
         "self._idle.wait()",
         "tests/integration/gateway/test_direct_line.py -k two_versions",
     ),
+    _one(
+        "requests for a server whose weights are being replaced",
+        "engines/remote.py",
+        "if not self._paused and not self._num_loads:",
+        "if not self._paused:",
+        "tests/unit/engines/test_vllm.py -k comes_back_during",
+    ),
     Mutant(
         "what a replaced gateway worker sends is taken",
         tuple(

@@ -45,8 +45,8 @@ from strop.gateway.app import Gateway
 from strop.gateway.keeper import WorkerKeeper, WorkerOrder
 from strop.gateway.worker import WorkerSetup
 from strop.gateway.worker_process import EncodedStore, StartedWorker, WorkerProcess, describe_end
+from strop.net.hosts import is_loopback
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 START_SECONDS = 60.0
 """Seconds in which a host must have started its process, and that must have connected."""
 ASK_SECONDS = 5.0
@@ -76,7 +76,7 @@ class NodeWorker(StartedWorker):
 
     def reaches(self, url: str) -> bool:
         """At its own loopback address there may be another server."""
-        return (urlsplit(url).hostname or "") not in LOOPBACK
+        return not is_loopback(urlsplit(url).hostname or "")
 
     async def wait(self, seconds: float) -> str:
         deadline = time.monotonic() + seconds
@@ -197,13 +197,13 @@ class NodeGateways(WorkerKeeper):
                 await asyncio.sleep(AGAIN)
         return site.host
 
-    def came(self, worker: WorkerProcess) -> None:
+    def note_start(self, worker: WorkerProcess) -> None:
         site, event = self._sites[worker.setup.place - 1], "started" if worker.setup.epoch == 1 else "started again"
         assert site.there is not None
         there, pid, site.lost = site.there, worker.process.pid, 0.0
         self._journal.write(event, site.name, node=there.name, pid=pid, host=there.pid, url=site.url)
 
-    def went(self, worker: WorkerProcess, how: str) -> None:
+    def note_end(self, worker: WorkerProcess, how: str) -> None:
         site = self._sites[worker.setup.place - 1]
         site.lost = time.monotonic()
         self._journal.write("died", site.name, node=site.there.name if site.there else "", why=how)

@@ -36,6 +36,10 @@ ANSWER_SECONDS = 60.0
 """Seconds that a host may take to answer, beside what it does; then it counts as lost."""
 END_SECONDS = 15.0
 """The same where it only ends something."""
+AGAIN = 1.0
+"""Seconds between two attempts to place a host."""
+HOSTS = 5
+"""So many hosts of one server may be lost, one after the other, while it starts."""
 
 
 class ServerHosts(ServerLauncher):
@@ -102,19 +106,24 @@ class ServerHosts(ServerLauncher):
             with contextlib.suppress(*self.lost):
                 return one[1], await self.ask(one[1].describe.remote())
             self.drop(one[1])
-        if self._is_closed:
-            raise EngineError("the run is being closed")
-        host = self._place(gpus, "SPREAD")
-        try:
-            return host, await self.ask(host.describe.remote(), self._config.timeout)
-        except BaseException as error:
-            self.drop(host)
-            if isinstance(error, self.lost):
+        deadline = time.monotonic() + self._config.timeout
+        while not self._is_closed:
+            host = self._place(gpus, "SPREAD")
+            try:
+                return host, await self.ask(host.describe.remote(), deadline - time.monotonic())
+            except TimeoutError:
+                self.drop(host)
                 raise EngineError(
                     f"no node has room for it within {self._config.timeout:g} s. Fix: see `ray status`, add nodes, or "
                     "raise cluster.timeout"
                 ) from None
-            raise
+            except self.ray.exceptions.RayError:  # it was placed on a node that is gone, of which Ray knows by now
+                self.drop(host)
+                await asyncio.sleep(AGAIN)
+            except BaseException:
+                self.drop(host)
+                raise
+        raise EngineError("the run is being closed")
 
     @property
     def lost(self) -> tuple[type[BaseException], ...]:
@@ -171,13 +180,16 @@ class ClusterServer(EngineServer):
     async def _start(self) -> StartedServer:
         words = list(self._program.command())
         program = msgspec.structs.replace(self._program, command=partial(list, words))
-        found = await self._start_here(program) if self._host is not None else None
-        if found is None:
-            self._host, self._place = await self._hosts.take(self._gpus)
-            found = await self._start_here(program)
-        if found is None or found.error:
-            raise EngineError(found.error if found is not None else f"the node of {self._name} was lost as it started")
-        return found
+        for _ in range(HOSTS):
+            if self._host is None:
+                self._host, self._place = await self._hosts.take(self._gpus)
+            where = self._place.name
+            if (found := await self._start_here(program)) is not None:
+                if found.error:
+                    raise EngineError(found.error)
+                return found
+            self._hosts.journal.write("died", self._name, node=where, why="its host was lost as it started")
+        raise EngineError(f"{HOSTS} hosts of {self._name} were lost as it started. Fix: see `ray status`")
 
     async def _start_here(self, program: ServerProgram) -> StartedServer | None:
         """None where the host is gone, which is let go of then."""

@@ -91,6 +91,7 @@ class RemoteEngine(Engine, Generic[A, S]):
         self._first = policies[0]
         self._receiver: WeightReceiver | None = None  # of the present server
         self._paused = False
+        self._num_loads = 0  # that are under way, and replace what is served
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._open = asyncio.Event()  # neither paused nor loading
@@ -313,7 +314,7 @@ class RemoteEngine(Engine, Generic[A, S]):
             if self._api is not None:
                 await self._unless_gone(self._wake(self._api))
             self._paused = False
-            self._open_again()
+            self._open_again()  # once a load that still waits for the server has ended
 
     async def _unless_gone(self, work: Awaitable[None]) -> None:
         try:
@@ -332,14 +333,15 @@ class RemoteEngine(Engine, Generic[A, S]):
         served = self._served[policy or self._first]
         if self.adapters:
             return await self._load_adapter(served, version, weights)
+        self._num_loads += 1
         try:
             await self._drain()
             await self._until_up()
             async with self._loading:
                 await self._load(served, version, weights)
         finally:
-            if not self._paused:
-                self._open_again()
+            self._num_loads -= 1
+            self._open_again()
 
     async def _drain(self) -> None:
         """Begin nothing new, here and elsewhere, and return once nothing is in flight."""
@@ -348,8 +350,9 @@ class RemoteEngine(Engine, Generic[A, S]):
         await asyncio.gather(self._idle.wait(), *(holder.wait_until_idle() for holder in self._holders))
 
     def _open_again(self) -> None:
-        self._open.set()
-        self._tell_holders()
+        if not self._paused and not self._num_loads:
+            self._open.set()
+            self._tell_holders()
 
     # -- those who ask the server themselves ---------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ from strop.gateway.app import Gateway, OtherSessions
 from strop.gateway.lines import WorkerLines
 from strop.gateway.worker import GatewayMaker, WorkerSetup
 from strop.gateway.worker_process import HUNG, EncodedStore, StartedWorker, WorkerProcess
+from strop.imports import one_line
 from strop.net.link import LinkLost
 from strop.store.base import Ref
 from strop.types import Event
@@ -94,10 +95,10 @@ class WorkerKeeper(OtherSessions):
         if self._contexts is not None:
             worker.link.send("serve", (self._contexts,))
 
-    def came(self, worker: WorkerProcess) -> None:
+    def note_start(self, worker: WorkerProcess) -> None:
         """It serves from now on."""
 
-    def went(self, worker: WorkerProcess, how: str) -> None:
+    def note_end(self, worker: WorkerProcess, how: str) -> None:
         """It does not any more."""
 
     # -- their lives -----------------------------------------------------------------------------------------------
@@ -106,6 +107,8 @@ class WorkerKeeper(OtherSessions):
         """Start all workers. Clients of one that is not up yet wait."""
         places = range(1, self.num_workers + 1)
         self._keepers = [asyncio.create_task(self._keep(place), name=f"strop-worker-{place}") for place in places]
+        for keeper in self._keepers:
+            keeper.add_done_callback(self._end_keeper)
 
     async def open(self) -> None:
         """Returns once all workers answer. Raises `EngineError` or `PlaceError`."""
@@ -152,7 +155,7 @@ class WorkerKeeper(OtherSessions):
         self._workers[place] = worker
         if len(self._workers) == self.num_workers:
             self._up.set()
-        self.came(worker)
+        self.note_start(worker)
 
     def _tell(self, worker: WorkerProcess) -> None:
         with contextlib.suppress(LinkLost):  # its successor is told
@@ -172,7 +175,7 @@ class WorkerKeeper(OtherSessions):
                 self.replaced[place] += 1
                 how = await worker.end(f"gateway worker {place} {why or 'is gone'}")
                 LOG.warning("gateway worker %d, epoch %d, %s: it is replaced", place, worker.setup.epoch, why or how)
-                self.went(worker, why or how)
+                self.note_end(worker, why or how)
                 failures = failures + 1 if time.monotonic() - since < HUNG else 0
             try:
                 await self._start(place, epoch=1 + self.replaced[place])
@@ -184,6 +187,12 @@ class WorkerKeeper(OtherSessions):
                 await asyncio.sleep(1.0)
         log = f" (its log is {self.find_log(place)})" if self.find_log(place) is not None else ""
         self._fail(EngineError(f"gateway worker {place} died {failures} times in a row{log}. Fix: {self.fix}"))
+
+    def _end_keeper(self, keeper: asyncio.Task[None]) -> None:
+        """A place without a keeper would stay empty, and its clients wait."""
+        if not keeper.cancelled() and (error := keeper.exception()) is not None:
+            LOG.error("a gateway worker cannot be kept", exc_info=error)
+            self._fail(EngineError(f"a gateway worker could not be started: {one_line(error)}. Fix: {self.fix}"))
 
     def _fail(self, error: StropError) -> None:
         if not self._failed.done():

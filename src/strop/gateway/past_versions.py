@@ -53,6 +53,10 @@ class PastVersions(Engine):
     def context(self) -> int:
         return self.own.context
 
+    @property
+    def serving(self) -> bool:
+        return self.own.serving
+
     async def start(self) -> None:
         await asyncio.gather(*(engine.start() for engine in (self.own, *self.slots)))
 

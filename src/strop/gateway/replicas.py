@@ -22,7 +22,7 @@ from functools import partial
 from typing import cast
 
 from strop.engines.base import Chunk, Engine, GivenAnswer
-from strop.engines.direct_line import LineHolder
+from strop.engines.direct_line import DirectLine, LineHolder
 from strop.engines.receiver import WeightSource
 from strop.errors import ContextOverflow, EngineError
 from strop.gateway.homes import LOOKS, Homes
@@ -32,14 +32,50 @@ REST = 5.0
 """Seconds a replica that failed is left out for."""
 
 
+class ReplicaHolder(LineHolder):
+    """Who asks a replica's server beside it has its line only while the replica has the newest version."""
+
+    def __init__(self, holder: LineHolder) -> None:
+        self._holder = holder
+        self._line: DirectLine | None = None
+        self._is_withheld = False
+
+    def tell(self, line: DirectLine | None) -> None:
+        self._line = line
+        if not self._is_withheld:
+            self._holder.tell(line)
+
+    def withhold(self, is_withheld: bool) -> None:
+        if is_withheld != self._is_withheld:
+            self._is_withheld = is_withheld
+            self._holder.tell(None if is_withheld else self._line)
+
+    def of_replica(self, number: int) -> LineHolder:
+        return self._holder.of_replica(number)
+
+    async def wait_until_idle(self) -> None:
+        await self._holder.wait_until_idle()
+
+
 class Replica:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.in_flight = 0
         self.rollouts = 0  # that have their place here
         self.failed: float | None = None  # when it did last
-        self.outdated = False
         self.loading = asyncio.Lock()
+        self.lines: list[ReplicaHolder] = []
+        self._is_outdated = False
+
+    @property
+    def outdated(self) -> bool:
+        return self._is_outdated
+
+    @outdated.setter
+    def outdated(self, is_outdated: bool) -> None:
+        self._is_outdated = is_outdated
+        for line in self.lines:
+            line.withhold(is_outdated)
 
     def can_answer(self, now: float) -> bool:
         rested = self.failed is None or now - self.failed > REST
@@ -127,6 +163,10 @@ class Replicas(Engine):
     # -- an engine like any other ------------------------------------------------------------------------------------
 
     @property
+    def serving(self) -> bool:
+        return any(replica.engine.serving and not replica.outdated for replica in self._replicas)
+
+    @property
     def context(self) -> int:
         self._contexts_left -= 1
         if self._contexts_left < 0:
@@ -149,7 +189,10 @@ class Replicas(Engine):
 
     def lend(self, holder: LineHolder) -> None:
         for number, replica in enumerate(self._replicas):
-            replica.engine.lend(holder.of_replica(number))
+            line = ReplicaHolder(holder.of_replica(number))
+            line.withhold(replica.outdated)
+            replica.lines.append(line)
+            replica.engine.lend(line)
 
     async def explain(self, error: str, replica: int = 0) -> str:
         return await self._replicas[replica].engine.explain(error)

@@ -130,10 +130,12 @@ class WorkerProcess:
         gone, self._replaced = self.gone.is_set(), True
         self._tokens.cancel_all()
         self.link.close()
-        await self.link.wait_until_done()
-        await self._owner.blame(self._at_work, why)
-        how = await self.process.wait(LAST_WORDS) if gone else ""
-        await self.process.kill()
+        try:
+            await self.link.wait_until_done()
+            await self._owner.blame(self._at_work, why)
+            how = await self.process.wait(LAST_WORDS) if gone else ""
+        finally:  # given up in the middle, too
+            await self.process.kill()
         return how or "closed its connection"
 
     async def stop(self) -> None:

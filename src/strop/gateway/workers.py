@@ -121,11 +121,11 @@ class GatewayWorkers(WorkerKeeper, Switch):
         if self._placement.server_key:
             worker.link.send("server_key", (self._placement.server_key,))
 
-    def came(self, worker: WorkerProcess) -> None:
+    def note_start(self, worker: WorkerProcess) -> None:
         for fd, data in self._waiting.pop(worker.setup.place, []):
             self._send(worker, fd, data)
 
-    def went(self, worker: WorkerProcess, how: str) -> None:
+    def note_end(self, worker: WorkerProcess, how: str) -> None:
         self._slots[worker.setup.place] = 0
 
     # -- connections -----------------------------------------------------------------------------------------------

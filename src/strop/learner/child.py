@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import pickle
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
@@ -85,7 +86,7 @@ class LearnerChild(ProcessVerbs):
             _write_to(first[1])
             first = self.connection.recv()
         self.handle(first)
-        while self.policies:
+        while True:  # also where it could not start: whoever asked reads why, rather than that it is gone
             # Waiting costs nothing when idle; when busy, only what has already arrived is looked at.
             while self.connection.poll(0 if self.busy else None):
                 self.handle(self.connection.recv())
@@ -111,20 +112,20 @@ class LearnerChild(ProcessVerbs):
                 assert self.core is not None
                 self.core.cancel(id)
                 self.outbox.forget(id)
-            case ("call", id, policy, verb, args):
+            case ("call", id, policy, verb, pickled):
                 if verb == WAITING:
-                    self.waiting.submit(self.call, id, policy, verb, args)
+                    self.waiting.submit(self.call, id, policy, verb, pickled)
                 elif self.aside is not None and verb in LEARNING:
-                    self.aside.submit(self.call, id, policy, verb, args)
+                    self.aside.submit(self.call, id, policy, verb, pickled)
                 else:
-                    self.call(id, policy, verb, args)
+                    self.call(id, policy, verb, pickled)
             case _:
                 raise AssertionError(f"unknown message: {message[0]}")
 
-    def call(self, id: int, policy: str | None, verb: str, args: tuple[Any, ...]) -> None:
+    def call(self, id: int, policy: str | None, verb: str, pickled: bytes) -> None:
         try:
             with self.heartbeat.work(by_others=verb == WAITING):
-                result = getattr(self._find_owner(policy, verb), verb)(*args)
+                result = getattr(self._find_owner(policy, verb), verb)(*pickle.loads(pickled))
             self.send("result", id, result)
         except StropError as error:
             self.send("error", id, error)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import pickle
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -29,6 +30,9 @@ from strop.learner.heartbeat import STARTING, hang_up, limit_silence
 from strop.learner.launcher import HERE, StartedChild
 from strop.learner.verbs import LearnerSettings, ProcessVerbs
 from strop.types import Sampling
+
+LARGE = 2**20
+"""Bytes of a call's arguments that take a while to be sent: a batch has hundreds of millions."""
 
 
 class LearnerProcess:
@@ -52,6 +56,7 @@ class LearnerProcess:
         self._clients: dict[str, PolicyClient] = {}
         self.died: asyncio.Future[None] = self._loop.create_future()
         self._closing = False
+        self._sending = threading.Lock()
         limit_silence(self._connection.fileno(), self._silence)
         threading.Thread(target=self._read, name="learner-reader", daemon=True).start()
 
@@ -78,9 +83,17 @@ class LearnerProcess:
 
     async def call(self, policy: str | None, verb: str, args: tuple[Any, ...]) -> Any:
         """Have a verb done for a policy, or by the process as a whole, and return its result or raise its error."""
+        return await self.send_call(policy, verb, pickle.dumps(args))
+
+    async def send_call(self, policy: str | None, verb: str, pickled: bytes) -> Any:
+        """The same with arguments that are pickled already."""
         id = next(self._ids)
         future = self._calls[id] = self._loop.create_future()
-        self._send(("call", id, policy, verb, args))
+        message = ("call", id, policy, verb, pickled)
+        if len(pickled) > LARGE:  # everything else goes on meanwhile
+            await asyncio.to_thread(self._send, message)
+        else:
+            self._send(message)
         return await future
 
     def generate(
@@ -116,7 +129,9 @@ class LearnerProcess:
     async def close(self) -> None:
         self._closing = True
         with contextlib.suppress(OSError):
-            self._connection.close()
+            hang_up(self._connection.fileno())  # for a thread that may be writing to it
+            with self._sending:
+                self._connection.close()
         self._process.terminate()
         try:
             await asyncio.to_thread(self._process.wait, 10)
@@ -128,7 +143,8 @@ class LearnerProcess:
         if self.died.done():  # a network takes what is sent to one that is gone
             raise self._dead()
         try:
-            self._connection.send(message)
+            with self._sending:
+                self._connection.send(message)
         except OSError:
             raise self._dead() from None
 

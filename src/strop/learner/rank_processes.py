@@ -10,6 +10,7 @@ verb, and with it the run: the others would wait for it, and are killed when the
 from __future__ import annotations
 
 import asyncio
+import pickle
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -48,7 +49,8 @@ class LearnerRanks(LearnerProcess):
     async def call(self, policy: str | None, verb: str, args: tuple[Any, ...]) -> Any:
         if verb in BY_ITSELF:
             return await super().call(policy, verb, args)
-        return await self._together(lambda one: LearnerProcess.call(one, policy, verb, args))
+        pickled = pickle.dumps(args)  # once for all
+        return await self._together(lambda one: LearnerProcess.send_call(one, policy, verb, pickled))
 
     async def _together(self, verb: Callable[[LearnerProcess], Awaitable[Any]]) -> Any:
         """What the first rank answers, once all have."""

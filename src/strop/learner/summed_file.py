@@ -110,7 +110,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], values: Iterable[Te
     text += b" " * (-len(text) % 8)  # the data are aligned
     with SummedFile(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in values if values is not None else (tensors[name] for name in order):
+        for name, tensor in zip(order, values or (tensors[name] for name in order), strict=True):
+            assert tensor.nbytes == tensors[name].nbytes, f"{name} has another size than was said"
             if tensor.nbytes:
                 file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
         file.sync()

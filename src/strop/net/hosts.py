@@ -51,10 +51,19 @@ class Hosts:
 async def list_names(host: str) -> set[str]:
     """What a machine that listens on `host` is called. One that is reached from elsewhere also has its full name."""
     names = {host, socket.gethostname()}
-    if not (_is_address(host) and ipaddress.ip_address(host).is_loopback):
+    if not is_loopback(host):
         with contextlib.suppress(TimeoutError):
             names.add(await asyncio.wait_for(asyncio.to_thread(socket.getfqdn), FQDN_TIME))
     return names
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address leads to the machine that asks, and to no other.
+
+    >>> is_loopback("localhost"), is_loopback("127.0.1.1"), is_loopback("::1"), is_loopback("10.0.0.7")
+    (True, True, True, False)
+    """
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def _normalise(host: str) -> str:

@@ -28,8 +28,9 @@ from strop.run.data.prepare import find_offline
 from strop.run.evaluate import run_here
 from strop.run.health import suggest_easier
 from strop.run.learn import assemble_batch
+from strop.run.prepare import make_algorithm
 from strop.run.rollouts import read_samples
-from strop.run.runtime import make_algorithm, open_run
+from strop.run.runtime import open_run
 from strop.run.settings import settle
 from strop.run.state import PolicyLearner
 from strop.run.supervise import run_with_agents

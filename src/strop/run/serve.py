@@ -37,7 +37,7 @@ from strop.store.server.keys import run_key
 if TYPE_CHECKING:  # needed only where a model is served
     from strop.gateway.app import Gateway
     from strop.learner.process import PolicyClient
-    from strop.run.runtime import PreparedPolicy
+    from strop.run.prepare import PreparedPolicy
 
 LEASE_CHECK = 1.0
 """Seconds between two looks for leases that have run out."""
@@ -176,7 +176,7 @@ async def main(
         stack.push_async_callback(store.close)
         if model is None:
             return store, None, []
-        from strop.run.runtime import prepare_policies
+        from strop.run.prepare import prepare_policies
 
         return store, *await load_model(stack, model, await prepare_policies(model), store, folder)
 

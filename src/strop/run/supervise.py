@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from strop.errors import ConfigError, Fenced, StropError
 from strop.run.folder import wait_until_gone
+from strop.run.outages import tell_of_outages
 from strop.run.state import Run
 from strop.store.reclaim import reclaim_regularly
 
@@ -26,7 +27,7 @@ async def run_with_agents(run: Run, main: Coroutine[Any, Any, T]) -> T:
     processes = [learner.watch() for learner in run.learners]
     if run.gateway.workers is not None:
         processes.append(run.gateway.workers.watch())
-    watches = stop_if_unclaimed(run), run.machines.watch(run)
+    watches = stop_if_unclaimed(run), run.machines.watch(run), tell_of_outages(run.engines, run.store)
     done = False
     try:
         result = await run_beside(main, *processes, run.pool.watch(), *watches, reclaim, gone)

@@ -39,8 +39,10 @@ from strop.runners.gateway_check import GatewayCheck
 from strop.store.base import Ref, Store
 from strop.types import Event, EventKind, Lease, Rollout, Sampling, Task
 
+ENGINE_DOWN = "engine_down"
 LET_DOWN = frozenset(
     {
+        ENGINE_DOWN,
         "engine_error",
         "store_error",
         "stale_session",
@@ -51,7 +53,8 @@ LET_DOWN = frozenset(
         "budget_used_up",
     }
 )
-"""What the gateway writes into an error event when it was not the agent's doing."""
+"""What the gateway, or the run, writes into an error event when it was not the agent's doing. One that ran out of time
+is let off only where there was nobody to answer it."""
 GATEWAY_GONE = Outcome(cause="interrupted", detail="the gateway does not answer", clean=False)
 STOPPED = Outcome(cause="interrupted", detail="the runner was told to stop", clean=False)
 
@@ -262,11 +265,11 @@ class Pool:
         if not outcome.clean and self._wait_for_calls is not None:
             # Its calls in flight end with it: they are recorded before the attempt is closed to them.
             await self._wait_for_calls(*ref)
-        if outcome.cause == "agent_error":
+        if outcome.cause in ("agent_error", "timeout"):
             # In this order: what a gateway had in flight is said in events before its successor answers.
             if self._gateway_check is not None and not await self._gateway_check.answers():
                 outcome = GATEWAY_GONE
-            elif await self._engine_failed(ref):
+            elif await self._find_codes(ref) & (LET_DOWN if outcome.cause == "agent_error" else {ENGINE_DOWN}):
                 outcome = msgspec.structs.replace(outcome, cause="engine_error")
         await self._finish(ref, outcome)
 
@@ -316,10 +319,10 @@ class Pool:
 
         return say
 
-    async def _engine_failed(self, ref: Ref) -> bool:
-        """Whether an agent that raised had been let down by what answers it: the gateway says so in an event."""
+    async def _find_codes(self, ref: Ref) -> set[Any]:
+        """Of what let an agent down: the gateway says so in events, and the run does."""
         events = await self._store.events(ref[0], attempt=ref[1])
-        return any(event.kind == "error" and event.data.get("code") in LET_DOWN for event in events)
+        return {event.data.get("code") for event in events if event.kind == "error"}
 
     async def _finish(self, ref: Ref, outcome: Outcome) -> None:
         try:

@@ -46,9 +46,10 @@ class IpcTransfer(Transfer):
         self._fused: dict[str, tuple[str, ...]] | None = None  # as the last server took them
         self._prepared: Exported | None = None
         self._publishing: str | None = None  # the version that is on its way to all servers, so that nothing is trained
+        self._newest: str | None = None  # that was on its way last
 
     async def stage(self, version: str) -> None:
-        self._publishing = version
+        self._publishing = self._newest = version
 
     async def discard_others(self, version: str) -> None:
         self._publishing = self._prepared = None
@@ -65,6 +66,7 @@ class IpcTransfer(Transfer):
         return Exported(version, fused, handles, probe)
 
     async def send(self, version: str, receiver: WeightReceiver) -> Sent:
+        refuse_older(self._newest, version)
         again = version != self._publishing and self._sent is not None and self._sent[0] == version
         if again:
             refuse_moved_on(self._sent, version, await self._learner.probe())
@@ -104,7 +106,17 @@ async def _update(exported: IpcHandles, receiver: WeightReceiver, *, fused: bool
 def refuse_moved_on(sent: tuple[str, LogprobProbe] | None, version: str, probe: LogprobProbe) -> None:
     """An engine that was started again wants the version it had, and the learner may have trained on since."""
     if sent is not None and sent[0] == version and sent[1] != probe:
-        raise WeightsRefused(
-            f"version {version} is not at hand any more, since the learner has trained on: the engine serves again "
-            "from the next version on"
-        )
+        raise _moved_on(version)
+
+
+def refuse_older(newest: str | None, version: str) -> None:
+    """The same where another version was published since: what the learner holds is that, or what follows it."""
+    if newest not in (None, version):
+        raise _moved_on(version)
+
+
+def _moved_on(version: str) -> WeightsRefused:
+    return WeightsRefused(
+        f"version {version} is not at hand any more, since the learner has trained on: the engine serves again from "
+        "the next version on"
+    )

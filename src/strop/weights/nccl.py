@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from strop.engines.receiver import LogprobProbe, MeetingPlace, WeightReceiver
 from strop.learner.client import WeightClient
 from strop.weights.base import Sent, Transfer
-from strop.weights.ipc import refuse_moved_on
+from strop.weights.ipc import refuse_moved_on, refuse_older
 
 
 class NcclTransfer(Transfer):
@@ -24,9 +24,14 @@ class NcclTransfer(Transfer):
     def __init__(self, learner: WeightClient) -> None:
         self._learner = learner
         self._sent: tuple[str, LogprobProbe] | None = None
+        self._newest: str | None = None  # that was published, or is about to be
         self._met = WeakKeyDictionary[WeightReceiver, int]()  # and the port at which each was met
 
+    async def stage(self, version: str) -> None:
+        self._newest = version
+
     async def send(self, version: str, receiver: WeightReceiver) -> Sent:
+        refuse_older(self._newest, version)
         probe, again = await self._learner.probe(), self._sent is not None and self._sent[0] == version
         refuse_moved_on(self._sent, version, probe)
         specs = await self._learner.specs()

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from strop.cluster.connection import import_ray, join_cluster
+from strop.cluster.hosts import HostPlace
 from strop.cluster.journal import Journal
 from strop.cluster.plan import ServerDemand
 from strop.cluster.probe import list_nodes
@@ -77,10 +78,10 @@ class Servers:
         return sorted((line for line in lines if line["event"] == event), key=lambda line: line["what"])
 
 
-async def open_hosts(hosts: ServerHosts, count: int, seconds: float = 30.0) -> None:
+async def open_hosts(hosts: ServerHosts, count: int, seconds: float = 30.0) -> list[HostPlace]:
     nodes = [node for node in list_nodes(import_ray()) if node.cpus][:count]
     deadline = time.monotonic() + seconds
-    await asyncio.to_thread(hosts.open, [ServerDemand(count=count)], nodes, deadline, threading.Event())
+    return await asyncio.to_thread(hosts.open, [ServerDemand(count=count)], nodes, deadline, threading.Event())
 
 
 @pytest.fixture
@@ -112,6 +113,24 @@ async def test_each_is_on_a_node_of_its_own_and_listens_there_only(servers: Serv
     command = read_command(started[0]["pid"])
     assert command[command.index("--host") + 1] == host
     assert {version for rollout in "abcd" for version in await ask(servers.engine.of(rollout), [1, 2])} == {"1.1"}
+
+
+async def test_a_host_that_is_lost_while_its_server_starts(nodes: Nodes, tmp_path: Path) -> None:
+    servers = Servers(nodes, tmp_path)
+    first, _ = await open_hosts(servers.hosts, 2)
+    starting = asyncio.create_task(servers.engine.start())
+    await until(lambda: (tmp_path / "vllm.log").exists() or (tmp_path / "replica-1" / "vllm.log").exists())
+    os.kill(first.pid, signal.SIGKILL)
+    try:
+        await starting
+        assert await ask(servers.engine, [1, 2]) == {"1.0"}
+        (died,) = servers.events("died")
+        assert (died["what"], died["why"]) == ("engine server 0", "its host was lost as it started")
+        assert [one["what"] for one in servers.events("started")] == ["engine server 0", "engine server 1"]
+    finally:
+        await servers.engine.close()
+        servers.hosts.close()
+    await until(lambda: find_processes(tmp_path) == [], stretch(10))
 
 
 @pytest.mark.parametrize("which", ["pid", "host"])

@@ -24,7 +24,8 @@ from strop.gateway.route import PolicyRoute, Routes
 from strop.gateway.template import Renderer
 from strop.net.server import serve
 from strop.run.gateway import make_gateway
-from strop.run.runtime import PreparedPolicy, ServedPolicy
+from strop.run.prepare import PreparedPolicy
+from strop.run.runtime import ServedPolicy
 from strop.runners.pool import LET_DOWN
 from strop.store.sqlite import SqliteStore
 from strop.types import Attempt, Sampling

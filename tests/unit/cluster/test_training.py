@@ -1,9 +1,10 @@
 from pathlib import Path
 from typing import Any, cast
 
-from strop.cluster.training import find_servers, halve_micro_batches, hold_weights
+from strop.cluster.placing import find_servers, hold_weights
+from strop.cluster.training import halve_micro_batches
 from strop.config import Config, load, resolve_policies
-from strop.run.runtime import PreparedPolicy, group_by_process
+from strop.run.prepare import PreparedPolicy, group_by_process
 
 
 def prepare(config: Config) -> list[list[PreparedPolicy]]:

@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 from strop.config import VllmConfig
 from strop.engines import remote
 from strop.engines.base import Chunk, GivenAnswer
+from strop.engines.direct_line import DirectLine, LineHolder
 from strop.engines.receiver import TensorSpec
 from strop.engines.vllm.engine import Vllm, command, environment
 from strop.engines.vllm.protocol import refuse_untested, sampling_params
@@ -380,6 +381,41 @@ async def test_a_pause_in_the_middle_of_a_load_lasts(make: Make) -> None:
     assert not waiting.done()
     await stand.engine.resume()
     assert [chunk.version for chunk in await waiting] == ["1.1"]
+
+
+class Told(LineHolder):
+    """Somebody else who may ask the server: which lines it was given."""
+
+    def __init__(self) -> None:
+        self.lines: list[DirectLine | None] = []
+
+    def tell(self, line: DirectLine | None) -> None:
+        self.lines.append(line)
+
+    def of_replica(self, number: int) -> "Told":
+        return self
+
+    async def wait_until_idle(self) -> None: ...
+
+
+async def test_a_server_that_comes_back_during_a_load_is_asked_for_the_new_version_only(make: Make) -> None:
+    """Others go on meanwhile, and so the pause is over before it is up."""
+    stand, told = make(), Told()
+    await stand.engine.start()
+    stand.engine.lend(told)
+    os.kill(stand.pid, signal.SIGKILL)
+    await until(lambda: not stand.engine._serving.is_set())
+    stand.offer("1.1", 0.5)
+    await stand.engine.pause()
+    loading = asyncio.create_task(stand.load("1.1"))
+    await asyncio.sleep(0)
+    told.lines.clear()
+    await stand.engine.resume()
+    asking = asyncio.create_task(play(stand, [5], max_tokens=1))
+    await asyncio.wait_for(loading, stretch(30))
+    assert [(chunk.version, chunk.logprobs) for chunk in await asking] == [("1.1", [-0.506])]
+    assert {line.version for line in told.lines if line is not None and line.open} == {"1.1"}
+    assert told_of(stand).index("reload") < told_of(stand).index("generate")
 
 
 async def test_a_load_that_is_given_up_leaves_the_version_before(make: Make) -> None:

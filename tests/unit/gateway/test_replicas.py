@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from strop.engines.base import Chunk, Engine, GivenAnswer
+from strop.engines.direct_line import DirectLine, LineHolder
 from strop.engines.scripted import Answer, Breaks, Scripted
 from strop.errors import ContextOverflow, EngineError
 from strop.gateway import replicas as module
@@ -227,6 +228,59 @@ async def test_a_replica_without_the_new_version_serves_no_more_until_it_has_one
     stuck.stuck = True
     with pytest.raises(EngineError, match="weights did not arrive"):
         await Replicas([stuck]).load("1.3")  # nobody has it
+
+
+class Served(Scripted):
+    """One that lends a line to its server, and gets no version while it is `stuck`."""
+
+    stuck = False
+
+    def lend(self, holder: LineHolder) -> None:
+        self.holder = holder
+        holder.tell(self.line())
+
+    def line(self) -> DirectLine:
+        return DirectLine(url="http://here", model="m", version=self.version, context=10, vocabulary=10)
+
+    async def load(self, version: str, weights: object = None) -> None:
+        if self.stuck:
+            raise EngineError("weights did not arrive")
+        await super().load(version)
+        self.holder.tell(self.line())
+
+
+class Lines(LineHolder):
+    """The lines that somebody else was told of, by replica."""
+
+    def __init__(self) -> None:
+        self.versions: dict[int, str | None] = {}
+        self.number = 0
+
+    def of_replica(self, number: int) -> LineHolder:
+        lines = Lines()
+        lines.versions, lines.number = self.versions, number
+        return lines
+
+    def tell(self, line: DirectLine | None) -> None:
+        self.versions[self.number] = None if line is None else line.version
+
+    async def wait_until_idle(self) -> None: ...
+
+
+async def test_nobody_else_asks_a_replica_without_the_new_version_either() -> None:
+    engines = [Served(lambda asked: "ok", Letters(), chunk=1) for _ in range(2)]  # type: ignore[arg-type]
+    replicas, lines = Replicas(engines), Lines()
+    replicas.lend(lines)
+    await replicas.load("1.1")
+    assert lines.versions == {0: "1.1", 1: "1.1"}
+    engines[0].stuck = True
+    await replicas.load("1.2")
+    assert lines.versions == {0: None, 1: "1.2"}
+    engines[0].holder.tell(engines[0].line())  # its server was started again, with the version that it had
+    assert lines.versions == {0: None, 1: "1.2"}
+    engines[0].stuck = False
+    await replicas.load("1.3")
+    assert lines.versions == {0: "1.3", 1: "1.3"}
 
 
 async def test_leaving_early_ends_the_work_and_frees_the_place() -> None:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from strop.learner import summed_file
-from strop.learner.summed_file import SummedFile, write_state, write_tensors
+from strop.learner.summed_file import SummedFile, order_tensors, write_state, write_tensors
 
 TENSORS = {
     "layers.10.weight": torch.randn(300, 500),
@@ -33,6 +33,16 @@ def test_the_bytes_are_those_of_safetensors(tmp_path):
     assert told == summed(tmp_path / "ours")
     found = load_file(tmp_path / "ours")
     assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
+
+
+def test_values_that_are_too_few_or_of_another_size_are_no_file(tmp_path):
+    outline = {name: tensor.to("meta") for name, tensor in TENSORS.items()}
+    values = [TENSORS[name] for name in order_tensors(TENSORS)]
+    assert write_tensors(tmp_path / "whole", outline, iter(values)) == write_tensors(tmp_path / "same", TENSORS)
+    with pytest.raises(ValueError, match="shorter"):
+        write_tensors(tmp_path / "short", outline, iter(values[:-1]))
+    with pytest.raises(AssertionError, match="another size"):
+        write_tensors(tmp_path / "wide", outline, (tensor.double() for tensor in values))
 
 
 def test_what_torch_reads(tmp_path):

@@ -1,6 +1,8 @@
 """The learner's verbs: the same on both sides of the process border, for every policy and process."""
 
+import asyncio
 import inspect
+import shutil
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from safetensors.torch import load_file
 from strop.config import load
 from strop.engines.receiver import WeightsRefused
 from strop.engines.weight_files import read_probe, read_specs
+from strop.errors import LearnerError, ModelError
 from strop.learner.child import HeldPolicy
 from strop.learner.client import LearnerClient
 from strop.learner.model_weights import ModelWeights
@@ -55,6 +58,18 @@ async def test_two_processes_hold_two_policies(folder, tmp_path) -> None:
             await process.close()
 
 
+async def test_a_model_that_ranks_cannot_load_is_said_and_not_that_they_ended(folder, tmp_path) -> None:
+    damaged = shutil.copytree(folder, tmp_path / "damaged")
+    (damaged / "config.json").write_text("{")
+    ranks = LearnerRanks(tmp_path / "learner.log", 2)
+    try:
+        config = load(learner={"device": "cpu", "ranks": 2})
+        with pytest.raises(ModelError, match="is not a valid JSON file"):
+            await ranks.start(LearnerSettings.of(config, damaged, serve=False))
+    finally:
+        await ranks.close()
+
+
 async def test_ranks_that_another_engine_serves_give_their_weights(folder, tmp_path) -> None:
     ranks = LearnerRanks(tmp_path / "learner.log", 2)
     try:
@@ -71,3 +86,37 @@ async def test_ranks_that_another_engine_serves_give_their_weights(folder, tmp_p
         await ranks.of().refuse_broken()
     finally:
         await ranks.close()
+
+
+class Pickled:
+    """Counts how often it is; of a size that takes a while to be sent."""
+
+    times = 0
+
+    def __reduce__(self) -> tuple[type[bytes], tuple[bytes]]:
+        Pickled.times += 1
+        return bytes, (bytes(2**23),)
+
+
+async def test_what_all_ranks_are_given_is_pickled_once_and_holds_nobody_up(tmp_path) -> None:
+    ranks, ticks = LearnerRanks(tmp_path / "learner.log", 2), 0
+    call = asyncio.ensure_future(ranks.call(None, "nonsense", (Pickled(),)))
+    try:
+        while not call.done():  # the processes read nothing while they load libraries
+            await asyncio.sleep(0.02)
+            ticks += 1
+        with pytest.raises(LearnerError):  # the verb is nonsense, and they end for want of a model
+            await call
+        assert Pickled.times == 1
+        assert ticks > 3
+    finally:
+        await ranks.close()
+
+
+async def test_a_process_that_is_closed_while_a_call_is_sent(tmp_path) -> None:
+    process = LearnerProcess(tmp_path / "learner.log")
+    call = asyncio.ensure_future(process.call(None, "nonsense", (bytes(2**26),)))
+    await asyncio.sleep(0.05)
+    await asyncio.wait_for(process.close(), 20)
+    with pytest.raises(LearnerError):
+        await call

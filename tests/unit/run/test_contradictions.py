@@ -5,7 +5,7 @@ import pytest
 from strop.algorithms import make
 from strop.config import load
 from strop.errors import ConfigError
-from strop.run.runtime import refuse_contradictions
+from strop.run.prepare import refuse_contradictions
 
 
 def refuse(**settings) -> None:

@@ -212,6 +212,17 @@ async def test_an_agent_let_down_by_the_engine_is_not_blamed(store: SqliteStore,
     assert [a.cause for a in await store.attempts(ids[0])] == ["engine_error", "agent_error"]
 
 
+@pytest.mark.parametrize(("code", "cause"), [("engine_down", "engine_error"), ("engine_error", "timeout")])
+async def test_an_agent_that_nobody_answered_has_not_run_out_of_time(store: SqliteStore, code: str, cause: str):
+    async with running(store, agents_in="threads", workers=1, timeout=1.0):
+        ids = await enqueue(store, Task(id="t", data={"do": "sleep", "seconds": 60}))
+        await at_work(store, 1)
+        event = Event(rollout=ids[0], attempt=1, kind="error", data={"code": code}, time=0.0)
+        await store.add_events([event])
+        await ended(store, ids)
+    assert [a.cause for a in await store.attempts(ids[0])] == [cause]
+
+
 async def test_calls_of_a_killed_agent_settle_before_its_attempt_ends(store: SqliteStore):
     settled: list[tuple[str, int, bool]] = []
 

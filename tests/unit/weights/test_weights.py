@@ -318,6 +318,23 @@ async def test_a_learner_that_trains_on_while_it_sends_is_noticed(source: Path, 
         await transfer.send("1.1", told)
 
 
+@pytest.mark.parametrize("way", [IpcTransfer, NcclTransfer])
+async def test_a_server_that_wants_an_older_version_does_not_get_the_newest_under_its_name(
+    source: Path, way: type[Any]
+) -> None:
+    """It missed a version, while the others got it."""
+    learner = Here(ModelWeights(make_model(1), source))
+    transfer, told = way(learner), Told(read_tensors(source))
+    for version in ("1.1", "1.2"):
+        await transfer.stage(version)
+        transfer._sent = version, await learner.probe()
+        await transfer.discard_others(version)
+    with pytest.raises(WeightsRefused, match=r"version 1.1 is not at hand any more"):
+        await transfer.send("1.1", told)
+    assert told.said == []
+    assert transfer._sent[0] == "1.2"
+
+
 def test_a_probe_of_anything_but_numbers_is_infinitely_far() -> None:
     assert LogprobProbe([1, 2], [-1.0]).distance([float("nan")]) == float("inf")
     assert probe_ids(50) == probe_ids(50)

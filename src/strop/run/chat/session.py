@@ -21,7 +21,8 @@ from strop.errors import PlaceError
 from strop.gateway.app import Gateway
 from strop.models.names import prepare_folder
 from strop.net.server import serve
-from strop.run.runtime import open_pool, prepare_policies
+from strop.run.prepare import prepare_policies
+from strop.run.runtime import open_pool
 from strop.run.serve import hold_folder, load_model
 from strop.store import open_store
 from strop.store.base import Store

@@ -15,7 +15,8 @@ from strop.models.names import resolve
 from strop.net.server import serve
 from strop.run.chat import ChatSession
 from strop.run.gateway import make_gateway
-from strop.run.runtime import PreparedPolicy, ServedPolicy
+from strop.run.prepare import PreparedPolicy
+from strop.run.runtime import ServedPolicy
 from strop.store import open_store
 
 CONFIG = Config(policy=PolicyConfig(model="scripted"))

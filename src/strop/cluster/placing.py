@@ -1,0 +1,132 @@
+"""What a run asks of a cluster, and finding room for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from strop.cluster.listener import ChildListener
+from strop.cluster.memory import MemoryQuestion, RankMemory
+from strop.cluster.plan import (
+    ClusterNode,
+    ClusterPlan,
+    Demand,
+    Room,
+    ServerDemand,
+    make_plan,
+    place_gateways,
+    place_runners,
+    place_servers,
+)
+from strop.cluster.probe import list_nodes, probe_nodes
+from strop.cluster.ranks import Reservation
+from strop.cluster.servers import ServerHosts, find_server_demand
+from strop.config import Config
+from strop.engines.registry import engine_class
+from strop.errors import PlaceError
+from strop.run.data.prepare import needs_agents
+from strop.run.prepare import PreparedPolicy, count_ranks, find_adapters
+
+FORESEE_SECONDS = 120.0
+
+
+def place(
+    ray: Any,
+    config: Config,
+    groups: Sequence[Sequence[PreparedPolicy]],
+    listener: ChildListener,
+    reservations: list[Reservation],
+    servers: ServerHosts,
+    deadline: float,
+    again: bool,
+    given_up: threading.Event,
+) -> ClusterPlan:
+    """Fill `reservations` and `servers`, and say what is where. Raises `PlaceError`."""
+    models = [str(one.model) for group in groups for one in group]
+    nodes = probe_nodes(ray, list_nodes(ray), Path(config.folder), models, listener.address)
+    demand = find_demand(config, groups, nodes)
+    make_plan(nodes, demand)
+    reservations.extend(Reservation(ray, ranks, demand) for ranks in demand.ranks)
+    for one in reservations:
+        one.open(deadline, given_up)
+    by_id = {node.id: node for node in nodes}
+    ranks = [[by_id[host.node] for host in one.places] for one in reservations]
+    left = Room([node for node in nodes if node.cpus])
+    for node in (node for group in ranks for node in group):
+        left.take(node, demand.rank_cpus, demand.rank_gpus)
+    wanted = place_servers(left, demand)
+    hosts = [by_id[one.node] for one in servers.open(demand.servers, wanted, deadline, given_up)]
+    gateways, runners = place_gateways(left, demand), place_runners(left, demand)
+    memory = "" if again or given_up.is_set() else foresee_memory(ray, hold_weights(groups), reservations)
+    return ClusterPlan(demand=demand, ranks=ranks, servers=hosts, gateways=gateways, runners=runners, memory=memory)
+
+
+def give_back(reservations: list[Reservation], servers: ServerHosts) -> None:
+    servers.close()
+    while reservations:
+        reservations.pop().close()
+
+
+def hold_weights(groups: Sequence[Sequence[PreparedPolicy]]) -> list[Sequence[PreparedPolicy]]:
+    """Those that ranks of ours hold: not what is never trained, where another engine serves it."""
+    return [group for group in groups if count_ranks(group, train=True)]
+
+
+def find_servers(config: Config, groups: Sequence[Sequence[PreparedPolicy]], *, gpus: bool) -> tuple[ServerDemand, ...]:
+    """What engines that are servers ask for, in the order in which a run makes them."""
+    cpus = config.cluster.server_cpus
+    found = [
+        find_server_demand(group[0].config.engine, 1 if find_adapters(group) else len(group), cpus=cpus, gpus=gpus)
+        for group in groups
+    ]
+    return tuple(one for one in found if one is not None)
+
+
+def find_demand(config: Config, groups: Sequence[Sequence[PreparedPolicy]], nodes: Sequence[ClusterNode]) -> Demand:
+    """What the settings ask for. With learner.device=auto every rank has a GPU where the cluster has enough of them."""
+    holding = hold_weights(groups)
+    ranks = tuple(count_ranks(group, train=True) for group in holding)
+    devices = {one.config.learner.device for group in holding for one in group}
+    gpus = sum(node.gpus for node in nodes)
+    enough = gpus >= sum(ranks) > 0
+    serve = any(engine_class(group[0].config.engine).shares_weights for group in holding)
+    return Demand(
+        ranks=ranks,
+        rank_cpus=config.cluster.rank_cpus,
+        rank_gpus=int("cuda" in devices or ("auto" in devices and enough)),
+        gateways=config.cluster.gateways if needs_agents(config) else 0,
+        gateway_cpus=config.cluster.gateway_cpus,
+        runners=config.cluster.runners if needs_agents(config) else 0,
+        runner_cpus=config.cluster.runner_cpus,
+        agents=config.runner.workers,
+        sequences=config.engine.max_sequences if serve else 0,
+        servers=find_servers(config, groups, gpus=gpus > 0),
+    )
+
+
+def foresee_memory(ray: Any, groups: Sequence[Sequence[PreparedPolicy]], reservations: Sequence[Reservation]) -> str:
+    """What an update will take on the node of each model's first rank. Raises `PlaceError` where that is too much."""
+    told: list[str] = []
+    for group, reservation in zip(groups, reservations, strict=True):
+        trained = [one for one in group if not one.config.policy.frozen]
+        if not trained:
+            continue
+        asked = MemoryQuestion(trained[0].config, str(trained[0].model), reservation.ranks)
+        try:
+            found = ray.get(reservation.hosts[0].foresee.remote(msgspec.json.encode(asked)), timeout=FORESEE_SECONDS)
+        except ray.exceptions.RayError:
+            continue
+        if not found:  # what counts is missing there: the rank will say so itself
+            continue
+        memory = msgspec.json.decode(found, type=RankMemory)
+        if memory.advice:
+            where = reservation.places[0].address
+            raise PlaceError(
+                f"{memory.describe(reservation.ranks)}, on {where}. Fix: {memory.advice.rpartition(': ')[2]}"
+            )
+        told.append(memory.describe(reservation.ranks))
+    return "; ".join(told)
