@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -79,6 +80,13 @@ def join(ray: Any, address: str, options: dict[str, Any]) -> None:
             ray.init(address="local", include_dashboard=False, object_store_memory=STORE_BYTES, **options)
     except Exception as error:
         raise refuse(address, error) from None
+
+
+def take_signals_back() -> None:
+    """Ray has SIGTERM print where every call is, and end the process 3 seconds later, however much there is to give
+    back. From now on it does again what it did before."""
+    if (handler := signal.getsignal(signal.SIGTERM)) is not None:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def refuse(address: str, error: Exception) -> PlaceError:

@@ -31,8 +31,9 @@ DEADLINE = 60.0
 """Seconds that a host may take to answer; then it counts as lost."""
 IDLE = 30.0
 """Seconds for which fewer pools must have been enough before one is ended."""
-SHORT, TRIES = 20.0, 3
-"""A pool that ended by itself within so many seconds, so many times in a row, cannot work."""
+SHORT, TRIES = 90.0, 3
+"""A pool that ended by itself within so many seconds, so many times in a row, cannot work. It gives up after 60 where
+it does not reach the run."""
 
 
 class RunnerPools:
@@ -86,6 +87,8 @@ class RunnerPools:
                     end, why = "ended", f"its gateway at {gateway} is gone"
                 else:
                     why = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+                    if code > 0:
+                        why += f": {read_last_line(log).removeprefix('strop: ').partition('. Fix:')[0]}"
             except (self._ray.exceptions.RayError, TimeoutError) as error:
                 why = "its host is gone" if where else f"it could not be placed: {type(error).__name__}"
             finally:

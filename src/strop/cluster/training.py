@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from strop.cluster.connection import import_ray, join_cluster
+from strop.cluster.connection import import_ray, join_cluster, take_signals_back
 from strop.cluster.gateways import share_out
 from strop.cluster.journal import Journal
 from strop.cluster.machines import reserve
@@ -50,6 +50,7 @@ async def train(
         joining = asyncio.ensure_future(asyncio.to_thread(stack.enter_context, join_cluster(config.cluster.address)))
         try:
             address = await asyncio.shield(joining)
+            take_signals_back()
             journal, failed, reached = Journal(Path(config.folder), view), 0, 0
             while True:
                 machines = None

@@ -129,6 +129,21 @@ def test_a_gateway_that_dies_or_hangs_is_started_again_at_its_address(nodes, sta
 
 
 @pytest.mark.fault
+def test_a_command_that_is_told_to_end_takes_its_time(nodes, started, tmp_path) -> None:
+    """Ray itself would abort it 3 seconds after SIGTERM. A gateway that hangs is waited for longer."""
+    run = begin(nodes, started, tmp_path, "loop.steps=40")
+    run.wait_for(runs.during_step(tmp_path / "run", 2, ended=2))
+    os.kill(run.events("started", "gateway 1")[0]["pid"], signal.SIGSTOP)
+    run.process.send_signal(signal.SIGTERM)
+    stdout, stderr = run.process.communicate(timeout=120)
+    assert run.process.returncode == 130, stderr
+    assert "stopped; go on with" in stdout
+    assert stderr == "strop: stopped; what was collected is kept\n"
+    check_nothing_left(nodes, tmp_path / "run")
+    assert not [one for one in runs.story(tmp_path / "run").rollouts if one.status == "running"]
+
+
+@pytest.mark.fault
 def test_killed_again_and_again(nodes, started, tmp_path) -> None:
     """Gateways, pools and ranks, at random moments: also while they are being started again."""
     draw = random.Random(int(os.environ.get("STROP_KILL_SEED", "0")))

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from strop.cli import parser
-from strop.cluster.pools import count_pools, list_words, read_last_line
+from strop.cli.served_store import START_SECONDS
+from strop.cluster.pools import SHORT, count_pools, list_words, read_last_line
 from strop.config import load
 from strop.store.sql import SqlStore
 from strop.store.sqlite import SqliteStore
@@ -53,3 +54,8 @@ def test_the_last_thing_that_a_pool_said(tmp_path) -> None:
     (tmp_path / "log").write_text("one\nstrop: there is no a.py. Fix: check it.\n\n")
     assert read_last_line(tmp_path / "log") == "strop: there is no a.py. Fix: check it"
     assert read_last_line(tmp_path / "none") == "it said nothing"
+
+
+def test_a_pool_that_gives_up_reaching_the_run_counts_as_one_that_cannot_work() -> None:
+    """Or else it would be started again for ever where `gateway.port` is blocked."""
+    assert START_SECONDS + 20 < SHORT
