@@ -14,7 +14,7 @@ rank that dies ends the run, which is opened again from its last checkpoint, wit
 
 Nothing else imports ray, and nothing here does before a cluster is asked for.
 
-Left out: an engine's server over several nodes, or on the learner's GPU; nodes that do not see the run's folder under
-the same path (logs and checkpoints are written there); clusters that add nodes by themselves; encryption: ranks,
-gateways and runners prove that they know a secret, but what they say can be read by whoever reads the network.
+Left out: an engine's server over several nodes; nodes that do not see the run's folder under the same path (logs and
+checkpoints are written there); clusters that add nodes by themselves; encryption: ranks, gateways and runners prove
+that they know a secret, but what they say can be read by whoever reads the network.
 """

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from strop.cluster.connection import import_ray
 from strop.cluster.listener import connect
+from strop.engines.gpus import VISIBLE
 from strop.engines.server_process import ServerProcess, ServerProgram
 from strop.errors import EngineError
 from strop.files import private
@@ -76,7 +77,7 @@ def describe_host() -> HostPlace:
 def hide_gpus() -> None:
     """Those that Ray gives to others: a child would use them."""
     if not import_ray().get_gpu_ids():
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ[VISIBLE] = ""
 
 
 class ProcessHost:
@@ -109,6 +110,10 @@ class RankHost(ProcessHost):
         with socket.socket() as free:
             free.bind(("", 0))
             return free.getsockname()[1]
+
+    def list_gpus(self) -> str:
+        """Its GPUs, as CUDA names them."""
+        return os.environ.get(VISIBLE, "")
 
     def foresee(self, asked: bytes) -> bytes:
         """See memory.py; in a process of its own, since that imports torch."""

@@ -13,11 +13,13 @@ from strop.config import Config
 
 
 class MemoryQuestion(Struct, frozen=True):
-    """`config` is a policy's, as if it were the only one; `model` the folder of its model."""
+    """`config` is a policy's, as if it were the only one; `model` the folder of its model. `taken` is the share of its
+    GPU's memory that others have meanwhile."""
 
     config: Config
     model: str
     ranks: int
+    taken: float = 0.0
 
 
 class RankMemory(Struct, frozen=True):
@@ -54,7 +56,10 @@ def foresee(asked: MemoryQuestion) -> RankMemory:
     config = asked.config
     needs = make(config.algorithm, config.learner, config.policy).needs
     device = place(config.learner)[0]
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+    free = available_memory()
+    if device.type == "cuda":
+        unused, size = torch.cuda.mem_get_info(device)
+        free = max(int(unused - asked.taken * size), 0)
     model = cast("Any", AutoConfig).from_pretrained(asked.model)
     found = plan(model, config.learner, free, reference="ref" in needs, critic="value" in needs)
     return RankMemory(found.peak, free, device.type == "cuda", found.advice)

@@ -22,16 +22,19 @@ from strop.cluster.plan import (
     place_runners,
     place_servers,
 )
-from strop.cluster.probe import list_nodes, probe_nodes
+from strop.cluster.probe import Door, list_nodes, open_doors, probe_nodes
 from strop.cluster.ranks import Reservation
 from strop.cluster.servers import ServerHosts, find_server_demand
 from strop.config import Config
 from strop.engines.registry import engine_class
 from strop.errors import PlaceError
+from strop.net.hosts import is_loopback
 from strop.run.data.prepare import needs_agents
 from strop.run.prepare import PreparedPolicy, count_ranks, find_adapters
 
 FORESEE_SECONDS = 120.0
+ANY = ("0.0.0.0", "::")
+"""Hosts of a server that listens at all addresses of its machine."""
 
 
 def place(
@@ -47,22 +50,35 @@ def place(
 ) -> ClusterPlan:
     """Fill `reservations` and `servers`, and say what is where. Raises `PlaceError`."""
     models = [str(one.model) for group in groups for one in group]
-    nodes = probe_nodes(ray, list_nodes(ray), Path(config.folder), models, listener.address)
+    with open_doors(listener.address, find_gateway(config, listener.address)) as doors:
+        nodes = probe_nodes(ray, list_nodes(ray), Path(config.folder), models, doors)
     demand = find_demand(config, groups, nodes)
     make_plan(nodes, demand)
-    reservations.extend(Reservation(ray, ranks, demand) for ranks in demand.ranks)
+    reservations.extend(Reservation(ray, model, demand) for model in range(len(demand.ranks)))
     for one in reservations:
         one.open(deadline, given_up)
     by_id = {node.id: node for node in nodes}
     ranks = [[by_id[host.node] for host in one.places] for one in reservations]
     left = Room([node for node in nodes if node.cpus])
-    for node in (node for group in ranks for node in group):
-        left.take(node, demand.rank_cpus, demand.rank_gpus)
-    wanted = place_servers(left, demand)
-    hosts = [by_id[one.node] for one in servers.open(demand.servers, wanted, deadline, given_up)]
+    for model, group in enumerate(ranks):
+        for node in group:
+            left.take(node, demand.count_cpus(model), demand.rank_gpus)
+    wanted = place_servers(left, demand, ranks)
+    hosts = [by_id[one.node] for one in servers.open(demand.servers, wanted, reservations, deadline, given_up)]
     gateways, runners = place_gateways(left, demand), place_runners(left, demand)
-    memory = "" if again or given_up.is_set() else foresee_memory(ray, hold_weights(groups), reservations)
+    memory = ""
+    if not again and not given_up.is_set():
+        taken = [demand.find_taken(model) for model in range(len(reservations))]
+        memory = foresee_memory(ray, hold_weights(groups), reservations, taken)
     return ClusterPlan(demand=demand, ranks=ranks, servers=hosts, gateways=gateways, runners=runners, memory=memory)
+
+
+def find_gateway(config: Config, listener: Door) -> Door | None:
+    """Where runner pools will reach this command, if that is known by now."""
+    if not config.gateway.port or not needs_agents(config):
+        return None
+    host = config.gateway.host
+    return (listener[0] if is_loopback(host) or host in ANY else host), config.gateway.port
 
 
 def give_back(reservations: list[Reservation], servers: ServerHosts) -> None:
@@ -78,11 +94,15 @@ def hold_weights(groups: Sequence[Sequence[PreparedPolicy]]) -> list[Sequence[Pr
 
 def find_servers(config: Config, groups: Sequence[Sequence[PreparedPolicy]], *, gpus: bool) -> tuple[ServerDemand, ...]:
     """What engines that are servers ask for, in the order in which a run makes them."""
-    cpus = config.cluster.server_cpus
-    found = [
-        find_server_demand(group[0].config.engine, 1 if find_adapters(group) else len(group), cpus=cpus, gpus=gpus)
-        for group in groups
-    ]
+    found: list[ServerDemand | None] = []
+    models = 0  # that ranks hold
+    for group in groups:
+        ranks = count_ranks(group, train=True)
+        engines = 1 if find_adapters(group) else len(group)
+        held = {"model": models, "ranks": ranks} if ranks else {}
+        models += bool(ranks)
+        engine = group[0].config.engine
+        found.append(find_server_demand(engine, engines, cpus=config.cluster.server_cpus, gpus=gpus, **held))
     return tuple(one for one in found if one is not None)
 
 
@@ -108,14 +128,20 @@ def find_demand(config: Config, groups: Sequence[Sequence[PreparedPolicy]], node
     )
 
 
-def foresee_memory(ray: Any, groups: Sequence[Sequence[PreparedPolicy]], reservations: Sequence[Reservation]) -> str:
-    """What an update will take on the node of each model's first rank. Raises `PlaceError` where that is too much."""
+def foresee_memory(
+    ray: Any,
+    groups: Sequence[Sequence[PreparedPolicy]],
+    reservations: Sequence[Reservation],
+    taken: Sequence[float],
+) -> str:
+    """What an update will take on the node of each model's first rank, where so much of its GPU is `taken`. Raises
+    `PlaceError` where that is too much."""
     told: list[str] = []
-    for group, reservation in zip(groups, reservations, strict=True):
+    for group, reservation, share in zip(groups, reservations, taken, strict=True):
         trained = [one for one in group if not one.config.policy.frozen]
         if not trained:
             continue
-        asked = MemoryQuestion(trained[0].config, str(trained[0].model), reservation.ranks)
+        asked = MemoryQuestion(trained[0].config, str(trained[0].model), reservation.ranks, share)
         try:
             found = ray.get(reservation.hosts[0].foresee.remote(msgspec.json.encode(asked)), timeout=FORESEE_SECONDS)
         except ray.exceptions.RayError:

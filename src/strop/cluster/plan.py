@@ -7,6 +7,7 @@ Left out: nodes that a cluster would add by itself once they are asked for.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -36,7 +37,9 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
 
 
 class ServerDemand(Struct, frozen=True, kw_only=True):
-    """So many servers of an engine, each with CPUs and GPUs, that answers so many sequences at once.
+    """So many servers of an engine, each with CPUs and GPUs, that answers so many sequences at once. With `beside` they
+    are on the GPUs that ranks of the model of that number have: by turns where they `sleep`. `memory` is the share that
+    each takes of the memory of its GPUs.
 
     >>> ServerDemand(count=2, gpus=4, engine="vllm").describe()
     '2 vllm servers of 1 CPU and 4 GPUs each'
@@ -47,15 +50,29 @@ class ServerDemand(Struct, frozen=True, kw_only=True):
     gpus: int = 0
     sequences: int = 0
     engine: str = "engine"
+    memory: float = 0.0
+    beside: int | None = None
+    sleep: bool = False
+
+    def find_ranks(self, number: int, ranks: int) -> list[int]:
+        """Of so many ranks, those beside which the server of this number is: as many as it has GPUs.
+
+        >>> servers = ServerDemand(count=2, gpus=2, beside=0)
+        >>> [servers.find_ranks(number, ranks=4) for number in range(2)]
+        [[0, 1], [2, 3]]
+        """
+        each = max(self.gpus, 1)
+        first = number * each % ranks
+        return list(range(first, first + each))
 
     def describe(self) -> str:
         gpu = f" and {count(self.gpus, 'GPU')}" if self.gpus else ""
         return f"{count(self.count, f'{self.engine} server')} of {count(self.cpus, 'CPU')}{gpu} each"
 
 
-def list_each(servers: Sequence[ServerDemand]) -> list[ServerDemand]:
-    """What every single one is part of."""
-    return [one for one in servers for _ in range(one.count)]
+def list_each(servers: Sequence[ServerDemand]) -> list[tuple[ServerDemand, int]]:
+    """What every single one is part of, and which of these it is."""
+    return [(one, index) for one in servers for index in range(one.count)]
 
 
 class Demand(Struct, frozen=True, kw_only=True):
@@ -72,6 +89,22 @@ class Demand(Struct, frozen=True, kw_only=True):
     agents: int = 16
     sequences: int = 16
     servers: tuple[ServerDemand, ...] = ()
+
+    def count_cpus(self, model: int) -> int:
+        """Of each rank of a model, with the servers that are beside it.
+
+        >>> Demand(ranks=(2,), servers=(ServerDemand(count=2, cpus=3, gpus=1, beside=0),)).count_cpus(0)
+        4
+        """
+        beside = [one for one in self.servers if one.beside == model]
+        return self.rank_cpus + sum(
+            math.ceil(one.count * max(one.gpus, 1) / self.ranks[model]) * one.cpus for one in beside
+        )
+
+    def find_taken(self, model: int) -> float:
+        """The share of the memory of its first rank's GPU that servers have while it trains."""
+        awake = [one for one in self.servers if one.beside == model and not one.sleep]
+        return sum(one.memory for one, index in list_each(awake) if 0 in one.find_ranks(index, self.ranks[model]))
 
 
 class ClusterPlan(Struct, frozen=True, kw_only=True):
@@ -92,14 +125,22 @@ class ClusterPlan(Struct, frozen=True, kw_only=True):
             for node in group:
                 lines.append(f"rank {number} on {node.name}: {count(self.demand.rank_cpus, 'CPU')}{gpu}")
                 number += 1
-        for k, (one, node) in enumerate(zip(list_each(self.demand.servers), self.servers, strict=True)):
-            gpu = f", {count(one.gpus, 'GPU')}" if one.gpus else ""
+        for k, ((one, index), node) in enumerate(zip(list_each(self.demand.servers), self.servers, strict=True)):
+            gpu = f", {one.memory:.0%} of {count(one.gpus, 'GPU')}" if one.gpus else ""
+            if one.beside is not None:
+                gpu += f" of {self._name_ranks(one, index)}, {'by turns' if one.sleep else 'at the same time'}"
             lines.append(f"engine server {k} ({one.engine}) on {node.name}: {count(one.cpus, 'CPU')}{gpu}")
         each = count(self.demand.gateway_cpus, "CPU")
         lines += [f"gateway {k} on {node.name}: {each}" for k, node in enumerate(self.gateways)]
         each = f"{count(self.demand.runner_cpus, 'CPU')}, {count(self.demand.agents, 'agent')} at once"
         lines += [f"runner pool {k} on {node.name}: {each}" for k, node in enumerate(self.runners)]
         return [*lines, *([self.memory] if self.memory else []), self.find_bottleneck()]
+
+    def _name_ranks(self, servers: ServerDemand, index: int) -> str:
+        assert servers.beside is not None
+        before = sum(self.demand.ranks[: servers.beside])
+        found = [str(before + rank) for rank in servers.find_ranks(index, self.demand.ranks[servers.beside])]
+        return f"rank{'s' * (len(found) > 1)} {', '.join(found)}"
 
     def find_bottleneck(self) -> str:
         demand = self.demand
@@ -119,12 +160,12 @@ def make_plan(nodes: Sequence[ClusterNode], demand: Demand) -> ClusterPlan:
         raise PlaceError(trouble)
     refuse_missing_gpus(usable, demand)
     ranks: list[list[ClusterNode]] = []
-    for wanted in demand.ranks:
-        group = left.take_close(wanted, demand.rank_cpus, demand.rank_gpus)
+    for model, wanted in enumerate(demand.ranks):
+        group = left.take_close(wanted, demand.count_cpus(model), demand.rank_gpus)
         if len(group) < wanted:
             raise PlaceError(explain_ranks(usable, demand))
         ranks.append(group)
-    servers, gateways = place_servers(left, demand), place_gateways(left, demand)
+    servers, gateways = place_servers(left, demand, ranks), place_gateways(left, demand)
     runners = place_runners(left, demand)
     return ClusterPlan(demand=demand, ranks=ranks, servers=servers, gateways=gateways, runners=runners)
 
@@ -165,10 +206,13 @@ class Room:
         return placed
 
 
-def place_servers(left: Room, demand: Demand) -> list[ClusterNode]:
+def place_servers(left: Room, demand: Demand, ranks: Sequence[Sequence[ClusterNode]]) -> list[ClusterNode]:
     """One after the other, as they are demanded; each is on one node with all of its GPUs."""
     placed: list[ClusterNode] = []
     for one in demand.servers:
+        if one.beside is not None:
+            placed += place_beside(one, ranks[one.beside])
+            continue
         found = left.take_apart(one.count, one.cpus, one.gpus)
         if len(found) < one.count:
             less = f"set engine.replicas={len(found)}" if found else "set cluster.server_cpus lower"
@@ -179,6 +223,21 @@ def place_servers(left: Room, demand: Demand) -> list[ClusterNode]:
                 f"ranks there is room for {len(found)}. Fix: {less}, or add nodes"
             )
         placed += found
+    return placed
+
+
+def place_beside(servers: ServerDemand, ranks: Sequence[ClusterNode]) -> list[ClusterNode]:
+    """Where the ranks are on whose GPUs they are to be."""
+    placed: list[ClusterNode] = []
+    for index in range(servers.count):
+        found = [ranks[rank] for rank in servers.find_ranks(index, len(ranks))]
+        if len({node.id for node in found}) > 1:
+            raise PlaceError(
+                f"{servers.describe()} are to be on the GPUs of {count(len(ranks), 'rank')}, and the {servers.gpus} of "
+                f"one are on {' and '.join(sorted({node.name for node in found}))}. Fix: set "
+                f"engine.{servers.engine}.tensor_parallel to what divides the GPUs of each node"
+            )
+        placed.append(found[0])
     return placed
 
 
@@ -216,17 +275,16 @@ def refuse_missing_gpus(nodes: Sequence[ClusterNode], demand: Demand) -> None:
 
 
 def explain_ranks(nodes: Sequence[ClusterNode], demand: Demand) -> str:
-    ranks = sum(demand.ranks)
+    ranks, cpus = sum(demand.ranks), max(map(demand.count_cpus, range(len(demand.ranks))))
     gpu = f" and {count(demand.rank_gpus, 'GPU')}" if demand.rank_gpus else ""
+    beside = " with the servers beside it" if cpus > demand.rank_cpus else ""
     room = sum(
-        int(min(node.cpus // demand.rank_cpus, *([node.gpus // demand.rank_gpus] if demand.rank_gpus else [])))
-        if demand.rank_gpus
-        else int(node.cpus // demand.rank_cpus)
+        int(min(node.cpus // cpus, *([node.gpus // demand.rank_gpus] if demand.rank_gpus else [math.inf])))
         for node in nodes
     )
     less = f"set learner.ranks={max(room, 1)}" if room else "set cluster.rank_cpus lower"
     return (
-        f"{count(ranks, 'learner rank')} of {count(demand.rank_cpus, 'CPU')}{gpu} each cannot be placed: the cluster "
+        f"{count(ranks, 'learner rank')} of {count(cpus, 'CPU')}{gpu} each{beside} cannot be placed: the cluster "
         f"has {describe_nodes(nodes)}, which is room for {room}. Fix: {less}, or add nodes"
     )
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import platform
 import secrets
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+import socket
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,17 +23,20 @@ from strop.imports import one_line
 from strop.version import __version__
 
 PROBE_SECONDS = 60.0
+Door = tuple[str, int]
+"""Where this command listens."""
 
 
 class ProbeAnswer(Struct, frozen=True, kw_only=True):
-    """What a node said: whether it sees the run's folder, which model is `missing`, why it does not `reach` this
-    command, and whether Ray's object `store` takes something. `failed` is why it could not be asked."""
+    """What a node said: whether it sees the run's folder, which model is `missing`, why it does not `reach` a port of
+    this command, by the setting that names it, and whether Ray's object `store` takes something. `failed` is why it
+    could not be asked."""
 
     strop: str = ""
     python: str = ""
     sees: bool = True
     missing: str = ""
-    reach: str = ""
+    reach: dict[str, str] = {}
     store: bool = True
     failed: str = ""
 
@@ -54,35 +58,35 @@ def list_nodes(ray: Any) -> list[ClusterNode]:
 
 
 def probe_nodes(
-    ray: Any, nodes: Sequence[ClusterNode], folder: Path, models: Sequence[str], driver: tuple[str, int]
+    ray: Any, nodes: Sequence[ClusterNode], folder: Path, models: Sequence[str], doors: Mapping[str, Door]
 ) -> list[ClusterNode]:
-    """The same nodes, with what is wrong with each."""
+    """The same nodes, with what is wrong with each. `doors` are what they must reach here, by setting."""
     usable = [node for node in nodes if node.cpus]
     with leave_mark(folder) as (mark, said):
-        asked = [start_probe(ray, node, {mark: said}, models, driver) for node in usable]
+        asked = [start_probe(ray, node, {mark: said}, models, doors) for node in usable]
         ready: list[Any] = ray.wait(asked, num_returns=len(asked), timeout=PROBE_SECONDS)[0] if asked else []
         answers = [
             read_answer(ray, node, ref) if ref in ready else None for node, ref in zip(usable, asked, strict=True)
         ]
     found = [
-        replace(node, trouble=explain_trouble(node, answer, folder, driver))
+        replace(node, trouble=explain_trouble(node, answer, folder, doors))
         for node, answer in zip(usable, answers, strict=True)
     ]
     return [*found, *(node for node in nodes if not node.cpus)]
 
 
 def start_probe(
-    ray: Any, node: ClusterNode, marks: dict[str, str], models: Sequence[str], driver: tuple[str, int]
+    ray: Any, node: ClusterNode, marks: dict[str, str], models: Sequence[str], doors: Mapping[str, Door]
 ) -> Any:
     where = import_part("util.scheduling_strategies").NodeAffinitySchedulingStrategy(node.id, soft=False)
     remote = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=where)(make_question())
-    return remote.remote(marks, list(models), driver)
+    return remote.remote(marks, list(models), dict(doors))
 
 
-def make_question() -> Callable[[dict[str, str], list[str], tuple[str, int]], dict[str, Any]]:
+def make_question() -> Callable[[dict[str, str], list[str], dict[str, Door]], dict[str, Any]]:
     """A function that Ray sends as it is, since it stands inside another one."""
 
-    def look(marks: dict[str, str], models: list[str], driver: tuple[str, int]) -> dict[str, Any]:
+    def look(marks: dict[str, str], models: list[str], doors: dict[str, tuple[str, int]]) -> dict[str, Any]:
         import os
         import platform
         import socket
@@ -101,10 +105,12 @@ def make_question() -> Callable[[dict[str, str], list[str], tuple[str, int]], di
             except OSError:
                 answer["sees"] = False
         answer["missing"] = next((model for model in models if not os.path.isdir(model)), "")
-        try:
-            socket.create_connection(driver, timeout=5).close()
-        except OSError as error:
-            answer["reach"] = str(error)
+        answer["reach"] = {}
+        for setting, door in doors.items():
+            try:
+                socket.create_connection(door, timeout=5).close()
+            except OSError as error:
+                answer["reach"][setting] = str(error)
         try:
             from importlib import import_module
 
@@ -125,7 +131,7 @@ def read_answer(ray: Any, node: ClusterNode, ref: Any) -> ProbeAnswer:
         return ProbeAnswer(failed=one_line(error)[:300])
 
 
-def explain_trouble(node: ClusterNode, answer: ProbeAnswer | None, folder: Path, driver: tuple[str, int]) -> str:
+def explain_trouble(node: ClusterNode, answer: ProbeAnswer | None, folder: Path, doors: Mapping[str, Door]) -> str:
     """What is wrong with a node, as a sentence; empty where nothing is."""
     if answer is None:
         return f"node {node.name} did not answer within {PROBE_SECONDS:g} s. Fix: see `ray status`, or take it out"
@@ -149,10 +155,11 @@ def explain_trouble(node: ClusterNode, answer: ProbeAnswer | None, folder: Path,
             f"node {node.name} does not have the model at {answer.missing}. Fix: put it there, or where every node "
             "sees it, and name that place with policy.model"
         )
-    if answer.reach:
+    for setting, why in answer.reach.items():
+        host, port = doors[setting]
         return (
-            f"node {node.name} cannot reach this command at {driver[0]}:{driver[1]} ({answer.reach}). Fix: open a port "
-            "between them, and name it with cluster.port"
+            f"node {node.name} cannot reach this command at {host}:{port} ({why}). Fix: open a port between them, and "
+            f"name it with {setting}"
         )
     if not answer.store:
         return (
@@ -160,6 +167,19 @@ def explain_trouble(node: ClusterNode, answer: ProbeAnswer | None, folder: Path,
             "with more --object-store-memory"
         )
     return ""
+
+
+@contextmanager
+def open_doors(listener: Door, gateway: Door | None) -> Generator[dict[str, Door]]:
+    """What nodes must reach, by setting. The gateway does not listen yet: its port is open until the end of the block,
+    unless somebody has it, which the run will say."""
+    doors = {"cluster.port": listener}
+    with ExitStack() as stack:
+        if gateway is not None and gateway[1]:
+            with suppress(OSError):
+                stack.enter_context(socket.create_server(gateway))
+                doors["gateway.port"] = gateway
+        yield doors
 
 
 @contextmanager

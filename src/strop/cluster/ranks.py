@@ -31,15 +31,17 @@ GONE = -1
 
 
 class Reservation:
-    """CPUs and GPUs for the ranks of one model, and a host for each of them."""
+    """CPUs and GPUs for the ranks of one model and for the servers that are beside them, and a host for each rank.
+    `bundles` says to Ray what is beside which of them. Ranks of one node follow each other."""
 
-    def __init__(self, ray: Any, ranks: int, demand: Demand) -> None:
-        self._ray, self._demand = ray, demand
-        each = {"CPU": demand.rank_cpus, **({"GPU": demand.rank_gpus} if demand.rank_gpus else {})}
-        self._group: Any = import_part("util.placement_group").placement_group([each] * ranks, strategy="PACK")
-        self.ranks = ranks
+    def __init__(self, ray: Any, model: int, demand: Demand) -> None:
+        self._ray, self._demand, self._cpus = ray, demand, demand.count_cpus(model)
+        each = {"CPU": self._cpus, **({"GPU": demand.rank_gpus} if demand.rank_gpus else {})}
+        self.ranks = demand.ranks[model]
+        self._group: Any = import_part("util.placement_group").placement_group([each] * self.ranks, strategy="PACK")
         self.hosts: list[Any] = []
         self.places: list[HostPlace] = []
+        self.bundles: list[Any] = []
 
     def open(self, deadline: float, given_up: threading.Event) -> None:
         """Wait for the resources, unless that is `given_up`, and start hosts. Raises `PlaceError`."""
@@ -50,22 +52,36 @@ class Reservation:
             gpus = f" and {count(self._demand.rank_gpus, 'GPU')}" if self._demand.rank_gpus else ""
             raise PlaceError(
                 f"the cluster has no room now for {count(self.ranks, 'learner rank')} of "
-                f"{count(self._demand.rank_cpus, 'CPU')}{gpus} each, which others use. Fix: see `ray status`, wait for "
+                f"{count(self._cpus, 'CPU')}{gpus} each, which others use. Fix: see `ray status`, wait for "
                 "them, or raise cluster.timeout"
             )
         kind = self._ray.remote(RankHost)
         in_bundle = import_part("util.scheduling_strategies").PlacementGroupSchedulingStrategy
-        for index in range(self.ranks):
-            where = in_bundle(self._group, placement_group_bundle_index=index)
-            options = {"num_cpus": self._demand.rank_cpus, "num_gpus": self._demand.rank_gpus, "max_restarts": 0}
+        self.bundles = [in_bundle(self._group, placement_group_bundle_index=index) for index in range(self.ranks)]
+        options = {"num_cpus": self._demand.rank_cpus, "num_gpus": self._demand.rank_gpus, "max_restarts": 0}
+        for where in self.bundles:
             self.hosts.append(kind.options(scheduling_strategy=where, **options).remote())
         try:
             self.places = self._ray.get([host.describe.remote() for host in self.hosts], timeout=START_SECONDS)
+            self._sort()
         except self._ray.exceptions.RayError as error:
             raise PlaceError(
                 f"a node could not start its part of the run ({' '.join(str(error).split())[:300]}). Fix: see "
                 "`ray status`, and its logs under /tmp/ray"
             ) from None
+
+    def _sort(self) -> None:
+        """Ray numbers bundles as it likes."""
+        nodes = [place.node for place in self.places]
+        order = sorted(range(self.ranks), key=lambda index: nodes.index(nodes[index]))
+        self.hosts, self.places, self.bundles = (
+            [all_of[index] for index in order] for all_of in (self.hosts, self.places, self.bundles)
+        )
+
+    def find_gpus(self, ranks: Sequence[int]) -> str:
+        """Those of some ranks, as CUDA names them; empty where they have none."""
+        asked = [self.hosts[rank].list_gpus.remote() for rank in ranks]
+        return ",".join(filter(None, self._ray.get(asked, timeout=START_SECONDS)))
 
     def close(self) -> None:
         for host in self.hosts:

@@ -7,7 +7,10 @@ over HTTP.
 Hosts are placed before the run begins. A server that dies is started again by its engine, by the host that it had. If
 that is gone, with its node or by itself, another one is placed wherever there is room.
 
-Left out: a server over the GPUs of several nodes; one of several engines on the learner's GPU.
+A vLLM server that sleeps while the learner works, or reads its memory (`weights = ipc`), is on the GPUs of learner
+ranks: its host is in the bundle of the first of them, and there again if it is lost. A lost node takes ranks with it.
+
+Left out: a server over the GPUs of several nodes.
 """
 
 from __future__ import annotations
@@ -21,12 +24,14 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from strop.cluster.connection import import_part
 from strop.cluster.hosts import HostPlace, ServerHost, StartedServer
 from strop.cluster.journal import Journal
 from strop.cluster.plan import ClusterNode, ServerDemand, list_each
-from strop.config import ClusterConfig, EngineConfig
+from strop.cluster.ranks import Reservation
+from strop.config import ClusterConfig, EngineConfig, SglangConfig, VllmConfig
 from strop.engines.gpus import VISIBLE
 from strop.engines.registry import engine_class, engine_name
 from strop.engines.server_process import EngineServer, ExternalServer, ServerLauncher, ServerProgram
@@ -42,6 +47,15 @@ HOSTS = 5
 """So many hosts of one server may be lost, one after the other, while it starts."""
 
 
+class Seat(Struct, frozen=True):
+    """What a server has: so many GPUs, wherever there is room, or a place in a `bundle` of learner ranks, and those of
+    their GPUs that are `visible` to it."""
+
+    gpus: int = 0
+    bundle: Any = None
+    visible: str = ""
+
+
 class ServerHosts(ServerLauncher):
     """Of one opening of a run: hosts that are reserved for its servers, and those that they have."""
 
@@ -50,30 +64,31 @@ class ServerHosts(ServerLauncher):
     def __init__(self, ray: Any, config: ClusterConfig, journal: Journal) -> None:
         self.ray, self.journal = ray, journal
         self._config = config
-        self._reserved: list[tuple[int, Any]] = []  # each with its GPUs
+        self._seats: list[Seat] = []  # in the order in which servers are made
+        self._reserved: list[tuple[Seat, Any]] = []  # with the host in it
         self._all: list[Any] = []
-        self._uses_gpus = self._is_closed = False
+        self._is_closed = False
         self._numbered = 0
 
     def make(self, program: ServerProgram) -> ClusterServer:
-        self._numbered += 1
-        gpus = program.gpus if self._uses_gpus else 0
-        return ClusterServer(self, program, f"engine server {self._numbered - 1}", gpus)
+        number, self._numbered = self._numbered, self._numbered + 1
+        seat = self._seats[number] if number < len(self._seats) else Seat()
+        return ClusterServer(self, program, f"engine server {number}", seat)
 
     def open(
         self,
         wanted: Sequence[ServerDemand],
         nodes: Sequence[ClusterNode],
+        ranks: Sequence[Reservation],
         deadline: float,
         given_up: threading.Event,
     ) -> list[HostPlace]:
-        """A host for each server, on these nodes where they have room. Raises `PlaceError`."""
+        """A host for each server, beside ranks or on these nodes where they have room. Raises `PlaceError`."""
         self._is_closed = False
-        each = list_each(wanted)
-        self._uses_gpus = any(one.gpus for one in each)
+        self._seats = [find_seat(one, index, ranks) for one, index in list_each(wanted)]
         in_place = import_part("util.scheduling_strategies").NodeAffinitySchedulingStrategy
-        for one, node in zip(each, nodes, strict=True):
-            self._reserved.append((one.gpus, self._place(one.gpus, in_place(node.id, soft=True))))
+        for seat, node in zip(self._seats, nodes, strict=True):
+            self._reserved.append((seat, self._place(seat, in_place(node.id, soft=True))))
         asked = [host.describe.remote() for _, host in self._reserved]
         ready: list[Any] = []
         while len(ready) < len(asked) and time.monotonic() < deadline and not given_up.is_set():
@@ -92,23 +107,26 @@ class ServerHosts(ServerLauncher):
                 "`ray status`, and its logs under /tmp/ray"
             ) from None
 
-    def _place(self, gpus: int, where: Any) -> Any:
+    def _place(self, seat: Seat, where: Any) -> Any:
+        beside = seat.bundle is not None
+        gpus = 0 if beside else seat.gpus
         options = {"num_cpus": self._config.server_cpus, "num_gpus": gpus, "max_restarts": 0}
+        where = seat.bundle if beside else where
         host = self.ray.remote(ServerHost).options(scheduling_strategy=where, **options).remote()
         self._all.append(host)
         return host
 
-    async def take(self, gpus: int) -> tuple[Any, HostPlace]:
-        """A host with so many GPUs: one that was reserved, or another one as soon as there is room. Raises
+    async def take(self, seat: Seat) -> tuple[Any, HostPlace]:
+        """A host in such a seat: one that was reserved, or another one as soon as there is room. Raises
         `EngineError`."""
-        while (one := next((one for one in self._reserved if one[0] == gpus), None)) is not None:
+        while (one := next((one for one in self._reserved if one[0] == seat), None)) is not None:
             self._reserved.remove(one)
             with contextlib.suppress(*self.lost):
                 return one[1], await self.ask(one[1].describe.remote())
             self.drop(one[1])
         deadline = time.monotonic() + self._config.timeout
         while not self._is_closed:
-            host = self._place(gpus, "SPREAD")
+            host = self._place(seat, "SPREAD")
             try:
                 return host, await self.ask(host.describe.remote(), deadline - time.monotonic())
             except TimeoutError:
@@ -158,9 +176,9 @@ class ServerHosts(ServerLauncher):
 class ClusterServer(EngineServer):
     """A server on some node. `name` is what events call it."""
 
-    def __init__(self, hosts: ServerHosts, program: ServerProgram, name: str, gpus: int) -> None:
+    def __init__(self, hosts: ServerHosts, program: ServerProgram, name: str, seat: Seat) -> None:
         self.url = ""
-        self._hosts, self._program, self._name, self._gpus = hosts, program, name, gpus
+        self._hosts, self._program, self._name, self._seat = hosts, program, name, seat
         self._host: Any = None
         self._place = HostPlace("", "", 0)
         self._started = 0  # times
@@ -178,11 +196,13 @@ class ClusterServer(EngineServer):
         self._hosts.journal.write(event, self._name, node=self._place.name, pid=started.pid, host=self._place.pid)
 
     async def _start(self) -> StartedServer:
-        words = list(self._program.command())
-        program = msgspec.structs.replace(self._program, command=partial(list, words))
+        words, env = list(self._program.command()), dict(self._program.env)
+        if self._seat.visible:
+            env[VISIBLE] = self._seat.visible
+        program = msgspec.structs.replace(self._program, command=partial(list, words), env=env)
         for _ in range(HOSTS):
             if self._host is None:
-                self._host, self._place = await self._hosts.take(self._gpus)
+                self._host, self._place = await self._hosts.take(self._seat)
             where = self._place.name
             if (found := await self._start_here(program)) is not None:
                 if found.error:
@@ -240,35 +260,61 @@ class ClusterServer(EngineServer):
             self._host = None
 
 
-def find_server_demand(config: EngineConfig, count: int, *, cpus: int, gpus: bool) -> ServerDemand | None:
+def find_seat(servers: ServerDemand, index: int, ranks: Sequence[Reservation]) -> Seat:
+    """Of one of these servers."""
+    if servers.beside is None:
+        return Seat(servers.gpus)
+    beside = ranks[servers.beside]
+    found = servers.find_ranks(index, beside.ranks)
+    return Seat(servers.gpus, beside.bundles[found[0]], beside.find_gpus(found))
+
+
+def find_server_demand(
+    config: EngineConfig, count: int, *, cpus: int, gpus: bool, model: int | None = None, ranks: int = 0
+) -> ServerDemand | None:
     """What `count` engines with as many replicas each ask for; None where no server is started for them. `gpus`: the
-    cluster has some."""
+    cluster has some. `model` has so many `ranks`, and is what they serve, if it is trained."""
     kind = engine_name(config)
     if engine_class(config).shares_weights:
         return None
     settings = config.sglang if kind == "sglang" else config.vllm
     if settings.url:
         return None
-    refuse_settings(config, kind)
+    refuse_devices(settings, kind)
     each = settings.tensor_parallel if gpus else 0
-    sequences = settings.max_sequences
-    return ServerDemand(count=count * config.replicas, cpus=cpus, gpus=each, sequences=sequences, engine=kind)
+    servers = ServerDemand(
+        count=count * config.replicas,
+        cpus=cpus,
+        gpus=each,
+        sequences=settings.max_sequences,
+        engine=kind,
+        memory=settings.gpu_memory,
+    )
+    if kind != "vllm" or model is None or not (config.vllm.sleep or config.vllm.weights == "ipc"):
+        return servers
+    servers = msgspec.structs.replace(servers, beside=model, sleep=config.vllm.sleep)
+    refuse_ranks(config, servers, ranks)
+    return servers
 
 
-def refuse_settings(config: EngineConfig, kind: str) -> None:
-    """What a server on a node of its own cannot do. Raises `ConfigError`."""
-    settings = config.sglang if kind == "sglang" else config.vllm
+def refuse_devices(settings: VllmConfig | SglangConfig, kind: str) -> None:
     if VISIBLE in settings.env:
         raise ConfigError(
             f"engine.{kind}.env sets {VISIBLE}, and on a cluster Ray gives each server its GPUs. Fix: leave it out"
         )
-    if kind == "vllm" and config.vllm.weights == "ipc":
+
+
+def refuse_ranks(config: EngineConfig, servers: ServerDemand, ranks: int) -> None:
+    """What cannot be on the GPUs of so many ranks. Raises `ConfigError`."""
+    shared, needed = config.vllm.weights == "ipc", servers.count * config.vllm.tensor_parallel
+    if needed > ranks and not (shared and config.vllm.tensor_parallel == 1):
+        which = "engine.vllm.weights=ipc has" if shared else "engine.vllm.sleep has"
         raise ConfigError(
-            "engine.vllm.weights=ipc reaches a server on the learner's GPU, and on a cluster each has GPUs of its own. "
-            "Fix: set it to files or nccl"
+            f"{which} vLLM on the GPUs of the learner, and {needed} for {servers.count} servers are more than its "
+            f"{ranks}. Fix: set learner.ranks={needed}, or engine.replicas and engine.vllm.tensor_parallel lower"
         )
-    if kind == "vllm" and config.vllm.sleep:
+    if config.vllm.weights == "nccl":
         raise ConfigError(
-            "engine.vllm.sleep gives a server's GPU to the learner meanwhile, and on a cluster each has GPUs of its "
-            "own. Fix: set engine.vllm.sleep=false"
+            "engine.vllm.sleep has vLLM on the GPUs of the learner, and engine.vllm.weights=nccl needs others. Fix: "
+            "set it to files"
         )

@@ -135,9 +135,9 @@ def test_a_port_that_is_taken(nodes, tmp_path) -> None:
 
 def test_nobody_at_the_address_and_servers_that_cannot_be(nodes, tmp_path) -> None:
     assert "nothing answers at 127.0.0.1:9, " in refused(tmp_path, "cluster.address=127.0.0.1:9")
-    vllm = ["engine.name=vllm", "engine.deterministic=false", "engine.vllm.weights=ipc"]
+    vllm = ["engine.name=vllm", "engine.deterministic=false", "engine.vllm.sleep=true", "engine.replicas=2"]
     said = refused(tmp_path, f"cluster.address={nodes.address}", *vllm)
-    assert "Fix: set it to files or nccl" in said
+    assert "2 for 2 servers are more than its 1. Fix: set learner.ranks=2" in said
     vllm = ["engine.name=vllm", "engine.deterministic=false", "engine.replicas=2"]
     said = refused(tmp_path, f"cluster.address={nodes.address}", *vllm)
     assert "2 vllm servers of 1 CPU each cannot be placed" in said

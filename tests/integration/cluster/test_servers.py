@@ -20,7 +20,7 @@ from strop.cluster.hosts import HostPlace
 from strop.cluster.journal import Journal
 from strop.cluster.plan import ServerDemand
 from strop.cluster.probe import list_nodes
-from strop.cluster.servers import ServerHosts
+from strop.cluster.servers import Seat, ServerHosts
 from strop.config import ClusterConfig, EngineConfig
 from strop.engines import remote
 from strop.engines.base import Engine, EngineSetup
@@ -81,7 +81,7 @@ class Servers:
 async def open_hosts(hosts: ServerHosts, count: int, seconds: float = 30.0) -> list[HostPlace]:
     nodes = [node for node in list_nodes(import_ray()) if node.cpus][:count]
     deadline = time.monotonic() + seconds
-    return await asyncio.to_thread(hosts.open, [ServerDemand(count=count)], nodes, deadline, threading.Event())
+    return await asyncio.to_thread(hosts.open, [ServerDemand(count=count)], nodes, [], deadline, threading.Event())
 
 
 @pytest.fixture
@@ -187,4 +187,4 @@ async def test_where_others_use_the_room_that_is_said(servers: Servers) -> None:
     with pytest.raises(PlaceError, match="has no room now for 1 engine server of 1 CPU each, which others use"):
         await open_hosts(others, 1, seconds=1.0)
     with pytest.raises(EngineError, match=r"no node has room for it within 1 s"):
-        await servers.make_hosts(timeout=1.0).take(0)
+        await servers.make_hosts(timeout=1.0).take(Seat())

@@ -34,7 +34,7 @@ def test_gateways_are_apart_and_leave_room_for_pools() -> None:
 
 
 def test_servers_are_where_gpus_are_left_and_have_theirs_on_one_node() -> None:
-    two = ServerDemand(count=2, cpus=2, gpus=2, sequences=64, engine="vllm")
+    two = ServerDemand(count=2, cpus=2, gpus=2, sequences=64, engine="vllm", memory=0.9)
     plan = make_plan(
         [*nodes(16, 16, gpus=3), ClusterNode(id="head", address="10.0.0.9", cpus=8)],
         Demand(ranks=(1,), rank_gpus=1, agents=64, sequences=0, servers=(two,)),
@@ -43,10 +43,35 @@ def test_servers_are_where_gpus_are_left_and_have_theirs_on_one_node() -> None:
     assert sorted(node.id for node in plan.servers) == ["n0", "n1"]
     assert plan.describe() == [
         "rank 0 on 10.0.0.0: 1 CPU, 1 GPU",
-        "engine server 0 (vllm) on 10.0.0.1: 2 CPUs, 2 GPUs",
-        "engine server 1 (vllm) on 10.0.0.0: 2 CPUs, 2 GPUs",
+        "engine server 0 (vllm) on 10.0.0.1: 2 CPUs, 90% of 2 GPUs",
+        "engine server 1 (vllm) on 10.0.0.0: 2 CPUs, 90% of 2 GPUs",
         "runner pool 0 on 10.0.0.1: 1 CPU, 64 agents at once",
         "expected bottleneck while collecting: agents (64 agents at once, 128 sequences that engines answer at once)",
+    ]
+
+
+def test_servers_beside_ranks_take_no_gpus_of_their_own() -> None:
+    turns = ServerDemand(count=2, gpus=2, sequences=64, engine="vllm", memory=0.8, beside=1, sleep=True)
+    demand = Demand(ranks=(1, 4), rank_gpus=1, sequences=0, servers=(turns,))
+    assert [demand.count_cpus(model) for model in (0, 1)] == [1, 2]
+    plan = make_plan(nodes(8, 4, gpus=4), demand)
+    assert [[node.id for node in group] for group in plan.ranks] == [["n0"], ["n1", "n1", "n0", "n0"]]
+    assert [node.id for node in plan.servers] == ["n1", "n0"]
+    assert plan.describe()[5:7] == [
+        "engine server 0 (vllm) on 10.0.0.1: 1 CPU, 80% of 2 GPUs of ranks 1, 2, by turns",
+        "engine server 1 (vllm) on 10.0.0.0: 1 CPU, 80% of 2 GPUs of ranks 3, 4, by turns",
+    ]
+    assert [demand.find_taken(model) for model in (0, 1)] == [0, 0]
+
+
+def test_servers_that_stay_awake_leave_less_of_a_rank_s_gpu() -> None:
+    awake = ServerDemand(count=2, gpus=1, engine="vllm", memory=0.25, beside=0)
+    demand = Demand(ranks=(1, 1), rank_gpus=1, servers=(awake,))
+    assert [demand.count_cpus(model) for model in (0, 1)] == [3, 1]
+    assert [demand.find_taken(model) for model in (0, 1)] == [0.5, 0]
+    lines = make_plan(nodes(8, gpus=2), demand).describe()
+    assert lines[2:4] == [
+        f"engine server {k} (vllm) on 10.0.0.0: 1 CPU, 25% of 1 GPU of rank 0, at the same time" for k in (0, 1)
     ]
 
 
@@ -110,6 +135,20 @@ def test_a_run_that_learns_from_data_needs_no_pool() -> None:
             Demand(ranks=(1,), servers=(ServerDemand(count=1, cpus=2, engine="vllm"),), runners=2),
             "2 runner pools of 1 CPU each cannot be placed: the cluster has 4 CPUs and 0 GPUs on 1 node, and beside "
             "the ranks and servers there is room for 1. Fix: set cluster.runners=1, or add nodes",
+        ),
+        (
+            nodes(8, 8, gpus=3),
+            Demand(
+                ranks=(4,), rank_gpus=1, servers=(ServerDemand(count=2, gpus=2, engine="vllm", beside=0, sleep=True),)
+            ),
+            "2 vllm servers of 1 CPU and 2 GPUs each are to be on the GPUs of 4 ranks, and the 2 of one are on "
+            "10.0.0.0 and 10.0.0.1. Fix: set engine.vllm.tensor_parallel to what divides the GPUs of each node",
+        ),
+        (
+            nodes(2, gpus=1),
+            Demand(ranks=(1,), rank_gpus=1, rank_cpus=2, servers=(ServerDemand(count=1, gpus=1, beside=0),)),
+            "1 learner rank of 3 CPUs and 1 GPU each with the servers beside it cannot be placed: the cluster has 2 "
+            "CPUs and 1 GPU on 1 node, which is room for 0. Fix: set cluster.rank_cpus lower, or add nodes",
         ),
         (
             nodes(0),

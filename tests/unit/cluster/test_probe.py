@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from strop.cluster.plan import ClusterNode
-from strop.cluster.probe import ProbeAnswer, explain_trouble, leave_mark, make_question
+from strop.cluster.probe import ProbeAnswer, explain_trouble, leave_mark, make_question, open_doors
 from strop.version import __version__
 
 NODE = ClusterNode(id="a1b2c3d4", address="10.0.0.7", cpus=1)
+DOORS = {"cluster.port": ("10.0.0.1", 4000), "gateway.port": ("10.0.0.1", 5000)}
 FINE = {"strop": __version__, "python": platform.python_version()}
 
 
 def explain(**answer) -> str:
-    return explain_trouble(NODE, ProbeAnswer(**(FINE | answer)), Path("/runs/mine"), ("10.0.0.1", 4000))
+    return explain_trouble(NODE, ProbeAnswer(**(FINE | answer)), Path("/runs/mine"), DOORS)
 
 
 @pytest.mark.parametrize(
@@ -44,9 +45,14 @@ def explain(**answer) -> str:
             "name that place with policy.model",
         ),
         (
-            {"reach": "timed out"},
+            {"reach": {"cluster.port": "timed out"}},
             "node 10.0.0.7 cannot reach this command at 10.0.0.1:4000 (timed out). Fix: open a port between them, and "
             "name it with cluster.port",
+        ),
+        (
+            {"reach": {"gateway.port": "timed out"}},
+            "node 10.0.0.7 cannot reach this command at 10.0.0.1:5000 (timed out). Fix: open a port between them, and "
+            "name it with gateway.port",
         ),
         (
             {"store": False},
@@ -68,7 +74,7 @@ def test_another_python_is_refused() -> None:
 
 
 def test_a_node_that_does_not_answer_is_refused() -> None:
-    assert "did not answer within 60 s" in explain_trouble(NODE, None, Path("/runs/mine"), ("h", 1))
+    assert "did not answer within 60 s" in explain_trouble(NODE, None, Path("/runs/mine"), DOORS)
 
 
 class Store:
@@ -81,12 +87,27 @@ def test_a_closed_port_and_what_a_node_does_not_see_are_noticed(tmp_path, monkey
     monkeypatch.setitem(sys.modules, "ray", Store)
     look = make_question()
     with leave_mark(tmp_path / "runs" / "mine") as (mark, said), socket.create_server(("127.0.0.1", 0)) as server:
-        driver = server.getsockname()
+        doors = {"cluster.port": server.getsockname()}
         assert Path(mark).parent == tmp_path
-        found = ProbeAnswer(**look({mark: said}, [str(tmp_path)], driver))
-        assert explain_trouble(NODE, found, tmp_path, driver) == ""
+        found = ProbeAnswer(**look({mark: said}, [str(tmp_path)], doors))
+        assert explain_trouble(NODE, found, tmp_path, doors) == ""
     assert not Path(mark).exists()
-    found = ProbeAnswer(**look({mark: said}, [str(tmp_path / "none")], driver))
+    found = ProbeAnswer(**look({mark: said}, [str(tmp_path / "none")], doors))
     assert not found.sees
     assert found.missing == str(tmp_path / "none")
-    assert "refused" in found.reach
+    assert "refused" in found.reach["cluster.port"]
+
+
+def test_the_gateway_s_port_is_tried_before_the_gateway_is_there(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", Store)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()
+        with open_doors(taken, taken) as doors:  # the run will say that somebody has it
+            assert list(doors) == ["cluster.port"]
+        with open_doors(taken, ("127.0.0.1", 0)) as doors:
+            assert list(doors) == ["cluster.port"]
+    with open_doors(("127.0.0.1", 9), taken) as doors:
+        assert doors == {"cluster.port": ("127.0.0.1", 9), "gateway.port": taken}
+        assert list(make_question()({}, [], doors)["reach"]) == ["cluster.port"]
+    with socket.create_server(taken):
+        pass

@@ -1,5 +1,8 @@
 """What engines that are servers ask a cluster for, and what is refused."""
 
+import re
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -12,12 +15,12 @@ VLLM = EngineConfig(name="vllm", replicas=2, vllm=VllmConfig(tensor_parallel=4, 
 
 
 def test_a_server_has_the_gpus_of_its_tensors_where_there_are_any() -> None:
-    wanted = ServerDemand(count=6, cpus=3, gpus=4, sequences=64, engine="vllm")
+    wanted = ServerDemand(count=6, cpus=3, gpus=4, sequences=64, engine="vllm", memory=0.9)
     assert find_server_demand(VLLM, 3, cpus=3, gpus=True) == wanted
     assert find_server_demand(VLLM, 3, cpus=3, gpus=False) == replace(wanted, gpus=0)
     sglang = EngineConfig(name="sglang", sglang=SglangConfig(tensor_parallel=2, max_sequences=8))
     assert find_server_demand(sglang, 1, cpus=1, gpus=True) == ServerDemand(
-        count=1, gpus=2, sequences=8, engine="sglang"
+        count=1, gpus=2, sequences=8, engine="sglang", memory=0.8
     )
 
 
@@ -27,14 +30,40 @@ def test_what_ranks_serve_or_somebody_else_has_started_takes_no_room() -> None:
     assert find_server_demand(outside, 1, cpus=1, gpus=True) is None
 
 
+@pytest.mark.parametrize("settings", [{"sleep": True}, {"weights": "ipc"}])
+def test_what_shares_gpus_is_beside_the_ranks_of_its_model(settings: dict[str, Any]) -> None:
+    config = EngineConfig(name="vllm", vllm=VllmConfig(max_sequences=8, **settings))
+    found = find_server_demand(config, 1, cpus=1, gpus=True, model=2, ranks=1)
+    assert found == ServerDemand(
+        count=1, gpus=1, sequences=8, engine="vllm", memory=0.9, beside=2, sleep="sleep" in settings
+    )
+    alone = find_server_demand(config, 1, cpus=1, gpus=True)  # nobody trains what it serves
+    assert alone is not None
+    assert alone.beside is None
+
+
 @pytest.mark.parametrize(
-    ("settings", "why"),
+    ("settings", "ranks", "why"),
     [
-        ({"weights": "ipc"}, r"weights=ipc reaches a server on the learner's GPU.* Fix: set it to files or nccl$"),
-        ({"sleep": True}, r"engine.vllm.sleep .* Fix: set engine.vllm.sleep=false$"),
-        ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, r"Ray gives each server its GPUs. Fix: leave it out$"),
+        (
+            {"sleep": True, "tensor_parallel": 2},
+            3,
+            "engine.vllm.sleep has vLLM on the GPUs of the learner, and 4 for 2 servers are more than its 3. Fix: set "
+            "learner.ranks=4, or engine.replicas and engine.vllm.tensor_parallel lower",
+        ),
+        ({"weights": "ipc", "tensor_parallel": 2}, 1, "engine.vllm.weights=ipc has vLLM on the GPUs of the learner"),
+        ({"sleep": True, "weights": "nccl"}, 2, "engine.vllm.weights=nccl needs others. Fix: set it to files"),
+        ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, 2, "Ray gives each server its GPUs. Fix: leave it out"),
     ],
 )
-def test_what_needs_the_learners_gpu_is_refused(settings: dict[str, object], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        find_server_demand(replace(VLLM, vllm=VllmConfig(**settings)), 1, cpus=1, gpus=True)  # type: ignore[arg-type]
+def test_what_cannot_be_is_refused(settings: dict[str, Any], ranks: int, why: str) -> None:
+    config = replace(VLLM, vllm=VllmConfig(**settings))
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        find_server_demand(config, 1, cpus=1, gpus=True, model=0, ranks=ranks)
+
+
+def test_several_servers_read_one_learner_s_memory() -> None:
+    config = replace(VLLM, vllm=VllmConfig(weights="ipc"))
+    found = find_server_demand(config, 1, cpus=1, gpus=True, model=0, ranks=1)
+    assert found is not None
+    assert [found.find_ranks(number, ranks=1) for number in range(2)] == [[0], [0]]
