@@ -30,7 +30,7 @@ Door = tuple[str, int]
 class ProbeAnswer(Struct, frozen=True, kw_only=True):
     """What a node said: whether it sees the run's folder, which model is `missing`, why it does not `reach` a port of
     this command, by the setting that names it, and whether Ray's object `store` takes something. `failed` is why it
-    could not be asked."""
+    could not be asked; one that is `gone` was lost a moment ago."""
 
     strop: str = ""
     python: str = ""
@@ -39,6 +39,7 @@ class ProbeAnswer(Struct, frozen=True, kw_only=True):
     reach: dict[str, str] = {}
     store: bool = True
     failed: str = ""
+    gone: bool = False
 
 
 def list_nodes(ray: Any) -> list[ClusterNode]:
@@ -60,7 +61,7 @@ def list_nodes(ray: Any) -> list[ClusterNode]:
 def probe_nodes(
     ray: Any, nodes: Sequence[ClusterNode], folder: Path, models: Sequence[str], doors: Mapping[str, Door]
 ) -> list[ClusterNode]:
-    """The same nodes, with what is wrong with each. `doors` are what they must reach here, by setting."""
+    """Those nodes that are there, with what is wrong with each. `doors` are what they must reach here, by setting."""
     usable = [node for node in nodes if node.cpus]
     with leave_mark(folder) as (mark, said):
         asked = [start_probe(ray, node, {mark: said}, models, doors) for node in usable]
@@ -71,6 +72,7 @@ def probe_nodes(
     found = [
         replace(node, trouble=explain_trouble(node, answer, folder, doors))
         for node, answer in zip(usable, answers, strict=True)
+        if answer is None or not answer.gone
     ]
     return [*found, *(node for node in nodes if not node.cpus)]
 
@@ -127,6 +129,8 @@ def make_question() -> Callable[[dict[str, str], list[str], dict[str, Door]], di
 def read_answer(ray: Any, node: ClusterNode, ref: Any) -> ProbeAnswer:
     try:
         return ProbeAnswer(**cast("dict[str, Any]", ray.get(ref)))
+    except (ray.exceptions.TaskUnschedulableError, ray.exceptions.NodeDiedError):  # it is asked for no CPUs
+        return ProbeAnswer(gone=True)
     except ray.exceptions.RayError as error:
         return ProbeAnswer(failed=one_line(error)[:300])
 
