@@ -199,15 +199,15 @@ class NodeGateways(WorkerKeeper):
         return site.host
 
     def note_start(self, worker: WorkerProcess) -> None:
-        site, event = self._sites[worker.setup.place - 1], "started" if worker.setup.epoch == 1 else "started again"
+        site, again = self._sites[worker.setup.place - 1], worker.setup.epoch > 1
         assert site.there is not None
-        there, pid, site.lost = site.there, worker.process.pid, 0.0
-        self._journal.write(event, site.name, node=there.name, pid=pid, host=there.pid, url=site.url)
+        site.lost = 0.0
+        self._journal.write_start(site.name, site.there, site.host, worker.process.pid, again=again, url=site.url)
 
     def note_end(self, worker: WorkerProcess, how: str) -> None:
         site = self._sites[worker.setup.place - 1]
         site.lost = time.monotonic()
-        self._journal.write("died", site.name, node=site.there.name if site.there else "", why=how)
+        self._journal.write_end("died", site.name, node=site.there.name if site.there else "", why=how)
 
     async def close(self) -> None:
         await super().close()

@@ -6,6 +6,7 @@ with its parent, so nothing is left behind however that comes about.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
@@ -16,12 +17,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 from msgspec import Struct
 
 from strop.cluster.connection import import_ray
 from strop.cluster.listener import connect
+from strop.cluster.load import ProcessLoad, measure_load
 from strop.engines.gpus import VISIBLE
 from strop.engines.server_process import ServerProcess, ServerProgram
 from strop.errors import EngineError
@@ -81,7 +84,9 @@ def hide_gpus() -> None:
 
 
 class ProcessHost:
-    """On a node; has one process at a time."""
+    """On a node; has one process at a time. `uses_gpus`: it may have some."""
+
+    uses_gpus: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -93,6 +98,11 @@ class ProcessHost:
         assert self._process is not None, "nothing was started"
         return self._process.poll()
 
+    def measure(self) -> ProcessLoad | None:
+        if self._process is None or self._process.poll() is not None:
+            return None
+        return measure_load(self._process.pid, os.environ.get(VISIBLE, "") if self.uses_gpus else "")
+
     def signal(self, number: int) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
@@ -100,6 +110,8 @@ class ProcessHost:
 
 class RankHost(ProcessHost):
     """Starts a process that holds weights."""
+
+    uses_gpus = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,6 +225,11 @@ class ServerHost:
     async def wait_until_gone(self) -> str:
         assert self._server is not None, "nothing was started"
         return await self._server.wait_until_gone()
+
+    async def measure(self) -> ProcessLoad | None:
+        if self._server is None or not self._server.pid:
+            return None
+        return await asyncio.to_thread(measure_load, self._server.pid, os.environ.get(VISIBLE, ""))
 
     async def end(self) -> None:
         if self._server is not None:

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from msgspec import Struct
 
+from strop.cluster.hosts import HostPlace
 from strop.files import private, private_folder
 from strop.monitor.console import View
 
@@ -22,11 +25,34 @@ QUIET = frozenset({"planned", "started", "ended"})
 """Events that the run's view does not show."""
 
 
+class PlacedProcess(Struct, frozen=True):
+    """A process of the run that was started on a node, by an actor."""
+
+    host: Any
+    node: str
+    pid: int
+    since: float
+
+
 class Journal:
-    """Of the run in `folder`. What somebody should know is shown by the view as well."""
+    """Of the run in `folder`. What somebody should know is shown by the view as well. `running` are the processes that
+    were started and have not ended, as far as it was told."""
 
     def __init__(self, folder: Path, view: View) -> None:
         self._file, self._view = folder / FILE, view
+        self.running: dict[str, PlacedProcess] = {}
+
+    def write_start(
+        self, what: str, place: HostPlace, host: Any, pid: int, *, again: bool = False, url: str = ""
+    ) -> None:
+        """Of a process below a host."""
+        self.running[what] = PlacedProcess(host, place.name, pid, time.time())
+        self.write("started again" if again else "started", what, node=place.name, pid=pid, host=place.pid, url=url)
+
+    def write_end(self, event: str, what: str, *, node: str, why: str) -> None:
+        """Of such a process."""
+        self.running.pop(what, None)
+        self.write(event, what, node=node, why=why)
 
     def write(
         self, event: str, what: str, *, node: str = "", why: str = "", pid: int = 0, host: int = 0, url: str = ""

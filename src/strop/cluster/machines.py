@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from strop.cluster.connection import find_head, watch_head
 from strop.cluster.gateways import NodeGateways, share_out
 from strop.cluster.journal import Journal
 from strop.cluster.listener import ChildListener
+from strop.cluster.meter import LoadMeter
 from strop.cluster.placing import give_back, place
 from strop.cluster.pools import RunnerPools
 from strop.cluster.ranks import ClusterLauncher, Reservation
@@ -51,10 +53,12 @@ class ClusterMachines(Machines):
         pools: RunnerPools | None,
         address: str,
         head: str,
+        meter: LoadMeter,
         make_gateways: Callable[..., NodeGateways] | None = None,
     ) -> None:
         self.launcher, self.servers = launcher, servers
         self.run: Run | None = None
+        self._meter = meter
         self._pools, self._address, self._head, self._make_gateways = pools, address, head, make_gateways
         self._gateways: NodeGateways | None = None
 
@@ -78,7 +82,7 @@ class ClusterMachines(Machines):
     async def watch(self, run: Run) -> None:
         self.run = run
         working = super().watch(run) if self._pools is None else self._pools.watch(run, self._gateways)
-        await run_beside(working, watch_head(self._head))
+        await run_beside(working, watch_head(self._head), self._meter.watch())
 
 
 @asynccontextmanager
@@ -122,7 +126,8 @@ async def reserve(
         pools = RunnerPools(ray, config, plan.runners, journal) if plan.runners else None
         make = partial(NodeGateways, ray, config, plan.gateways, listener, journal) if plan.gateways else None
         launcher = ClusterLauncher(ray, reservations, listener, journal)
-        yield ClusterMachines(launcher, servers, pools, address, find_head(ray), make)
+        meter = LoadMeter(Path(config.folder), journal)
+        yield ClusterMachines(launcher, servers, pools, address, find_head(ray), meter, make)
     except HeadLost:
         reservations.clear()  # they are gone with it, and whoever asked to be rid of them would wait for a minute
         servers.forget()

@@ -76,8 +76,8 @@ class RunnerPools:
             end = "died"
             try:
                 there, pid, gateway = await self._start(host, number, run, log)
-                where, event = there.name, "started again" if times else "started"
-                self._journal.write(event, name, node=where, pid=pid, host=there.pid, url=gateway)
+                where = there.name
+                self._journal.write_start(name, there, host, pid, again=times > 0, url=gateway)
                 began = time.monotonic()
                 while (code := await self._ask(host.poll.remote())) is None:
                     if self._gateways is not None and gateway and not self._gateways.answers(gateway):
@@ -93,7 +93,7 @@ class RunnerPools:
                 why = "its host is gone" if where else f"it could not be placed: {type(error).__name__}"
             finally:
                 await self._stop(host)
-            self._journal.write(end, name, node=where, why=why)
+            self._journal.write_end(end, name, node=where, why=why)
             self._refuse_hopeless(name, where, log)
             by_itself = code is not None and code > 0 and time.monotonic() - began < SHORT
             failed, times = failed + 1 if by_itself else 0, times + 1

@@ -166,6 +166,6 @@ class ClusterLauncher(Launcher):
             there, pid = places[index], pids[index]
             place = RankPlace(index=index, count=len(hosts), rendezvous=where, address=there.address)
             children.append(StartedChild(RankHandle(self._ray, host), connection, place))
-            self._journal.write("started", f"rank {self._numbered}", node=there.name, pid=pid, host=there.pid)
+            self._journal.write_start(f"rank {self._numbered}", there, host, pid)
             self._numbered += 1
         return children

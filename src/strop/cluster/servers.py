@@ -192,8 +192,8 @@ class ClusterServer(EngineServer):
                 self._hosts.journal.write("not started again", self._name, why=str(error))
             raise
         self.url, self._started = started.url, self._started + 1
-        event = "started again" if self._started > 1 else "started"
-        self._hosts.journal.write(event, self._name, node=self._place.name, pid=started.pid, host=self._place.pid)
+        again = self._started > 1
+        self._hosts.journal.write_start(self._name, self._place, self._host, started.pid, again=again)
 
     async def _start(self) -> StartedServer:
         words, env = list(self._program.command()), dict(self._program.env)
@@ -231,7 +231,7 @@ class ClusterServer(EngineServer):
         finally:
             told.cancel()
             silent.cancel()
-        self._hosts.journal.write("died", self._name, node=self._place.name, why=how)
+        self._hosts.journal.write_end("died", self._name, node=self._place.name, why=how)
         return how
 
     async def _wait_for_host(self) -> str:

@@ -18,6 +18,7 @@ import pytest
 from strop.cluster.connection import import_ray, join_cluster
 from strop.cluster.hosts import HostPlace
 from strop.cluster.journal import Journal
+from strop.cluster.meter import LoadMeter
 from strop.cluster.plan import ServerDemand
 from strop.cluster.probe import list_nodes
 from strop.cluster.servers import Seat, ServerHosts
@@ -113,6 +114,16 @@ async def test_each_is_on_a_node_of_its_own_and_listens_there_only(servers: Serv
     command = read_command(started[0]["pid"])
     assert command[command.index("--host") + 1] == host
     assert {version for rollout in "abcd" for version in await ask(servers.engine.of(rollout), [1, 2])} == {"1.1"}
+
+
+async def test_how_busy_they_are_is_written_down(servers: Servers) -> None:
+    await LoadMeter(servers.folder, servers.hosts.journal).look()
+    lines = [json.loads(line) for line in (servers.folder / "processes.jsonl").read_text().splitlines()]
+    started = servers.events("started")
+    assert [(one["what"], one["node"], one["pid"]) for one in lines] == [
+        (one["what"], one["node"], one["pid"]) for one in started
+    ]
+    assert all(one["memory"] > 2**20 and one["cpus"] > 0 and "gpu" not in one for one in lines)
 
 
 async def test_a_host_that_is_lost_while_its_server_starts(nodes: Nodes, tmp_path: Path) -> None:
