@@ -8,7 +8,8 @@ runs, two vLLM servers for CPUs do. Every few seconds something is killed with S
 gateway or runner pool, or the Ray actor above it, a process that runs agents, a whole node (another one joins), or the
 command itself, which is started again with `--resume`.
 A run counts if it ends, every rollout of its steps was trained on once and has its turns, nothing is left running, and
-the model has learned what it learns undisturbed.
+the model has learned: eight samples of each held-out task, before and after. The first run with either engine is left
+alone, to see what it comes to then.
 
 Needs Ray (`make cluster`) and PostgreSQL (`make postgres`), and for --vllm the peers' vLLM (`make engines`).
 """
@@ -42,6 +43,8 @@ from tests.postgres import Server
 
 RESULTS = ROOT / "benchmarks" / "results"
 STEPS, GROUPS = 16, 4
+SAMPLES = 8
+"""Of each of the eight held-out tasks, in an evaluation."""
 LEAST = 0.7
 """What held-out tasks come to at the end; the model begins at about .27."""
 CPUS = 4
@@ -110,7 +113,8 @@ def disturb(folder: Path, url: str, kills: int, draw: random.Random, *, vllm: bo
     """One run with so many kills."""
     nodes, began = Nodes(CPUS, CPUS, CPUS), time.monotonic()
     settings = [*TWO_RANKS, f"loop.steps={STEPS}", f"loop.groups={GROUPS}", "cluster.restarts=1000"]
-    settings += ["cluster.gateways=2", "loop.eval_splits=['test']", f"store.url={url}", "cluster.timeout=120"]
+    settings += ["loop.eval_splits=['test']", "loop.eval_every=0", f"loop.eval_samples={SAMPLES}"]
+    settings += ["loop.eval_greedy=false", "cluster.gateways=2", f"store.url={url}", "cluster.timeout=120"]
     settings += [*REPLICAS, f"policy.model={untie(folder.with_suffix('.model'))}"] if vllm else []
     run = ClusterRun(folder, nodes.address, *settings)
     killed: Counter[str] = Counter()
@@ -136,6 +140,7 @@ def disturb(folder: Path, url: str, kills: int, draw: random.Random, *, vllm: bo
             "lineages": told.steps[-1].lineage,
             "rollouts": len(told.rollouts),
             "attempts": sum(rollout.attempts for rollout in told.rollouts),
+            "score_before": summary["start"],
             "score": summary["end"],
             "left": [str(one) for one in left],
             "ended": "done" in said or summary["done"],
@@ -148,7 +153,7 @@ def disturb(folder: Path, url: str, kills: int, draw: random.Random, *, vllm: bo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--vllm", type=int, default=1, help="how many of the runs have vLLM servers")
+    parser.add_argument("--vllm", type=int, default=1, help="how many of the runs that are disturbed have vLLM servers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, default=RESULTS / "chaos.json")
     given = parser.parse_args()
@@ -158,12 +163,14 @@ def main() -> None:
     (ROOT / "runs").mkdir(exist_ok=True)
     try:
         with tempfile.TemporaryDirectory(dir=ROOT / "runs", prefix="bench-") as scratch:
+            undisturbed = [True] * bool(given.vllm) + [False]  # with vLLM, and without
             while (killed := found["kills"]) < given.kills:
                 number = len(found["runs"])
-                left, vllm = given.kills - killed, number < given.vllm
-                say(f"run {number + 1}, {left} kills left")
+                vllm = undisturbed[number] if number < len(undisturbed) else number < len(undisturbed) + given.vllm
+                kills = min(given.kills - killed, MOST) if number >= len(undisturbed) else 0
+                say(f"run {number + 1}, {given.kills - killed} kills left" + ("" if kills else ", left alone"))
                 place, url = Path(scratch) / str(number), server.url(f"chaos{number}")
-                one = disturb(place, url, min(left, MOST), random.Random(given.seed + number), vllm=vllm)
+                one = disturb(place, url, kills, random.Random(given.seed + number), vllm=vllm)
                 found["runs"].append(one)
                 found["kills"] += sum(one["killed"].values())
                 say(f"  {one}")
