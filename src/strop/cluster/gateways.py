@@ -20,7 +20,6 @@ given no gateway, since none was up, asks this command until it is started again
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import pickle
 import signal
@@ -33,6 +32,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from strop.cluster.calls import ask, end_actor, find_cause
 from strop.cluster.connection import import_part
 from strop.cluster.hosts import GatewayHost, HostPlace
 from strop.cluster.journal import Journal
@@ -53,6 +53,8 @@ ASK_SECONDS = 5.0
 """Seconds that a host may take to say how its process is; then it counts as out of reach."""
 AWAY = 10.0
 """Seconds after which pools whose gateway is away are given another."""
+PREFER_SECONDS = 20.0
+"""Seconds for which the node where one was, or should be, is waited for; then it may be any."""
 AGAIN = 2.0
 
 
@@ -82,7 +84,7 @@ class NodeWorker(StartedWorker):
         deadline = time.monotonic() + seconds
         while True:
             try:
-                code: int | None = await self._gateways.ask(self._host.poll.remote(), ASK_SECONDS)
+                code: int | None = await ask(self._host.poll.remote(), ASK_SECONDS)
             except self._gateways.lost_errors:
                 self._gateways.drop(self.site)
                 return "its host is gone"
@@ -95,7 +97,7 @@ class NodeWorker(StartedWorker):
     async def kill(self) -> None:
         """With its host, where that does not say that it is done."""
         try:
-            await self._gateways.ask(self._host.signal.remote(int(signal.SIGKILL)), ASK_SECONDS)
+            await ask(self._host.signal.remote(int(signal.SIGKILL)), ASK_SECONDS)
             ended = await self.wait(ASK_SECONDS)
         except self._gateways.lost_errors:
             ended = ""
@@ -158,11 +160,11 @@ class NodeGateways(WorkerKeeper):
         setup = msgspec.structs.replace(setup, host=site.there.address)
         given = self._listener.address, number, key, pickle.dumps(setup), str(setup.log)
         try:
-            pid: int = await self.ask(host.start.remote(*given), START_SECONDS)
+            pid: int = await ask(host.start.remote(*given), START_SECONDS)
             connection = await asyncio.to_thread(self._listener.take, number, START_SECONDS)
         except (*self.lost_errors, LearnerDied) as error:
             self.drop(site)
-            raise EngineError(f"{site.name} could not be started: {' '.join(str(error).split())[:300]}") from None
+            raise EngineError(f"{site.name} could not be started: {find_cause(error)}") from None
         with connection:
             calls = socket.socket(fileno=os.dup(connection.fileno()))
         return NodeWorker(self, site, pid, calls)
@@ -173,14 +175,14 @@ class NodeGateways(WorkerKeeper):
         cpus, told = self._config.cluster.gateway_cpus, False
         deadline = time.monotonic() + self._config.cluster.timeout
         affinity = import_part("util.scheduling_strategies").NodeAffinitySchedulingStrategy
+        where, limit = affinity(site.node, soft=True), PREFER_SECONDS
         while site.host is None:
-            where = affinity(site.node, soft=True)
             kind = self._ray.remote(GatewayHost)
             host = kind.options(num_cpus=cpus, max_restarts=0, scheduling_strategy=where).remote()
             try:
-                there: HostPlace = await self.ask(host.describe.remote(), self._config.cluster.timeout)
+                there: HostPlace = await ask(host.describe.remote(), limit)
                 port = urlsplit(site.url).port or 0 if there.node == site.node else 0
-                site.url = await self.ask(host.listen.remote(port), ASK_SECONDS)
+                site.url = await ask(host.listen.remote(port), ASK_SECONDS)
                 site.host, site.there, site.node = host, there, there.node
             except self.lost_errors as error:
                 if not site.url and time.monotonic() >= deadline:  # before, a node was lost on which it was placed
@@ -193,7 +195,8 @@ class NodeGateways(WorkerKeeper):
                 told = True
             finally:
                 if site.host is not host:
-                    self._kill(host)
+                    end_actor(self._ray, host)
+            where, limit = "SPREAD", self._config.cluster.timeout
             if site.host is None:
                 await asyncio.sleep(AGAIN)
         return site.host
@@ -214,19 +217,11 @@ class NodeGateways(WorkerKeeper):
         for site in self._sites:
             self.drop(site)
 
-    async def ask(self, ref: Any, seconds: float) -> Any:
-        async with asyncio.timeout(seconds):
-            return await asyncio.wrap_future(ref.future())
-
     def drop(self, site: GatewaySite) -> None:
         """The host is ended with its process, and another one is placed when it is needed."""
         host, site.host = site.host, None
         if host is not None:
-            self._kill(host)
-
-    def _kill(self, host: Any) -> None:
-        with contextlib.suppress(Exception):  # it may be gone, with its node
-            self._ray.kill(host)
+            end_actor(self._ray, host)
 
 
 def share_out(config: Config) -> Config:

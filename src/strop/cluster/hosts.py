@@ -48,7 +48,7 @@ WAITING = 2048
 
 
 class HostPlace(Struct, frozen=True):
-    """Where a host is.
+    """Where a host is, and which GPUs it may use, as CUDA names them.
 
     >>> HostPlace("3fa9c1d2e4", "10.0.0.7", 64).name
     '10.0.0.7/3fa9c1'
@@ -57,6 +57,7 @@ class HostPlace(Struct, frozen=True):
     node: str
     address: str
     pid: int
+    gpus: str = ""
 
     @property
     def name(self) -> str:
@@ -74,7 +75,8 @@ class StartedServer(Struct, frozen=True):
 
 def describe_host() -> HostPlace:
     ray = import_ray()
-    return HostPlace(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), os.getpid())
+    node, address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+    return HostPlace(node, address, os.getpid(), os.environ.get(VISIBLE, ""))
 
 
 def hide_gpus() -> None:
@@ -122,10 +124,6 @@ class RankHost(ProcessHost):
         with socket.socket() as free:
             free.bind(("", 0))
             return free.getsockname()[1]
-
-    def list_gpus(self) -> str:
-        """Its GPUs, as CUDA names them."""
-        return os.environ.get(VISIBLE, "")
 
     def foresee(self, asked: bytes) -> bytes:
         """See memory.py; in a process of its own, since that imports torch."""
@@ -205,6 +203,7 @@ class ServerHost:
     def __init__(self) -> None:
         hide_gpus()
         self._server: ServerProcess | None = None
+        self._gpus = ""
 
     async def describe(self) -> HostPlace:
         return describe_host()
@@ -213,13 +212,16 @@ class ServerHost:
         """It listens at the address by which other nodes reach this one."""
         if self._server is not None:
             await self._server.close()
-        address = describe_host().address
-        env = {**choose_interface(address), **program.env}
-        self._server = ServerProcess(msgspec.structs.replace(program, env=env), address, apart=True)
+        here = describe_host()
+        env = {**choose_interface(here.address), **program.env}
+        self._gpus = env.get(VISIBLE) or here.gpus
+        self._server = ServerProcess(msgspec.structs.replace(program, env=env), here.address, apart=True)
         try:
             await self._server.start()
         except EngineError as error:
             return StartedServer(error=str(error))
+        except OSError as error:  # such as a full disk
+            return StartedServer(error=f"{program.name} cannot be started on {here.name}: {error}")
         return StartedServer(self._server.url, self._server.pid)
 
     async def wait_until_gone(self) -> str:
@@ -229,7 +231,7 @@ class ServerHost:
     async def measure(self) -> ProcessLoad | None:
         if self._server is None or not self._server.pid:
             return None
-        return await asyncio.to_thread(measure_load, self._server.pid, os.environ.get(VISIBLE, ""))
+        return await asyncio.to_thread(measure_load, self._server.pid, self._gpus)
 
     async def end(self) -> None:
         if self._server is not None:

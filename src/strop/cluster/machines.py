@@ -16,12 +16,11 @@ from typing import Any
 
 import msgspec
 
-from strop.cluster.connection import find_head, watch_head
 from strop.cluster.gateways import NodeGateways, share_out
 from strop.cluster.journal import Journal
 from strop.cluster.listener import ChildListener
 from strop.cluster.meter import LoadMeter
-from strop.cluster.placing import give_back, place
+from strop.cluster.placing import NodeJoined, give_back, place
 from strop.cluster.pools import RunnerPools
 from strop.cluster.ranks import ClusterLauncher, Reservation
 from strop.cluster.servers import ServerHosts
@@ -52,14 +51,13 @@ class ClusterMachines(Machines):
         servers: ServerHosts,
         pools: RunnerPools | None,
         address: str,
-        head: str,
         meter: LoadMeter,
         make_gateways: Callable[..., NodeGateways] | None = None,
     ) -> None:
         self.launcher, self.servers = launcher, servers
         self.run: Run | None = None
         self._meter = meter
-        self._pools, self._address, self._head, self._make_gateways = pools, address, head, make_gateways
+        self._pools, self._address, self._make_gateways = pools, address, make_gateways
         self._gateways: NodeGateways | None = None
 
     def adapt(self, config: Config) -> Config:
@@ -82,7 +80,7 @@ class ClusterMachines(Machines):
     async def watch(self, run: Run) -> None:
         self.run = run
         working = super().watch(run) if self._pools is None else self._pools.watch(run, self._gateways)
-        await run_beside(working, watch_head(self._head), self._meter.watch())
+        await run_beside(working, self._meter.watch())
 
 
 @asynccontextmanager
@@ -114,8 +112,8 @@ async def reserve(
                 given_up.set()
                 await asyncio.gather(placing, return_exceptions=True)  # or else it would reserve behind our back
                 raise
-            except PlaceError:  # a node that was lost may come back, and Ray needs a while to notice
-                if not again or time.monotonic() + AGAIN > deadline:
+            except PlaceError as error:  # a node that was lost may come back, and Ray needs a while to notice
+                if not (again or isinstance(error, NodeJoined)) or time.monotonic() + AGAIN > deadline:
                     raise
                 await asyncio.to_thread(give_back, reservations, servers)
                 await asyncio.sleep(AGAIN)
@@ -123,11 +121,11 @@ async def reserve(
             journal.write("planned", line)
             if not again:
                 view.note(f"plan: {line}")
-        pools = RunnerPools(ray, config, plan.runners, journal) if plan.runners else None
+        pools = RunnerPools(ray, config, address, plan.runners, journal) if plan.runners else None
         make = partial(NodeGateways, ray, config, plan.gateways, listener, journal) if plan.gateways else None
         launcher = ClusterLauncher(ray, reservations, listener, journal)
         meter = LoadMeter(Path(config.folder), journal)
-        yield ClusterMachines(launcher, servers, pools, address, find_head(ray), meter, make)
+        yield ClusterMachines(launcher, servers, pools, address, meter, make)
     except HeadLost:
         reservations.clear()  # they are gone with it, and whoever asked to be rid of them would wait for a minute
         servers.forget()

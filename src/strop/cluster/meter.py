@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from strop.cluster.calls import ask
 from strop.cluster.journal import Journal, PlacedProcess
 from strop.cluster.load import ProcessLoad
 from strop.files import private
@@ -54,13 +56,12 @@ class LoadMeter:
         self._write(lines)
 
     def _write(self, lines: Sequence[dict[str, Any]]) -> None:
-        with open(self._file, "ab", opener=private) as file:
+        with suppress(OSError), open(self._file, "ab", opener=private) as file:  # a full disk ends no run
             file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
     async def _ask(self, host: Any) -> ProcessLoad | None:
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                return await asyncio.wrap_future(host.measure.remote().future())
+            return await ask(host.measure.remote(), ANSWER_SECONDS)
         except Exception:  # whatever befell it, others notice
             return None
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
+from strop.cluster.hosts import HostPlace
 from strop.cluster.listener import ChildListener
 from strop.cluster.memory import MemoryQuestion, RankMemory
 from strop.cluster.plan import (
@@ -22,19 +24,22 @@ from strop.cluster.plan import (
     place_runners,
     place_servers,
 )
-from strop.cluster.probe import Door, list_nodes, open_doors, probe_nodes
+from strop.cluster.probe import Address, list_nodes, listen_at, probe_nodes
 from strop.cluster.ranks import Reservation
 from strop.cluster.servers import ServerHosts, find_server_demand
 from strop.config import Config
 from strop.engines.registry import engine_class
 from strop.errors import PlaceError
 from strop.net.hosts import is_loopback
+from strop.net.server import ANY
 from strop.run.data.prepare import needs_agents
 from strop.run.prepare import PreparedPolicy, count_ranks, find_adapters
 
 FORESEE_SECONDS = 120.0
-ANY = ("0.0.0.0", "::")
-"""Hosts of a server that listens at all addresses of its machine."""
+
+
+class NodeJoined(PlaceError):
+    """Ray has placed something on a node that came after all were asked what they are like."""
 
 
 def place(
@@ -50,21 +55,20 @@ def place(
 ) -> ClusterPlan:
     """Fill `reservations` and `servers`, and say what is where. Raises `PlaceError`."""
     models = [str(one.model) for group in groups for one in group]
-    with open_doors(listener.address, find_gateway(config, listener.address)) as doors:
-        nodes = probe_nodes(ray, list_nodes(ray), Path(config.folder), models, doors)
+    with listen_at(listener.address, find_gateway(config, listener.address)) as ports:
+        nodes = probe_nodes(ray, list_nodes(ray), Path(config.folder), models, ports)
     demand = find_demand(config, groups, nodes)
     make_plan(nodes, demand)
     reservations.extend(Reservation(ray, model, demand) for model in range(len(demand.ranks)))
     for one in reservations:
         one.open(deadline, given_up)
-    by_id = {node.id: node for node in nodes}
-    ranks = [[by_id[host.node] for host in one.places] for one in reservations]
+    ranks = [find_nodes(nodes, one.places) for one in reservations]
     left = Room([node for node in nodes if node.cpus])
     for model, group in enumerate(ranks):
-        for node in group:
-            left.take(node, demand.count_cpus(model), demand.rank_gpus)
+        for bundle in demand.list_bundles(model):
+            left.take(group[bundle.first], bundle.cpus, bundle.gpus)
     wanted = place_servers(left, demand, ranks)
-    hosts = [by_id[one.node] for one in servers.open(demand.servers, wanted, reservations, deadline, given_up)]
+    hosts = find_nodes(nodes, servers.open(demand.servers, wanted, reservations, deadline, given_up))
     gateways, runners = place_gateways(left, demand), place_runners(left, demand)
     memory = ""
     if not again and not given_up.is_set():
@@ -73,7 +77,15 @@ def place(
     return ClusterPlan(demand=demand, ranks=ranks, servers=hosts, gateways=gateways, runners=runners, memory=memory)
 
 
-def find_gateway(config: Config, listener: Door) -> Door | None:
+def find_nodes(nodes: Sequence[ClusterNode], places: Sequence[HostPlace]) -> list[ClusterNode]:
+    """Where hosts are. Raises `NodeJoined`."""
+    by_id = {node.id: node for node in nodes}
+    if new := next((place for place in places if place.node not in by_id), None):
+        raise NodeJoined(f"node {new.name} joined the cluster while places were looked for. Fix: try again")
+    return [by_id[place.node] for place in places]
+
+
+def find_gateway(config: Config, listener: Address) -> Address | None:
     """Where runner pools will reach this command, if that is known by now."""
     if not config.gateway.port or not needs_agents(config):
         return None
@@ -114,18 +126,34 @@ def find_demand(config: Config, groups: Sequence[Sequence[PreparedPolicy]], node
     gpus = sum(node.gpus for node in nodes)
     enough = gpus >= sum(ranks) > 0
     serve = any(engine_class(group[0].config.engine).shares_weights for group in holding)
+    rank_gpus = int("cuda" in devices or ("auto" in devices and enough))
+    servers = find_servers(config, groups, gpus=gpus > 0)
+    if gpus and not rank_gpus:
+        servers = tuple(replace(one, beside=None) for one in servers)
+        refuse_ipc(holding, sum(ranks), int(gpus))
     return Demand(
         ranks=ranks,
         rank_cpus=config.cluster.rank_cpus,
-        rank_gpus=int("cuda" in devices or ("auto" in devices and enough)),
+        rank_gpus=rank_gpus,
         gateways=config.cluster.gateways if needs_agents(config) else 0,
         gateway_cpus=config.cluster.gateway_cpus,
         runners=config.cluster.runners if needs_agents(config) else 0,
         runner_cpus=config.cluster.runner_cpus,
         agents=config.runner.workers,
         sequences=config.engine.max_sequences if serve else 0,
-        servers=find_servers(config, groups, gpus=gpus > 0),
+        servers=servers,
     )
+
+
+def refuse_ipc(groups: Sequence[Sequence[PreparedPolicy]], ranks: int, gpus: int) -> None:
+    """Where ranks have no GPUs whose memory could be read. Raises `PlaceError`."""
+    engines = [group[0].config.engine for group in groups]
+    if any(engine_class(one).choose_transfer(one) == "ipc" for one in engines):
+        raise PlaceError(
+            f"engine.vllm.weights=ipc reads the memory of the learner's GPU, and its {ranks} "
+            f"rank{'s' * (ranks > 1)} have none of the cluster's {gpus}. Fix: set learner.device=cuda, or "
+            "engine.vllm.weights=files"
+        )
 
 
 def foresee_memory(

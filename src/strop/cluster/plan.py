@@ -1,6 +1,7 @@
 """What runs where, before anything starts; or why it cannot, in a sentence.
 
-Pure: it is told what the nodes have, and asks nobody. Ray may place parts otherwise, where others use some of a node.
+Pure: it is told what the nodes have in all, and asks nobody. Ray places parts otherwise where others use some of a
+node.
 
 Left out: nodes that a cluster would add by itself once they are asked for.
 """
@@ -75,6 +76,16 @@ def list_each(servers: Sequence[ServerDemand]) -> list[tuple[ServerDemand, int]]
     return [(one, index) for one in servers for index in range(one.count)]
 
 
+class RankBundle(Struct, frozen=True):
+    """So many ranks of a model, from the `first` on, that are on one node with the servers that are beside them; and
+    what all of them take."""
+
+    first: int
+    ranks: int
+    cpus: int
+    gpus: int
+
+
 class Demand(Struct, frozen=True, kw_only=True):
     """What a run asks for: `ranks` of every model, each with so many CPUs and GPUs; `servers` of engines; `gateways`;
     `runners` pools of `agents` agents at once; `sequences` that a rank answers at once, none where servers do."""
@@ -90,16 +101,21 @@ class Demand(Struct, frozen=True, kw_only=True):
     sequences: int = 16
     servers: tuple[ServerDemand, ...] = ()
 
-    def count_cpus(self, model: int) -> int:
-        """Of each rank of a model, with the servers that are beside it.
+    def list_bundles(self, model: int) -> list[RankBundle]:
+        """Of a model's ranks.
 
-        >>> Demand(ranks=(2,), servers=(ServerDemand(count=2, cpus=3, gpus=1, beside=0),)).count_cpus(0)
-        4
+        >>> servers = ServerDemand(count=2, cpus=3, gpus=2, beside=0)
+        >>> [(bundle.ranks, bundle.cpus) for bundle in Demand(ranks=(5,), servers=(servers,)).list_bundles(0)]
+        [(2, 5), (2, 5), (1, 1)]
         """
-        beside = [one for one in self.servers if one.beside == model]
-        return self.rank_cpus + sum(
-            math.ceil(one.count * max(one.gpus, 1) / self.ranks[model]) * one.cpus for one in beside
-        )
+        ranks, beside = self.ranks[model], [one for one in self.servers if one.beside == model]
+        each = max((one.gpus for one in beside), default=1) or 1
+        bundles: list[RankBundle] = []
+        for first in range(0, ranks, each):
+            size = min(each, ranks - first)
+            servers = sum(one.cpus for one, index in list_each(beside) if one.find_ranks(index, ranks)[0] == first)
+            bundles.append(RankBundle(first, size, size * self.rank_cpus + servers, size * self.rank_gpus))
+        return bundles
 
     def find_taken(self, model: int) -> float:
         """The share of the memory of its first rank's GPU that servers have while it trains."""
@@ -160,11 +176,11 @@ def make_plan(nodes: Sequence[ClusterNode], demand: Demand) -> ClusterPlan:
         raise PlaceError(trouble)
     refuse_missing_gpus(usable, demand)
     ranks: list[list[ClusterNode]] = []
-    for model, wanted in enumerate(demand.ranks):
-        group = left.take_close(wanted, demand.count_cpus(model), demand.rank_gpus)
-        if len(group) < wanted:
+    for model in range(len(demand.ranks)):
+        bundles = demand.list_bundles(model)
+        if len(group := left.take_packed(bundles)) < len(bundles):
             raise PlaceError(explain_ranks(usable, demand))
-        ranks.append(group)
+        ranks.append([node for node, bundle in zip(group, bundles, strict=True) for _ in range(bundle.ranks)])
     servers, gateways = place_servers(left, demand, ranks), place_gateways(left, demand)
     runners = place_runners(left, demand)
     return ClusterPlan(demand=demand, ranks=ranks, servers=servers, gateways=gateways, runners=runners)
@@ -185,16 +201,21 @@ class Room:
         self.cpus[node.id] -= cpus
         self.gpus[node.id] -= gpus
 
-    def take_close(self, number: int, cpus: float, gpus: float = 0) -> list[ClusterNode]:
-        """Nodes for so many parts that belong together, on as few as possible; fewer where there is no more room."""
+    def take_packed(self, bundles: Sequence[RankBundle]) -> list[ClusterNode]:
+        """Nodes for what belongs together: the smallest that holds all of it, or else as few as possible; fewer than
+        bundles where there is no more room."""
+        cpus, gpus = sum(one.cpus for one in bundles), sum(one.gpus for one in bundles)
+        by_size = sorted(self.nodes, key=lambda node: (self.gpus[node.id] if gpus else 0, self.cpus[node.id]))
         placed: list[ClusterNode] = []
-        for node in sorted(self.nodes, key=lambda node: -min(self.cpus[node.id], self.gpus[node.id] or float("inf"))):
-            while len(placed) < number and self.fits(node, cpus, gpus):
+        for node in [node for node in by_size if self.fits(node, cpus, gpus)][:1] or reversed(by_size):
+            for one in bundles[len(placed) :]:
+                if not self.fits(node, one.cpus, one.gpus):
+                    break
+                self.take(node, one.cpus, one.gpus)
                 placed.append(node)
-                self.take(node, cpus, gpus)
         return placed
 
-    def take_apart(self, number: int, cpus: float, gpus: float = 0) -> list[ClusterNode]:
+    def take_spread(self, number: int, cpus: float, gpus: float = 0) -> list[ClusterNode]:
         """Nodes for so many parts that go by themselves, each where there are fewest, and of those where most CPUs are
         left; fewer where there is no more room."""
         placed, there = list[ClusterNode](), Counter[str]()
@@ -211,9 +232,10 @@ def place_servers(left: Room, demand: Demand, ranks: Sequence[Sequence[ClusterNo
     placed: list[ClusterNode] = []
     for one in demand.servers:
         if one.beside is not None:
-            placed += place_beside(one, ranks[one.beside])
+            there = ranks[one.beside]
+            placed += [there[one.find_ranks(index, len(there))[0]] for index in range(one.count)]
             continue
-        found = left.take_apart(one.count, one.cpus, one.gpus)
+        found = left.take_spread(one.count, one.cpus, one.gpus)
         if len(found) < one.count:
             less = f"set engine.replicas={len(found)}" if found else "set cluster.server_cpus lower"
             if one.gpus > 1 and not found:
@@ -226,23 +248,8 @@ def place_servers(left: Room, demand: Demand, ranks: Sequence[Sequence[ClusterNo
     return placed
 
 
-def place_beside(servers: ServerDemand, ranks: Sequence[ClusterNode]) -> list[ClusterNode]:
-    """Where the ranks are on whose GPUs they are to be."""
-    placed: list[ClusterNode] = []
-    for index in range(servers.count):
-        found = [ranks[rank] for rank in servers.find_ranks(index, len(ranks))]
-        if len({node.id for node in found}) > 1:
-            raise PlaceError(
-                f"{servers.describe()} are to be on the GPUs of {count(len(ranks), 'rank')}, and the {servers.gpus} of "
-                f"one are on {' and '.join(sorted({node.name for node in found}))}. Fix: set "
-                f"engine.{servers.engine}.tensor_parallel to what divides the GPUs of each node"
-            )
-        placed.append(found[0])
-    return placed
-
-
 def place_gateways(left: Room, demand: Demand) -> list[ClusterNode]:
-    placed = left.take_apart(demand.gateways, demand.gateway_cpus)
+    placed = left.take_spread(demand.gateways, demand.gateway_cpus)
     if len(placed) < demand.gateways:
         raise PlaceError(
             f"{count(demand.gateways, 'gateway')} of {count(demand.gateway_cpus, 'CPU')} each cannot be placed: the "
@@ -253,7 +260,7 @@ def place_gateways(left: Room, demand: Demand) -> list[ClusterNode]:
 
 
 def place_runners(left: Room, demand: Demand) -> list[ClusterNode]:
-    placed = left.take_apart(demand.runners, demand.runner_cpus)
+    placed = left.take_spread(demand.runners, demand.runner_cpus)
     if len(placed) < demand.runners:
         others = "ranks and servers" if demand.servers else "ranks"
         raise PlaceError(
@@ -275,17 +282,22 @@ def refuse_missing_gpus(nodes: Sequence[ClusterNode], demand: Demand) -> None:
 
 
 def explain_ranks(nodes: Sequence[ClusterNode], demand: Demand) -> str:
-    ranks, cpus = sum(demand.ranks), max(map(demand.count_cpus, range(len(demand.ranks))))
+    ranks, bundles = (
+        sum(demand.ranks),
+        [one for model in range(len(demand.ranks)) for one in demand.list_bundles(model)],
+    )
+    largest = max(bundles, key=lambda bundle: (bundle.cpus, bundle.gpus))
     gpu = f" and {count(demand.rank_gpus, 'GPU')}" if demand.rank_gpus else ""
-    beside = " with the servers beside it" if cpus > demand.rank_cpus else ""
+    more = largest.cpus - largest.ranks * demand.rank_cpus
+    beside = f", with {count(more, 'CPU')} for servers beside {largest.ranks} of them" if more else ""
     room = sum(
-        int(min(node.cpus // cpus, *([node.gpus // demand.rank_gpus] if demand.rank_gpus else [math.inf])))
+        int(min(node.cpus // largest.cpus, node.gpus // largest.gpus if largest.gpus else math.inf)) * largest.ranks
         for node in nodes
     )
     less = f"set learner.ranks={max(room, 1)}" if room else "set cluster.rank_cpus lower"
     return (
-        f"{count(ranks, 'learner rank')} of {count(cpus, 'CPU')}{gpu} each{beside} cannot be placed: the cluster "
-        f"has {describe_nodes(nodes)}, which is room for {room}. Fix: {less}, or add nodes"
+        f"{count(ranks, 'learner rank')} of {count(demand.rank_cpus, 'CPU')}{gpu} each{beside} cannot be placed: the "
+        f"cluster has {describe_nodes(nodes)}, which is room for {room}. Fix: {less}, or add nodes"
     )
 
 

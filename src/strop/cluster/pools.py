@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from strop.cluster.calls import ask, end_actor, find_cause
 from strop.cluster.connection import import_part
 from strop.cluster.gateways import NodeGateways
 from strop.cluster.hosts import HostPlace, RunnerHost
@@ -22,6 +24,7 @@ from strop.cluster.journal import Journal
 from strop.cluster.plan import ClusterNode
 from strop.config import Config, RunnerConfig, walk
 from strop.errors import PlaceError
+from strop.net.server import name_from_elsewhere
 from strop.run.state import Run
 from strop.store.base import Store
 
@@ -37,71 +40,78 @@ it does not reach the run."""
 
 
 class RunnerPools:
-    """Of one run. `nodes` are where the first pools go."""
+    """Of one run, whose nodes reach this command at `address`. `nodes` are where the first pools go."""
 
-    def __init__(self, ray: Any, config: Config, nodes: Sequence[ClusterNode], journal: Journal) -> None:
-        self._ray, self._config, self._nodes, self._journal = ray, config, nodes, journal
+    def __init__(self, ray: Any, config: Config, address: str, nodes: Sequence[ClusterNode], journal: Journal) -> None:
+        self._ray, self._config, self._address, self._nodes, self._journal = ray, config, address, nodes, journal
         self._have_started, self._began = False, 0.0
         self._gateways: NodeGateways | None = None
 
     async def watch(self, run: Run, gateways: NodeGateways | None = None) -> None:
         """Keep them at work until cancelled. Agents ask one of `gateways`, where there are some."""
         self._gateways, self._began = gateways, time.monotonic()
-        pools: list[asyncio.Task[None]] = []
+        pools: dict[int, KeptPool] = {}
         enough = time.monotonic()
         try:
             while True:
                 wanted = await count_pools(self._config, run.store)
-                while len(pools) < wanted:
-                    pools.append(asyncio.create_task(self._keep_pool(len(pools), run)))
-                if len(pools) == wanted:
+                at_work = [number for number, pool in pools.items() if not pool.leaves.is_set()]
+                for number in itertools.islice((k for k in itertools.count() if k not in pools), wanted - len(at_work)):
+                    pools[number] = KeptPool(self._keep_pool, number, run)
+                if len(at_work) <= wanted:
                     enough = time.monotonic()
                 elif time.monotonic() - enough > IDLE:
-                    pools.pop().cancel()  # by itself: its agents may take a while to end
-                for pool in pools:
-                    if pool.done():
-                        pool.result()
+                    pools[max(at_work)].leaves.set()  # its agents may take a while to end
+                for number, pool in list(pools.items()):
+                    if pool.task.done():
+                        pool.task.result()
+                        del pools[number]
                 await asyncio.sleep(BEAT)
         finally:
-            for pool in pools:
-                pool.cancel()
-            await asyncio.gather(*pools, return_exceptions=True)
+            for pool in pools.values():
+                pool.task.cancel()
+            await asyncio.gather(*(pool.task for pool in pools.values()), return_exceptions=True)
 
-    async def _keep_pool(self, number: int, run: Run) -> None:
-        """One pool, again and again."""
+    async def _keep_pool(self, number: int, run: Run, leaves: asyncio.Event) -> None:
+        """One pool, again and again, until it is not needed any more."""
         name, log = f"runner pool {number}", run.folder.path.absolute() / f"runner-{number}.log"
         failed, times = 0, 0
-        while True:
+        while not leaves.is_set():
             host, code, where, began = self._place(number, again=times > 0), None, "", time.monotonic()
-            end = "died"
+            end, why, by_itself, drain = "died", "", False, 0.0
             try:
                 there, pid, gateway = await self._start(host, number, run, log)
                 where = there.name
                 self._journal.write_start(name, there, host, pid, again=times > 0, url=gateway)
                 began = time.monotonic()
-                while (code := await self._ask(host.poll.remote())) is None:
+                while (code := await ask(host.poll.remote(), DEADLINE)) is None and not leaves.is_set():
                     if self._gateways is not None and gateway and not self._gateways.answers(gateway):
                         break
                     await asyncio.sleep(BEAT)
-                if code is None:
-                    end, why = "ended", f"its gateway at {gateway} is gone"
-                else:
+                if code is not None:
                     why = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-                    if code > 0:
+                    if by_itself := code > 0:
                         why += f": {read_last_line(log).removeprefix('strop: ').partition('. Fix:')[0]}"
+                elif leaves.is_set():
+                    end, why, drain = "ended", "fewer are enough now", self._config.runner.drain
+                else:
+                    end, why = "ended", f"its gateway at {gateway} is gone"
+            except self._ray.exceptions.RayTaskError as error:  # of its host, such as a log that cannot be written
+                why, by_itself = f"could not be started: {find_cause(error)}", True
             except (self._ray.exceptions.RayError, TimeoutError) as error:
                 why = "its host is gone" if where else f"it could not be placed: {type(error).__name__}"
             finally:
-                await self._stop(host)
+                await self._stop(host, drain)
             self._journal.write_end(end, name, node=where, why=why)
-            self._refuse_hopeless(name, where, log)
-            by_itself = code is not None and code > 0 and time.monotonic() - began < SHORT
-            failed, times = failed + 1 if by_itself else 0, times + 1
+            failed = failed + 1 if by_itself and time.monotonic() - began < SHORT else 0
             if failed == TRIES:
-                raise PlaceError(
-                    f"{name} on {where} ends as soon as it is started: {read_last_line(log)}. Its log is {log}"
-                )
-            await asyncio.sleep(min(2.0**failed, 30.0))
+                said = f"ends as soon as it is started: {read_last_line(log)}" if where else why
+                raise PlaceError(f"{name} {f'on {where} ' if where else ''}{said}. Its log is {log}")
+            if not by_itself:
+                self._refuse_hopeless(name, where)
+            times += 1
+            if not leaves.is_set():
+                await asyncio.sleep(min(2.0**failed, 30.0))
 
     def _place(self, number: int, *, again: bool) -> Any:
         where: Any = "SPREAD"
@@ -115,15 +125,16 @@ class RunnerPools:
     async def _start(self, host: Any, number: int, run: Run, log: Path) -> tuple[HostPlace, int, str]:
         """Returns where it is, its process there, and the gateway that its agents ask, if it is not the run's own."""
         assert run.shared is not None, "runners join over the network"
-        place: HostPlace = await self._ask(host.describe.remote(), self._config.cluster.timeout)
-        words = [*list_words(self._config, run.shared.url, number), "--log", str(log)]
+        place: HostPlace = await ask(host.describe.remote(), self._config.cluster.timeout)
+        url = name_from_elsewhere(run.shared.url, self._config.gateway.host, self._address)
+        words = [*list_words(self._config, url, number), "--log", str(log)]
         gateway = self._gateways.choose(f"runner pool {number}", place.node) if self._gateways is not None else ""
         words += ["--gateway", gateway] if gateway else []
-        pid: int = await self._ask(host.start.remote(words, run.shared.key, str(log), str(Path.cwd())))
+        pid: int = await ask(host.start.remote(words, run.shared.key, str(log), str(Path.cwd())), DEADLINE)
         self._have_started = True
         return place, pid, gateway
 
-    def _refuse_hopeless(self, name: str, where: str, log: Path) -> None:
+    def _refuse_hopeless(self, name: str, where: str) -> None:
         """None at all could be placed for as long as was to be waited. Before that, a node was lost on which it was."""
         waited = time.monotonic() - self._began
         if not where and not self._have_started and waited >= self._config.cluster.timeout:
@@ -132,16 +143,19 @@ class RunnerPools:
                 "Fix: see `ray status`, wait for them, or raise cluster.timeout"
             )
 
-    async def _ask(self, ref: Any, timeout: float = DEADLINE) -> Any:
-        async with asyncio.timeout(timeout):  # `wait_for` may forget that it was cancelled, before Python 3.12
-            return await asyncio.wrap_future(ref.future())
-
-    async def _stop(self, host: Any) -> None:
-        """Its agents' leases are given back by the run, or expire."""
+    async def _stop(self, host: Any, drain: float) -> None:
+        """Its agents have so many seconds to end. Leases of those that do not are given back by the run, or expire."""
         with contextlib.suppress(Exception):  # it may be gone, with its node
-            await self._ask(host.stop.remote(0.0), 10.0)
-        with contextlib.suppress(Exception):
-            self._ray.kill(host)
+            await ask(host.stop.remote(drain), drain + 10.0)
+        end_actor(self._ray, host)
+
+
+class KeptPool:
+    """`leaves` is set once it is not needed any more."""
+
+    def __init__(self, keep: Callable[[int, Run, asyncio.Event], Coroutine[Any, Any, None]], number: int, run: Run):
+        self.leaves = asyncio.Event()
+        self.task = asyncio.create_task(keep(number, run, self.leaves))
 
 
 async def count_pools(config: Config, store: Store) -> int:

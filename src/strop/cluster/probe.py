@@ -17,13 +17,14 @@ from typing import Any, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
+from strop.cluster.calls import find_cause
 from strop.cluster.connection import import_part
 from strop.cluster.plan import ClusterNode
-from strop.imports import one_line
+from strop.errors import PlaceError
 from strop.version import __version__
 
 PROBE_SECONDS = 60.0
-Door = tuple[str, int]
+Address = tuple[str, int]
 """Where this command listens."""
 
 
@@ -59,18 +60,18 @@ def list_nodes(ray: Any) -> list[ClusterNode]:
 
 
 def probe_nodes(
-    ray: Any, nodes: Sequence[ClusterNode], folder: Path, models: Sequence[str], doors: Mapping[str, Door]
+    ray: Any, nodes: Sequence[ClusterNode], folder: Path, models: Sequence[str], ports: Mapping[str, Address]
 ) -> list[ClusterNode]:
-    """Those nodes that are there, with what is wrong with each. `doors` are what they must reach here, by setting."""
+    """Those nodes that are there, with what is wrong with each. `ports` are what they must reach here, by setting."""
     usable = [node for node in nodes if node.cpus]
-    with leave_mark(folder) as (mark, said):
-        asked = [start_probe(ray, node, {mark: said}, models, doors) for node in usable]
+    with write_marker(folder) as (mark, said):
+        asked = [start_probe(ray, node, {mark: said}, models, ports) for node in usable]
         ready: list[Any] = ray.wait(asked, num_returns=len(asked), timeout=PROBE_SECONDS)[0] if asked else []
         answers = [
             read_answer(ray, node, ref) if ref in ready else None for node, ref in zip(usable, asked, strict=True)
         ]
     found = [
-        replace(node, trouble=explain_trouble(node, answer, folder, doors))
+        replace(node, trouble=explain_trouble(node, answer, folder, ports))
         for node, answer in zip(usable, answers, strict=True)
         if answer is None or not answer.gone
     ]
@@ -78,17 +79,17 @@ def probe_nodes(
 
 
 def start_probe(
-    ray: Any, node: ClusterNode, marks: dict[str, str], models: Sequence[str], doors: Mapping[str, Door]
+    ray: Any, node: ClusterNode, marks: dict[str, str], models: Sequence[str], ports: Mapping[str, Address]
 ) -> Any:
     where = import_part("util.scheduling_strategies").NodeAffinitySchedulingStrategy(node.id, soft=False)
     remote = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=where)(make_question())
-    return remote.remote(marks, list(models), dict(doors))
+    return remote.remote(marks, list(models), dict(ports))
 
 
-def make_question() -> Callable[[dict[str, str], list[str], dict[str, Door]], dict[str, Any]]:
+def make_question() -> Callable[[dict[str, str], list[str], dict[str, Address]], dict[str, Any]]:
     """A function that Ray sends as it is, since it stands inside another one."""
 
-    def look(marks: dict[str, str], models: list[str], doors: dict[str, tuple[str, int]]) -> dict[str, Any]:
+    def look(marks: dict[str, str], models: list[str], ports: dict[str, tuple[str, int]]) -> dict[str, Any]:
         import os
         import platform
         import socket
@@ -108,9 +109,9 @@ def make_question() -> Callable[[dict[str, str], list[str], dict[str, Door]], di
                 answer["sees"] = False
         answer["missing"] = next((model for model in models if not os.path.isdir(model)), "")
         answer["reach"] = {}
-        for setting, door in doors.items():
+        for setting, address in ports.items():
             try:
-                socket.create_connection(door, timeout=5).close()
+                socket.create_connection(address, timeout=5).close()
             except OSError as error:
                 answer["reach"][setting] = str(error)
         try:
@@ -132,10 +133,10 @@ def read_answer(ray: Any, node: ClusterNode, ref: Any) -> ProbeAnswer:
     except (ray.exceptions.TaskUnschedulableError, ray.exceptions.NodeDiedError):  # it is asked for no CPUs
         return ProbeAnswer(gone=True)
     except ray.exceptions.RayError as error:
-        return ProbeAnswer(failed=one_line(error)[:300])
+        return ProbeAnswer(failed=find_cause(error))
 
 
-def explain_trouble(node: ClusterNode, answer: ProbeAnswer | None, folder: Path, doors: Mapping[str, Door]) -> str:
+def explain_trouble(node: ClusterNode, answer: ProbeAnswer | None, folder: Path, ports: Mapping[str, Address]) -> str:
     """What is wrong with a node, as a sentence; empty where nothing is."""
     if answer is None:
         return f"node {node.name} did not answer within {PROBE_SECONDS:g} s. Fix: see `ray status`, or take it out"
@@ -160,7 +161,7 @@ def explain_trouble(node: ClusterNode, answer: ProbeAnswer | None, folder: Path,
             "sees it, and name that place with policy.model"
         )
     for setting, why in answer.reach.items():
-        host, port = doors[setting]
+        host, port = ports[setting]
         return (
             f"node {node.name} cannot reach this command at {host}:{port} ({why}). Fix: open a port between them, and "
             f"name it with {setting}"
@@ -174,24 +175,27 @@ def explain_trouble(node: ClusterNode, answer: ProbeAnswer | None, folder: Path,
 
 
 @contextmanager
-def open_doors(listener: Door, gateway: Door | None) -> Generator[dict[str, Door]]:
+def listen_at(listener: Address, gateway: Address | None) -> Generator[dict[str, Address]]:
     """What nodes must reach, by setting. The gateway does not listen yet: its port is open until the end of the block,
     unless somebody has it, which the run will say."""
-    doors = {"cluster.port": listener}
+    ports = {"cluster.port": listener}
     with ExitStack() as stack:
         if gateway is not None and gateway[1]:
             with suppress(OSError):
                 stack.enter_context(socket.create_server(gateway))
-                doors["gateway.port"] = gateway
-        yield doors
+                ports["gateway.port"] = gateway
+        yield ports
 
 
 @contextmanager
-def leave_mark(folder: Path) -> Generator[tuple[str, str]]:
+def write_marker(folder: Path) -> Generator[tuple[str, str]]:
     """A file beside the run's folder, or above that, with a random word in it, until the end of the block."""
     place = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.is_dir())
     mark, said = place / f".strop-{secrets.token_hex(8)}", secrets.token_hex(8)
-    mark.write_text(said)
+    try:
+        mark.write_text(said)
+    except OSError as error:
+        raise PlaceError(f"cannot write into {place} ({error.strerror}). Fix: give another --folder") from None
     try:
         yield str(mark), said
     finally:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from strop.cluster.calls import end_actor, find_cause
 from strop.cluster.connection import import_part
 from strop.cluster.hosts import HostPlace, RankHost
 from strop.cluster.journal import Journal
@@ -32,13 +33,13 @@ GONE = -1
 
 class Reservation:
     """CPUs and GPUs for the ranks of one model and for the servers that are beside them, and a host for each rank.
-    `bundles` says to Ray what is beside which of them. Ranks of one node follow each other."""
+    `bundles` has, for each rank, how Ray is told to place something beside it."""
 
     def __init__(self, ray: Any, model: int, demand: Demand) -> None:
-        self._ray, self._demand, self._cpus = ray, demand, demand.count_cpus(model)
-        each = {"CPU": self._cpus, **({"GPU": demand.rank_gpus} if demand.rank_gpus else {})}
+        self._ray, self._demand, self._bundles = ray, demand, demand.list_bundles(model)
+        each = [{"CPU": one.cpus, **({"GPU": one.gpus} if one.gpus else {})} for one in self._bundles]
         self.ranks = demand.ranks[model]
-        self._group: Any = import_part("util.placement_group").placement_group([each] * self.ranks, strategy="PACK")
+        self._group: Any = import_part("util.placement_group").placement_group(each, strategy="PACK")
         self.hosts: list[Any] = []
         self.places: list[HostPlace] = []
         self.bundles: list[Any] = []
@@ -52,43 +53,37 @@ class Reservation:
             gpus = f" and {count(self._demand.rank_gpus, 'GPU')}" if self._demand.rank_gpus else ""
             raise PlaceError(
                 f"the cluster has no room now for {count(self.ranks, 'learner rank')} of "
-                f"{count(self._cpus, 'CPU')}{gpus} each, which others use. Fix: see `ray status`, wait for "
+                f"{count(self._demand.rank_cpus, 'CPU')}{gpus} each, which others use. Fix: see `ray status`, wait for "
                 "them, or raise cluster.timeout"
             )
         kind = self._ray.remote(RankHost)
         in_bundle = import_part("util.scheduling_strategies").PlacementGroupSchedulingStrategy
-        self.bundles = [in_bundle(self._group, placement_group_bundle_index=index) for index in range(self.ranks)]
+        for index, bundle in enumerate(self._bundles):
+            self.bundles += [in_bundle(self._group, placement_group_bundle_index=index)] * bundle.ranks
         options = {"num_cpus": self._demand.rank_cpus, "num_gpus": self._demand.rank_gpus, "max_restarts": 0}
         for where in self.bundles:
             self.hosts.append(kind.options(scheduling_strategy=where, **options).remote())
         try:
             self.places = self._ray.get([host.describe.remote() for host in self.hosts], timeout=START_SECONDS)
-            self._sort()
         except self._ray.exceptions.RayError as error:
-            raise PlaceError(
-                f"a node could not start its part of the run ({' '.join(str(error).split())[:300]}). Fix: see "
-                "`ray status`, and its logs under /tmp/ray"
-            ) from None
-
-    def _sort(self) -> None:
-        """Ray numbers bundles as it likes."""
-        nodes = [place.node for place in self.places]
-        order = sorted(range(self.ranks), key=lambda index: nodes.index(nodes[index]))
-        self.hosts, self.places, self.bundles = (
-            [all_of[index] for index in order] for all_of in (self.hosts, self.places, self.bundles)
-        )
+            raise PlaceError(explain_start(error)) from None
 
     def find_gpus(self, ranks: Sequence[int]) -> str:
         """Those of some ranks, as CUDA names them; empty where they have none."""
-        asked = [self.hosts[rank].list_gpus.remote() for rank in ranks]
-        return ",".join(filter(None, self._ray.get(asked, timeout=START_SECONDS)))
+        return ",".join(filter(None, (self.places[rank].gpus for rank in ranks)))
 
     def close(self) -> None:
         for host in self.hosts:
-            with contextlib.suppress(Exception):  # it may be gone with its node
-                self._ray.kill(host)
+            end_actor(self._ray, host)
         with contextlib.suppress(Exception):
             import_part("util.placement_group").remove_placement_group(self._group)
+
+
+def explain_start(error: BaseException) -> str:
+    return (
+        f"a node could not start its part of the run ({find_cause(error)}). Fix: see `ray status`, and its logs under "
+        "/tmp/ray"
+    )
 
 
 class RankHandle:
@@ -148,7 +143,7 @@ class ClusterLauncher(Launcher):
         try:
             return self._start(reservation, logs)
         except self._ray.exceptions.RayError as error:
-            raise LearnerDied(f"a learner rank could not be started: {' '.join(str(error).split())[:300]}") from None
+            raise LearnerDied(f"a learner rank could not be started: {find_cause(error)}") from None
 
     def _start(self, reservation: Reservation, logs: Sequence[Path]) -> list[StartedChild]:
         hosts, places = reservation.hosts, reservation.places

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -26,11 +27,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from strop.cluster.calls import ask, end_actor
 from strop.cluster.connection import import_part
 from strop.cluster.hosts import HostPlace, ServerHost, StartedServer
 from strop.cluster.journal import Journal
 from strop.cluster.plan import ClusterNode, ServerDemand, list_each
-from strop.cluster.ranks import Reservation
+from strop.cluster.ranks import Reservation, explain_start
 from strop.config import ClusterConfig, EngineConfig, SglangConfig, VllmConfig
 from strop.engines.gpus import VISIBLE
 from strop.engines.registry import engine_class, engine_name
@@ -41,16 +43,19 @@ ANSWER_SECONDS = 60.0
 """Seconds that a host may take to answer, beside what it does; then it counts as lost."""
 END_SECONDS = 15.0
 """The same where it only ends something."""
+PREFER_SECONDS = 20.0
+"""Seconds for which a planned node is waited for; then it may be any."""
 AGAIN = 1.0
 """Seconds between two attempts to place a host."""
 HOSTS = 5
 """So many hosts of one server may be lost, one after the other, while it starts."""
 
 
-class Seat(Struct, frozen=True):
-    """What a server has: so many GPUs, wherever there is room, or a place in a `bundle` of learner ranks, and those of
-    their GPUs that are `visible` to it."""
+class ServerShare(Struct, frozen=True):
+    """What a server has of the cluster: CPUs, and so many GPUs wherever there is room, or a part of a `bundle` of
+    learner ranks, and those of their GPUs that are `visible` to it."""
 
+    cpus: int = 1
     gpus: int = 0
     bundle: Any = None
     visible: str = ""
@@ -64,16 +69,15 @@ class ServerHosts(ServerLauncher):
     def __init__(self, ray: Any, config: ClusterConfig, journal: Journal) -> None:
         self.ray, self.journal = ray, journal
         self._config = config
-        self._seats: list[Seat] = []  # in the order in which servers are made
-        self._reserved: list[tuple[Seat, Any]] = []  # with the host in it
+        self._shares: list[ServerShare] = []  # in the order in which servers are made
+        self._reserved: list[tuple[ServerShare, Any]] = []  # with the host that has it
         self._all: list[Any] = []
         self._is_closed = False
         self._numbered = 0
 
     def make(self, program: ServerProgram) -> ClusterServer:
         number, self._numbered = self._numbered, self._numbered + 1
-        seat = self._seats[number] if number < len(self._seats) else Seat()
-        return ClusterServer(self, program, f"engine server {number}", seat)
+        return ClusterServer(self, program, f"engine server {number}", self._shares[number])
 
     def open(
         self,
@@ -85,50 +89,57 @@ class ServerHosts(ServerLauncher):
     ) -> list[HostPlace]:
         """A host for each server, beside ranks or on these nodes where they have room. Raises `PlaceError`."""
         self._is_closed = False
-        self._seats = [find_seat(one, index, ranks) for one, index in list_each(wanted)]
+        self._shares = [find_share(one, index, ranks) for one, index in list_each(wanted)]
         in_place = import_part("util.scheduling_strategies").NodeAffinitySchedulingStrategy
-        for seat, node in zip(self._seats, nodes, strict=True):
-            self._reserved.append((seat, self._place(seat, in_place(node.id, soft=True))))
-        asked = [host.describe.remote() for _, host in self._reserved]
-        ready: list[Any] = []
-        while len(ready) < len(asked) and time.monotonic() < deadline and not given_up.is_set():
-            ready = self.ray.wait(asked, num_returns=len(asked), timeout=1.0)[0]
-        if len(ready) < len(asked):
-            self.close()
-            raise PlaceError(
-                f"the cluster has no room now for {' and '.join(one.describe() for one in wanted)}, which others use. "
-                "Fix: see `ray status`, wait for them, or raise cluster.timeout"
-            )
+        for share, node in zip(self._shares, nodes, strict=True):
+            self._reserved.append((share, self._place(share, in_place(node.id, soft=True))))
+        asked, elsewhere = [host.describe.remote() for _, host in self._reserved], time.monotonic() + PREFER_SECONDS
+        while asked and len(ready := self.ray.wait(asked, num_returns=len(asked), timeout=1.0)[0]) < len(asked):
+            if time.monotonic() > deadline or given_up.is_set():
+                self.close()
+                raise PlaceError(
+                    f"the cluster has no room now for {' and '.join(one.describe() for one in wanted)}, which others "
+                    "use. Fix: see `ray status`, wait for them, or raise cluster.timeout"
+                )
+            if time.monotonic() > elsewhere:
+                elsewhere = math.inf
+                for index in (index for index, one in enumerate(asked) if one not in ready):
+                    asked[index] = self._place_elsewhere(index)
         try:
             return self.ray.get(asked)
         except self.ray.exceptions.RayError as error:
-            raise PlaceError(
-                f"a node could not start its part of the run ({' '.join(str(error).split())[:300]}). Fix: see "
-                "`ray status`, and its logs under /tmp/ray"
-            ) from None
+            raise PlaceError(explain_start(error)) from None
 
-    def _place(self, seat: Seat, where: Any) -> Any:
-        beside = seat.bundle is not None
-        gpus = 0 if beside else seat.gpus
-        options = {"num_cpus": self._config.server_cpus, "num_gpus": gpus, "max_restarts": 0}
-        where = seat.bundle if beside else where
+    def _place_elsewhere(self, index: int) -> Any:
+        """Of a reserved host whose node others use. Returns what it is asked."""
+        share, host = self._reserved[index]
+        if share.bundle is None:
+            self.drop(host)
+            host = self._place(share, "SPREAD")
+            self._reserved[index] = share, host
+        return host.describe.remote()
+
+    def _place(self, share: ServerShare, where: Any) -> Any:
+        beside = share.bundle is not None
+        options = {"num_cpus": share.cpus, "num_gpus": 0 if beside else share.gpus, "max_restarts": 0}
+        where = share.bundle if beside else where
         host = self.ray.remote(ServerHost).options(scheduling_strategy=where, **options).remote()
         self._all.append(host)
         return host
 
-    async def take(self, seat: Seat) -> tuple[Any, HostPlace]:
-        """A host in such a seat: one that was reserved, or another one as soon as there is room. Raises
+    async def take(self, share: ServerShare) -> tuple[Any, HostPlace]:
+        """A host that has as much: one that was reserved, or another one as soon as there is room. Raises
         `EngineError`."""
-        while (one := next((one for one in self._reserved if one[0] == seat), None)) is not None:
+        while (one := next((one for one in self._reserved if one[0] == share), None)) is not None:
             self._reserved.remove(one)
             with contextlib.suppress(*self.lost):
-                return one[1], await self.ask(one[1].describe.remote())
+                return one[1], await ask(one[1].describe.remote(), ANSWER_SECONDS)
             self.drop(one[1])
         deadline = time.monotonic() + self._config.timeout
         while not self._is_closed:
-            host = self._place(seat, "SPREAD")
+            host = self._place(share, "SPREAD")
             try:
-                return host, await self.ask(host.describe.remote(), deadline - time.monotonic())
+                return host, await ask(host.describe.remote(), deadline - time.monotonic())
             except TimeoutError:
                 self.drop(host)
                 raise EngineError(
@@ -148,16 +159,11 @@ class ServerHosts(ServerLauncher):
         """What is raised where a host is gone, or cannot be reached."""
         return (self.ray.exceptions.RayError, TimeoutError)
 
-    async def ask(self, ref: Any, timeout: float | None = ANSWER_SECONDS) -> Any:
-        async with asyncio.timeout(timeout):
-            return await asyncio.wrap_future(ref.future())
-
     def drop(self, host: Any) -> None:
         """With its server."""
         if host in self._all:
             self._all.remove(host)
-        with contextlib.suppress(Exception):  # it may be gone with its node
-            self.ray.kill(host)
+        end_actor(self.ray, host)
 
     def forget(self) -> None:
         """They are gone with the cluster."""
@@ -176,9 +182,9 @@ class ServerHosts(ServerLauncher):
 class ClusterServer(EngineServer):
     """A server on some node. `name` is what events call it."""
 
-    def __init__(self, hosts: ServerHosts, program: ServerProgram, name: str, seat: Seat) -> None:
+    def __init__(self, hosts: ServerHosts, program: ServerProgram, name: str, share: ServerShare) -> None:
         self.url = ""
-        self._hosts, self._program, self._name, self._seat = hosts, program, name, seat
+        self._hosts, self._program, self._name, self._share = hosts, program, name, share
         self._host: Any = None
         self._place = HostPlace("", "", 0)
         self._started = 0  # times
@@ -197,12 +203,12 @@ class ClusterServer(EngineServer):
 
     async def _start(self) -> StartedServer:
         words, env = list(self._program.command()), dict(self._program.env)
-        if self._seat.visible:
-            env[VISIBLE] = self._seat.visible
+        if self._share.visible:
+            env[VISIBLE] = self._share.visible
         program = msgspec.structs.replace(self._program, command=partial(list, words), env=env)
         for _ in range(HOSTS):
             if self._host is None:
-                self._host, self._place = await self._hosts.take(self._seat)
+                self._host, self._place = await self._hosts.take(self._share)
             where = self._place.name
             if (found := await self._start_here(program)) is not None:
                 if found.error:
@@ -214,7 +220,7 @@ class ClusterServer(EngineServer):
     async def _start_here(self, program: ServerProgram) -> StartedServer | None:
         """None where the host is gone, which is let go of then."""
         try:
-            return await self._hosts.ask(self._host.start.remote(program), program.timeout + ANSWER_SECONDS)
+            return await ask(self._host.start.remote(program), program.timeout + ANSWER_SECONDS)
         except self._hosts.lost:
             self._let_go()
             return None
@@ -237,7 +243,7 @@ class ClusterServer(EngineServer):
     async def _wait_for_host(self) -> str:
         assert self._host is not None, "it was never started"
         try:
-            return await self._hosts.ask(self._host.wait_until_gone.remote(), None)
+            return await ask(self._host.wait_until_gone.remote(), None)
         except self._hosts.lost:
             self._let_go()
             return f"{self._program.name} is gone with its host on {self._place.name}"
@@ -246,7 +252,7 @@ class ClusterServer(EngineServer):
         if self._host is None:
             return
         try:
-            await self._hosts.ask(self._host.end.remote(), END_SECONDS)
+            await ask(self._host.end.remote(), END_SECONDS)
         except self._hosts.lost:
             self._let_go()
 
@@ -260,13 +266,13 @@ class ClusterServer(EngineServer):
             self._host = None
 
 
-def find_seat(servers: ServerDemand, index: int, ranks: Sequence[Reservation]) -> Seat:
+def find_share(servers: ServerDemand, index: int, ranks: Sequence[Reservation]) -> ServerShare:
     """Of one of these servers."""
     if servers.beside is None:
-        return Seat(servers.gpus)
+        return ServerShare(servers.cpus, servers.gpus)
     beside = ranks[servers.beside]
     found = servers.find_ranks(index, beside.ranks)
-    return Seat(servers.gpus, beside.bundles[found[0]], beside.find_gpus(found))
+    return ServerShare(servers.cpus, servers.gpus, beside.bundles[found[0]], beside.find_gpus(found))
 
 
 def find_server_demand(
@@ -306,14 +312,26 @@ def refuse_devices(settings: VllmConfig | SglangConfig, kind: str) -> None:
 
 def refuse_ranks(config: EngineConfig, servers: ServerDemand, ranks: int) -> None:
     """What cannot be on the GPUs of so many ranks. Raises `ConfigError`."""
-    shared, needed = config.vllm.weights == "ipc", servers.count * config.vllm.tensor_parallel
-    if needed > ranks and not (shared and config.vllm.tensor_parallel == 1):
-        which = "engine.vllm.weights=ipc has" if shared else "engine.vllm.sleep has"
+    settings, shared = config.vllm, config.vllm.weights == "ipc"
+    needed = servers.count * settings.tensor_parallel
+    if shared and settings.tensor_parallel > 1:
         raise ConfigError(
-            f"{which} vLLM on the GPUs of the learner, and {needed} for {servers.count} servers are more than its "
-            f"{ranks}. Fix: set learner.ranks={needed}, or engine.replicas and engine.vllm.tensor_parallel lower"
+            f"engine.vllm.weights=ipc has vLLM on the learner's GPU, and engine.vllm.tensor_parallel is "
+            f"{settings.tensor_parallel}. Fix: set it to 1, or engine.vllm.weights to files"
         )
-    if config.vllm.weights == "nccl":
+    if needed > ranks and not shared:
+        raise ConfigError(
+            f"engine.vllm.sleep has vLLM on the GPUs of the learner, and {needed} for {servers.count} servers are "
+            f"more than its {ranks}. Fix: set learner.ranks={needed}, or engine.replicas or "
+            "engine.vllm.tensor_parallel lower"
+        )
+    on_each = math.ceil(needed / ranks)
+    if on_each * settings.gpu_memory > 1:
+        raise ConfigError(
+            f"{on_each} vLLM servers on one GPU of the learner take {settings.gpu_memory:.0%} of its memory each. Fix: "
+            f"set engine.vllm.gpu_memory to at most {math.floor(80 / on_each) / 100:g}"
+        )
+    if settings.weights == "nccl":
         raise ConfigError(
             "engine.vllm.sleep has vLLM on the GPUs of the learner, and engine.vllm.weights=nccl needs others. Fix: "
             "set it to files"

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from strop.cluster.connection import import_ray, join_cluster, take_signals_back
+from strop.cluster.connection import find_head, import_ray, join_cluster, take_signals_back, watch_head
 from strop.cluster.gateways import share_out
 from strop.cluster.journal import Journal
 from strop.cluster.machines import reserve
@@ -31,6 +31,7 @@ from strop.run.data.prepare import needs_agents
 from strop.run.loop import train as train_with
 from strop.run.prepare import PreparedPolicy, group_by_process, prepare_run
 from strop.run.settings import check_agents
+from strop.run.supervise import run_beside
 
 
 async def train(
@@ -56,14 +57,13 @@ async def train(
                 machines = None
                 try:
                     async with reserve(ray, config, groups, address, journal, view, again=failed > 0) as machines:
-                        return await train_with(
-                            config, view, resume=resume, changes=changes, stop=stop, machines=machines
-                        )
+                        run = train_with(config, view, resume=resume, changes=changes, stop=stop, machines=machines)
+                        return await run_beside(run, watch_head(find_head(ray)))
                 except (LearnerDied, RankOutOfMemory) as error:
-                    run = machines.run if machines is not None else None
-                    if run is not None:
+                    opened = machines.run if machines is not None else None
+                    if opened is not None:
                         changes = None  # they are written down by then
-                    step = run.step if run is not None else 0
+                    step = opened.step if opened is not None else 0
                     failed, reached = 1 if step > reached else failed + 1, max(step, reached)
                     why = str(error).partition("; its log")[0].partition(". Fix:")[0]
                     journal.write("died", "learner", why=why)

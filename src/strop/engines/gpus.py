@@ -38,7 +38,7 @@ def place_replicas(setup: EngineSetup, *, beside_learner: bool) -> list[EngineSe
     settings = _find_settings(setup.config, kind)
     given = settings.env.get(VISIBLE)
     gpus = [] if setup.servers.elsewhere else _split(given) if given is not None else list_gpus()
-    if share_one_gpu(setup.config):
+    if share_one_gpu(setup.config) and not setup.servers.elsewhere:
         refuse_too_much_memory(count, settings.gpu_memory)
         shared = [list[str]()] * count
     else:

@@ -96,10 +96,13 @@ async def serve(
     return http
 
 
-def name_from_elsewhere(url: str, host: str) -> str:
-    """The address of a server that listens on `host`, as other machines reach it: by this one's name where it listens
-    on all of its addresses."""
-    return f"http://{socket.gethostname()}:{url.rpartition(':')[2]}" if host in ANY else url
+def name_from_elsewhere(url: str, host: str, address: str = "") -> str:
+    """The address of a server that listens on `host`, as other machines reach it: by this one's `address`, or else its
+    name, where it listens on all of its addresses."""
+    if host not in ANY:
+        return url
+    shown = f"[{address}]" if ":" in address else address or socket.gethostname()
+    return f"http://{shown}:{url.rpartition(':')[2]}"
 
 
 async def serve_handed(

@@ -21,7 +21,7 @@ from strop.cluster.journal import Journal
 from strop.cluster.meter import LoadMeter
 from strop.cluster.plan import ServerDemand
 from strop.cluster.probe import list_nodes
-from strop.cluster.servers import Seat, ServerHosts
+from strop.cluster.servers import ServerHosts, ServerShare
 from strop.config import ClusterConfig, EngineConfig
 from strop.engines import remote
 from strop.engines.base import Engine, EngineSetup
@@ -56,20 +56,24 @@ class Servers:
     def __init__(self, nodes: Nodes, folder: Path) -> None:
         self.folder, self.nodes, self.stand = folder, nodes, Stand(folder)
         self.hosts = self.make_hosts()
-        config = EngineConfig(name="vllm", replicas=2, vllm=self.stand.settings)
-        made = EngineSetup(model=self.stand.model, config=config, folder=folder, renewed=True, servers=self.hosts)
-        self.engines: list[Any] = [Vllm.make(one) for one in place_replicas(made, beside_learner=True)]
         for number in (1, 2):
             (folder / f"replica-{number}").mkdir()
-        self.engine = Replicas(self.engines)
-        self.publisher = Publisher(self.engine, FolderTransfer(self.stand.root))
 
     def make_hosts(self, timeout: float = 20.0) -> ServerHosts:
         journal = Journal(self.folder, Silent())
         return ServerHosts(import_ray(), ClusterConfig(timeout=timeout), journal)
 
+    async def place(self) -> list[HostPlace]:
+        places = await open_hosts(self.hosts, 2)
+        config = EngineConfig(name="vllm", replicas=2, vllm=self.stand.settings)
+        made = EngineSetup(model=self.stand.model, config=config, folder=self.folder, renewed=True, servers=self.hosts)
+        self.engines: list[Any] = [Vllm.make(one) for one in place_replicas(made, beside_learner=True)]
+        self.engine = Replicas(self.engines)
+        self.publisher = Publisher(self.engine, FolderTransfer(self.stand.root))
+        return places
+
     async def open(self) -> None:
-        await open_hosts(self.hosts, 2)
+        await self.place()
         await self.engine.start()
         self.stand.offer("1.1", 0.5)
         await self.publisher.publish("1.1")
@@ -128,7 +132,7 @@ async def test_how_busy_they_are_is_written_down(servers: Servers) -> None:
 
 async def test_a_host_that_is_lost_while_its_server_starts(nodes: Nodes, tmp_path: Path) -> None:
     servers = Servers(nodes, tmp_path)
-    first, _ = await open_hosts(servers.hosts, 2)
+    first, _ = await servers.place()
     starting = asyncio.create_task(servers.engine.start())
     await until(lambda: (tmp_path / "vllm.log").exists() or (tmp_path / "replica-1" / "vllm.log").exists())
     os.kill(first.pid, signal.SIGKILL)
@@ -198,4 +202,4 @@ async def test_where_others_use_the_room_that_is_said(servers: Servers) -> None:
     with pytest.raises(PlaceError, match="has no room now for 1 engine server of 1 CPU each, which others use"):
         await open_hosts(others, 1, seconds=1.0)
     with pytest.raises(EngineError, match=r"no node has room for it within 1 s"):
-        await servers.make_hosts(timeout=1.0).take(Seat())
+        await servers.make_hosts(timeout=1.0).take(ServerShare())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from strop.cluster.plan import ClusterNode, Demand, ServerDemand, make_plan
+from strop.cluster.plan import ClusterNode, Demand, RankBundle, ServerDemand, make_plan
 from strop.errors import PlaceError
 
 
@@ -14,6 +14,11 @@ def test_ranks_are_on_few_nodes_and_pools_where_room_is_left() -> None:
     plan = make_plan(nodes(2, 8, 4), Demand(ranks=(4,), rank_cpus=2, runners=3))
     assert [node.id for node in plan.ranks[0]] == ["n1"] * 4
     assert [node.id for node in plan.runners] == ["n2", "n0", "n2"]
+
+
+def test_ranks_are_on_the_smallest_node_that_holds_all() -> None:
+    plan = make_plan(nodes(8, 4, 2), Demand(ranks=(4,), runners=2))
+    assert {node.id for node in plan.ranks[0]} == {"n1"}
 
 
 def test_it_says_everything_that_will_run() -> None:
@@ -53,13 +58,14 @@ def test_servers_are_where_gpus_are_left_and_have_theirs_on_one_node() -> None:
 def test_servers_beside_ranks_take_no_gpus_of_their_own() -> None:
     turns = ServerDemand(count=2, gpus=2, sequences=64, engine="vllm", memory=0.8, beside=1, sleep=True)
     demand = Demand(ranks=(1, 4), rank_gpus=1, sequences=0, servers=(turns,))
-    assert [demand.count_cpus(model) for model in (0, 1)] == [1, 2]
-    plan = make_plan(nodes(8, 4, gpus=4), demand)
-    assert [[node.id for node in group] for group in plan.ranks] == [["n0"], ["n1", "n1", "n0", "n0"]]
-    assert [node.id for node in plan.servers] == ["n1", "n0"]
+    assert demand.list_bundles(0) == [RankBundle(0, 1, 1, 1)]
+    assert demand.list_bundles(1) == [RankBundle(0, 2, 3, 2), RankBundle(2, 2, 3, 2)]
+    plan = make_plan(nodes(8, 4, gpus=3), demand)
+    assert [[node.id for node in group] for group in plan.ranks] == [["n1"], ["n0", "n0", "n1", "n1"]]
+    assert [node.id for node in plan.servers] == ["n0", "n1"]
     assert plan.describe()[5:7] == [
-        "engine server 0 (vllm) on 10.0.0.1: 1 CPU, 80% of 2 GPUs of ranks 1, 2, by turns",
-        "engine server 1 (vllm) on 10.0.0.0: 1 CPU, 80% of 2 GPUs of ranks 3, 4, by turns",
+        "engine server 0 (vllm) on 10.0.0.0: 1 CPU, 80% of 2 GPUs of ranks 1, 2, by turns",
+        "engine server 1 (vllm) on 10.0.0.1: 1 CPU, 80% of 2 GPUs of ranks 3, 4, by turns",
     ]
     assert [demand.find_taken(model) for model in (0, 1)] == [0, 0]
 
@@ -67,7 +73,7 @@ def test_servers_beside_ranks_take_no_gpus_of_their_own() -> None:
 def test_servers_that_stay_awake_leave_less_of_a_rank_s_gpu() -> None:
     awake = ServerDemand(count=2, gpus=1, engine="vllm", memory=0.25, beside=0)
     demand = Demand(ranks=(1, 1), rank_gpus=1, servers=(awake,))
-    assert [demand.count_cpus(model) for model in (0, 1)] == [3, 1]
+    assert [demand.list_bundles(model) for model in (0, 1)] == [[RankBundle(0, 1, 3, 1)], [RankBundle(0, 1, 1, 1)]]
     assert [demand.find_taken(model) for model in (0, 1)] == [0.5, 0]
     lines = make_plan(nodes(8, gpus=2), demand).describe()
     assert lines[2:4] == [
@@ -139,16 +145,17 @@ def test_a_run_that_learns_from_data_needs_no_pool() -> None:
         (
             nodes(8, 8, gpus=3),
             Demand(
-                ranks=(4,), rank_gpus=1, servers=(ServerDemand(count=2, gpus=2, engine="vllm", beside=0, sleep=True),)
+                ranks=(6,), rank_gpus=1, servers=(ServerDemand(count=3, gpus=2, engine="vllm", beside=0, sleep=True),)
             ),
-            "2 vllm servers of 1 CPU and 2 GPUs each are to be on the GPUs of 4 ranks, and the 2 of one are on "
-            "10.0.0.0 and 10.0.0.1. Fix: set engine.vllm.tensor_parallel to what divides the GPUs of each node",
+            "6 learner ranks of 1 CPU and 1 GPU each, with 1 CPU for servers beside 2 of them cannot be placed: the "
+            "cluster has 16 CPUs and 6 GPUs on 2 nodes, which is room for 4. Fix: set learner.ranks=4, or add nodes",
         ),
         (
             nodes(2, gpus=1),
             Demand(ranks=(1,), rank_gpus=1, rank_cpus=2, servers=(ServerDemand(count=1, gpus=1, beside=0),)),
-            "1 learner rank of 3 CPUs and 1 GPU each with the servers beside it cannot be placed: the cluster has 2 "
-            "CPUs and 1 GPU on 1 node, which is room for 0. Fix: set cluster.rank_cpus lower, or add nodes",
+            "1 learner rank of 2 CPUs and 1 GPU each, with 1 CPU for servers beside 1 of them cannot be placed: the "
+            "cluster has 2 CPUs and 1 GPU on 1 node, which is room for 0. Fix: set cluster.rank_cpus lower, or add "
+            "nodes",
         ),
         (
             nodes(0),

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from strop.cluster.plan import ClusterNode
-from strop.cluster.probe import ProbeAnswer, explain_trouble, leave_mark, make_question, open_doors
+from strop.cluster.probe import ProbeAnswer, explain_trouble, listen_at, make_question, write_marker
 from strop.version import __version__
 
 NODE = ClusterNode(id="a1b2c3d4", address="10.0.0.7", cpus=1)
-DOORS = {"cluster.port": ("10.0.0.1", 4000), "gateway.port": ("10.0.0.1", 5000)}
+PORTS = {"cluster.port": ("10.0.0.1", 4000), "gateway.port": ("10.0.0.1", 5000)}
 FINE = {"strop": __version__, "python": platform.python_version()}
 
 
 def explain(**answer) -> str:
-    return explain_trouble(NODE, ProbeAnswer(**(FINE | answer)), Path("/runs/mine"), DOORS)
+    return explain_trouble(NODE, ProbeAnswer(**(FINE | answer)), Path("/runs/mine"), PORTS)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_another_python_is_refused() -> None:
 
 
 def test_a_node_that_does_not_answer_is_refused() -> None:
-    assert "did not answer within 60 s" in explain_trouble(NODE, None, Path("/runs/mine"), DOORS)
+    assert "did not answer within 60 s" in explain_trouble(NODE, None, Path("/runs/mine"), PORTS)
 
 
 class Store:
@@ -86,13 +86,13 @@ class Store:
 def test_a_closed_port_and_what_a_node_does_not_see_are_noticed(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", Store)
     look = make_question()
-    with leave_mark(tmp_path / "runs" / "mine") as (mark, said), socket.create_server(("127.0.0.1", 0)) as server:
-        doors = {"cluster.port": server.getsockname()}
+    with write_marker(tmp_path / "runs" / "mine") as (mark, said), socket.create_server(("127.0.0.1", 0)) as server:
+        ports = {"cluster.port": server.getsockname()}
         assert Path(mark).parent == tmp_path
-        found = ProbeAnswer(**look({mark: said}, [str(tmp_path)], doors))
-        assert explain_trouble(NODE, found, tmp_path, doors) == ""
+        found = ProbeAnswer(**look({mark: said}, [str(tmp_path)], ports))
+        assert explain_trouble(NODE, found, tmp_path, ports) == ""
     assert not Path(mark).exists()
-    found = ProbeAnswer(**look({mark: said}, [str(tmp_path / "none")], doors))
+    found = ProbeAnswer(**look({mark: said}, [str(tmp_path / "none")], ports))
     assert not found.sees
     assert found.missing == str(tmp_path / "none")
     assert "refused" in found.reach["cluster.port"]
@@ -102,12 +102,12 @@ def test_the_gateway_s_port_is_tried_before_the_gateway_is_there(monkeypatch) ->
     monkeypatch.setitem(sys.modules, "ray", Store)
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()
-        with open_doors(taken, taken) as doors:  # the run will say that somebody has it
-            assert list(doors) == ["cluster.port"]
-        with open_doors(taken, ("127.0.0.1", 0)) as doors:
-            assert list(doors) == ["cluster.port"]
-    with open_doors(("127.0.0.1", 9), taken) as doors:
-        assert doors == {"cluster.port": ("127.0.0.1", 9), "gateway.port": taken}
-        assert list(make_question()({}, [], doors)["reach"]) == ["cluster.port"]
+        with listen_at(taken, taken) as ports:  # the run will say that somebody has it
+            assert list(ports) == ["cluster.port"]
+        with listen_at(taken, ("127.0.0.1", 0)) as ports:
+            assert list(ports) == ["cluster.port"]
+    with listen_at(("127.0.0.1", 9), taken) as ports:
+        assert ports == {"cluster.port": ("127.0.0.1", 9), "gateway.port": taken}
+        assert list(make_question()({}, [], ports)["reach"]) == ["cluster.port"]
     with socket.create_server(taken):
         pass

@@ -49,9 +49,15 @@ def test_what_shares_gpus_is_beside_the_ranks_of_its_model(settings: dict[str, A
             {"sleep": True, "tensor_parallel": 2},
             3,
             "engine.vllm.sleep has vLLM on the GPUs of the learner, and 4 for 2 servers are more than its 3. Fix: set "
-            "learner.ranks=4, or engine.replicas and engine.vllm.tensor_parallel lower",
+            "learner.ranks=4, or engine.replicas or engine.vllm.tensor_parallel lower",
         ),
-        ({"weights": "ipc", "tensor_parallel": 2}, 1, "engine.vllm.weights=ipc has vLLM on the GPUs of the learner"),
+        ({"weights": "ipc", "tensor_parallel": 2}, 1, "tensor_parallel is 2. Fix: set it to 1, or"),
+        (
+            {"weights": "ipc"},
+            1,
+            "2 vLLM servers on one GPU of the learner take 90% of its memory each. Fix: set "
+            "engine.vllm.gpu_memory to at most 0.4",
+        ),
         ({"sleep": True, "weights": "nccl"}, 2, "engine.vllm.weights=nccl needs others. Fix: set it to files"),
         ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, 2, "Ray gives each server its GPUs. Fix: leave it out"),
     ],
@@ -63,7 +69,7 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], ranks: int, why: st
 
 
 def test_several_servers_read_one_learner_s_memory() -> None:
-    config = replace(VLLM, vllm=VllmConfig(weights="ipc"))
+    config = replace(VLLM, vllm=VllmConfig(weights="ipc", gpu_memory=0.4))
     found = find_server_demand(config, 1, cpus=1, gpus=True, model=0, ranks=1)
     assert found is not None
     assert [found.find_ranks(number, ranks=1) for number in range(2)] == [[0], [0]]
