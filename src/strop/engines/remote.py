@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypeVar
@@ -33,7 +33,14 @@ from strop.engines.given_answers import score_paths
 from strop.engines.receiver import ModelTensors, WeightReceiver, WeightSource, WeightsRefused
 from strop.engines.served_policies import PolicyEngine, ServedModel, ServedVersion
 from strop.engines.server_events import BrokenOff, SampledTokens
-from strop.engines.server_process import HERE, EngineServer, ExternalServer, ServerLauncher, ServerProgram
+from strop.engines.server_process import (
+    HERE,
+    EngineServer,
+    ExternalServer,
+    ServerLauncher,
+    ServerProgram,
+    is_answering,
+)
 from strop.engines.weight_files import read_tensors
 from strop.errors import ConfigError, EngineError
 from strop.net.client import Client
@@ -47,6 +54,10 @@ LOOK = 1.0
 """Seconds between two looks, while it is, whether others can answer by now."""
 NOTICE = 5.0
 """Seconds until those who watch the server must have seen that it is gone."""
+
+
+class ServerGone(EngineError):
+    """The server went away while it was given a version; it is started again."""
 
 
 class ServerApi(Protocol):
@@ -69,6 +80,8 @@ class RemoteEngine(Engine, Generic[A, S]):
     name: ClassVar[str]
     adapters: bool = False
     """Whether new versions are adapters, beside the weights that the server was started with."""
+    gives_memory: bool = False
+    """Whether the learner has the server's GPU memory while it is paused: it is not started again meanwhile."""
 
     def __init__(
         self,
@@ -91,6 +104,8 @@ class RemoteEngine(Engine, Generic[A, S]):
         self._first = policies[0]
         self._receiver: WeightReceiver | None = None  # of the present server
         self._paused = False
+        self._needed, self._num_waiting = asyncio.Event(), 0
+        self._needed.set()
         self._num_loads = 0  # that are under way, and replace what is served
         self._in_flight = 0
         self._idle = asyncio.Event()
@@ -285,11 +300,12 @@ class RemoteEngine(Engine, Generic[A, S]):
 
     async def _until_serving(self) -> A:
         deadline = asyncio.get_running_loop().time() + self._settings.restart_timeout
-        while not self._settled.is_set() and not self._can_others():
-            if (left := deadline - asyncio.get_running_loop().time()) <= 0:
-                break
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._settled.wait(), min(left, LOOK))
+        with self._awaiting():
+            while not self._settled.is_set() and not self._can_others():
+                if (left := deadline - asyncio.get_running_loop().time()) <= 0:
+                    break
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._settled.wait(), min(left, LOOK))
         if not self._serving.is_set() or self._api is None:
             raise EngineError(self._reason)
         return self._api
@@ -304,6 +320,7 @@ class RemoteEngine(Engine, Generic[A, S]):
 
     async def pause(self) -> None:
         self._paused = True
+        self._look_who_needs()
         await self._drain()
         async with self._loading:
             if self._paused and self._api is not None:
@@ -314,6 +331,7 @@ class RemoteEngine(Engine, Generic[A, S]):
             if self._api is not None:
                 await self._unless_gone(self._wake(self._api))
             self._paused = False
+            self._look_who_needs()
             self._open_again()  # once a load that still waits for the server has ended
 
     async def _unless_gone(self, work: Awaitable[None]) -> None:
@@ -336,9 +354,14 @@ class RemoteEngine(Engine, Generic[A, S]):
         self._num_loads += 1
         try:
             await self._drain()
-            await self._until_up()
-            async with self._loading:
-                await self._load(served, version, weights)
+            for left in reversed(range(TRIES)):
+                await self._until_up()
+                try:
+                    async with self._loading:
+                        return await self._load(served, version, weights)
+                except ServerGone:
+                    if not left:
+                        raise
         finally:
             self._num_loads -= 1
             self._open_again()
@@ -375,23 +398,44 @@ class RemoteEngine(Engine, Generic[A, S]):
                 holder.tell(line)
 
     async def _until_up(self) -> None:
-        with contextlib.suppress(TimeoutError):
+        with self._awaiting(), contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._up.wait(), self._settings.restart_timeout)
         if self._api is None:
             raise EngineError(self._reason)
 
+    @contextlib.contextmanager
+    def _awaiting(self) -> Generator[None]:
+        """Somebody waits for the server."""
+        self._num_waiting += 1
+        self._needed.set()
+        try:
+            yield
+        finally:
+            self._num_waiting -= 1
+            self._look_who_needs()
+
+    def _look_who_needs(self) -> None:
+        """While the engine is paused only who cannot go on without the server does."""
+        (self._needed.clear if self._paused and not self._num_waiting else self._needed.set)()
+
     async def _load(self, served: ServedVersion, version: str, source: WeightSource) -> None:
-        receiver = self._receiver
-        if self._api is None or receiver is None:
+        api, receiver = self._api, self._receiver
+        if api is None or receiver is None:
             raise EngineError(self._reason)
         try:
             await served.load(version, source, receiver)
         except WeightsRefused:
             raise
         except BaseException as error:  # nobody knows what the server holds by now
+            if isinstance(error, EngineError) and self._api is not api:  # it is being started again
+                raise ServerGone(self._reason) from error
             self._fails(f"version {version} could not be loaded: {str(error) or 'it was given up'}")
             if self._server.ours:
+                gone = isinstance(error, EngineError) and not await is_answering(self.url)
                 await self._server.end()
+                if gone:
+                    self._is_down(self._reason)
+                    raise ServerGone(self._reason) from error
             elif served.source is not None:
                 await served.load(served.version, served.source, receiver)
                 self._serves()
@@ -468,6 +512,8 @@ class RemoteEngine(Engine, Generic[A, S]):
                 await self._hang_up()
                 failed = failed + 1 if loop.time() - since < LONGEST_WAIT else 0
             await asyncio.sleep(min(FIRST_WAIT * 2**failed, LONGEST_WAIT))
+            if self.gives_memory:
+                await self._needed.wait()
             try:
                 await self._bring_up()
             except WeightsRefused as error:  # it answers, and waits for a version that can be had

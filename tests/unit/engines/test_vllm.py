@@ -23,6 +23,7 @@ from strop.engines import remote
 from strop.engines.base import Chunk, GivenAnswer
 from strop.engines.direct_line import DirectLine, LineHolder
 from strop.engines.receiver import TensorSpec
+from strop.engines.served_policies import ServedVersion
 from strop.engines.vllm.engine import Vllm, command, environment
 from strop.engines.vllm.protocol import refuse_untested, sampling_params
 from strop.engines.vllm.receiver import VllmReceiver
@@ -418,6 +419,34 @@ async def test_a_server_that_comes_back_during_a_load_is_asked_for_the_new_versi
     assert told_of(stand).index("reload") < told_of(stand).index("generate")
 
 
+@pytest.mark.parametrize("noticed", [False, True])
+async def test_a_server_that_dies_while_it_takes_a_version_gets_it_once_it_is_back(
+    make: Make, noticed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand = make()
+    await stand.engine.start()
+    slow = stand.offer("1.1", 0.5) / "slow"
+    slow.touch()
+    if noticed:  # by those who watch it, before the load hears that its connection is gone
+        load, first = ServedVersion.load, iter([True])
+
+        async def load_later(*args: Any) -> None:
+            try:
+                await load(*args)
+            finally:
+                if next(first, False):
+                    await until(lambda: stand.engine._api is None)
+
+        monkeypatch.setattr(ServedVersion, "load", load_later)
+    loading = asyncio.create_task(stand.load("1.1"))
+    await until(lambda: any("reload" in asked for asked in stand.asked()))
+    slow.unlink()
+    os.kill(stand.pid, signal.SIGKILL)
+    await asyncio.wait_for(loading, stretch(30))
+    assert [(chunk.version, chunk.logprobs) for chunk in await play(stand, [5], max_tokens=1)] == [("1.1", [-0.506])]
+    assert (stand.folder / "starts").read_text() == "2"
+
+
 async def test_a_load_that_is_given_up_leaves_the_version_before(make: Make) -> None:
     stand = make()
     await stand.engine.start()
@@ -604,25 +633,42 @@ async def test_it_sleeps_while_it_is_paused(make: Make) -> None:
     ]
 
 
-async def test_started_again_while_it_is_paused_it_sleeps_again(make: Make) -> None:
+async def test_one_that_sleeps_is_started_again_only_once_it_is_needed(make: Make) -> None:
+    """Until then the learner has its memory."""
     stand = make(sleep=True)
     await stand.engine.start()
     stand.offer("1.1", 0.5)
     await stand.load("1.1")
     await stand.engine.pause()
     os.kill(stand.pid, signal.SIGKILL)
-    await until(lambda: sum(asked.get("path") == "/sleep" for asked in stand.asked()) == 2)
+    await until(lambda: not stand.engine.serving)
     waiting = asyncio.create_task(play(stand, [5], max_tokens=1))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.3)
+    assert (stand.folder / "starts").read_text() == "1"
+    assert await stand.engine.score([given([3], [4])]) == [[-0.504]]
     assert not waiting.done()
     await stand.engine.resume()
     assert [(chunk.version, chunk.logprobs) for chunk in await waiting] == [("1.1", [-0.506])]
-    told = [asked.get("path") or ("reload" if "reload" in asked else "generate") for asked in stand.asked()]
+    told = told_of(stand)
     assert told[told.index("/sleep") :] == [
         "/sleep",
         *("/pause", "reload", "/resume", "generate", "/sleep"),
+        *("/wake_up", "generate", "/sleep"),
         *("/wake_up", "generate"),
     ]
+
+
+async def test_one_that_sleeps_and_died_is_started_for_a_new_version(make: Make) -> None:
+    stand = make(sleep=True)
+    await stand.engine.start()
+    await stand.engine.pause()
+    os.kill(stand.pid, signal.SIGKILL)
+    await until(lambda: not stand.engine.serving)
+    stand.offer("1.1", 0.5)
+    await stand.load("1.1")
+    await stand.engine.resume()
+    assert [(chunk.version, chunk.logprobs) for chunk in await play(stand, [5], max_tokens=1)] == [("1.1", [-0.506])]
+    assert (stand.folder / "starts").read_text() == "2"
 
 
 async def test_closed_while_it_is_started_again_it_leaves_nothing(make: Make) -> None:

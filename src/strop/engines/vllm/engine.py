@@ -57,7 +57,7 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
         ranks: Mapping[str, int] | None = None,
         servers: ServerLauncher = HERE,
     ) -> None:
-        self.adapters, self._ranks = bool(ranks), ranks or {}
+        self.adapters, self.gives_memory, self._ranks = bool(ranks), settings.sleep, ranks or {}
         settings = replace(settings, lora_rank=choose_rank(self._ranks, settings.lora_rank))
         if not settings.url:
             refuse_arguments(settings.args, self._ranks)
