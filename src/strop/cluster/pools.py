@@ -56,7 +56,8 @@ class RunnerPools:
             while True:
                 wanted = await count_pools(self._config, run.store)
                 at_work = [number for number, pool in pools.items() if not pool.leaves.is_set()]
-                for number in itertools.islice((k for k in itertools.count() if k not in pools), wanted - len(at_work)):
+                for _ in range(wanted - len(at_work)):
+                    number = next(number for number in itertools.count() if number not in pools)
                     pools[number] = KeptPool(self._keep_pool, number, run)
                 if len(at_work) <= wanted:
                     enough = time.monotonic()

@@ -1,16 +1,32 @@
 """How many runner pools a run has, and the options that each is started with."""
 
+import asyncio
+import json
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from strop.cli import parser
 from strop.cli.served_store import START_SECONDS
-from strop.cluster.pools import SHORT, count_pools, list_words, read_last_line
+from strop.cluster import pools
+from strop.cluster.hosts import HostPlace
+from strop.cluster.journal import Journal
+from strop.cluster.pools import SHORT, RunnerPools, count_pools, list_words, read_last_line
 from strop.config import load
+from strop.monitor.console import Silent
 from strop.store.sql import SqlStore
 from strop.store.sqlite import SqliteStore
 from strop.types import Rollout, Task
+from tests.limits import stretch
+
+
+async def until(moment: Callable[[], bool]) -> None:
+    async with asyncio.timeout(stretch(10)):
+        while not moment():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def test_a_pool_runs_what_the_run_would_run_itself() -> None:
@@ -59,3 +75,56 @@ def test_the_last_thing_that_a_pool_said(tmp_path) -> None:
 def test_a_pool_that_gives_up_reaching_the_run_counts_as_one_that_cannot_work() -> None:
     """Or else it would be started again for ever where `gateway.port` is blocked."""
     assert START_SECONDS + 20 < SHORT
+
+
+class Host:
+    """A pool's host, as a keeper sees it: what it was asked is written down."""
+
+    def __init__(self, asked: list[object]) -> None:
+        self._asked = asked
+
+    def __getattr__(self, verb: str) -> SimpleNamespace:
+        def remote(*args: object) -> SimpleNamespace:
+            self._asked.append((verb, *args) if verb == "stop" else verb)
+            answer: Future[object] = Future()
+            answer.set_result({"describe": HostPlace("n0", "10.0.0.7", 1), "start": 71}.get(verb))
+            return SimpleNamespace(future=lambda: answer)
+
+        return SimpleNamespace(remote=remote)
+
+
+async def test_a_pool_that_is_not_needed_any_more_lets_its_agents_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exceptions = pytest.importorskip("ray.exceptions", reason="Ray is not installed: make cluster")
+    monkeypatch.setattr(pools, "BEAT", 0.01)
+    monkeypatch.setattr(pools, "IDLE", 0.05)
+    wanted, asked = [2], list[object]()
+
+    async def count(*_: object) -> int:
+        return wanted[0]
+
+    monkeypatch.setattr(pools, "count_pools", count)
+    monkeypatch.setattr(RunnerPools, "_place", lambda self, number, again: Host(asked))
+    shared = SimpleNamespace(url="http://127.0.0.1:4000", key="k")
+    run = SimpleNamespace(store=None, shared=shared, folder=SimpleNamespace(path=tmp_path))
+    config = load(runner={"drain": 7.0}, gateway={"host": "0.0.0.0"})
+    ray = SimpleNamespace(exceptions=exceptions, kill=asked.append)
+    kept = RunnerPools(ray, config, "10.0.0.9", [], Journal(tmp_path, Silent()))
+    watching = asyncio.create_task(kept.watch(run))  # pyright: ignore
+
+    def events(event: str) -> list[str]:
+        file = tmp_path / "cluster.jsonl"
+        lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return [line["what"] for line in lines if line["event"] == event]
+
+    await until(lambda: events("started") == ["runner pool 0", "runner pool 1"])
+    wanted[0] = 1
+    await until(lambda: events("ended") == ["runner pool 1"])
+    assert ("stop", 7.0) in asked
+    wanted[0] = 2
+    await until(lambda: len(events("started")) == 3)
+    watching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await watching
+    assert [one for one in asked if isinstance(one, tuple)] == [("stop", 7.0), ("stop", 0.0), ("stop", 0.0)]

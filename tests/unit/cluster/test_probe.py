@@ -9,6 +9,7 @@ import pytest
 
 from strop.cluster.plan import ClusterNode
 from strop.cluster.probe import ProbeAnswer, explain_trouble, listen_at, make_question, write_marker
+from strop.errors import PlaceError
 from strop.version import __version__
 
 NODE = ClusterNode(id="a1b2c3d4", address="10.0.0.7", cpus=1)
@@ -96,6 +97,16 @@ def test_a_closed_port_and_what_a_node_does_not_see_are_noticed(tmp_path, monkey
     assert not found.sees
     assert found.missing == str(tmp_path / "none")
     assert "refused" in found.reach["cluster.port"]
+
+
+def test_a_folder_that_cannot_be_written_into_is_said(tmp_path, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    said = r"cannot write into .* \(Permission denied\)\. Fix: give another --folder$"
+    with pytest.raises(PlaceError, match=said), write_marker(tmp_path / "runs"):
+        pass
 
 
 def test_the_gateway_s_port_is_tried_before_the_gateway_is_there(monkeypatch) -> None:
