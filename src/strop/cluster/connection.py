@@ -6,9 +6,11 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from strop.errors import ConfigError, HeadLost, PlaceError
@@ -27,11 +29,21 @@ itself waits for a minute and then ends the process in the middle of whatever it
 def import_ray() -> Any:
     """Ray, or `ConfigError` where it is not installed."""
     try:
+        if "ray" not in sys.modules:
+            use_token()
         return import_module("ray")
     except ImportError:
         raise ConfigError(
             f"a run on a cluster needs Ray, which is not installed. Fix: {to_install('ray')}, or leave --cluster out"
         ) from None
+
+
+def use_token() -> None:
+    """Where Ray has a token it starts clusters that ask for it, and a driver that is given an address says it only where
+    this is set. A cluster that asks for none lets in who says one. Ray looks at it once, as it is imported."""
+    default = Path.home() / ".ray" / "auth_token"
+    if any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")) or default.is_file():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def import_part(name: str) -> Any:

@@ -263,10 +263,13 @@ def place_runners(left: Room, demand: Demand) -> list[ClusterNode]:
     placed = left.take_spread(demand.runners, demand.runner_cpus)
     if len(placed) < demand.runners:
         others = "ranks and servers" if demand.servers else "ranks"
+        less = (
+            f"set cluster.runners={len(placed)}" if placed else "start Ray with more CPUs than there are (--num-cpus)"
+        )
         raise PlaceError(
             f"{count(demand.runners, 'runner pool')} of {count(demand.runner_cpus, 'CPU')} each cannot be placed: "
             f"the cluster has {describe_nodes(left.nodes)}, and beside the {others} there is room for {len(placed)}. "
-            f"Fix: set cluster.runners={max(len(placed), 1)}, or add nodes"
+            f"Fix: {less}, or add nodes"
         )
     return placed
 

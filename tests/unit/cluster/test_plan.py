@@ -119,6 +119,12 @@ def test_a_run_that_learns_from_data_needs_no_pool() -> None:
             "the ranks there is room for 1. Fix: set cluster.runners=1, or add nodes",
         ),
         (
+            nodes(2),
+            Demand(ranks=(2,)),
+            "1 runner pool of 1 CPU each cannot be placed: the cluster has 2 CPUs and 0 GPUs on 1 node, and beside the "
+            "ranks there is room for 0. Fix: start Ray with more CPUs than there are (--num-cpus), or add nodes",
+        ),
+        (
             nodes(3),
             Demand(ranks=(1,), gateways=3, runners=0),
             "3 gateways of 1 CPU each cannot be placed: the cluster has 3 CPUs and 0 GPUs on 1 node, and beside the "
