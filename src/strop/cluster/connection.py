@@ -39,8 +39,8 @@ def import_ray() -> Any:
 
 
 def use_token() -> None:
-    """Where Ray has a token it starts clusters that ask for it, and a driver that is given an address says it only where
-    this is set. A cluster that asks for none lets in who says one. Ray looks at it once, as it is imported."""
+    """Where Ray has a token it starts clusters that ask for it, and a driver that is given an address says it only
+    where this is set. A cluster that asks for none lets in who says one. Ray looks at it once, as it is imported."""
     default = Path.home() / ".ray" / "auth_token"
     if any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")) or default.is_file():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
