@@ -90,6 +90,7 @@ bench-gpu:
 	$(PYTHON) benchmarks/step.py --shape 1.5b --steps 4 $(if $(AGAINST),--against $(AGAINST)) --json benchmarks/results/step.json
 	$(PYTHON) benchmarks/step.py --shape 1.5b --steps 4 --engine vllm --json benchmarks/results/step_vllm.json
 	$(PYTHON) benchmarks/step.py --shape 7b --steps 4 --engine vllm --json benchmarks/results/step_vllm_7b.json
+	$(PYTHON) benchmarks/step.py --shape 1.5b --steps 4 --engine vllm --set cluster.address=auto --json benchmarks/results/step_vllm_cluster.json
 	$(PYTHON) benchmarks/checkpoint.py --shape 1.5b --laps 1 --json benchmarks/results/checkpoint.json
 	$(PYTHON) benchmarks/learner_profile.py --json benchmarks/results/learner_profile.json
 	$(PYTHON) benchmarks/learner.py
