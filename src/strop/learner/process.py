@@ -27,7 +27,7 @@ from strop.engines.embedded.engine import Arrival
 from strop.errors import LearnerDied, LearnerError, StropError
 from strop.learner.client import LearnerClient
 from strop.learner.heartbeat import STARTING, hang_up, limit_silence
-from strop.learner.launcher import HERE, StartedChild
+from strop.learner.launcher import StartedChild, start_here
 from strop.learner.verbs import LearnerSettings, ProcessVerbs
 from strop.types import Sampling
 
@@ -47,7 +47,7 @@ class LearnerProcess:
         """Speak to a child, which is started here where none is given. What it prints goes to `log`."""
         self.name, self.hung = name, ""
         self._silence, self._operation = STARTING, STARTING
-        self._process, self._connection, self._place = child or HERE.start([log])[0]
+        self._process, self._connection, self._place = child or start_here([log])[0]
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count()
