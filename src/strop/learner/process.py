@@ -28,11 +28,9 @@ from strop.errors import LearnerDied, LearnerError, StropError
 from strop.learner.client import LearnerClient
 from strop.learner.heartbeat import STARTING, hang_up, limit_silence
 from strop.learner.launcher import StartedChild, start_here
+from strop.learner.outgoing import Outgoing
 from strop.learner.verbs import LearnerSettings, ProcessVerbs
 from strop.types import Sampling
-
-LARGE = 2**20
-"""Bytes of a call's arguments that take a while to be sent: a batch has hundreds of millions."""
 
 
 class LearnerProcess:
@@ -56,9 +54,10 @@ class LearnerProcess:
         self._clients: dict[str, PolicyClient] = {}
         self.died: asyncio.Future[None] = self._loop.create_future()
         self._closing = False
-        self._sending = threading.Lock()
+        self._outgoing = Outgoing(self._connection)
         limit_silence(self._connection.fileno(), self._silence)
-        threading.Thread(target=self._read, name="learner-reader", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, name="learner-reader", daemon=True)
+        self._reader.start()
 
     async def start(self, *settings: LearnerSettings) -> None:
         """Returns once the model of these policies is loaded. Of several ranks all are started at once."""
@@ -89,11 +88,7 @@ class LearnerProcess:
         """The same with arguments that are pickled already."""
         id = next(self._ids)
         future = self._calls[id] = self._loop.create_future()
-        message = ("call", id, policy, verb, pickled)
-        if len(pickled) > LARGE:  # everything else goes on meanwhile
-            await asyncio.to_thread(self._send, message)
-        else:
-            self._send(message)
+        self._send(("call", id, policy, verb), pickled)
         return await future
 
     def generate(
@@ -128,25 +123,22 @@ class LearnerProcess:
 
     async def close(self) -> None:
         self._closing = True
-        with contextlib.suppress(OSError):
-            hang_up(self._connection.fileno())  # for a thread that may be writing to it
-            with self._sending:
-                self._connection.close()
+        self._outgoing.close()
         self._process.terminate()
         try:
             await asyncio.to_thread(self._process.wait, 10)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            await asyncio.to_thread(self._process.kill)
             await asyncio.to_thread(self._process.wait)
+        for one in (self._reader, self._outgoing):
+            await asyncio.to_thread(one.join)
+        self._connection.close()
 
-    def _send(self, message: tuple[Any, ...]) -> None:
-        if self.died.done():  # a network takes what is sent to one that is gone
+    def _send(self, message: tuple[Any, ...], *more: bytes) -> None:
+        """`more` follows as it is."""
+        if self.died.done():
             raise self._dead()
-        try:
-            with self._sending:
-                self._connection.send(message)
-        except OSError:
-            raise self._dead() from None
+        self._outgoing.send(pickle.dumps(message), *more)
 
     def _dead(self) -> LearnerDied:
         if self.hung:
