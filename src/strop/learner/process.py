@@ -35,9 +35,10 @@ from strop.types import Sampling
 
 class LearnerProcess:
     """A handle on the child. `context`, the most tokens a sequence may have, is known once it has started. `hung` says
-    that it was killed since it hung, and how that was noticed."""
+    that it was killed since it hung, and how that was noticed. `ended`: its connection has; `died` soon says why."""
 
     context = 0
+    ended = False
 
     def __init__(
         self, log: Path, child: StartedChild | None = None, *, name: str = "the process that holds the weights"
@@ -54,6 +55,7 @@ class LearnerProcess:
         self._clients: dict[str, PolicyClient] = {}
         self.died: asyncio.Future[None] = self._loop.create_future()
         self._closing = False
+        self._end = ""
         self._outgoing = Outgoing(self._connection)
         limit_silence(self._connection.fileno(), self._silence)
         self._reader = threading.Thread(target=self._read, name="learner-reader", daemon=True)
@@ -141,11 +143,7 @@ class LearnerProcess:
         self._outgoing.send(pickle.dumps(message), *more)
 
     def _dead(self) -> LearnerDied:
-        if self.hung:
-            return LearnerDied(f"{self.hung}; its log is {self._log}. Fix: resume the run to go on")
-        code = self._process.poll()
-        how = "is gone" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        return LearnerDied(f"{self.name} {how}; its log is {self._log}. Fix: resume the run to go on")
+        return LearnerDied(f"{self._end}; its log is {self._log}. Fix: resume the run to go on")
 
     def _read(self) -> None:
         while not self.hung:
@@ -161,8 +159,18 @@ class LearnerProcess:
                 elif message[1] > self._operation:
                     limit = f"{self._operation:g} s (learner.collective_timeout)"
                     self._kill(f"has been in one operation for {limit}: {message[2]}")
+        self.ended = True
+        self._end = self.hung or f"{self.name} {self._find_end()}"
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(self._fail_all)
+
+    def _find_end(self) -> str:
+        """How it ended, in words; of one on another machine that takes seconds to find out."""
+        if not self._closing:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)  # its connection closes a moment before it is gone
+        code = self._process.poll()
+        return "is gone" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
 
     def _kill(self, why: str) -> None:
         """It hangs. The loop may be about to send it something."""
@@ -188,9 +196,6 @@ class LearnerProcess:
                 raise AssertionError(f"unknown message from the learner process: {message[0]}")
 
     def _fail_all(self) -> None:
-        if not self._closing and not self.hung:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(5)  # its connection closes a moment before it is gone
         for future in (*self._calls.values(), self.died):
             if not future.done():
                 future.set_exception(self._dead())

@@ -75,6 +75,8 @@ class LearnerRanks(LearnerProcess):
     async def _find_cause(self, error: StropError) -> BaseException:
         """A rank that is gone, rather than what its absence did to another."""
         await asyncio.wait([one.died for one in self._ranks], timeout=NOTICE, return_when=asyncio.FIRST_COMPLETED)
+        if ended := [one.died for one in self._ranks if one.ended]:
+            await asyncio.wait(ended)
         dead = sorted((one for one in self._ranks if one.died.done()), key=lambda one: not one.hung)
         return (dead[0].died.exception() if dead else None) or error
 

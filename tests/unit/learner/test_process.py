@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from strop.errors import LearnerDied
+from strop.errors import LearnerDied, LearnerError
+from strop.learner import rank_processes
 from strop.learner.launcher import StartedChild
 from strop.learner.outgoing import LARGE
 from strop.learner.process import LearnerProcess
+from strop.learner.rank_processes import LearnerRanks
 from strop.learner.verbs import RankPlace
 from strop.types import Sampling
 from tests.limits import stretch
@@ -115,3 +117,30 @@ async def test_closing_in_the_middle_of_a_batch_leaves_no_thread(tmp_path: Path)
         await process.call("main", "load", ("1.0",))
     left = set(threading.enumerate()) - before
     assert not [thread for thread in left if thread.name.startswith("learner-")]
+
+
+async def test_how_a_process_elsewhere_ended_is_found_out_beside_the_loop(tmp_path: Path) -> None:
+    process = LearnerProcess(tmp_path / "log", play(lambda connection: connection.recv(), seconds=1.0))
+    async with keep_moving():
+        with pytest.raises(LearnerDied, match=r"ended with code 3; its log is .*Fix: resume"):
+            await process.call("main", "load", ("1.0",))
+        with pytest.raises(LearnerDied):
+            process.generate(process.of(), [1], Sampling(), [], asyncio.Queue())
+    await process.close()
+
+
+async def test_the_rank_that_is_gone_is_named_however_late_it_is_known_how(tmp_path: Path, monkeypatch) -> None:
+    """Another one fails for want of it at once, and that error alone would not have the run begin again."""
+    monkeypatch.setattr(rank_processes, "NOTICE", 0.2)
+
+    def fail(connection: Connection) -> None:
+        _, id, *_ = connection.recv()
+        connection.recv_bytes()
+        connection.send(("error", id, LearnerError("connection closed by peer")))
+        connection.recv()
+
+    children = [play(fail), play(lambda connection: connection.recv(), seconds=0.5)]
+    ranks = LearnerRanks([tmp_path / "0.log", tmp_path / "1.log"], children, tmp_path / "meeting")
+    with pytest.raises(LearnerDied, match="rank 1 ended with code 3"):
+        await ranks.call("main", "update", (1,))
+    await ranks.close()
