@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from strop.cluster.hosts import FORESEE_SECONDS
 from strop.cluster.listener import ChildListener
 from strop.cluster.memory import MemoryQuestion, RankMemory
 from strop.cluster.plan import (
@@ -32,7 +33,8 @@ from strop.net.hosts import is_loopback
 from strop.run.data.prepare import needs_agents
 from strop.run.prepare import PreparedPolicy, count_ranks, find_adapters
 
-FORESEE_SECONDS = 120.0
+PATIENCE = FORESEE_SECONDS + 30.0
+"""Seconds in which a host must have answered what it foresees."""
 ANY = ("0.0.0.0", "::")
 """Hosts of a server that listens at all addresses of its machine."""
 
@@ -143,7 +145,7 @@ def foresee_memory(
             continue
         asked = MemoryQuestion(trained[0].config, str(trained[0].model), reservation.ranks, share)
         try:
-            found = ray.get(reservation.hosts[0].foresee.remote(msgspec.json.encode(asked)), timeout=FORESEE_SECONDS)
+            found = ray.get(reservation.hosts[0].foresee.remote(msgspec.json.encode(asked)), timeout=PATIENCE)
         except ray.exceptions.RayError:
             continue
         if not found:  # what counts is missing there: the rank will say so itself
