@@ -42,6 +42,8 @@ from strop.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 FORESEE = "from strop.cluster.memory import answer; answer()"
+FORESEE_SECONDS = 90.0
+"""Seconds after which nothing is foreseen: meanwhile the host answers nothing else."""
 SIOCGIFADDR = 0x8915
 WAITING = 2048
 """Connections that wait while a gateway has no worker."""
@@ -126,10 +128,14 @@ class RankHost(ProcessHost):
             return free.getsockname()[1]
 
     def foresee(self, asked: bytes) -> bytes:
-        """See memory.py; in a process of its own, since that imports torch."""
-        done = subprocess.run(
-            [sys.executable, "-c", FORESEE], input=asked, capture_output=True, env=child_environment(), check=False
-        )
+        """See memory.py; in a process of its own, since that imports torch. Nothing where that fails or takes long."""
+        words, env = [sys.executable, "-c", FORESEE], child_environment()
+        try:
+            done = subprocess.run(
+                words, input=asked, capture_output=True, env=env, timeout=FORESEE_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return b""
         return done.stdout
 
     def start(self, driver: tuple[str, int], number: int, key: bytes, log: str) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from strop.cluster.hosts import HostPlace
+from strop.cluster.hosts import FORESEE_SECONDS, HostPlace
 from strop.cluster.listener import ChildListener
 from strop.cluster.memory import MemoryQuestion, RankMemory
 from strop.cluster.plan import (
@@ -35,7 +35,8 @@ from strop.net.server import ANY
 from strop.run.data.prepare import needs_agents
 from strop.run.prepare import PreparedPolicy, count_ranks, find_adapters
 
-FORESEE_SECONDS = 120.0
+ANSWER_SECONDS = FORESEE_SECONDS + 30.0
+"""Seconds in which a host must have answered how much memory a rank will take."""
 
 
 class NodeJoined(PlaceError):
@@ -171,7 +172,7 @@ def foresee_memory(
             continue
         asked = MemoryQuestion(trained[0].config, str(trained[0].model), reservation.ranks, share)
         try:
-            found = ray.get(reservation.hosts[0].foresee.remote(msgspec.json.encode(asked)), timeout=FORESEE_SECONDS)
+            found = ray.get(reservation.hosts[0].foresee.remote(msgspec.json.encode(asked)), timeout=ANSWER_SECONDS)
         except ray.exceptions.RayError:
             continue
         if not found:  # what counts is missing there: the rank will say so itself

@@ -3,6 +3,7 @@ starts the process when the run asks for it."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import subprocess
@@ -137,11 +138,15 @@ class ClusterLauncher(Launcher):
         self._left = list(reservations)
         self._numbered = 0
 
-    def start(self, logs: Sequence[Path], *, meeting: Path | None = None) -> list[StartedChild]:
+    async def start(self, logs: Sequence[Path], *, meeting: Path | None = None) -> list[StartedChild]:
         reservation = self._left.pop(0)
         assert reservation.ranks == len(logs), "what was reserved is not what is asked for"
+        starting = asyncio.get_running_loop().run_in_executor(None, self._start, reservation, logs)
         try:
-            return self._start(reservation, logs)
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(hang_up_on)
+            raise
         except self._ray.exceptions.RayError as error:
             raise LearnerDied(f"a learner rank could not be started: {find_cause(error)}") from None
 
@@ -164,3 +169,10 @@ class ClusterLauncher(Launcher):
             self._journal.write_start(f"rank {self._numbered}", there, host, pid)
             self._numbered += 1
         return children
+
+
+def hang_up_on(starting: asyncio.Future[list[StartedChild]]) -> None:
+    """Nobody waits any more for what was started. The processes end with their hosts, which the reservation closes."""
+    if not starting.cancelled() and starting.exception() is None:
+        for child in starting.result():
+            child.connection.close()

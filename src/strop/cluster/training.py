@@ -16,14 +16,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from strop.cluster.connection import find_head, import_ray, join_cluster, take_signals_back, watch_head
 from strop.cluster.gateways import share_out
 from strop.cluster.journal import Journal
 from strop.cluster.machines import reserve
 from strop.cluster.placing import find_servers
-from strop.config import Config
+from strop.config import Config, LearnerConfig, changed, resolve_policies
 from strop.errors import ConfigError, LearnerDied, RankOutOfMemory
 from strop.monitor.console import View
 from strop.monitor.summary import Summary
@@ -70,9 +68,9 @@ async def train(
                     if failed > config.cluster.restarts or (stop is not None and stop.is_set()):
                         raise
                     if isinstance(error, RankOutOfMemory):
-                        less = halve_micro_batches(config)
-                        budgets = config.learner.start_budget, less.learner.start_budget
-                        config, changes = less, {**(changes or {}), "learner.start_budget": budgets}
+                        halved = halve_micro_batches(config)
+                        config = changed(config, {key: less for key, (_, less) in halved.items()})
+                        changes = {**(changes or {}), **halved}
                 begun = (Path(config.folder) / "config.json").exists()
                 view.note("the learner is started again" + (", from the run's last checkpoint" if begun else ""))
                 resume = begun
@@ -98,8 +96,16 @@ async def find_groups(config: Config) -> list[list[PreparedPolicy]]:
     return groups
 
 
-def halve_micro_batches(config: Config) -> Config:
-    """The same with micro-batches of half the size, for ranks of which one ran out of memory."""
-    learner = config.learner
-    half = max(1, (learner.start_budget or learner.token_budget) // 2)
-    return msgspec.structs.replace(config, learner=msgspec.structs.replace(learner, start_budget=half))
+def halve_micro_batches(config: Config) -> dict[str, tuple[int | None, int]]:
+    """The settings, before and after, by which micro-batches have half their size: for ranks of which one ran out of
+    memory. Policies that have a size of their own are among them."""
+    learners = {"": config.learner}
+    for name, own in resolve_policies(config).items():
+        given: dict[str, Any] = config.policies.get(name, {}).get("learner", {})
+        if given.keys() & {"token_budget", "start_budget"}:
+            learners[f"policies.{name}."] = own.learner
+    return {f"{where}learner.start_budget": (one.start_budget, halve(one)) for where, one in learners.items()}
+
+
+def halve(learner: LearnerConfig) -> int:
+    return max(1, min(learner.start_budget or learner.token_budget, learner.token_budget) // 2)

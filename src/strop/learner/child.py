@@ -112,7 +112,8 @@ class LearnerChild(ProcessVerbs):
                 assert self.core is not None
                 self.core.cancel(id)
                 self.outbox.forget(id)
-            case ("call", id, policy, verb, pickled):
+            case ("call", id, policy, verb):
+                pickled = self.connection.recv_bytes()
                 if verb == WAITING:
                     self.waiting.submit(self.call, id, policy, verb, pickled)
                 elif self.aside is not None and verb in LEARNING:

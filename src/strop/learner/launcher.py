@@ -1,7 +1,7 @@
 """Where the processes that hold weights are started: on this machine, or wherever another launcher has them.
 
-    [child] = launcher.start([log])                      one process
-    children = launcher.start(logs, meeting=folder)      the ranks of one model, and where they meet
+    [child] = await launcher.start([log])                      one process
+    children = await launcher.start(logs, meeting=folder)      the ranks of one model, and where they meet
 
 `LearnerProcess` speaks to a child over its connection, and needs of its handle only what `subprocess.Popen` has. A
 cluster's launcher (cluster/) starts the very same child on other machines.
@@ -45,15 +45,20 @@ class StartedChild(NamedTuple):
 class Launcher:
     """On this machine: each a child of this process, which may have been started ahead."""
 
-    def start(self, logs: Sequence[Path], *, meeting: Path | None = None) -> list[StartedChild]:
+    async def start(self, logs: Sequence[Path], *, meeting: Path | None = None) -> list[StartedChild]:
         """As many processes as there are logs, which train one model together. `meeting` is an empty folder on this
-        machine in which several of them may meet."""
-        where = (meeting / "rendezvous").as_uri() if meeting is not None else ""
-        places = [
-            RankPlace(index=index, count=len(logs), rendezvous=where, gpu=index) if len(logs) > 1 else RankPlace()
-            for index in range(len(logs))
-        ]
-        return [StartedChild(*spawn.take(log), place) for log, place in zip(logs, places, strict=True)]
+        machine in which several of them may meet. Whoever is cancelled here leaves none behind."""
+        return start_here(logs, meeting=meeting)
 
 
 HERE = Launcher()
+
+
+def start_here(logs: Sequence[Path], *, meeting: Path | None = None) -> list[StartedChild]:
+    """See `Launcher.start`; this takes milliseconds. Not in a thread: a child dies with the one that started it."""
+    where = (meeting / "rendezvous").as_uri() if meeting is not None else ""
+    places = [
+        RankPlace(index=index, count=len(logs), rendezvous=where, gpu=index) if len(logs) > 1 else RankPlace()
+        for index in range(len(logs))
+    ]
+    return [StartedChild(*spawn.take(log), place) for log, place in zip(logs, places, strict=True)]

@@ -27,19 +27,18 @@ from strop.engines.embedded.engine import Arrival
 from strop.errors import LearnerDied, LearnerError, StropError
 from strop.learner.client import LearnerClient
 from strop.learner.heartbeat import STARTING, hang_up, limit_silence
-from strop.learner.launcher import HERE, StartedChild
+from strop.learner.launcher import StartedChild, start_here
+from strop.learner.outgoing import Outgoing
 from strop.learner.verbs import LearnerSettings, ProcessVerbs
 from strop.types import Sampling
-
-LARGE = 2**20
-"""Bytes of a call's arguments that take a while to be sent: a batch has hundreds of millions."""
 
 
 class LearnerProcess:
     """A handle on the child. `context`, the most tokens a sequence may have, is known once it has started. `hung` says
-    that it was killed since it hung, and how that was noticed."""
+    that it was killed since it hung, and how that was noticed. `ended`: its connection has; `died` soon says why."""
 
     context = 0
+    ended = False
 
     def __init__(
         self, log: Path, child: StartedChild | None = None, *, name: str = "the process that holds the weights"
@@ -47,7 +46,7 @@ class LearnerProcess:
         """Speak to a child, which is started here where none is given. What it prints goes to `log`."""
         self.name, self.hung = name, ""
         self._silence, self._operation = STARTING, STARTING
-        self._process, self._connection, self._place = child or HERE.start([log])[0]
+        self._process, self._connection, self._place = child or start_here([log])[0]
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count()
@@ -56,9 +55,11 @@ class LearnerProcess:
         self._clients: dict[str, PolicyClient] = {}
         self.died: asyncio.Future[None] = self._loop.create_future()
         self._closing = False
-        self._sending = threading.Lock()
+        self._end = ""
+        self._outgoing = Outgoing(self._connection)
         limit_silence(self._connection.fileno(), self._silence)
-        threading.Thread(target=self._read, name="learner-reader", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, name="learner-reader", daemon=True)
+        self._reader.start()
 
     async def start(self, *settings: LearnerSettings) -> None:
         """Returns once the model of these policies is loaded. Of several ranks all are started at once."""
@@ -89,11 +90,7 @@ class LearnerProcess:
         """The same with arguments that are pickled already."""
         id = next(self._ids)
         future = self._calls[id] = self._loop.create_future()
-        message = ("call", id, policy, verb, pickled)
-        if len(pickled) > LARGE:  # everything else goes on meanwhile
-            await asyncio.to_thread(self._send, message)
-        else:
-            self._send(message)
+        self._send(("call", id, policy, verb), pickled)
         return await future
 
     def generate(
@@ -128,32 +125,25 @@ class LearnerProcess:
 
     async def close(self) -> None:
         self._closing = True
-        with contextlib.suppress(OSError):
-            hang_up(self._connection.fileno())  # for a thread that may be writing to it
-            with self._sending:
-                self._connection.close()
+        self._outgoing.close()
         self._process.terminate()
         try:
             await asyncio.to_thread(self._process.wait, 10)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            await asyncio.to_thread(self._process.kill)
             await asyncio.to_thread(self._process.wait)
+        for one in (self._reader, self._outgoing):
+            await asyncio.to_thread(one.join)
+        self._connection.close()
 
-    def _send(self, message: tuple[Any, ...]) -> None:
-        if self.died.done():  # a network takes what is sent to one that is gone
+    def _send(self, message: tuple[Any, ...], *more: bytes) -> None:
+        """`more` follows as it is."""
+        if self.died.done():
             raise self._dead()
-        try:
-            with self._sending:
-                self._connection.send(message)
-        except OSError:
-            raise self._dead() from None
+        self._outgoing.send(pickle.dumps(message), *more)
 
     def _dead(self) -> LearnerDied:
-        if self.hung:
-            return LearnerDied(f"{self.hung}; its log is {self._log}. Fix: resume the run to go on")
-        code = self._process.poll()
-        how = "is gone" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        return LearnerDied(f"{self.name} {how}; its log is {self._log}. Fix: resume the run to go on")
+        return LearnerDied(f"{self._end}; its log is {self._log}. Fix: resume the run to go on")
 
     def _read(self) -> None:
         while not self.hung:
@@ -169,8 +159,18 @@ class LearnerProcess:
                 elif message[1] > self._operation:
                     limit = f"{self._operation:g} s (learner.collective_timeout)"
                     self._kill(f"has been in one operation for {limit}: {message[2]}")
+        self.ended = True
+        self._end = self.hung or f"{self.name} {self._find_end()}"
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(self._fail_all)
+
+    def _find_end(self) -> str:
+        """How it ended, in words; of one on another machine that takes seconds to find out."""
+        if not self._closing:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)  # its connection closes a moment before it is gone
+        code = self._process.poll()
+        return "is gone" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
 
     def _kill(self, why: str) -> None:
         """It hangs. The loop may be about to send it something."""
@@ -196,9 +196,6 @@ class LearnerProcess:
                 raise AssertionError(f"unknown message from the learner process: {message[0]}")
 
     def _fail_all(self) -> None:
-        if not self._closing and not self.hung:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(5)  # its connection closes a moment before it is gone
         for future in (*self._calls.values(), self.died):
             if not future.done():
                 future.set_exception(self._dead())

@@ -13,12 +13,12 @@ import asyncio
 import pickle
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from strop.errors import StropError
-from strop.learner.launcher import HERE, Launcher
+from strop.learner.launcher import HERE, Launcher, StartedChild
 from strop.learner.process import LearnerProcess, PolicyClient
 from strop.learner.verbs import LearnerSettings, LearnerVerbs
 
@@ -29,16 +29,25 @@ NOTICE = 2.0
 
 
 class LearnerRanks(LearnerProcess):
-    """A handle on all ranks, itself that of the first. The logs of the others lie beside its own."""
+    """A handle on all ranks, itself that of the first. They meet in the folder `meeting`, which is then deleted."""
 
-    def __init__(self, log: Path, count: int, launcher: Launcher = HERE) -> None:
-        self._meeting = Path(tempfile.mkdtemp(prefix="strop-ranks-"))
-        logs = [log, *(log.with_name(f"{log.stem}-{number}{log.suffix}") for number in range(1, count))]
-        first, *others = launcher.start(logs, meeting=self._meeting)
-        super().__init__(log, first, name="rank 0")
-        beside = zip(logs[1:], others, strict=True)
+    def __init__(self, logs: Sequence[Path], children: Sequence[StartedChild], meeting: Path) -> None:
+        super().__init__(logs[0], children[0], name="rank 0")
+        beside = zip(logs[1:], children[1:], strict=True)
         rest = [LearnerProcess(*one, name=f"rank {number}") for number, one in enumerate(beside, 1)]
         self._ranks: list[LearnerProcess] = [self, *rest]
+        self._meeting = meeting
+
+    @classmethod
+    async def launch(cls, log: Path, count: int, launcher: Launcher = HERE) -> LearnerRanks:
+        """The logs of the others lie beside that of the first."""
+        logs = [log, *(log.with_name(f"{log.stem}-{number}{log.suffix}") for number in range(1, count))]
+        meeting = Path(tempfile.mkdtemp(prefix="strop-ranks-"))
+        try:
+            return cls(logs, await launcher.start(logs, meeting=meeting), meeting)
+        except BaseException:
+            shutil.rmtree(meeting, ignore_errors=True)
+            raise
 
     async def start(self, *settings: LearnerSettings) -> None:
         await self._together(lambda one: LearnerProcess.start(one, *settings))
@@ -66,6 +75,8 @@ class LearnerRanks(LearnerProcess):
     async def _find_cause(self, error: StropError) -> BaseException:
         """A rank that is gone, rather than what its absence did to another."""
         await asyncio.wait([one.died for one in self._ranks], timeout=NOTICE, return_when=asyncio.FIRST_COMPLETED)
+        if ended := [one.died for one in self._ranks if one.ended]:
+            await asyncio.wait(ended)
         dead = sorted((one for one in self._ranks if one.died.done()), key=lambda one: not one.hung)
         return (dead[0].died.exception() if dead else None) or error
 

@@ -16,7 +16,10 @@ runs/demo/
   address.json    where its gateway is, while it is up
   past/           NAME/1.4/ ...: checkpoints of an earlier run that answer in the place of a policy
   policies/       NAME/ ...: learner.log and weights of each, where there are several
-  learner.log, agents.log, gateway.log (if it has anything to say)
+  learner.log, agents.log, gateway.log (if it has anything to say); learner-1.log, ... of further ranks
+  replica-2/      ...: logs and weights of an engine's further replicas
+  cluster.jsonl, processes.jsonl: what happened to processes on a cluster, and how busy they were; gateway-0.log, ...
+                  and runner-0.log, ... are theirs
   summary.json, curve.png, agents.png (by role, where several agents are rewarded), transcripts.md
   tensorboard/, wandb/, mlruns/, monitor.json: what monitor.writers leave, where they are asked for
 """

@@ -18,10 +18,12 @@ _LEFT = (
     "data.jsonl",
     *("tensorboard", "wandb", "mlruns", "monitor.json", "weights", "policies", "start", "start.json", "past"),
     *("first", "prompts.json", "calls.jsonl"),
+    *("learner-[0-9]*.log", "replica-[0-9]*", "gateway-[0-9]*.log", "runner-[0-9]*.log"),
+    *("cluster.jsonl", "processes.jsonl"),
     *("checkpoints/step-[0-9]*", "checkpoints/.step-[0-9]*", f"checkpoints/{BEST}"),
 )
 """What a run leaves in its folder, beside its lock. (Tasks may be a user's.)"""
-_MADE = (*_LEFT, "tasks.jsonl", f"*{GIVEN}.py", f"*{GIVEN}.pkl", "checkpoints", "lock")
+_MADE = (*_LEFT, "tasks.jsonl", "key", f"*{GIVEN}.py", f"*{GIVEN}.pkl", "checkpoints", "lock")
 """What is made in the folder of a run until it has begun."""
 
 

@@ -126,7 +126,7 @@ async def open_policies(
         process, here = None, engine_class(group[0].config.engine).shares_weights
         if ranks := count_ranks(group, train=train):
             log = places[group[0].name] / "learner.log"
-            process = make_process(log, ranks, machines.launcher)
+            process = await make_process(log, ranks, machines.launcher)
             stack.push_async_callback(process.close)
         engines = make_engines(group, places[group[0].name], process, train=train, machines=machines)
         for one in group:
@@ -140,8 +140,10 @@ async def open_policies(
     return served, await open_gateway(stack, config, served, store, folder, strict=train, machines=machines)
 
 
-def make_process(log: Path, ranks: int, launcher: Launcher) -> LearnerProcess:
-    return LearnerRanks(log, ranks, launcher) if ranks > 1 else LearnerProcess(log, *launcher.start([log]))
+async def make_process(log: Path, ranks: int, launcher: Launcher) -> LearnerProcess:
+    if ranks > 1:
+        return await LearnerRanks.launch(log, ranks, launcher)
+    return LearnerProcess(log, *await launcher.start([log]))
 
 
 def put_past_before(policy: ServedPolicy, served: Mapping[str, ServedPolicy]) -> ServedPolicy:

@@ -3,7 +3,7 @@ from typing import Any, cast
 
 from strop.cluster.placing import find_servers, hold_weights
 from strop.cluster.training import halve_micro_batches
-from strop.config import Config, load, resolve_policies
+from strop.config import Config, changed, load, resolve_policies
 from strop.run.prepare import PreparedPolicy, group_by_process
 
 
@@ -29,9 +29,25 @@ def test_every_policy_has_servers_of_its_own_but_adapters_on_one_model_share_the
         assert len(hold_weights(groups)) == trained, "what is frozen is held by its servers only"
 
 
+def halve(config: Config) -> Config:
+    return changed(config, {key: less for key, (_, less) in halve_micro_batches(config).items()})
+
+
 def test_ranks_that_ran_out_of_memory_begin_with_less_each_time() -> None:
     config = load(learner={"token_budget": 4096})
-    halved = halve_micro_batches(config)
+    assert halve_micro_batches(config) == {"learner.start_budget": (None, 2048)}
+    halved = halve(config)
     assert halved.learner.start_budget == 2048
     assert halved.learner.token_budget == 4096  # which rollouts are trained on stays the same
-    assert halve_micro_batches(halved).learner.start_budget == 1024
+    assert halve(halved).learner.start_budget == 1024
+
+
+def test_policies_with_micro_batches_of_their_own_begin_with_less_as_well() -> None:
+    small, given, plain = {"token_budget": 1024}, {"start_budget": 600}, {"optim": {"lr": 1e-5}}
+    config = load(policies={"a": {"learner": small}, "b": {"learner": given}, "c": {"learner": plain}, "d": {}})
+    sizes = {"a": 512, "b": 300, "c": 2048, "d": 2048}
+    for _ in range(2):
+        config = halve(config)
+        assert {name: own.learner.start_budget for name, own in resolve_policies(config).items()} == sizes
+        sizes = {name: size // 2 for name, size in sizes.items()}
+    assert halve_micro_batches(config)["policies.a.learner.start_budget"] == (256, 128)

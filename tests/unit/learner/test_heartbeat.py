@@ -68,7 +68,7 @@ async def test_a_learner_that_is_stopped(folder, episodes, tmp_path) -> None:
 
 
 async def test_a_rank_that_is_stopped_in_the_middle_of_an_update(folder, episodes, tmp_path) -> None:
-    ranks = LearnerRanks(tmp_path / "learner.log", 2)
+    ranks = await LearnerRanks.launch(tmp_path / "learner.log", 2)
     pids = [find_pid(one) for one in ranks._ranks]
     try:
         await begin(ranks, folder, ranks=2)

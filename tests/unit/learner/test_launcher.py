@@ -4,8 +4,8 @@ from strop.learner.launcher import HERE
 from strop.learner.verbs import RankPlace
 
 
-def test_one_process_is_alone(tmp_path) -> None:
-    [child] = HERE.start([tmp_path / "learner.log"])
+async def test_one_process_is_alone(tmp_path) -> None:
+    [child] = await HERE.start([tmp_path / "learner.log"])
     try:
         assert child.place == RankPlace()
         assert child.handle.poll() is None
@@ -15,8 +15,8 @@ def test_one_process_is_alone(tmp_path) -> None:
         assert child.handle.wait(10) == -9
 
 
-def test_ranks_meet_in_a_folder_with_a_gpu_each(tmp_path) -> None:
-    children = HERE.start([tmp_path / "0.log", tmp_path / "1.log"], meeting=tmp_path)
+async def test_ranks_meet_in_a_folder_with_a_gpu_each(tmp_path) -> None:
+    children = await HERE.start([tmp_path / "0.log", tmp_path / "1.log"], meeting=tmp_path)
     where = (tmp_path / "rendezvous").as_uri()
     try:
         assert [child.place for child in children] == [

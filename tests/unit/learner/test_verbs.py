@@ -61,7 +61,7 @@ async def test_two_processes_hold_two_policies(folder, tmp_path) -> None:
 async def test_a_model_that_ranks_cannot_load_is_said_and_not_that_they_ended(folder, tmp_path) -> None:
     damaged = shutil.copytree(folder, tmp_path / "damaged")
     (damaged / "config.json").write_text("{")
-    ranks = LearnerRanks(tmp_path / "learner.log", 2)
+    ranks = await LearnerRanks.launch(tmp_path / "learner.log", 2)
     try:
         config = load(learner={"device": "cpu", "ranks": 2})
         with pytest.raises(ModelError, match="is not a valid JSON file"):
@@ -71,7 +71,7 @@ async def test_a_model_that_ranks_cannot_load_is_said_and_not_that_they_ended(fo
 
 
 async def test_ranks_that_another_engine_serves_give_their_weights(folder, tmp_path) -> None:
-    ranks = LearnerRanks(tmp_path / "learner.log", 2)
+    ranks = await LearnerRanks.launch(tmp_path / "learner.log", 2)
     try:
         config = load(learner={"device": "cpu", "ranks": 2})
         await ranks.start(LearnerSettings.of(config, folder, serve=False))
@@ -99,7 +99,7 @@ class Pickled:
 
 
 async def test_what_all_ranks_are_given_is_pickled_once_and_holds_nobody_up(tmp_path) -> None:
-    ranks, ticks = LearnerRanks(tmp_path / "learner.log", 2), 0
+    ranks, ticks = await LearnerRanks.launch(tmp_path / "learner.log", 2), 0
     call = asyncio.ensure_future(ranks.call(None, "nonsense", (Pickled(),)))
     try:
         while not call.done():  # the processes read nothing while they load libraries

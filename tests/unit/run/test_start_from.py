@@ -17,17 +17,21 @@ from strop.monitor.summary import summarize
 from strop.run import new_folder, start_from
 from strop.run.folder import RunFolder, find_free
 
+CLUSTER = ("cluster.jsonl", "processes.jsonl", "learner-1.log", "learner-10.log", "gateway-0.log", "runner-3.log")
+
 
 def begun(path: Path, config: Config | None = None) -> Path:
     """A run's folder, as one leaves it."""
     run = RunFolder.create(path)
     run.keep(config or Config(agent="a.py:agent", tasks="t.jsonl"))
-    for name in ("store.sqlite", "store.sqlite-wal", "metrics.jsonl", "summary.json", "learner.log"):
+    for name in ("store.sqlite", "store.sqlite-wal", "metrics.jsonl", "summary.json", "learner.log", *CLUSTER):
         (path / name).write_text("of the run")
     (path / "checkpoints" / "step-000002-1").mkdir()
     run.checkpoint("step-000001-1").mkdir()
     (run.set_aside("step-000001-1") / "model.safetensors").write_text("of the run, and damaged")
-    (path / "weights" / "1.2").mkdir(parents=True)
+    for place in (path, path / "replica-2"):
+        (place / "weights" / "1.2").mkdir(parents=True)
+        (place / "vllm.log").write_text("of the run")
     run.name_best("step-000002-1")
     run.close()
     return path
@@ -108,10 +112,11 @@ def test_a_run_that_never_begins_leaves_nothing_but_what_logs_say(tmp_path: Path
     def refused(path: Path, *, overwrite: bool) -> None:
         with start_from.choose_place(path, overwrite=overwrite) as place:
             run = RunFolder.create(place)
-            for name in ("store.sqlite", "store.sqlite-wal", "learner.log", "agent_given.py"):
+            for name in ("store.sqlite", "store.sqlite-wal", "learner.log", "agent_given.py", "key", *CLUSTER):
                 (place / name).touch()
-            (place / "policies" / "a").mkdir(parents=True)
-            (place / "policies" / "a" / "learner.log").touch()
+            for folder in (place / "policies" / "a", place / "replica-2"):
+                folder.mkdir(parents=True)
+                (folder / "learner.log").touch()
             (place / "agents.log").write_text(said)
             run.close()
 
