@@ -3,7 +3,7 @@ from strop.cluster.hosts import RankHost
 
 
 def test_a_host_gives_up_to_foresee_before_who_asks_it_does(monkeypatch) -> None:
-    assert hosts.FORESEE_SECONDS < placing.PATIENCE
+    assert hosts.FORESEE_SECONDS < placing.ANSWER_SECONDS
     monkeypatch.setattr(hosts, "hide_gpus", lambda: None)
     monkeypatch.setattr(hosts, "FORESEE_SECONDS", 0.5)
     monkeypatch.setattr(hosts, "FORESEE", "import time; time.sleep(20)")

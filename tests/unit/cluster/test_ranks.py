@@ -72,5 +72,5 @@ async def test_who_is_called_off_leaves_no_connection_open(stand) -> None:
 async def test_what_ray_says_is_a_lost_learner(stand) -> None:
     stand.ray.error = SlowRay.exceptions.RayError("the actor died")
     stand.ray.there.set()
-    with pytest.raises(LearnerDied, match="could not be started: the actor died"):
+    with pytest.raises(LearnerDied, match="could not be started: RayError: the actor died"):
         await stand.starting()
