@@ -152,7 +152,7 @@ def refuse_ipc(groups: Sequence[Sequence[PreparedPolicy]], ranks: int, gpus: int
     if any(engine_class(one).choose_transfer(one) == "ipc" for one in engines):
         raise PlaceError(
             f"engine.vllm.weights=ipc reads the memory of the learner's GPU, and its {ranks} "
-            f"rank{'s' * (ranks > 1)} have none of the cluster's {gpus}. Fix: set learner.device=cuda, or "
+            f"rank{'s have' if ranks > 1 else ' has'} none of the cluster's {gpus}. Fix: set learner.device=cuda, or "
             "engine.vllm.weights=files"
         )
 

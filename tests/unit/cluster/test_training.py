@@ -1,9 +1,13 @@
 from pathlib import Path
 from typing import Any, cast
 
-from strop.cluster.placing import find_servers, hold_weights
+import pytest
+
+from strop.cluster.placing import find_demand, find_servers, hold_weights
+from strop.cluster.plan import ClusterNode
 from strop.cluster.training import halve_micro_batches
 from strop.config import Config, changed, load, resolve_policies
+from strop.errors import PlaceError
 from strop.run.prepare import PreparedPolicy, group_by_process
 
 
@@ -27,6 +31,27 @@ def test_every_policy_has_servers_of_its_own_but_adapters_on_one_model_share_the
         assert [one.count for one in servers] == counts
         assert {one.gpus for one in servers} == {2}
         assert len(hold_weights(groups)) == trained, "what is frozen is held by its servers only"
+
+
+def test_servers_are_beside_the_ranks_of_their_own_model() -> None:
+    """Where these have GPUs."""
+    names = {"judge": {"agents": ["c"], "frozen": True}, "one": {"agents": ["a"]}, "two": {"agents": ["b"]}}
+    engine = {"name": "vllm", "vllm": {"sleep": True}}
+    config = load(engine=engine, policies=names, learner={"ranks": 2})
+    groups = prepare(config)
+    nodes = [ClusterNode(id="n", address="h", cpus=64, gpus=5)]
+    found = find_demand(config, groups, nodes)
+    assert (found.ranks, found.rank_gpus) == ((2, 2), 1)
+    assert [one.beside for one in found.servers] == [None, 0, 1], "a judge has a GPU of its own"
+    fewer = find_demand(config, groups, [ClusterNode(id="n", address="h", cpus=64, gpus=3)])
+    assert fewer.rank_gpus == 0
+    assert [one.beside for one in fewer.servers] == [None, None, None]
+
+
+def test_memory_of_gpus_that_ranks_do_not_have_is_not_read() -> None:
+    config = load(engine={"name": "vllm", "vllm": {"weights": "ipc"}}, learner={"device": "cpu"})
+    with pytest.raises(PlaceError, match=r"its 1 rank has none of the cluster's 2\. Fix: set learner\.device=cuda"):
+        find_demand(config, prepare(config), [ClusterNode(id="n", address="h", cpus=64, gpus=2)])
 
 
 def halve(config: Config) -> Config:
