@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypeVar
@@ -41,6 +41,7 @@ from strop.engines.server_process import (
     ServerProgram,
     is_answering,
 )
+from strop.engines.server_state import ServerState
 from strop.engines.weight_files import read_tensors
 from strop.errors import ConfigError, EngineError
 from strop.net.client import Client
@@ -104,18 +105,12 @@ class RemoteEngine(Engine, Generic[A, S]):
         self._first = policies[0]
         self._receiver: WeightReceiver | None = None  # of the present server
         self._paused = False
-        self._needed, self._num_waiting = asyncio.Event(), 0
-        self._needed.set()
         self._num_loads = 0  # that are under way, and replace what is served
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._open = asyncio.Event()  # neither paused nor loading
-        self._serving = asyncio.Event()  # the server is up and has the current version
-        self._failing = asyncio.Event()  # the opposite
-        self._settled = asyncio.Event()  # serving, or given up
-        self._up = asyncio.Event()  # the server is up, or there is no hope that it will be
+        self._state = ServerState(f"{self.name} was not started")
         self._loading = asyncio.Lock()
-        self._reason = f"{self.name} was not started"
         self._can_others: Callable[[], bool] = lambda: False  # answer
         self._holders: list[LineHolder] = []
         self._line: DirectLine | None = None  # that they have
@@ -211,7 +206,7 @@ class RemoteEngine(Engine, Generic[A, S]):
 
     @property
     def serving(self) -> bool:
-        return self._serving.is_set()
+        return self._state.serving.is_set()
 
     @property
     def url(self) -> str:
@@ -250,7 +245,7 @@ class RemoteEngine(Engine, Generic[A, S]):
             await self._fell()
 
     async def explain(self, error: str, replica: int = 0) -> str:
-        why = self._reason if await self._fell() else error
+        why = self._state.reason if await self._fell() else error
         return f"{self.name} broke down in the middle of an answer: {why}"
 
     @classmethod
@@ -279,7 +274,7 @@ class RemoteEngine(Engine, Generic[A, S]):
 
     async def _score_awake(self, model: str | None, answers: Sequence[GivenAnswer]) -> list[list[float]]:
         if (api := self._api) is None:
-            raise EngineError(self._reason)
+            raise EngineError(self._state.reason)
         try:
             if self._paused:
                 await self._wake(api)
@@ -300,27 +295,27 @@ class RemoteEngine(Engine, Generic[A, S]):
 
     async def _until_serving(self) -> A:
         deadline = asyncio.get_running_loop().time() + self._settings.restart_timeout
-        with self._awaiting():
-            while not self._settled.is_set() and not self._can_others():
+        with self._state.awaiting():
+            while not self._state.settled.is_set() and not self._can_others():
                 if (left := deadline - asyncio.get_running_loop().time()) <= 0:
                     break
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._settled.wait(), min(left, LOOK))
-        if not self._serving.is_set() or self._api is None:
-            raise EngineError(self._reason)
+                    await asyncio.wait_for(self._state.settled.wait(), min(left, LOOK))
+        if not self._state.serving.is_set() or self._api is None:
+            raise EngineError(self._state.reason)
         return self._api
 
     async def _fell(self) -> bool:
-        """Something went wrong: is it that the server is gone? Then `_reason` says how."""
+        """Something went wrong: is it that the server is gone? Then the state's `reason` says how."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._failing.wait(), NOTICE)
-        return self._failing.is_set()
+            await asyncio.wait_for(self._state.failing.wait(), NOTICE)
+        return self._state.failing.is_set()
 
     # -- pauses and versions -------------------------------------------------------------------------------------------
 
     async def pause(self) -> None:
         self._paused = True
-        self._look_who_needs()
+        self._state.pause(paused=self._paused)
         await self._drain()
         async with self._loading:
             if self._paused and self._api is not None:
@@ -331,7 +326,7 @@ class RemoteEngine(Engine, Generic[A, S]):
             if self._api is not None:
                 await self._unless_gone(self._wake(self._api))
             self._paused = False
-            self._look_who_needs()
+            self._state.pause(paused=self._paused)
             self._open_again()  # once a load that still waits for the server has ended
 
     async def _unless_gone(self, work: Awaitable[None]) -> None:
@@ -389,7 +384,7 @@ class RemoteEngine(Engine, Generic[A, S]):
 
     def _tell_holders(self) -> None:
         """They may ask while requests here are sent as soon as they come, and wait while those wait."""
-        line = self._make_line(self._api) if self._api is not None and self._serving.is_set() else None
+        line = self._make_line(self._api) if self._api is not None and self._state.serving.is_set() else None
         if line is not None and not self._open.is_set():
             line = replace(line, open=False)
         if line != self._line:
@@ -398,44 +393,29 @@ class RemoteEngine(Engine, Generic[A, S]):
                 holder.tell(line)
 
     async def _until_up(self) -> None:
-        with self._awaiting(), contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._up.wait(), self._settings.restart_timeout)
+        with self._state.awaiting(), contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._state.up.wait(), self._settings.restart_timeout)
         if self._api is None:
-            raise EngineError(self._reason)
-
-    @contextlib.contextmanager
-    def _awaiting(self) -> Generator[None]:
-        """Somebody waits for the server."""
-        self._num_waiting += 1
-        self._needed.set()
-        try:
-            yield
-        finally:
-            self._num_waiting -= 1
-            self._look_who_needs()
-
-    def _look_who_needs(self) -> None:
-        """While the engine is paused only who cannot go on without the server does."""
-        (self._needed.clear if self._paused and not self._num_waiting else self._needed.set)()
+            raise EngineError(self._state.reason)
 
     async def _load(self, served: ServedVersion, version: str, source: WeightSource) -> None:
         api, receiver = self._api, self._receiver
         if api is None or receiver is None:
-            raise EngineError(self._reason)
+            raise EngineError(self._state.reason)
         try:
             await served.load(version, source, receiver)
         except WeightsRefused:
             raise
         except BaseException as error:  # nobody knows what the server holds by now
             if isinstance(error, EngineError) and self._api is not api:  # it is being started again
-                raise ServerGone(self._reason) from error
+                raise ServerGone(self._state.reason) from error
             self._fails(f"version {version} could not be loaded: {str(error) or 'it was given up'}")
             if self._server.ours:
                 gone = isinstance(error, EngineError) and not await is_answering(self.url)
                 await self._server.end()
                 if gone:
-                    self._is_down(self._reason)
-                    raise ServerGone(self._reason) from error
+                    self._is_down(self._state.reason)
+                    raise ServerGone(self._state.reason) from error
             elif served.source is not None:
                 await served.load(served.version, served.source, receiver)
                 self._serves()
@@ -448,9 +428,9 @@ class RemoteEngine(Engine, Generic[A, S]):
         async with self._loading:
             receiver = self._receiver
             if self._api is None or receiver is None:
-                raise EngineError(self._reason)
+                raise EngineError(self._state.reason)
             await served.load(version, source, receiver)
-            if not self._serving.is_set():  # started again, it lacked a version that could not be had
+            if not self._state.serving.is_set():  # started again, it lacked a version that could not be had
                 with contextlib.suppress(WeightsRefused):  # another policy's
                     await self._restore(receiver)
                     self._serves()
@@ -471,7 +451,7 @@ class RemoteEngine(Engine, Generic[A, S]):
             self._api = api = await self._meet(self._client)
             self._context = min(self._context, api.context or self._context)
             self._receiver = self._make_receiver(api, self._tensors) if self._tensors is not None else None
-            self._up.set()
+            self._state.up.set()
             if self._receiver is not None:
                 await self._restore(self._receiver)
             if self._paused:
@@ -479,27 +459,17 @@ class RemoteEngine(Engine, Generic[A, S]):
             self._serves()
 
     def _serves(self) -> None:
-        self._serving.set()
-        self._settled.set()
-        self._failing.clear()
+        self._state.serves()
         self._tell_holders()
 
     def _fails(self, reason: str) -> None:
-        self._reason = reason
-        self._serving.clear()
-        self._settled.clear()
-        self._failing.set()
+        self._state.fails(reason)
         self._tell_holders()
-
-    def _give_up(self) -> None:
-        """Nobody need wait any more."""
-        self._settled.set()
-        self._up.set()
 
     def _is_down(self, reason: str) -> None:
         self._fails(reason)
         self._api = None
-        self._up.clear()
+        self._state.up.clear()
 
     async def _keep(self) -> None:
         """Start the server again when it dies, again and again if need be, until that seems to lead nowhere."""
@@ -513,7 +483,7 @@ class RemoteEngine(Engine, Generic[A, S]):
                 failed = failed + 1 if loop.time() - since < LONGEST_WAIT else 0
             await asyncio.sleep(min(FIRST_WAIT * 2**failed, LONGEST_WAIT))
             if self.gives_memory:
-                await self._needed.wait()
+                await self._state.needed.wait()
             try:
                 await self._bring_up()
             except WeightsRefused as error:  # it answers, and waits for a version that can be had
@@ -522,7 +492,7 @@ class RemoteEngine(Engine, Generic[A, S]):
                 failed += 1
                 self._is_down(f"{self.name} cannot be started again: {error}")
                 await self._server.end()
-        self._give_up()
+        self._state.gives_up()
 
     async def close(self) -> None:
         """Also when it is closed again, by another of its policies, and while it starts."""
@@ -534,7 +504,7 @@ class RemoteEngine(Engine, Generic[A, S]):
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
         self._is_down(f"{self.name} was closed")
-        self._give_up()
+        self._state.gives_up()
         await self._hang_up()
         await self._server.close()
 

@@ -244,7 +244,7 @@ async def test_killed_in_mid_answer_it_is_started_again(tmp_path: Path, python_p
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(EngineError, match=r"in the middle of an answer: sglang was killed by SIGKILL; its log is"):
             await hanging
-        assert "SIGKILL" in engine._reason
+        assert "SIGKILL" in engine._state.reason
     with pytest.raises(EngineError, match="closed"):
         await play(engine, [1])
 

@@ -282,7 +282,7 @@ async def test_what_had_begun_fails_with_the_reason_and_what_had_not_waits(make:
     os.kill(stand.pid, signal.SIGKILL)
     with pytest.raises(EngineError, match="in the middle of an answer: vLLM was killed by SIGKILL; its log is"):
         await anext(begun)
-    assert "being started again" in stand.engine._reason
+    assert "being started again" in stand.engine._state.reason
     assert ids_of(await play(stand, [5], max_tokens=2)) == [6, 7]
     assert not alive(inner)
     await until(lambda: sum("generate" in asked for asked in stand.asked()) == 4)  # the silent one asks again
@@ -323,7 +323,7 @@ async def test_patience_ends(make: Make) -> None:
     stand = make(env={"STANDIN_STARTS": "1"}, restart_timeout=0.2, restarts=50)
     await stand.engine.start()
     os.kill(stand.pid, signal.SIGKILL)
-    await until(lambda: not stand.engine._serving.is_set())
+    await until(lambda: not stand.engine._state.serving.is_set())
     with pytest.raises(EngineError, match="started again"):
         await play(stand, [5])
 
@@ -405,7 +405,7 @@ async def test_a_server_that_comes_back_during_a_load_is_asked_for_the_new_versi
     await stand.engine.start()
     stand.engine.lend(told)
     os.kill(stand.pid, signal.SIGKILL)
-    await until(lambda: not stand.engine._serving.is_set())
+    await until(lambda: not stand.engine._state.serving.is_set())
     stand.offer("1.1", 0.5)
     await stand.engine.pause()
     loading = asyncio.create_task(stand.load("1.1"))
@@ -456,7 +456,7 @@ async def test_a_load_that_is_given_up_leaves_the_version_before(make: Make) -> 
     loading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await loading
-    assert re.search(r"started again|could not be loaded: it was given up", stand.engine._reason)
+    assert re.search(r"started again|could not be loaded: it was given up", stand.engine._state.reason)
     assert [(chunk.version, chunk.logprobs) for chunk in await play(stand, [5], max_tokens=1)] == [("1.0", [-0.006])]
     assert (stand.folder / "starts").read_text() == "2"
 
@@ -486,7 +486,7 @@ async def test_a_killed_server_gets_the_current_version_again(make: Make) -> Non
     stand.offer("1.1", 0.5)
     await stand.load("1.1")
     os.kill(stand.pid, signal.SIGKILL)
-    await until(lambda: not stand.engine._serving.is_set())
+    await until(lambda: not stand.engine._state.serving.is_set())
     assert [(chunk.version, chunk.logprobs) for chunk in await play(stand, [5], max_tokens=1)] == [("1.1", [-0.506])]
 
 
@@ -512,7 +512,7 @@ async def test_a_version_that_is_gone_is_not_served_as_if_it_were_there(make: Ma
     await stand.load("1.1")
     (stand.root / "1.1" / "model.safetensors").unlink()
     os.kill(stand.pid, signal.SIGKILL)
-    await until(lambda: not stand.engine._serving.is_set())
+    await until(lambda: not stand.engine._state.serving.is_set())
     with pytest.raises(EngineError, match="holds no weights"):
         await play(stand, [5])
     stand.offer("1.2", 0.25)
@@ -697,7 +697,7 @@ async def test_somebody_elses_server_gets_its_version_again_when_it_comes_back(m
     arguments = command(stand.model, stand.settings, 64, "float32")
     port = stand.engine._server.url.rpartition(":")[2]
     await stand.engine.close()
-    await until(lambda: not guest.engine._serving.is_set())
+    await until(lambda: not guest.engine._state.serving.is_set())
     env = {**os.environ, **environment(stand.settings)}
     again = run([sys.executable, *arguments, "--host", "127.0.0.1", "--port", port], env=env, start_new_session=True)
     try:

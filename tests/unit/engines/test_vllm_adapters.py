@@ -169,7 +169,7 @@ async def test_a_killed_server_gets_all_adapters_again(make: Make) -> None:
     await stand.publish("a", "1.1", 0.1)
     await stand.publish("b", "1.1", 0.2)
     os.kill(stand.pid, signal.SIGKILL)
-    await until(lambda: not stand.engine._serving.is_set())
+    await until(lambda: not stand.engine._state.serving.is_set())
     await stand.check("a", "1.1", 0.1)
     await stand.check("b", "1.1", 0.2)
     assert await stand.loaded() == ["a-1.1", "b-1.1"]
@@ -182,7 +182,7 @@ async def test_an_adapter_that_is_gone_is_waited_for_and_the_others_come_with_it
     await stand.publish("b", "1.1", 0.2)
     (stand.root / "a" / "1.1" / "adapter_model.safetensors").unlink()
     os.kill(stand.pid, signal.SIGKILL)
-    await until(lambda: not stand.engine._serving.is_set())
+    await until(lambda: not stand.engine._state.serving.is_set())
     with pytest.raises(EngineError, match="holds no weights"):
         await play_one(stand.policies["b"])
     await stand.publish("a", "1.2", 0.3)
