@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -21,16 +22,28 @@ AUTO = "auto"
 STORE_BYTES = 128 * 2**20
 """Of a cluster that we start: nothing large goes through Ray's object store."""
 REACH_SECONDS = 5.0
+MODE = "RAY_AUTH_MODE"
+ASKED, KNOCK_SECONDS = 3, 60.0
+KNOCK = f"""
+import sys
+from ray._raylet import GcsClient
+try:
+    GcsClient(address=sys.argv[1]).get_all_node_info(timeout=5)
+except Exception as error:
+    sys.exit({ASKED} if type(error).__name__ == "AuthenticationError" else 0)
+"""
 LOOK_SECONDS, MISSED = 2.0, 5
 """Seconds between two looks whether the head is there, and how many in a row must fail until it counts as gone. Ray
 itself waits for a minute and then ends the process in the middle of whatever it does."""
 
 
-def import_ray() -> Any:
-    """Ray, or `ConfigError` where it is not installed."""
+def import_ray(address: str = "") -> Any:
+    """Ray, or `ConfigError` where it is not installed. Of a cluster at `address` it is found out first whether it asks
+    for a token, since Ray looks whether it is to say one once, as it is imported."""
     try:
-        if "ray" not in sys.modules:
-            use_token()
+        if address not in ("", AUTO) and "ray" not in sys.modules and MODE not in os.environ:
+            refuse_unreachable(address)
+            use_token(address)
         return import_module("ray")
     except ImportError:
         raise ConfigError(
@@ -38,12 +51,18 @@ def import_ray() -> Any:
         ) from None
 
 
-def use_token() -> None:
-    """Where Ray has a token it starts clusters that ask for it, and a driver that is given an address says it only
-    where this is set. A cluster that asks for none lets in who says one. Ray looks at it once, as it is imported."""
-    default = Path.home() / ".ray" / "auth_token"
-    if any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")) or default.is_file():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
+def use_token(address: str) -> None:
+    """Say Ray's token to a cluster that asks for one, and only to such: one that asks for none would take this command
+    for dead. Raises `PlaceError` where there is no token."""
+    words = [sys.executable, "-c", KNOCK, address]
+    if subprocess.run(words, capture_output=True, timeout=KNOCK_SECONDS, check=False).returncode != ASKED:
+        return
+    given = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    if not given and not (default := Path.home() / ".ray" / "auth_token").is_file():
+        raise PlaceError(
+            f"the Ray cluster at {address} asks for a token, and there is none in {default}. Fix: copy it from the head"
+        )
+    os.environ[MODE] = "token"
 
 
 def import_part(name: str) -> Any:

@@ -42,7 +42,7 @@ async def train(
 ) -> Summary:
     """See `strop.run.loop.train`. Where a process that holds weights is lost, the run goes on from its last
     checkpoint."""
-    ray = import_ray()
+    ray = import_ray(config.cluster.address)
     refuse_settings(config)
     groups = await find_groups(config)
     with ExitStack() as stack:
