@@ -57,7 +57,7 @@ def place(
     """Fill `reservations` and `servers`, and say what is where. Raises `PlaceError`."""
     models = [str(one.model) for group in groups for one in group]
     with listen_at(listener.address, find_gateway(config, listener.address)) as ports:
-        nodes = probe_nodes(ray, list_nodes(ray), Path(config.folder), models, ports)
+        nodes = probe_nodes(ray, list_nodes(ray), Path(config.folder), models, ports, given_up)
     demand = find_demand(config, groups, nodes)
     make_plan(nodes, demand)
     reservations.extend(Reservation(ray, model, demand) for model in range(len(demand.ranks)))

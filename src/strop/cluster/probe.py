@@ -9,6 +9,8 @@ from __future__ import annotations
 import platform
 import secrets
 import socket
+import threading
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -60,13 +62,20 @@ def list_nodes(ray: Any) -> list[ClusterNode]:
 
 
 def probe_nodes(
-    ray: Any, nodes: Sequence[ClusterNode], folder: Path, models: Sequence[str], ports: Mapping[str, Address]
+    ray: Any,
+    nodes: Sequence[ClusterNode],
+    folder: Path,
+    models: Sequence[str],
+    ports: Mapping[str, Address],
+    given_up: threading.Event,
 ) -> list[ClusterNode]:
     """Those nodes that are there, with what is wrong with each. `ports` are what they must reach here, by setting."""
     usable = [node for node in nodes if node.cpus]
     with write_marker(folder) as (mark, said):
         asked = [start_probe(ray, node, {mark: said}, models, ports) for node in usable]
-        ready: list[Any] = ray.wait(asked, num_returns=len(asked), timeout=PROBE_SECONDS)[0] if asked else []
+        ready, deadline = list[Any](), time.monotonic() + PROBE_SECONDS
+        while len(ready) < len(asked) and time.monotonic() < deadline and not given_up.is_set():
+            ready = ray.wait(asked, num_returns=len(asked), timeout=1.0)[0]
         answers = [
             read_answer(ray, node, ref) if ref in ready else None for node, ref in zip(usable, asked, strict=True)
         ]
