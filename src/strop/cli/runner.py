@@ -67,7 +67,9 @@ def _runner(arguments: argparse.Namespace) -> int:
 
 async def _run_agents(config: Config, arguments: argparse.Namespace) -> int:
     say_outage = partial(_say_outage, arguments)
-    store = await open_served(arguments, START_SECONDS, outage=arguments.wait, on_outage=say_outage)
+    store = await open_served(
+        arguments, min(START_SECONDS, arguments.wait), outage=arguments.wait, on_outage=say_outage
+    )
     check = GatewayCheck(arguments.gateway) if arguments.gateway else None
     specs = {**({None: config.agent} if config.agent else {}), **config.agents}
     try:

@@ -41,7 +41,7 @@ def import_ray(address: str = "") -> Any:
     """Ray, or `ConfigError` where it is not installed. Of a cluster at `address` it is found out first whether it asks
     for a token, since Ray looks whether it is to say one once, as it is imported."""
     try:
-        if address not in ("", AUTO) and "ray" not in sys.modules and MODE not in os.environ:
+        if address not in ("", AUTO) and "ray" not in sys.modules:
             refuse_unreachable(address)
             use_token(address)
         return import_module("ray")
@@ -53,16 +53,27 @@ def import_ray(address: str = "") -> Any:
 
 def use_token(address: str) -> None:
     """Say Ray's token to a cluster that asks for one, and only to such: one that asks for none would take this command
-    for dead. Raises `PlaceError` where there is no token."""
-    words = [sys.executable, "-c", KNOCK, address]
-    if subprocess.run(words, capture_output=True, timeout=KNOCK_SECONDS, check=False).returncode != ASKED:
+    for dead. Raises `PlaceError` where there is no token, or another one."""
+    if not asks_for_token(address):
         return
-    given = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    if not given and not (default := Path.home() / ".ray" / "auth_token").is_file():
+    given = next((name for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH") if os.environ.get(name)), "")
+    default = Path.home() / ".ray" / "auth_token"
+    if not given and not default.is_file():
         raise PlaceError(
             f"the Ray cluster at {address} asks for a token, and there is none in {default}. Fix: copy it from the head"
         )
     os.environ[MODE] = "token"
+    if asks_for_token(address):
+        raise PlaceError(
+            f"the Ray cluster at {address} asks for another token than the one in {given or default}. Fix: copy it "
+            "from the head"
+        )
+
+
+def asks_for_token(address: str) -> bool:
+    """Instead of what this process would say."""
+    words = [sys.executable, "-c", KNOCK, address]
+    return subprocess.run(words, capture_output=True, timeout=KNOCK_SECONDS, check=False).returncode == ASKED
 
 
 def import_part(name: str) -> Any:
@@ -71,9 +82,9 @@ def import_part(name: str) -> Any:
 
 
 @contextmanager
-def join_cluster(address: str) -> Generator[str]:
-    """Be part of the cluster until the end of the block: gives the address by which its nodes reach this machine. What
-    was started for it is ended with it."""
+def join_cluster(address: str) -> Generator[tuple[str, str]]:
+    """Be part of the cluster until the end of the block: gives the address by which its nodes reach this machine, and
+    which cluster it is, in words. What was started for it is ended with it."""
     ray = import_ray()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or else it warns of a change to come
@@ -84,8 +95,9 @@ def join_cluster(address: str) -> Generator[str]:
     keep_quiet()
     options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False, "namespace": "strop"}
     try:
-        join(ray, address, options)
-        yield ray.util.get_node_ip_address()
+        started = join(ray, address, options)
+        how = "started on this machine for this run" if started else f"the one at {find_head(ray)}"
+        yield ray.util.get_node_ip_address(), f"cluster: {how}"
     finally:
         ray.shutdown()
 
@@ -101,14 +113,17 @@ def keep_quiet() -> None:
 def print_nothing(*said: Any, **how: Any) -> None: ...
 
 
-def join(ray: Any, address: str, options: dict[str, Any]) -> None:
+def join(ray: Any, address: str, options: dict[str, Any]) -> bool:
+    """Whether one had to be started."""
     try:
         ray.init(address=address, **options)
+        return False
     except ConnectionError as error:
         if address != AUTO:
             raise refuse(address, error) from None
         with without_secrets():  # or else agents on it would inherit them
             ray.init(address="local", include_dashboard=False, object_store_memory=STORE_BYTES, **options)
+        return True
     except Exception as error:
         raise refuse(address, error) from None
 

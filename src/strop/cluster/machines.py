@@ -119,8 +119,8 @@ async def reserve(
                 await asyncio.sleep(AGAIN)
         for line in plan.describe():
             journal.write("planned", line)
-            if not again:
-                view.note(f"plan: {line}")
+        if not again:
+            view.plan(plan.describe())
         pools = RunnerPools(ray, config, address, plan.runners, journal) if plan.runners else None
         make = partial(NodeGateways, ray, config, plan.gateways, listener, journal) if plan.gateways else None
         launcher = ClusterLauncher(ray, reservations, listener, journal)

@@ -23,8 +23,8 @@ from strop.cluster.load import ProcessLoad
 from strop.files import private
 
 FILE = "processes.jsonl"
-EVERY = 30.0
-"""Seconds between two looks."""
+FIRST, EVERY = 5.0, 30.0
+"""Seconds until the first look, and between two."""
 ANSWER_SECONDS = 10.0
 """A host that does not answer within so many is left out."""
 
@@ -38,9 +38,10 @@ class LoadMeter:
 
     async def watch(self) -> None:
         """Never returns."""
+        await asyncio.sleep(FIRST)
         while True:
-            await asyncio.sleep(EVERY)
             await self.look()
+            await asyncio.sleep(EVERY)
 
     async def look(self) -> None:
         """Write a line for each process whose host answers."""

@@ -129,9 +129,14 @@ def find_demand(config: Config, groups: Sequence[Sequence[PreparedPolicy]], node
     serve = any(engine_class(group[0].config.engine).shares_weights for group in holding)
     rank_gpus = int("cuda" in devices or ("auto" in devices and enough))
     servers = find_servers(config, groups, gpus=gpus > 0)
-    if gpus and not rank_gpus:
-        servers = tuple(replace(one, beside=None) for one in servers)
+    if not rank_gpus:
         refuse_ipc(holding, sum(ranks), int(gpus))
+        if not gpus and any(one.sleep for one in servers):
+            raise PlaceError(
+                "engine.vllm.sleep gives a GPU's memory to the learner, and the cluster has no GPU. Fix: set it to "
+                "false, or add nodes with GPUs"
+            )
+        servers = tuple(replace(one, beside=None) for one in servers)
     return Demand(
         ranks=ranks,
         rank_cpus=config.cluster.rank_cpus,
@@ -152,8 +157,8 @@ def refuse_ipc(groups: Sequence[Sequence[PreparedPolicy]], ranks: int, gpus: int
     if any(engine_class(one).choose_transfer(one) == "ipc" for one in engines):
         raise PlaceError(
             f"engine.vllm.weights=ipc reads the memory of the learner's GPU, and its {ranks} "
-            f"rank{'s have' if ranks > 1 else ' has'} none of the cluster's {gpus}. Fix: set learner.device=cuda, or "
-            "engine.vllm.weights=files"
+            f"rank{'s have' if ranks > 1 else ' has'} none of the cluster's {gpus}. Fix: set "
+            f"{'learner.device=cuda, or ' if gpus else ''}engine.vllm.weights=files"
         )
 
 

@@ -77,12 +77,13 @@ class RunnerPools:
         """One pool, again and again, until it is not needed any more."""
         name, log = f"runner pool {number}", run.folder.path.absolute() / f"runner-{number}.log"
         failed, times = 0, 0
+        node = self._nodes[number].id if number < len(self._nodes) else ""
         while not leaves.is_set():
-            host, code, where, began = self._place(number, again=times > 0), None, "", time.monotonic()
+            host, code, where, began = self._place(node), None, "", time.monotonic()
             end, why, by_itself, drain = "died", "", False, 0.0
             try:
                 there, pid, gateway = await self._start(host, number, run, log)
-                where = there.name
+                where, node = there.name, there.node
                 self._journal.write_start(name, there, host, pid, again=times > 0, url=gateway)
                 began = time.monotonic()
                 while (code := await ask(host.poll.remote(), DEADLINE)) is None and not leaves.is_set():
@@ -101,6 +102,7 @@ class RunnerPools:
                 why, by_itself = f"could not be started: {find_cause(error)}", True
             except (self._ray.exceptions.RayError, TimeoutError) as error:
                 why = "its host is gone" if where else f"it could not be placed: {type(error).__name__}"
+                node = node if where else ""
             finally:
                 await self._stop(host, drain)
             self._journal.write_end(end, name, node=where, why=why)
@@ -114,12 +116,10 @@ class RunnerPools:
             if not leaves.is_set():
                 await asyncio.sleep(min(2.0**failed, 30.0))
 
-    def _place(self, number: int, *, again: bool) -> Any:
-        where: Any = "SPREAD"
-        if number < len(self._nodes) and not again:
-            where = import_part("util.scheduling_strategies").NodeAffinitySchedulingStrategy(
-                self._nodes[number].id, soft=True
-            )
+    def _place(self, node: str) -> Any:
+        """On this node if it is there, otherwise wherever there is room."""
+        strategies = import_part("util.scheduling_strategies")
+        where = strategies.NodeAffinitySchedulingStrategy(node, soft=True) if node else "SPREAD"
         cpus = self._config.cluster.runner_cpus
         return self._ray.remote(RunnerHost).options(num_cpus=cpus, max_restarts=0, scheduling_strategy=where).remote()
 

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from strop.cluster.calls import find_cause
 from strop.cluster.connection import import_part
 from strop.cluster.plan import ClusterNode
 from strop.errors import PlaceError
+from strop.net.server import bind
 from strop.version import __version__
 
 PROBE_SECONDS = 60.0
@@ -101,7 +102,6 @@ def make_question() -> Callable[[dict[str, str], list[str], dict[str, Address]],
     def look(marks: dict[str, str], models: list[str], ports: dict[str, tuple[str, int]]) -> dict[str, Any]:
         import os
         import platform
-        import socket
 
         answer: dict[str, Any] = {"python": platform.python_version()}
         try:
@@ -185,15 +185,13 @@ def explain_trouble(node: ClusterNode, answer: ProbeAnswer | None, folder: Path,
 
 @contextmanager
 def listen_at(listener: Address, gateway: Address | None) -> Generator[dict[str, Address]]:
-    """What nodes must reach, by setting. The gateway does not listen yet: its port is open until the end of the block,
-    unless somebody has it, which the run will say."""
-    ports = {"cluster.port": listener}
-    with ExitStack() as stack:
-        if gateway is not None and gateway[1]:
-            with suppress(OSError):
-                stack.enter_context(socket.create_server(gateway))
-                ports["gateway.port"] = gateway
-        yield ports
+    """What nodes must reach, by setting. The gateway does not listen yet: its port is open until the end of the block.
+    Raises `PlaceError` where it cannot be."""
+    if gateway is None:
+        yield {"cluster.port": listener}
+    else:
+        with bind(*gateway, ("gateway.host", "gateway.port")):
+            yield {"cluster.port": listener, "gateway.port": gateway}
 
 
 @contextmanager

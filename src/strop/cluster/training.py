@@ -48,9 +48,10 @@ async def train(
     with ExitStack() as stack:
         joining = asyncio.ensure_future(asyncio.to_thread(stack.enter_context, join_cluster(config.cluster.address)))
         try:
-            address = await asyncio.shield(joining)
+            address, which = await asyncio.shield(joining)
             take_signals_back()
             journal, failed, reached = Journal(Path(config.folder), view), 0, 0
+            view.plan([which])
             while True:
                 machines = None
                 try:

@@ -71,6 +71,9 @@ class View:
 
     def note(self, text: str) -> None: ...
 
+    def plan(self, lines: Sequence[str]) -> None:
+        """What will run where, before it does."""
+
     def show_past(self, steps: Sequence[tuple[int, Mapping[str, float]]]) -> None:
         """Steps that were made before the run was resumed."""
 
@@ -108,6 +111,10 @@ class Lines(View):
 
     def note(self, text: str) -> None:
         self._print(f"note: {text}")
+
+    def plan(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self.note(f"plan: {line}")
 
     def _print(self, text: str) -> None:
         print(escape_text(text), file=self._out, flush=True)
@@ -168,6 +175,11 @@ class Panelled(View):
 
     def note(self, text: str) -> None:
         self._notes = [*self._notes, text][-4:]
+
+    def plan(self, lines: Sequence[str]) -> None:
+        """It stays above the panel."""
+        for line in lines:
+            self._live.console.print(Text(escape_text(line), style="dim"))
 
     def _draw(self) -> Panel:
         head = Table.grid(expand=True)

@@ -62,6 +62,8 @@ def leave_nothing(path: Path) -> Generator[None]:
 
 
 def _set_aside(path: Path) -> None:
+    if not (path / "config.json").exists() and set(path.iterdir()) <= {*_find(path, _MADE)} - {path / "checkpoints"}:
+        return  # logs of one that never began
     if not (path / "checkpoints").is_dir() or not (path / "config.json").is_file():
         raise PlaceError(
             f"{path} is there and holds no run, and --overwrite deletes runs only. Fix: choose another --folder"

@@ -79,6 +79,11 @@ def test_a_cluster_is_told_the_token_if_it_asks(home: Path, mode: str) -> None:
             time.sleep(0.1)
         done = join()
         assert done.stdout == "1 node 5\n", done.stderr
+        if mode == "token":
+            (home / ".ray" / "auth_token").write_text("b" * 64)
+            done = join()
+            assert "asks for another token than the one in" in done.stderr
+            assert done.stderr.count("\n") == 1
         (home / ".ray" / "auth_token").unlink()
         done = join()
         if mode == "token":

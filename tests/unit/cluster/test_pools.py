@@ -105,7 +105,7 @@ async def test_a_pool_that_is_not_needed_any_more_lets_its_agents_end(
         return wanted[0]
 
     monkeypatch.setattr(pools, "count_pools", count)
-    monkeypatch.setattr(RunnerPools, "_place", lambda self, number, again: Host(asked))
+    monkeypatch.setattr(RunnerPools, "_place", lambda self, node: Host(asked))
     shared = SimpleNamespace(url="http://127.0.0.1:4000", key="k")
     run = SimpleNamespace(store=None, shared=shared, folder=SimpleNamespace(path=tmp_path))
     config = load(runner={"drain": 7.0}, gateway={"host": "0.0.0.0"})

@@ -54,6 +54,12 @@ def test_memory_of_gpus_that_ranks_do_not_have_is_not_read() -> None:
         find_demand(config, prepare(config), [ClusterNode(id="n", address="h", cpus=64, gpus=2)])
 
 
+def test_nobody_sleeps_where_there_is_no_gpu() -> None:
+    config = load(engine={"name": "vllm", "vllm": {"sleep": True}})
+    with pytest.raises(PlaceError, match=r"the cluster has no GPU\. Fix: set it to false"):
+        find_demand(config, prepare(config), [ClusterNode(id="n", address="h", cpus=64)])
+
+
 def halve(config: Config) -> Config:
     return changed(config, {key: less for key, (_, less) in halve_micro_batches(config).items()})
 

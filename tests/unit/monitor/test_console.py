@@ -193,3 +193,15 @@ def test_each_of_several_policies_has_a_line_of_its_own() -> None:
         "  writer:  entropy 0.250",
         "  critic:  nothing to train on",
     ]
+
+
+def test_a_plan_stays_above_the_panel() -> None:
+    screen = io.StringIO()
+    with view.Panelled(Console(file=screen, force_terminal=True, width=80, height=30, color_system=None)) as panel:
+        panel.plan([f"rank {number} on 10.0.0.7: 1 CPU" for number in range(9)])
+        panel.title("a run", 3)
+    shown = screen.getvalue()
+    assert all(shown.count(f"rank {number} on 10.0.0.7: 1 CPU") == 1 for number in range(9))
+    out = io.StringIO()
+    view.Lines(out).plan(["rank 0 on 10.0.0.7: 1 CPU"])
+    assert out.getvalue() == "note: plan: rank 0 on 10.0.0.7: 1 CPU\n"
