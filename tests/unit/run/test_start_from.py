@@ -16,7 +16,6 @@ from strop.models.checksums import write_sums
 from strop.monitor.summary import summarize
 from strop.run import new_folder, start_from
 from strop.run.folder import RunFolder, find_free
-from strop.run.new_folder import overwrite
 
 CLUSTER = ("cluster.jsonl", "processes.jsonl", "learner-1.log", "learner-10.log", "gateway-0.log", "runner-3.log")
 
@@ -376,10 +375,13 @@ def test_a_run_with_something_left_goes_on(tmp_path: Path) -> None:
 
 def test_logs_of_a_run_that_never_began_are_in_nobodys_way(tmp_path: Path) -> None:
     (tmp_path / "vllm.log").write_text("it has no vLLM")
-    with overwrite(tmp_path):
+    with new_folder.overwrite(tmp_path):
         assert (tmp_path / "vllm.log").exists()
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(PlaceError, match="holds no run, and --overwrite deletes runs only"), overwrite(tmp_path):
+    with (
+        pytest.raises(PlaceError, match="holds no run, and --overwrite deletes runs only"),
+        new_folder.overwrite(tmp_path),
+    ):
         pass
 
 
