@@ -9,10 +9,13 @@ Left out: nodes that a cluster would add by itself once they are asked for.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from strop.errors import PlaceError
 
@@ -171,15 +174,30 @@ def make_plan(nodes: Sequence[ClusterNode], demand: Demand) -> ClusterPlan:
     """Ranks of a model on as few nodes as possible, then servers, gateways and runner pools where most is left. Raises
     `PlaceError`."""
     usable = [node for node in nodes if node.cpus]
-    left = Room(usable)
     if trouble := next((node.trouble for node in usable if node.trouble), ""):
         raise PlaceError(trouble)
     refuse_missing_gpus(usable, demand)
-    ranks: list[list[ClusterNode]] = []
+    try:
+        return arrange(usable, demand)
+    except NoRoom as error:
+        fix = find_fix(usable, demand, error.kind)
+        raise PlaceError(f"{error.what}. Fix: {fix}, or add nodes") from None
+
+
+class NoRoom(PlaceError):
+    """`what` cannot be placed, of which `kind`."""
+
+    def __init__(self, kind: str, what: str) -> None:
+        super().__init__(f"{what}. Fix: add nodes")
+        self.kind, self.what = kind, what
+
+
+def arrange(nodes: Sequence[ClusterNode], demand: Demand) -> ClusterPlan:
+    left, ranks = Room(nodes), list[list[ClusterNode]]()
     for model in range(len(demand.ranks)):
         bundles = demand.list_bundles(model)
         if len(group := left.take_packed(bundles)) < len(bundles):
-            raise PlaceError(explain_ranks(usable, demand))
+            raise NoRoom("ranks", explain_ranks(nodes, demand))
         ranks.append([node for node, bundle in zip(group, bundles, strict=True) for _ in range(bundle.ranks)])
     servers, gateways = place_servers(left, demand, ranks), place_gateways(left, demand)
     runners = place_runners(left, demand)
@@ -237,12 +255,10 @@ def place_servers(left: Room, demand: Demand, ranks: Sequence[Sequence[ClusterNo
             continue
         found = left.take_spread(one.count, one.cpus, one.gpus)
         if len(found) < one.count:
-            less = f"set engine.replicas={len(found)}" if found else "set cluster.server_cpus lower"
-            if one.gpus > 1 and not found:
-                less = f"set engine.{one.engine}.tensor_parallel lower"
-            raise PlaceError(
+            raise NoRoom(
+                "servers",
                 f"{one.describe()} cannot be placed: the cluster has {describe_nodes(left.nodes)}, and beside the "
-                f"ranks there is room for {len(found)}. Fix: {less}, or add nodes"
+                f"ranks there is room for {len(found)}",
             )
         placed += found
     return placed
@@ -251,10 +267,10 @@ def place_servers(left: Room, demand: Demand, ranks: Sequence[Sequence[ClusterNo
 def place_gateways(left: Room, demand: Demand) -> list[ClusterNode]:
     placed = left.take_spread(demand.gateways, demand.gateway_cpus)
     if len(placed) < demand.gateways:
-        raise PlaceError(
+        raise NoRoom(
+            "gateways",
             f"{count(demand.gateways, 'gateway')} of {count(demand.gateway_cpus, 'CPU')} each cannot be placed: the "
-            f"cluster has {describe_nodes(left.nodes)}, and beside the ranks there is room for {len(placed)}. Fix: set "
-            f"cluster.gateways={len(placed)}, or add nodes"
+            f"cluster has {describe_nodes(left.nodes)}, and beside the ranks there is room for {len(placed)}",
         )
     return placed
 
@@ -263,15 +279,51 @@ def place_runners(left: Room, demand: Demand) -> list[ClusterNode]:
     placed = left.take_spread(demand.runners, demand.runner_cpus)
     if len(placed) < demand.runners:
         others = "ranks and servers" if demand.servers else "ranks"
-        less = (
-            f"set cluster.runners={len(placed)}" if placed else "start Ray with more CPUs than there are (--num-cpus)"
-        )
-        raise PlaceError(
+        raise NoRoom(
+            "runners",
             f"{count(demand.runners, 'runner pool')} of {count(demand.runner_cpus, 'CPU')} each cannot be placed: "
-            f"the cluster has {describe_nodes(left.nodes)}, and beside the {others} there is room for {len(placed)}. "
-            f"Fix: {less}, or add nodes"
+            f"the cluster has {describe_nodes(left.nodes)}, and beside the {others} there is room for {len(placed)}",
         )
     return placed
+
+
+def find_fix(nodes: Sequence[ClusterNode], demand: Demand, kind: str) -> str:
+    """The setting with which all would have room, of those parts that have none or else of the ranks."""
+    asleep = [one.count * one.gpus for one in demand.servers if one.sleep and one.beside is not None]
+    for name in (kind, "ranks"):
+        setting, least, most = {
+            "ranks": ("learner.ranks", max([1, *asleep]), max(demand.ranks, default=1) - 1),
+            "servers": ("engine.replicas", 1, max((one.count for one in demand.servers), default=1) - 1),
+            "gateways": ("cluster.gateways", 0, demand.gateways - 1),
+            "runners": ("cluster.runners", 1, demand.runners - 1),
+        }[name]
+        fits = partial(has_room, nodes, demand, name)
+        if most >= least and fits(least):
+            number = least + bisect_left(range(least + 1, most + 1), True, key=lambda number: not fits(number))
+            return f"set {setting}={number}"
+    tensors = next((one for one in demand.servers if one.gpus > 1), None)
+    if kind == "servers" and tensors is not None:
+        return f"set engine.{tensors.engine}.tensor_parallel lower"
+    if kind == "ranks" and asleep:
+        return "set engine.replicas and learner.ranks lower"
+    if kind == "ranks" and demand.rank_cpus > 1:
+        return "set cluster.rank_cpus lower"
+    return "start Ray with more CPUs than there are (--num-cpus)"
+
+
+def has_room(nodes: Sequence[ClusterNode], demand: Demand, kind: str, number: int) -> bool:
+    """Whether there is for so many of this kind, of each model and engine."""
+    fewer = {
+        "ranks": replace(demand, ranks=tuple(min(one, number) for one in demand.ranks)),
+        "servers": replace(demand, servers=tuple(replace(one, count=min(one.count, number)) for one in demand.servers)),
+        "gateways": replace(demand, gateways=number),
+        "runners": replace(demand, runners=number),
+    }[kind]
+    try:
+        arrange(nodes, fewer)
+    except NoRoom:
+        return False
+    return True
 
 
 def refuse_missing_gpus(nodes: Sequence[ClusterNode], demand: Demand) -> None:
@@ -297,10 +349,9 @@ def explain_ranks(nodes: Sequence[ClusterNode], demand: Demand) -> str:
         int(min(node.cpus // largest.cpus, node.gpus // largest.gpus if largest.gpus else math.inf)) * largest.ranks
         for node in nodes
     )
-    less = f"set learner.ranks={max(room, 1)}" if room else "set cluster.rank_cpus lower"
     return (
         f"{count(ranks, 'learner rank')} of {count(demand.rank_cpus, 'CPU')}{gpu} each{beside} cannot be placed: the "
-        f"cluster has {describe_nodes(nodes)}, which is room for {room}. Fix: {less}, or add nodes"
+        f"cluster has {describe_nodes(nodes)}, which is room for {room}"
     )
 
 

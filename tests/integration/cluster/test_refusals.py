@@ -141,7 +141,7 @@ def test_nobody_at_the_address_and_servers_that_cannot_be(nodes, tmp_path) -> No
     vllm = ["engine.name=vllm", "engine.deterministic=false", "engine.replicas=2"]
     said = refused(tmp_path, f"cluster.address={nodes.address}", *vllm)
     assert "2 vllm servers of 1 CPU each cannot be placed" in said
-    assert "room for 1. Fix: set engine.replicas=1, or add nodes" in said
+    assert "room for 1. Fix: start Ray with more CPUs than there are (--num-cpus), or add nodes" in said
     assert list_groups(nodes.address) == []
 
 

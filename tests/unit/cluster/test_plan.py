@@ -92,7 +92,7 @@ def test_a_run_that_learns_from_data_needs_no_pool() -> None:
             nodes(2, 2),
             Demand(ranks=(5,)),
             "5 learner ranks of 1 CPU each cannot be placed: the cluster has 4 CPUs and 0 GPUs on 2 nodes, which is "
-            "room for 4. Fix: set learner.ranks=4, or add nodes",
+            "room for 4. Fix: set learner.ranks=3, or add nodes",
         ),
         (
             nodes(2, 2),
@@ -122,7 +122,19 @@ def test_a_run_that_learns_from_data_needs_no_pool() -> None:
             nodes(2),
             Demand(ranks=(2,)),
             "1 runner pool of 1 CPU each cannot be placed: the cluster has 2 CPUs and 0 GPUs on 1 node, and beside the "
+            "ranks there is room for 0. Fix: set learner.ranks=1, or add nodes",
+        ),
+        (
+            nodes(1),
+            Demand(ranks=(1,)),
+            "1 runner pool of 1 CPU each cannot be placed: the cluster has 1 CPU and 0 GPUs on 1 node, and beside the "
             "ranks there is room for 0. Fix: start Ray with more CPUs than there are (--num-cpus), or add nodes",
+        ),
+        (
+            nodes(12),
+            Demand(ranks=(1,), gateways=64, runners=2),
+            "64 gateways of 1 CPU each cannot be placed: the cluster has 12 CPUs and 0 GPUs on 1 node, and beside the "
+            "ranks there is room for 11. Fix: set cluster.gateways=9, or add nodes",
         ),
         (
             nodes(3),
@@ -154,7 +166,8 @@ def test_a_run_that_learns_from_data_needs_no_pool() -> None:
                 ranks=(6,), rank_gpus=1, servers=(ServerDemand(count=3, gpus=2, engine="vllm", beside=0, sleep=True),)
             ),
             "6 learner ranks of 1 CPU and 1 GPU each, with 1 CPU for servers beside 2 of them cannot be placed: the "
-            "cluster has 16 CPUs and 6 GPUs on 2 nodes, which is room for 4. Fix: set learner.ranks=4, or add nodes",
+            "cluster has 16 CPUs and 6 GPUs on 2 nodes, which is room for 4. Fix: set engine.replicas and "
+            "learner.ranks lower, or add nodes",
         ),
         (
             nodes(2, gpus=1),
