@@ -251,7 +251,7 @@ async def open_run(
         by_name = {one.name: one for one in served}
         writers = await Writers.open(stack, config, folder.path, view.note)
         stack.enter_context(app.announce(server.url, default_config(config).policy.model, folder.path))
-        if isinstance(server, StoreServer):
+        if asked.runner.remote:
             view.note(describe_join(config, server.url))
         if not resume:
             folder.keep(asked)  # from here on there is a run to resume
