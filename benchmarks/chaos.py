@@ -4,9 +4,9 @@
 
 Each run is the demo on a cluster of three nodes: two learner ranks (FSDP2 over gloo), two engine replicas, two
 gateways, two runner pools, and a store in PostgreSQL. Ranks serve the model themselves, or else, in the first `--vllm`
-runs, two vLLM servers for CPUs do. Every few seconds something is killed with SIGKILL: the process of a rank, server,
-gateway or runner pool, or the Ray actor above it, a process that runs agents, a whole node (another one joins), or the
-command itself, which is started again with `--resume`.
+runs, two vLLM servers for CPUs do. Every few seconds something is killed with SIGKILL, what was killed least so far:
+the process of a rank, server, gateway or runner pool, or the Ray actor above it, a process below a runner pool, a whole
+node (another one joins), or the command itself, which is started again with `--resume`.
 A run counts if it ends, every rollout of its steps was trained on once and has its turns, nothing is left running, and
 the model has learned: eight samples of each held-out task, before and after. The first run with either engine is left
 alone, to see what it comes to then.
@@ -28,7 +28,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from machine import hardware
 from peers.processes import ROOT, say
 
 sys.path.insert(0, str(ROOT))
+from strop.net.process_group import list_descendants
 from tests.integration.cluster.nodes import TWO_RANKS, ClusterRun, Nodes, find_processes, list_groups
 from tests.integration.cluster.vllm_servers import REPLICAS, untie
 from tests.postgres import Server
@@ -66,7 +66,7 @@ class Victims:
         self.kinds: dict[str, Kill] = {
             **{part: partial(self.of_journal, part, "pid") for part in parts},
             **{f"{part}'s actor": partial(self.of_journal, part, "host") for part in parts},
-            "agents' process": partial(self.of_processes, "strop.runners.worker"),
+            "agents' process": self.agents,
             "node": self.node,
             "command": self.command,
         }
@@ -75,12 +75,10 @@ class Victims:
         newest = {one["what"]: one for one in self.run.events("started", what)}
         return bool(newest) and end(self.draw.choice([one[which] for one in newest.values()]))
 
-    def of_processes(self, module: str) -> bool:
-        found: list[int] = []
-        for pid in find_processes(self.run.folder):
-            with suppress(OSError):
-                if module in Path(f"/proc/{pid}/cmdline").read_text():
-                    found.append(pid)
+    def agents(self) -> bool:
+        """Whatever a runner pool has started."""
+        newest = {one["what"]: one["pid"] for one in self.run.events("started", "runner pool")}
+        found = [below for pid in newest.values() for below in list_descendants(pid)[1:]]
         return bool(found) and end(self.draw.choice(found))
 
     def node(self) -> bool:
@@ -109,8 +107,10 @@ def end(pid: int) -> bool:
     return True
 
 
-def disturb(folder: Path, url: str, kills: int, draw: random.Random, *, vllm: bool) -> dict[str, Any]:
-    """One run with so many kills."""
+def disturb(
+    folder: Path, url: str, kills: int, draw: random.Random, before: Counter[str], *, vllm: bool
+) -> dict[str, Any]:
+    """One run with so many kills, of those kinds above all of which there were fewest `before`."""
     nodes, began = Nodes(CPUS, CPUS, CPUS), time.monotonic()
     settings = [*TWO_RANKS, f"loop.steps={STEPS}", f"loop.groups={GROUPS}", "cluster.restarts=1000"]
     settings += ["loop.eval_splits=['test']", "loop.eval_every=0", f"loop.eval_samples={SAMPLES}"]
@@ -123,8 +123,8 @@ def disturb(folder: Path, url: str, kills: int, draw: random.Random, *, vllm: bo
         every = EVERY_VLLM if vllm else EVERY
         while killed.total() < kills and run.process.poll() is None:
             time.sleep(draw.uniform(*every))
-            kind = draw.choice(sorted(victims.kinds))
-            if run.process.poll() is None and victims.kinds[kind]():
+            kinds = sorted(victims.kinds, key=lambda kind: (before[kind] + killed[kind], draw.random()))
+            if run.process.poll() is None and (kind := next((one for one in kinds if victims.kinds[one]()), "")):
                 killed[kind] += 1
                 say(f"  {time.monotonic() - began:5.0f} s: {kind}")
         said = run.finish(timeout=LIMIT)
@@ -170,7 +170,8 @@ def main() -> None:
                 kills = min(given.kills - killed, MOST) if number >= len(undisturbed) else 0
                 say(f"run {number + 1}, {given.kills - killed} kills left" + ("" if kills else ", left alone"))
                 place, url = Path(scratch) / str(number), server.url(f"chaos{number}")
-                one = disturb(place, url, kills, random.Random(given.seed + number), vllm=vllm)
+                before = sum((Counter(run["killed"]) for run in found["runs"]), Counter[str]())
+                one = disturb(place, url, kills, random.Random(given.seed + number), before, vllm=vllm)
                 found["runs"].append(one)
                 found["kills"] += sum(one["killed"].values())
                 say(f"  {one}")
