@@ -7,9 +7,9 @@ gateways, two runner pools, and a store in PostgreSQL. Ranks serve the model the
 runs, two vLLM servers for CPUs do. Every few seconds something is killed with SIGKILL, what was killed least so far:
 the process of a rank, server, gateway or runner pool, or the Ray actor above it, a process below a runner pool, a whole
 node (another one joins), or the command itself, which is started again with `--resume`.
-A run counts if it ends, every rollout of its steps was trained on once and has its turns, nothing is left running, and
-the model has learned: eight samples of each held-out task, before and after. The first run with either engine is left
-alone, to see what it comes to then.
+A run counts if it ends, every rollout of its steps was trained on once and has its turns, the learner finds every token
+as likely as the engine did, nothing is left running, and the model has learned: eight samples of each held-out task,
+before and after. The first run with either engine is left alone, to see what it comes to then.
 
 Needs Ray (`make cluster`) and PostgreSQL (`make postgres`), and for --vllm the peers' vLLM (`make engines`).
 """
@@ -40,6 +40,7 @@ from strop.net.process_group import list_descendants
 from tests.integration.cluster.nodes import TWO_RANKS, ClusterRun, Nodes, find_processes, list_groups
 from tests.integration.cluster.vllm_servers import REPLICAS, untie
 from tests.postgres import Server
+from tests.runs import metrics
 
 RESULTS = ROOT / "benchmarks" / "results"
 STEPS, GROUPS = 16, 4
@@ -47,6 +48,8 @@ SAMPLES = 8
 """Of each of the eight held-out tasks, in an evaluation."""
 LEAST = 0.7
 """What held-out tasks come to at the end; the model begins at about .27."""
+FAR = 1e-3
+"""What a token's probability may differ by between engine and learner, in fp32: other weights show at once."""
 CPUS = 4
 """Of a node, in name only: two nodes have room for everything."""
 EVERY, EVERY_VLLM = (3.0, 15.0), (10.0, 60.0)
@@ -133,6 +136,8 @@ def disturb(
         while (left := find_processes(folder) or list_groups(nodes.address)) and time.monotonic() < deadline:
             time.sleep(0.5)
         summary = json.loads((folder / "summary.json").read_text())
+        trained = {id for step in told.steps for id in step.rollouts}
+        evaluated = [told.turns[rollout.id] for rollout in told.rollouts if rollout.id not in trained]
         return {
             "engines": "vllm" if vllm else "embedded",
             "killed": dict(killed),
@@ -140,6 +145,8 @@ def disturb(
             "lineages": told.steps[-1].lineage,
             "rollouts": len(told.rollouts),
             "attempts": sum(rollout.attempts for rollout in told.rollouts),
+            "probs_diff_max": max(line.get("training/rollout_probs_diff_max", 0.0) for line in metrics(folder)),
+            "evaluated": Counter(version for turns in evaluated for turn in turns for _, version in turn.versions),
             "score_before": summary["start"],
             "score": summary["end"],
             "left": [str(one) for one in left],
@@ -178,7 +185,11 @@ def main() -> None:
                 given.json.write_text(json.dumps(found, indent=1) + "\n")
     finally:
         server.close()
-    bad = [one for one in found["runs"] if one["left"] or one["score"] < LEAST or not one["ended"]]
+    bad = [
+        one
+        for one in found["runs"]
+        if one["left"] or one["score"] < LEAST or not one["ended"] or one["probs_diff_max"] > FAR
+    ]
     say(f"{found['kills']} kills in {len(found['runs'])} runs, {len(bad)} of which did not come out as they should")
     sys.exit(bool(bad))
 
