@@ -355,7 +355,7 @@ class RemoteEngine(Engine, Generic[A, S]):
                     async with self._loading:
                         return await self._load(served, version, weights)
                 except ServerGone:
-                    if not left:
+                    if not left or self._can_others():  # nobody waits then, and the next version is for it again
                         raise
         finally:
             self._num_loads -= 1
