@@ -183,14 +183,21 @@ class RemoteEngine(Engine, Generic[A, S]):
         return self if len(self._served) == 1 else PolicyEngine(self, policy)
 
     async def start(self) -> None:
-        """Returns once requests are answered. A server that does not come up the first time is not tried again."""
+        """Returns once requests are answered. A server that does not come up the first time is not tried again, unless
+        it had answered already."""
         if self._starting is None:  # several policies have it start
             self._starting = asyncio.create_task(self._start())
         await asyncio.shield(self._starting)
 
     async def _start(self) -> None:
         try:
-            await self._bring_up()
+            for left in reversed(range(TRIES)):
+                try:
+                    await self._bring_up()
+                    break
+                except EngineError:
+                    if not left or self._client is None or not self._server.ours or await is_answering(self.url):
+                        raise
         except BaseException:
             await self.close()
             raise

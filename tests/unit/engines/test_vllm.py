@@ -419,6 +419,24 @@ async def test_a_server_that_comes_back_during_a_load_is_asked_for_the_new_versi
     assert told_of(stand).index("reload") < told_of(stand).index("generate")
 
 
+async def test_a_server_that_dies_as_it_is_first_met_is_started_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand = make()
+    meet, first = Vllm._meet, iter([True])
+
+    async def die(engine: Vllm, client: Any) -> Any:
+        if next(first, False):
+            os.kill(stand.pid, signal.SIGKILL)
+            await engine._server.wait_until_gone()
+        return await meet(engine, client)
+
+    monkeypatch.setattr(Vllm, "_meet", die)
+    await stand.engine.start()
+    assert ids_of(await play(stand, [5], max_tokens=1)) == [6]
+    assert (stand.folder / "starts").read_text() == "2"
+
+
 @pytest.mark.parametrize("noticed", [False, True])
 async def test_a_server_that_dies_while_it_takes_a_version_gets_it_once_it_is_back(
     make: Make, noticed: bool, monkeypatch: pytest.MonkeyPatch
