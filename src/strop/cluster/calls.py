@@ -6,6 +6,9 @@ import asyncio
 import contextlib
 from typing import Any
 
+PREFER_SECONDS = 20.0
+"""Seconds for which a host's planned node is waited for; then it may be any."""
+
 
 async def ask(ref: Any, seconds: float | None) -> Any:
     """What an actor answers. Raises `TimeoutError`, or what Ray raises."""

@@ -23,14 +23,14 @@ STORE_BYTES = 128 * 2**20
 """Of a cluster that we start: nothing large goes through Ray's object store."""
 REACH_SECONDS = 5.0
 MODE = "RAY_AUTH_MODE"
-ASKED, KNOCK_SECONDS = 3, 60.0
-KNOCK = f"""
+NEEDS_TOKEN, ASK_SECONDS = 3, 60.0
+ASK_HEAD = f"""
 import sys
 from ray._raylet import GcsClient
 try:
     GcsClient(address=sys.argv[1]).get_all_node_info(timeout=5)
 except Exception as error:
-    sys.exit({ASKED} if type(error).__name__ == "AuthenticationError" else 0)
+    sys.exit({NEEDS_TOKEN} if type(error).__name__ == "AuthenticationError" else 0)
 """
 LOOK_SECONDS, MISSED = 2.0, 5
 """Seconds between two looks whether the head is there, and how many in a row must fail until it counts as gone. Ray
@@ -71,9 +71,10 @@ def use_token(address: str) -> None:
 
 
 def asks_for_token(address: str) -> bool:
-    """Instead of what this process would say."""
-    words = [sys.executable, "-c", KNOCK, address]
-    return subprocess.run(words, capture_output=True, timeout=KNOCK_SECONDS, check=False).returncode == ASKED
+    """Whether the head refuses what a process with this one's environment says. A process of its own finds out, since
+    Ray would go on as it was imported there."""
+    words = [sys.executable, "-c", ASK_HEAD, address]
+    return subprocess.run(words, capture_output=True, timeout=ASK_SECONDS, check=False).returncode == NEEDS_TOKEN
 
 
 def import_part(name: str) -> Any:

@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from strop.cluster.calls import ask, end_actor, find_cause
+from strop.cluster.calls import PREFER_SECONDS, ask, end_actor, find_cause
 from strop.cluster.connection import import_part
 from strop.cluster.hosts import GatewayHost, HostPlace
 from strop.cluster.journal import Journal
@@ -53,8 +53,6 @@ ASK_SECONDS = 5.0
 """Seconds that a host may take to say how its process is; then it counts as out of reach."""
 AWAY = 10.0
 """Seconds after which pools whose gateway is away are given another."""
-PREFER_SECONDS = 20.0
-"""Seconds for which the node where one was, or should be, is waited for; then it may be any."""
 AGAIN = 2.0
 
 

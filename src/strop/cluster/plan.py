@@ -304,6 +304,8 @@ def find_fix(nodes: Sequence[ClusterNode], demand: Demand, kind: str) -> str:
     tensors = next((one for one in demand.servers if one.gpus > 1), None)
     if kind == "servers" and tensors is not None:
         return f"set engine.{tensors.engine}.tensor_parallel lower"
+    if kind == "servers" and any(one.cpus > 1 for one in demand.servers):
+        return "set cluster.server_cpus lower"
     if kind == "ranks" and asleep:
         return "set engine.replicas and learner.ranks lower"
     if kind == "ranks" and demand.rank_cpus > 1:
@@ -337,10 +339,8 @@ def refuse_missing_gpus(nodes: Sequence[ClusterNode], demand: Demand) -> None:
 
 
 def explain_ranks(nodes: Sequence[ClusterNode], demand: Demand) -> str:
-    ranks, bundles = (
-        sum(demand.ranks),
-        [one for model in range(len(demand.ranks)) for one in demand.list_bundles(model)],
-    )
+    ranks = sum(demand.ranks)
+    bundles = [one for model in range(len(demand.ranks)) for one in demand.list_bundles(model)]
     largest = max(bundles, key=lambda bundle: (bundle.cpus, bundle.gpus))
     gpu = f" and {count(demand.rank_gpus, 'GPU')}" if demand.rank_gpus else ""
     more = largest.cpus - largest.ranks * demand.rank_cpus

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import platform
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -102,6 +101,7 @@ def make_question() -> Callable[[dict[str, str], list[str], dict[str, Address]],
     def look(marks: dict[str, str], models: list[str], ports: dict[str, tuple[str, int]]) -> dict[str, Any]:
         import os
         import platform
+        import socket
 
         answer: dict[str, Any] = {"python": platform.python_version()}
         try:

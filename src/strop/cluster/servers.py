@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from strop.cluster.calls import ask, end_actor
+from strop.cluster.calls import PREFER_SECONDS, ask, end_actor
 from strop.cluster.connection import import_part
 from strop.cluster.hosts import HostPlace, ServerHost, StartedServer
 from strop.cluster.journal import Journal
@@ -43,8 +43,6 @@ ANSWER_SECONDS = 60.0
 """Seconds that a host may take to answer, beside what it does; then it counts as lost."""
 END_SECONDS = 15.0
 """The same where it only ends something."""
-PREFER_SECONDS = 20.0
-"""Seconds for which a planned node is waited for; then it may be any."""
 AGAIN = 1.0
 """Seconds between two attempts to place a host."""
 HOSTS = 5

@@ -125,6 +125,12 @@ def test_a_run_that_learns_from_data_needs_no_pool() -> None:
             "ranks there is room for 0. Fix: set learner.ranks=1, or add nodes",
         ),
         (
+            nodes(4),
+            Demand(ranks=(1,), servers=(ServerDemand(count=1, cpus=4, engine="vllm"),)),
+            "1 vllm server of 4 CPUs each cannot be placed: the cluster has 4 CPUs and 0 GPUs on 1 node, and beside "
+            "the ranks there is room for 0. Fix: set cluster.server_cpus lower, or add nodes",
+        ),
+        (
             nodes(1),
             Demand(ranks=(1,)),
             "1 runner pool of 1 CPU each cannot be placed: the cluster has 1 CPU and 0 GPUs on 1 node, and beside the "
