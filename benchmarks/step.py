@@ -14,6 +14,7 @@ while the learner works (hybrid engine): its weights are then in the CPU's memor
     old_log_prob      score: the learner's logprobs of all that was sampled
     update_actor      forward, loss, backward and both optimizer steps
     update_weights    a server wakes, and the new version reaches the engine
+    send_weights      of that, sending the tensors
     save_checkpoint   what training waits for of the last step's
 
 What changing between sampling and learning costs, as a share of the step, is at most pause_engines and update_weights.
@@ -51,10 +52,11 @@ PHASES = (
     "adv",
     "update_actor",
     "update_weights",
+    "send_weights",
     "save_checkpoint",
 )
 SIZES = {
-    "7b": {"groups": 8, "members": 8, "turn_tokens": 192, "budget": 20480},
+    "7b": {"groups": 8, "members": 8, "turn_tokens": 192, "budget": 8192},
     "1.5b": {"groups": 8, "members": 8, "turn_tokens": 192, "budget": 20480},
     "tiny": {"groups": 2, "members": 4, "turn_tokens": 24, "budget": 2048},
 }

@@ -246,7 +246,7 @@ class HeldPolicy(LearnerVerbs):
         self, child: LearnerChild, settings: LearnerSettings, learner: Learner | None, plain: Any, weights: WeightVerbs
     ) -> None:
         self._child, self._name, self._learner, self.weights = child, settings.name, learner, weights
-        self._config, self._plain = settings.learner, plain
+        self._config, self._plain, self._gives_memory = settings.learner, plain, settings.gives_memory
         self.served: Any = None
 
     @property
@@ -282,7 +282,10 @@ class HeldPolicy(LearnerVerbs):
 
     def update(self, batch: Batch) -> dict[str, float]:
         self._child.stop_compiling()
-        return self.learner.update(batch)
+        metrics = self.learner.update(batch)
+        if self._gives_memory:
+            self.learner.release_memory()
+        return metrics
 
     def begin_save(self, folder: Path, meta: dict[str, Any]) -> None:
         self.learner.begin_save(folder, meta)

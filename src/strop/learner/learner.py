@@ -368,6 +368,10 @@ class Learner:
             self.budget = max(self.budget // 2, longest)
             log.warning("out of memory: going on with micro-batches of %d tokens", self.budget)
 
+    def release_memory(self) -> None:
+        """Let other processes have the GPU's memory that nothing is in: it is kept for the next pass otherwise."""
+        torch.cuda.empty_cache()
+
     def _reshard(self) -> None:
         """Have no more than this rank's part of what is sharded: a pass without gradients leaves some put together."""
         if self.sharded:

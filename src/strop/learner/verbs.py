@@ -61,6 +61,11 @@ class LearnerSettings(Struct, frozen=True, kw_only=True):
     train: bool
     from_checkpoints: bool = False
 
+    @property
+    def gives_memory(self) -> bool:
+        """Whether an engine's server has the GPU's memory while this process does not train."""
+        return self.engine.name == "vllm" and self.engine.vllm.sleep
+
     @staticmethod
     def of(
         config: Config,

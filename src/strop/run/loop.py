@@ -185,6 +185,7 @@ async def publish(run: Run, step: Step) -> None:
     with run.timed("update_weights"):
         for policy in run.policies.values():
             await policy.publisher.publish(step.version)
+            run.spent["send_weights"] += policy.publisher.sending
         if any(pool.grows for pool in run.opponents):
             await finish_checkpoint(run)
         for pool in run.opponents:

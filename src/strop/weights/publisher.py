@@ -10,6 +10,7 @@ The engine calls `deliver` inside `load`, and again whenever its server was star
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext
 
 from strop.engines.base import Engine
@@ -19,11 +20,13 @@ from strop.weights.base import Sent, Transfer
 
 
 class Publisher:
-    """Gives `engine` weights, version by version, by one way."""
+    """Gives `engine` weights, version by version, by one way. `sending` is how many seconds it took to send the last
+    one, to the server that took longest."""
 
     def __init__(self, engine: Engine, transfer: Transfer) -> None:
         self._engine = engine
         self._transfer = transfer
+        self.sending = 0.0
 
     def prepare(self, version: str) -> None:
         """The learner's present weights are `version`, which will be published next."""
@@ -32,6 +35,7 @@ class Publisher:
     async def publish(self, version: str) -> None:
         """Have the engine serve `version`, the learner's present weights or what lies in a checkpoint; returns once it
         does."""
+        self.sending = 0.0
         await self._transfer.stage(version)
         await self._engine.load(version, self)
         await self._transfer.discard_others(version)
@@ -39,7 +43,9 @@ class Publisher:
     async def deliver(self, version: str, receiver: WeightReceiver) -> str:
         """Send a version and make sure that the server has it; returns what the server calls it."""
         async with nullcontext() if self._transfer.beside and not receiver.asleep else receiver.hold():
+            began = time.monotonic()
             sent = await self._transfer.send(version, receiver)
+            self.sending = max(self.sending, time.monotonic() - began)
         await verify(version, sent, receiver)
         return sent.model
 

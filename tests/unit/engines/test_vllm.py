@@ -651,6 +651,14 @@ async def test_it_sleeps_while_it_is_paused(make: Make) -> None:
     ]
 
 
+async def test_one_that_cannot_wake_for_want_of_memory_says_what_to_do(make: Make) -> None:
+    stand = make(sleep=True, env={"STANDIN_OUT_OF_MEMORY": "/wake_up"})
+    await stand.engine.start()
+    await stand.engine.pause()
+    with pytest.raises(EngineError, match=r"leaves it too little of the GPU's memory. Fix: lower engine.vllm.gpu_mem"):
+        await stand.engine.resume()
+
+
 async def test_one_that_sleeps_is_started_again_only_once_it_is_needed(make: Make) -> None:
     """Until then the learner has its memory."""
     stand = make(sleep=True)

@@ -12,14 +12,15 @@ from strop.config import load
 from strop.engines.receiver import WeightsRefused
 from strop.engines.weight_files import read_probe, read_specs
 from strop.errors import LearnerError, ModelError
-from strop.learner.child import HeldPolicy
+from strop.learner.child import HeldPolicy, LearnerChild
 from strop.learner.client import LearnerClient
 from strop.learner.model_weights import ModelWeights
 from strop.learner.process import LearnerProcess
 from strop.learner.rank_processes import LearnerRanks
 from strop.learner.sharded_weights import ShardedWeights
-from strop.learner.verbs import LearnerSettings, LearnerVerbs, WeightVerbs
+from strop.learner.verbs import LearnerSettings, LearnerVerbs, RankPlace, WeightVerbs
 from strop.weights.files import FolderTransfer
+from tests.unit.learner.practice import credited
 
 
 def test_client_and_child_have_every_verb_with_the_same_arguments() -> None:
@@ -120,3 +121,18 @@ async def test_a_process_that_is_closed_while_a_call_is_sent(tmp_path) -> None:
     await asyncio.wait_for(process.close(), 20)
     with pytest.raises(LearnerError):
         await call
+
+
+@pytest.mark.parametrize("sleep", [True, False])
+def test_a_step_leaves_the_gpu_to_a_server_that_sleeps_meanwhile(folder, episodes, monkeypatch, sleep) -> None:
+    """What passes have taken is kept for the next ones otherwise, and the server could not wake."""
+    told, child = [], LearnerChild(None)  # pyright: ignore
+    config = load(learner={"device": "cpu"}, engine={"name": "vllm", "vllm": {"sleep": sleep}})
+    child.start([LearnerSettings.of(config, folder, serve=False)], RankPlace())
+    held = child.policies["main"]
+    batch = credited(held.learner, episodes())
+    make_step = held.learner.optim.step
+    monkeypatch.setattr(held.learner.optim, "step", lambda: (told.append("step"), make_step()))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: told.append("release"))
+    held.update(batch)
+    assert told == ["step", *(["release"] if sleep else [])]

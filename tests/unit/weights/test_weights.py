@@ -22,7 +22,7 @@ from strop.learner import gpu_transfer
 from strop.learner.client import WeightClient
 from strop.learner.model_weights import ModelWeights
 from strop.learner.verbs import IpcHandles
-from strop.weights.base import Transfer
+from strop.weights.base import Sent, Transfer
 from strop.weights.files import FolderTransfer
 from strop.weights.ipc import IpcTransfer
 from strop.weights.nccl import NcclTransfer
@@ -232,6 +232,27 @@ async def test_a_version_is_sent_while_the_server_is_held_and_then_verified(tmp_
     told.logprobs = [logprob - 0.5 for logprob in told.logprobs]
     with pytest.raises(EngineError, match=r"does not serve what was sent as version 1\.1: .* by 0\.5 .*\(a hint\)"):
         await publisher.deliver("1.1", told)
+
+
+class Slow(Transfer):
+    """Takes so many seconds for each of its receivers, one after the other."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.seconds = iter(seconds)
+
+    async def send(self, version: str, receiver: WeightReceiver) -> Sent:
+        await asyncio.sleep(next(self.seconds))
+        return Sent("strop", None)
+
+
+async def test_how_long_sending_took_is_that_of_the_slowest_server_and_not_of_the_version_before(source: Path) -> None:
+    told = [Fusing(read_tensors(source)) for _ in range(2)]
+    publisher = Publisher(Both(*told), Slow(0.02, 0.1, 0.0, 0.01))
+    await publisher.publish("1.1")
+    assert publisher.sending >= 0.1
+    before = publisher.sending
+    await publisher.publish("1.2")
+    assert 0.01 <= publisher.sending < before
 
 
 async def test_a_folder_is_looked_at_before_the_server_hears_of_it(tmp_path: Path, source: Path) -> None:

@@ -121,7 +121,15 @@ class VllmApi:
 
     async def wake(self, part: Literal["weights", "kv_cache"] | None = None) -> None:
         """Take GPU memory again, for all of it or for a part. Requests are taken up again once all of it is there."""
-        await self._ask("POST", "/wake_up", query={"tags": part} if part else {}, timeout=MOVED)
+        try:
+            await self._ask("POST", "/wake_up", query={"tags": part} if part else {}, timeout=MOVED)
+        except EngineError as error:
+            if "out of memory" not in str(error):
+                raise
+            raise EngineError(
+                "vLLM cannot wake: what the learner keeps between steps leaves it too little of the GPU's memory. Fix: "
+                "lower engine.vllm.gpu_memory, or set learner.offload=true"
+            ) from error
         self.asleep = part == "weights"
 
     # -- weights -------------------------------------------------------------------------------------------------------

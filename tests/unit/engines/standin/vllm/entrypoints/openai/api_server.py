@@ -179,6 +179,8 @@ async def update_weights(request: Request) -> Response:
 async def fine(request: Request) -> Response:
     if request.url.path not in ("/health", "/version", "/openapi.json", "/v1/models", "/server_info"):
         note({"path": request.url.path, "query": dict(request.query_params)})
+    if request.url.path == os.environ.get("STANDIN_OUT_OF_MEMORY"):
+        return JSONResponse({"error": {"message": "CUDA Error: out of memory at cumem_allocator.cpp"}}, 500)
     answers: dict[str, Any] = {
         "/version": {"version": os.environ.get("STANDIN_VERSION", "0.32.0")},
         "/openapi.json": {
