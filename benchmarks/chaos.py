@@ -43,7 +43,7 @@ from tests.postgres import Server
 from tests.runs import metrics
 
 RESULTS = ROOT / "benchmarks" / "results"
-STEPS, GROUPS = 16, 8
+STEPS, GROUPS, MEMBERS = 16, 8, 4
 """So many that it does not take luck to learn: with half the groups three of ten seeds end at .62 to .71 though nobody
 disturbs them, with the embedded engine on one machine."""
 SAMPLES = 8
@@ -118,6 +118,7 @@ def disturb(
     """One run with so many kills, of those kinds above all of which there were fewest `before`."""
     nodes, began = Nodes(CPUS, CPUS, CPUS), time.monotonic()
     settings = [*TWO_RANKS, f"loop.steps={STEPS}", f"loop.groups={GROUPS}", "cluster.restarts=1000"]
+    settings += [f"loop.group_size={MEMBERS}"]
     settings += ["loop.eval_splits=['test']", "loop.eval_every=0", f"loop.eval_samples={SAMPLES}"]
     settings += ["loop.eval_greedy=false", "cluster.gateways=2", f"store.url={url}", "cluster.timeout=120"]
     settings += [*REPLICAS, f"policy.model={untie(folder.with_suffix('.model'))}"] if vllm else []
@@ -133,7 +134,7 @@ def disturb(
                 killed[kind] += 1
                 say(f"  {time.monotonic() - began:5.0f} s: {kind}")
         said = run.finish(timeout=LIMIT)
-        told = run.check(steps=STEPS, url=url)
+        told = run.check(steps=STEPS, url=url, rollouts=GROUPS * MEMBERS)
         deadline = time.monotonic() + 30
         while (left := find_processes(folder) or list_groups(nodes.address)) and time.monotonic() < deadline:
             time.sleep(0.5)

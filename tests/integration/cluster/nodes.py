@@ -89,12 +89,12 @@ class ClusterRun:
         assert self.process.returncode == 0, stderr + stdout
         return stdout
 
-    def check(self, steps: int = 3, url: str = "") -> runs.Story:
-        """Every rollout has ended, and was trained on once; none is missing."""
+    def check(self, steps: int = 3, url: str = "", *, rollouts: int = 16) -> runs.Story:
+        """Every rollout has ended, and was trained on once; none is missing of so many in each step."""
         told = runs.story(self.folder, url)
         assert [step.number for step in told.steps] == list(range(1, steps + 1))
         assert set(Counter(id for step in told.steps for id in step.rollouts).values()) == {1}
-        assert sum(len(step.rollouts) for step in told.steps) == steps * 16
+        assert sum(len(step.rollouts) for step in told.steps) == steps * rollouts
         assert all(rollout.status in TERMINAL for rollout in told.rollouts)
         by_id = {rollout.id: rollout for rollout in told.rollouts}
         for step in told.steps:
