@@ -62,13 +62,27 @@ class Task(Struct, frozen=True, kw_only=True):
     agent: str | None = None
 
 
+class AnswerGrammar(Struct, frozen=True, kw_only=True):
+    """What an answer must be (`strop.models.grammar`): the text of a grammar, and the tokens of which one ends it.
+    `version` is of what the text was made with, and is read by.
+
+    >>> AnswerGrammar(text="...", ends=(2,), version="llguidance 1.9.1").ends
+    (2,)
+    """
+
+    text: str
+    ends: tuple[int, ...]
+    version: str
+
+
 class Sampling(Struct, frozen=True, kw_only=True):
     """How tokens are drawn. The recorded logprob is that of the distribution the token was really drawn from: logits
     shifted by penalties, divided by the temperature, cut by `top_p`, `top_k`, `min_p`, and normalised again. Greedy
     draws (temperature 0) have it at temperature 1, before any cut.
 
-    Without penalties and cuts that is log_softmax(logits / temperature), which the weights alone reproduce; `exact`
-    says whether it is. Greedy turns carry no loss. An engine may take no seeds: vLLM does with `engine.vllm.seeds`.
+    Without penalties and cuts that is log_softmax(logits / temperature), over what the `grammar` allows where there is
+    one, which the weights alone reproduce; `exact` says whether it is. Greedy turns carry no loss. An engine may take
+    no seeds: vLLM does with `engine.vllm.seeds`.
 
     >>> Sampling().exact, Sampling(top_p=0.9).exact, Sampling(temperature=0.0).exact
     (True, False, False)
@@ -84,6 +98,7 @@ class Sampling(Struct, frozen=True, kw_only=True):
     max_tokens: int = 256
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    grammar: AnswerGrammar | None = None
 
     @property
     def truncated(self) -> bool:

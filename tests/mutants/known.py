@@ -56,6 +56,21 @@ ENGINE = "tests/parity/test_embedded_agreement.py -k 'version'"
 COPIES, PREPARE = "tests/unit/run/data/test_copies.py", "tests/unit/run/data/test_prepare.py"
 
 MUTANTS = (
+    # -- grammars
+    _one(
+        "what a grammar forbade has a part in learning",
+        "learner/learner.py",
+        "return EntryMasks.of(batch, self.folder, find_head(self.model).out_features)",
+        "return None",
+        "tests/e2e/test_prescribed.py",
+    ),
+    _one(
+        "a text that is forced may be spelt in one way alone",
+        "models/grammar.py",
+        "UNFORCED = '%llguidance {\"no_forcing\": true}'",
+        "UNFORCED = '%llguidance {}'",
+        "tests/unit/models/test_grammar.py",
+    ),
     # -- stored data
     _one(
         "stored data passes for what the present weights sampled",

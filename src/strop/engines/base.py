@@ -86,6 +86,8 @@ class Engine(ABC):
 
     shares_weights: ClassVar[bool] = False
     """It lives in the process that holds the weights, and uses those."""
+    holds_to_schemas: ClassVar[bool] = False
+    """It draws what `Sampling.grammar` allows alone."""
 
     @classmethod
     def make(cls, setup: EngineSetup) -> Engine:

@@ -22,6 +22,7 @@ from strop.gateway.conversation import Conversation, join_text
 from strop.gateway.detokenize import Detokenizer, StopStrings
 from strop.gateway.dialects.base import AnswerInfo, ApiError, ChoiceDone, Delta, ModelRequest, SampledToken, ToolCall
 from strop.gateway.known_turns import call_id
+from strop.gateway.prescribe import make_grammar, refuse_thoughts
 from strop.gateway.route import PolicyRoute
 from strop.gateway.session import Session
 from strop.gateway.tool_calls import PLAIN
@@ -41,6 +42,7 @@ class ModelCall:
         route = route.asked_by(request)
         self.session, self.agent, self.route, self.request = session, agent, route, request
         self.started = time.time()
+        self._grammar = make_grammar(request, route)
         prompts: list[tuple[Conversation, Prompt, Sampling]] = []
         contexts = session.contexts(agent, route.policy)
         for conversation in read_conversations(request, route, contexts):
@@ -52,6 +54,9 @@ class ModelCall:
                     f"This model's maximum context length is {route.context} tokens. However, your messages "
                     f"resulted in {len(prompt.ids)} tokens. {SHORTEN}"
                 )
+            if request.schema is not None:
+                messages, tools = conversation.messages, conversation.tools
+                refuse_thoughts(request.schema, route, route.renderer.opening(messages, tools, prompt.ids, ""))
             prompts.append((conversation, prompt, self._sampling(num_left)))
         self.choices: list[Choice] = []  # numbers and seeds are given out once nothing can be refused any more
         for conversation, prompt, sampling in prompts:
@@ -68,6 +73,7 @@ class ModelCall:
             given,
             max_tokens=min(given.max_tokens, request.max_tokens or given.max_tokens, num_left),
             stop=(*given.stop, *self.route.renderer.stop_texts, *request.stop),
+            grammar=self._grammar,
         )
 
     async def run(self, emit: Emit | None) -> None:

@@ -36,7 +36,7 @@ class PolicyRoute(Struct, frozen=True, kw_only=True):
 
     `sampling_for` decides by rollout (training, evaluation, greedy evaluation); its settings win over the request's.
     `history`: what the model is shown of what it said before, see `strop.gateway.contexts`. `most` tokens a sequence
-    may have, where the engine, which others may share, takes more.
+    may have, where the engine, which others may share, takes more. `holds_to_schemas`: the engine can.
     """
 
     policy: str
@@ -46,6 +46,7 @@ class PolicyRoute(Struct, frozen=True, kw_only=True):
     sampling_for: Callable[[Rollout], Sampling]
     history: History = "sampled"
     most: int | None = None
+    holds_to_schemas: bool = False
 
     @property
     def context(self) -> int:

@@ -21,7 +21,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.config import EngineConfig
 from strop.engines.base import GivenAnswer
 from strop.engines.embedded.outbox import Outbox
 from strop.errors import LearnerError, StropError
@@ -180,7 +179,7 @@ class LearnerChild(ProcessVerbs):
         if first.overlap and train and first.serve:
             self.aside = ThreadPoolExecutor(1, "learner")
         if first.serve:
-            context = self._serve(model, first.engine, context)
+            context = self._serve(model, first, context)
         return context
 
     def _load_model(self, settings: LearnerSettings) -> Any:
@@ -227,14 +226,14 @@ class LearnerChild(ProcessVerbs):
             weights = ModelWeights(plain, settings.folder, address) if self._ranks.leads else FollowingRank()
         self.policies[settings.name] = HeldPolicy(self, settings, learner, plain, weights)
 
-    def _serve(self, model: Any, engine: EngineConfig, context: int) -> int:
+    def _serve(self, model: Any, settings: LearnerSettings, context: int) -> int:
         """Put the embedded engine before the model; returns the longest context that it takes."""
         from strop.engines.embedded.core import Core
         from strop.learner.model_copy import AdapterCopy
 
         adapters = self.copy.adapters if isinstance(self.copy, AdapterCopy) else None
         served = self.copy.model if self.copy is not None else model
-        self.core = Core(served, engine, context=context, adapters=adapters)
+        self.core = Core(served, settings.engine, context=context, adapters=adapters, folder=settings.folder)
         return self.core.context
 
 

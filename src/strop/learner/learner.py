@@ -37,7 +37,8 @@ from strop.errors import LearnerError, RankOutOfMemory
 from strop.learner import checkpoint, lora, memory, rng, sharded_checkpoint
 from strop.learner.critic import Critic, ValueHead
 from strop.learner.device import send
-from strop.learner.logprobs import TreeReader, gather_entries, read
+from strop.learner.logprobs import TreeReader, find_head, gather_entries, read
+from strop.learner.masks import EntryMasks
 from strop.learner.masters import lower
 from strop.learner.meter import UpdateMeter, measure_mismatch
 from strop.learner.model import choose_way, load, place
@@ -130,6 +131,7 @@ class Learner:
         self.critic_optim = None
         if self.critic is not None:
             self.critic_optim = Optim(self.critic, config.critic, critic_masters, **how)
+        self._masks: EntryMasks | None = None  # of the batch at hand
         self._snapshots = SnapshotMemory(device)
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future[None] | None = None
@@ -174,7 +176,11 @@ class Learner:
         took, as metrics."""
         if not self.algorithm.needs or not len(batch.turns):
             return {}
+        self._masks = self._find_masks(batch)
         return self._in_memory(batch, None, lambda: self._score(batch, self._pack(batch, None)))
+
+    def _find_masks(self, batch: Batch) -> EntryMasks | None:
+        return EntryMasks.of(batch, self.folder, find_head(self.model).out_features)
 
     @torch.no_grad()
     def _score(self, batch: Batch, pieces: Sequence[MicroBatch]) -> dict[str, float]:
@@ -191,7 +197,7 @@ class Learner:
             began = _lap(took, "timing_s/old_log_prob", began)
         if "ref" in needs:
             with lora.without_adapter(self.model) if self.ref is None else nullcontext():
-                logps = [self._ref_reader(piece, entries, self.way)[1] for piece, _ in shared]
+                logps = [self._ref_reader(piece, entries, self.way, self._masks)[1] for piece, _ in shared]
             self._fill(entries.ref, shared, logps)
             began = _lap(took, "timing_s/ref", began)
         if "value" in needs and self.critic is not None and not isinstance(self.critic, ValueHead):
@@ -203,9 +209,9 @@ class Learner:
         """The hidden states of a piece's entries, their logprobs and entropies."""
         hidden = self.graphs.run(piece, self.way) if self.graphs is not None else None
         if hidden is None:
-            return self.reader(piece, entries, self.way)
+            return self.reader(piece, entries, self.way, self._masks)
         states = hidden.index_select(0, send(piece.at, hidden.device))
-        return states, *read(self.model, states, piece, entries, compile=self.way.compile)
+        return states, *read(self.model, states, piece, entries, masks=self._masks, compile=self.way.compile)
 
     def _score_policy(self, piece: MicroBatch, entries: Entries) -> tuple[Tensor, Tensor]:
         """Proximal logprobs, and the values of a shared trunk or as many zeros."""
@@ -245,6 +251,7 @@ class Learner:
         """Train on the batch and return metrics. With no weight anywhere nothing is done, and `actor/skipped` is 1."""
         began = time.perf_counter()
         self.reserve_snapshot()
+        self._masks = self._find_masks(batch)
         shares = _shares(batch, self.config.minibatches)
         meter = UpdateMeter()
         # The learner's logprobs under the weights that sampled. If score did not bring them, the first optimizer step's

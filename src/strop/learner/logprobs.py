@@ -2,7 +2,8 @@
 
 Logits are made in the model's dtype, and their softmax in float32 at least. There are never more of them than a chunk,
 neither forward nor backward. On a CPU a piece that needs but one chunk keeps it for the backward pass; otherwise logits
-are computed again. What is made of a chunk can be compiled into one kernel each way.
+are computed again. What is made of a chunk can be compiled into one kernel each way. What a grammar forbade has no part
+in it (masks.py).
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from strop.errors import ModelError
 from strop.learner.blocks import PLAIN, Way, apply_way
 from strop.learner.device import send
 from strop.learner.flex_attention import build_flex_plan, padded_size
+from strop.learner.masks import EntryMasks, unpack_bits
 from strop.learner.sequence_parallel import SplitTree
 from strop.learner.tree_attention import Tree, plan
 from strop.trajectory import Entries, MicroBatch
 
 CHUNK = {"cpu": 2**24, "cuda": 2**28}
 """Most logits in memory at once, by kind of device. A head's gradient is read and written once a chunk."""
+
+LEAST = -1e30
+"""What stands for the logit of what may not be drawn: a probability of 0, and no infinity that 0 times it were."""
 
 
 def compute_hidden_states(
@@ -73,10 +78,17 @@ def find_head(model: PreTrainedModel) -> nn.Linear:
 
 
 def compute_logprobs(
-    model: PreTrainedModel, piece: MicroBatch, entries: Entries, *, chunk: int | None = None, way: Way = PLAIN
+    model: PreTrainedModel,
+    piece: MicroBatch,
+    entries: Entries,
+    *,
+    masks: EntryMasks | None = None,
+    chunk: int | None = None,
+    way: Way = PLAIN,
 ) -> tuple[Tensor, Tensor]:
     """log_softmax(logits / T) of each entry's target, and the entropy of that distribution; [entries] each."""
-    return read(model, compute_entry_states(model, piece, way), piece, entries, chunk=chunk, compile=way.compile)
+    states = compute_entry_states(model, piece, way)
+    return read(model, states, piece, entries, masks=masks, chunk=chunk, compile=way.compile)
 
 
 class TreeReader(nn.Module):
@@ -86,10 +98,12 @@ class TreeReader(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, piece: MicroBatch, entries: Entries, way: Way) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, piece: MicroBatch, entries: Entries, way: Way, masks: EntryMasks | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The hidden states of entries, their logprobs and entropies."""
         states = compute_entry_states(self.model, piece, way)
-        logp, entropy = read(self.model, states, _take_own(piece, way), entries, compile=way.compile)
+        logp, entropy = read(self.model, states, _take_own(piece, way), entries, masks=masks, compile=way.compile)
         return states, gather_entries(logp, piece, way), gather_entries(entropy, piece, way)
 
 
@@ -114,6 +128,7 @@ def read(
     piece: MicroBatch,
     entries: Entries,
     *,
+    masks: EntryMasks | None = None,
     chunk: int | None = None,
     compile: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -124,9 +139,11 @@ def read(
     temperature = send(np.where(warmth > 0, warmth, 1.0), states.device, _wide(states.dtype))
     head = find_head(model)
     rows = max(1, (chunk or CHUNK[states.device.type]) // head.out_features)
+    allowed = masks.take(piece.entry, states.device) if masks is not None else None
     if len(states) <= rows and not states.is_cuda:
-        return _pick(nn.functional.linear(states, head.weight, head.bias), target, temperature)[:2]
-    logp, entropy = _Chunks.apply(states, head.weight, head.bias, target, temperature, rows, compile)  # pyright: ignore
+        return _pick(nn.functional.linear(states, head.weight, head.bias), target, temperature, allowed)[:2]
+    given = (states, head.weight, head.bias, target, temperature, allowed)
+    logp, entropy = _Chunks.apply(*given, rows, compile)  # pyright: ignore
     return logp, entropy
 
 
@@ -134,9 +151,14 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _pick(logits: Tensor, target: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Logprob of the target, entropy, and what was taken from all logits to make logprobs of them; per row."""
+def _pick(
+    logits: Tensor, target: Tensor, temperature: Tensor, allowed: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logprob of the target, entropy, and what was taken from all logits to make logprobs of them; per row. What is not
+    `allowed`, bits of a mask where there are any, has no part in it."""
     logits = logits.to(temperature.dtype) / temperature[:, None]
+    if allowed is not None:
+        logits = logits.masked_fill(~unpack_bits(allowed, logits.shape[1]), LEAST)
     total = logits.logsumexp(-1)
     logps = logits - total[:, None]
     return logps.gather(1, target[:, None])[:, 0], -(logps.exp() * logps).sum(-1), total
@@ -146,13 +168,17 @@ def _slope(
     logits: Tensor,
     target: Tensor,
     temperature: Tensor,
+    allowed: Tensor | None,
     total: Tensor,
     entropy: Tensor,
     for_logp: Tensor,
     for_entropy: Tensor,
 ) -> Tensor:
     """The gradient of the logits, in their dtype, from that of what `_pick` gave."""
-    logps = logits.to(temperature.dtype) / temperature[:, None] - total[:, None]
+    warm = logits.to(temperature.dtype) / temperature[:, None]
+    if allowed is not None:
+        warm = warm.masked_fill(~unpack_bits(allowed, logits.shape[1]), LEAST)
+    logps = warm - total[:, None]
     # d logp / d logits = 1 at the target - probs;  d entropy / d logits = - probs (logps + entropy)
     push = ((logps + entropy[:, None]) * for_entropy[:, None] + for_logp[:, None]) * logps.exp()
     hit = torch.arange(logits.shape[1], device=logits.device) == target[:, None]
@@ -176,6 +202,7 @@ class _Chunks(torch.autograd.Function):
         bias: Tensor | None,
         target: Tensor,
         temperature: Tensor,
+        allowed: Tensor | None,
         rows: int,
         compile: bool,
     ) -> tuple[Tensor, Tensor]:
@@ -183,15 +210,16 @@ class _Chunks(torch.autograd.Function):
         pick = _fused(_pick, compile)
         for at in _slices(len(states), rows):
             logits = nn.functional.linear(states[at], weight, bias)
-            logp[at], entropy[at], total[at] = pick(logits, target[at], temperature[at])
-        ctx.save_for_backward(states, weight, bias, target, temperature, total, entropy)
+            some = allowed[at] if allowed is not None else None
+            logp[at], entropy[at], total[at] = pick(logits, target[at], temperature[at], some)
+        ctx.save_for_backward(states, weight, bias, target, temperature, allowed, total, entropy)
         ctx.rows, ctx.compile = rows, compile
         return logp, entropy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, for_logp: Tensor, for_entropy: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        states, weight, bias, target, temperature, total, entropy = ctx.saved_tensors
+        states, weight, bias, target, temperature, allowed, total, entropy = ctx.saved_tensors
         wants_states, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         to_states = torch.empty_like(states) if wants_states else None
         to_weight = torch.zeros_like(weight, dtype=temperature.dtype) if wants_weight else None
@@ -199,8 +227,8 @@ class _Chunks(torch.autograd.Function):
         slope_of = _fused(_slope, ctx.compile)
         for at in _slices(len(states), ctx.rows):
             logits = nn.functional.linear(states[at], weight, bias)
-            per_row = (target, temperature, total, entropy, for_logp, for_entropy)
-            slope = slope_of(logits, *(column[at] for column in per_row))
+            per_row = (target, temperature, allowed, total, entropy, for_logp, for_entropy)
+            slope = slope_of(logits, *(None if column is None else column[at] for column in per_row))
             if to_bias is not None:
                 to_bias += slope.sum(0, dtype=to_bias.dtype)
             if to_states is not None:
@@ -211,6 +239,7 @@ class _Chunks(torch.autograd.Function):
             to_states,
             None if to_weight is None else to_weight.to(weight.dtype),
             None if to_bias is None else to_bias.to(weight.dtype),
+            None,
             None,
             None,
             None,

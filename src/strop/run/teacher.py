@@ -278,6 +278,8 @@ class Teacher:
                 found[t] = "teacher_context"
             elif max(*prompt_ids, *turn.response_ids) >= self.num_ids:
                 found[t] = "teacher_vocabulary"
+            elif turn.sampling.grammar is not None:
+                found[t] = "teacher_schema"
             else:
                 temperature = turn.sampling.temperature
                 found[t] = GivenAnswer(prompt_ids=prompt_ids, response_ids=turn.response_ids, temperature=temperature)

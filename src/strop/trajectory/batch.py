@@ -35,6 +35,7 @@ REASONS = {
     "teacher_prompt": "whose prompts cannot be shown to line up with the teacher's (algorithm.settings.teacher_prompt)",
     "teacher_context": "longer than the teacher's context",
     "teacher_vocabulary": "with a token that the teacher does not have",
+    "teacher_schema": "held to a schema, which a teacher's logprobs know nothing of",
     "too_stale": "sampled from weights that are too old by now",
     "zero_weight": "whose answers have weight 0 in their transcript",
     "no_weight": "with a reward of 0 or less, which is what they count (algorithm.settings.weighting)",

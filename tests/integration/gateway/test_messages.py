@@ -311,7 +311,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"speed": "fast"}, "'speed'"),
     ({"thinking": {"type": "maybe"}}, "thinking"),
     ({"thinking": {"type": "enabled", "depth": 3}}, "depth"),
-    ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+    ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format"),
     ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "clear_tool_uses_20250919"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search_20250305'"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "'bash_20250124'"),

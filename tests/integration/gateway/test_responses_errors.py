@@ -34,7 +34,7 @@ MADE = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "[]"}
         ({"tool_choice": "required"}, "tool_choice", "the tools are none"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "g"}}, "tool_choice", "calculator"),
         ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice", "tool_choice cannot"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format", "is served"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format", "cannot hold answers"),
         ({"reasoning": {"depth": "high"}}, "reasoning.depth", "not served"),
         ({"include": ["file_search_call.results"]}, "include", "file_search_call.results"),
         ({"truncation": "auto"}, "truncation", "disabled"),

@@ -24,7 +24,7 @@ def test_chunks_have_the_gradients_of_the_whole(with_bias):
     inputs = [t for t in (states, weight, bias) if t is not None]
 
     whole = torch.stack(_pick(torch.nn.functional.linear(states, weight, bias), target, warmth)[:2])
-    chunks = torch.stack(_Chunks.apply(states, weight, bias, target, warmth, 3, False))
+    chunks = torch.stack(_Chunks.apply(states, weight, bias, target, warmth, None, 3, False))
     assert torch.allclose(whole, chunks, atol=1e-13)
     expected, found = (torch.autograd.grad((out * push).sum(), inputs) for out in (whole, chunks))
     assert all(torch.allclose(one, other, atol=1e-12) for one, other in zip(expected, found, strict=True))
@@ -33,7 +33,7 @@ def test_chunks_have_the_gradients_of_the_whole(with_bias):
 def test_a_frozen_head_gets_no_gradient():
     states = torch.randn(5, 4, requires_grad=True)
     weight = torch.randn(9, 4)
-    logp, entropy = _Chunks.apply(states, weight, None, torch.zeros(5, dtype=torch.long), torch.ones(5), 2, False)
+    logp, entropy = _Chunks.apply(states, weight, None, torch.zeros(5, dtype=torch.long), torch.ones(5), None, 2, False)
     (logp + entropy).sum().backward()
     assert states.grad.abs().sum() > 0
     assert weight.grad is None
@@ -45,7 +45,7 @@ def test_many_chunks_in_bfloat16_lose_nothing_of_the_heads_gradient():
     states = torch.ones(rows, 2, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.zeros(2, 2, dtype=torch.bfloat16, requires_grad=True)
     target = torch.zeros(rows, dtype=torch.long)
-    logp, entropy = _Chunks.apply(states, weight, None, target, torch.ones(rows), 1, False)
+    logp, entropy = _Chunks.apply(states, weight, None, target, torch.ones(rows), None, 1, False)
     assert logp.dtype == entropy.dtype == torch.float32
     logp.sum().backward()
     assert weight.grad.float()[0].tolist() == [rows / 2, rows / 2]

@@ -25,7 +25,7 @@ from strop.run.teacher import (
     refuse_same_model,
 )
 from strop.trajectory import Sample, assemble
-from strop.types import Rollout, Task, Turn
+from strop.types import AnswerGrammar, Rollout, Task, Turn
 
 NANO = resolve("strop/nano")
 HINT = "Use the calculator."
@@ -173,6 +173,9 @@ async def test_what_is_too_long_or_unknown_to_the_teacher_is_left_out(renderer):
         assert (await score(session, make_teacher(renderer, prompt=HINT, most=most))).dropped == dropped
     batch = await score(session, make_teacher(renderer, num_ids=max(turn.ids)))
     assert batch.dropped == {"g1.0": "teacher_vocabulary"}
+    held = AnswerGrammar(text="", ends=(2,), version="")
+    session.turns = [replace(turn, sampling=replace(turn.sampling, grammar=held))]
+    assert (await score(session, make_teacher(renderer))).dropped == {"g1.0": "teacher_schema"}
 
 
 def test_a_template_that_shows_no_system_message_is_refused(renderer):

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -40,6 +41,7 @@ from strop.engines.embedded.ragged import RaggedPasses, fits
 from strop.engines.embedded.sampler import sample
 from strop.engines.embedded.slots import WORTHWHILE, Slots
 from strop.errors import ContextOverflow, EngineError
+from strop.models.grammar import BadSchema, TokenMatcher
 from strop.types import Sampling
 
 BEGIN = 512
@@ -58,6 +60,7 @@ class DecodeRequest:
     stop_ids: frozenset[int]
     stream: np.random.Generator
     prompt: np.ndarray
+    matcher: TokenMatcher | None = None
     slot: int = -1
     filled: int = 0
 
@@ -76,12 +79,13 @@ class DecodeRequest:
 @dataclass
 class Core:
     """Requests in, tokens out. Not thread-safe: one thread calls it. `versions` are those of its policies: of the one
-    that the model is, or of the several whose `adapters` it has."""
+    that the model is, or of the several whose `adapters` it has. `folder` has the model's tokenizer, for grammars."""
 
     model: Any
     config: EngineConfig
     context: int
     adapters: Adapters | None = None
+    folder: Path | None = None
     versions: defaultdict[str, str] = field(default_factory=lambda: defaultdict(lambda: "1.0"))
     waiting: dict[int, DecodeRequest] = field(default_factory=dict)
     running: dict[int, DecodeRequest] = field(default_factory=dict)
@@ -147,8 +151,19 @@ class Core:
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         stream = np.random.Generator(np.random.Philox(key=seed))
         ids = list(prompt_ids)
-        prompt = np.array(ids, np.int32)
-        self.waiting[id] = DecodeRequest(id, policy, ids, len(ids), sampling, frozenset(stop_ids), stream, prompt)
+        prompt, matcher = np.array(ids, np.int32), self._make_matcher(sampling)
+        ends = frozenset(stop_ids)
+        self.waiting[id] = DecodeRequest(id, policy, ids, len(ids), sampling, ends, stream, prompt, matcher)
+
+    def _make_matcher(self, sampling: Sampling) -> TokenMatcher | None:
+        if sampling.grammar is None:
+            return None
+        if self.folder is None:
+            raise EngineError("this engine was made without a tokenizer, which grammars need")
+        try:
+            return TokenMatcher(self.folder, self.vocabulary, sampling.grammar)
+        except BadSchema as error:
+            raise EngineError(f"the grammar cannot be followed: {error}") from None
 
     @torch.inference_mode()  # as in a step: what was made there may only be changed there
     def cancel(self, id: int) -> None:
@@ -241,6 +256,8 @@ class Core:
                 f"{self.versions[request.policy]} of the weights may be broken. Fix: go back to an earlier checkpoint"
             )
         request.ids.append(id)
+        if request.matcher is not None:
+            request.matcher.take(id)
         finish = request.finish or ("length" if len(request.ids) >= self.context else None)
         if finish:
             self._end(request)

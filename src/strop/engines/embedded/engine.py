@@ -43,6 +43,7 @@ class Embedded(Engine):
     """Batched decoding beside the learner, on its very parameters."""
 
     shares_weights = True
+    holds_to_schemas = True
 
     def __init__(self, link: Link) -> None:
         self._link = link

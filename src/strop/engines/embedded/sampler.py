@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from strop.models.grammar import TokenMatcher, unpack
 from strop.types import Sampling
 
 BLOCK = 256
@@ -21,25 +22,29 @@ RANKED = 1024
 
 
 class Drawer(Protocol):
-    """What a draw depends on, beside the logits. The first `num_prompt` of `ids` are the prompt, the rest was drawn."""
+    """What a draw depends on, beside the logits. The first `num_prompt` of `ids` are the prompt, the rest was drawn.
+    `matcher` says what may come next, where not everything may."""
 
     sampling: Sampling
     stream: np.random.Generator
     ids: list[int]
     num_prompt: int
+    matcher: TokenMatcher | None
 
 
 def sample(logits: Tensor, drawers: Sequence[Drawer], *, precise: bool = False) -> tuple[list[int], list[float]]:
     """logits [rows, vocabulary] -> drawn ids and their logprobs, one per row; the logprob is NaN where logits are.
 
-    The logprob is that of the distribution drawn from: after penalties, temperature and cuts, normalised again. At
-    temperature 0 the best token is taken and the logprob is that of temperature 1 before any cut. `precise` computes in
-    float64, and on the CPU, where sums have one order.
+    The logprob is that of the distribution drawn from: after penalties, what a grammar forbids, temperature and cuts,
+    normalised again. At temperature 0 the best token is taken and the logprob is that of temperature 1 before any cut.
+    `precise` computes in float64, and on the CPU, where sums have one order.
     """
     logits = logits.double().cpu() if precise else logits.float()
     samplings = [drawer.sampling for drawer in drawers]
     if any(s.penalised for s in samplings):
         logits = penalise(logits.clone(), drawers)
+    if any(drawer.matcher is not None for drawer in drawers):
+        logits = forbid(logits, drawers)
     if any(s.temperature not in (0.0, 1.0) for s in samplings):
         warmth = torch.tensor([s.temperature or 1.0 for s in samplings], dtype=logits.dtype)
         logits = logits / warmth.to(logits.device)[:, None]
@@ -101,6 +106,14 @@ def penalise(logits: Tensor, drawers: Sequence[Drawer]) -> Tensor:
             shift = torch.from_numpy(s.presence_penalty + s.frequency_penalty * counts)
             logits[row, torch.from_numpy(said).to(logits.device)] -= shift.to(logits.device, logits.dtype)
     return logits
+
+
+def forbid(logits: Tensor, drawers: Sequence[Drawer]) -> Tensor:
+    """A copy in which what a row's grammar does not allow has -inf."""
+    held = [(row, drawer.matcher.find_allowed()) for row, drawer in enumerate(drawers) if drawer.matcher is not None]
+    allowed = unpack(np.stack([mask for _, mask in held]), logits.shape[1])
+    rows = torch.tensor([row for row, _ in held], device=logits.device)
+    return logits.index_put((rows,), logits[rows].masked_fill(torch.from_numpy(~allowed).to(logits.device), -torch.inf))
 
 
 def truncate(logprobs: Tensor, samplings: Sequence[Sampling]) -> Tensor:

@@ -23,6 +23,17 @@ from strop.types import Finish, Turn
 Json = dict[str, Any]
 
 
+class AnswerSchema(Struct, frozen=True):
+    """A JSON Schema that an answer's text must follow; `param` is what asks for it, for errors.
+
+    >>> AnswerSchema({"type": "object"}, "response_format").param
+    'response_format'
+    """
+
+    schema: Json
+    param: str
+
+
 class ModelRequest(Struct, frozen=True, kw_only=True):
     """A model call, whatever API it came through.
 
@@ -32,9 +43,10 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     `prompts` instead, as text or as token ids, each answered `n` times. `tools` are in the chat API's shape.
 
     `tool` is the one that must be called, where `tool_choice` is "required" for a certain one. `prefill` is the
-    beginning of the answer, which the model goes on from. `previous` is the turn whose conversation `messages` go on
-    from, for APIs that keep it for the agent. `variables` are for the chat template; `thinking` and `effort` say
-    whether and how much the model should think, which matters where the template has a variable for it. `requested` is
+    beginning of the answer, which the model goes on from. `schema` is what its text must be. `previous` is the turn
+    whose conversation `messages` go on from, for APIs that keep it for the agent. `variables` are for the chat
+    template; `thinking` and `effort` say whether and how much the model should think, which matters where the template
+    has a variable for it. `requested` is
     kept on the turn: what was asked for, granted or not (how tokens are drawn is the policy's affair). `options` are
     the dialect's own, for writing its answer.
 
@@ -49,6 +61,7 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     tool: str | None = None
     one_call: bool = False
     prefill: str = ""
+    schema: AnswerSchema | None = None
     previous: str | None = None
     variables: Json = {}
     thinking: bool | None = None

@@ -3,8 +3,8 @@
 A parameter is either honoured, recorded and overruled by the policy's settings (temperature, top_p, seed, verbosity),
 accepted because it changes nothing (service_tier, store: all is recorded), or refused by name. None is dropped in
 silence. Beside OpenAI's own there are those that servers of open models have in common: top_k, min_p,
-continue_final_message, chat_template_kwargs. reasoning_effort switches thinking where the chat template has a variable
-for it (`PolicyRoute.asked_by`); where it has none, it is recorded.
+continue_final_message, chat_template_kwargs, guided_json. reasoning_effort switches thinking where the chat template
+has a variable for it (`PolicyRoute.asked_by`); where it has none, it is recorded.
 
 Messages may carry keys of their makers' own (`refusal`, `annotations`, ids of a framework): they are not part of what a
 model is told, and are ignored. `developer` is a system message. Logprobs have one entry per sampled token, the one that
@@ -23,6 +23,7 @@ from msgspec import Meta
 
 from strop.gateway.dialects.base import (
     AnswerInfo,
+    AnswerSchema,
     ApiError,
     ChoiceDone,
     Delta,
@@ -32,7 +33,7 @@ from strop.gateway.dialects.base import (
     ToolCall,
 )
 from strop.gateway.dialects.chat_messages import read_messages
-from strop.gateway.dialects.fields import Fields, unsupported
+from strop.gateway.dialects.fields import Fields
 from strop.gateway.dialects.openai import (
     DRAWN,
     FunctionTool,
@@ -40,6 +41,7 @@ from strop.gateway.dialects.openai import (
     check_tools,
     error_body,
     event,
+    read_schema,
     read_stop,
     read_stream_options,
 )
@@ -68,6 +70,7 @@ FIELDS: Json = {
     "prompt_cache_key": str,
     "prompt_cache_retention": str,
     "response_format": dict[str, Any],
+    "guided_json": dict[str, Any],
     "continue_final_message": bool,
     "add_generation_prompt": bool,
     "chat_template_kwargs": dict[str, Any],
@@ -92,6 +95,8 @@ RECORDED = (
     "reasoning_effort",
     "verbosity",
     "chat_template_kwargs",
+    "response_format",
+    "guided_json",
 )
 
 _BODY = Fields(FIELDS, HARMLESS, raw=["messages"], tables=["tools"])
@@ -123,8 +128,6 @@ def _read(body: bytes) -> ModelRequest:
     if not fields["messages"]:
         raise ApiError("messages is of length 0. Fix: give at least one", param="messages", code="invalid_value")
     messages = read_messages(fields["messages"])
-    if fields.get("response_format", {"type": "text"}) != {"type": "text"}:
-        raise unsupported("response_format", 'only {"type": "text"} is served. Fix: leave it out')
     tools: list[Json] = fields.get("tools", [])
     check_tools(tools)
     choice, tool = _tool_choice(fields.get("tool_choice", "auto"), tools)
@@ -135,6 +138,7 @@ def _read(body: bytes) -> ModelRequest:
     return ModelRequest(
         messages=messages,
         prefill=prefill,
+        schema=_schema(fields),
         tools=tools,
         tool_choice=choice,
         tool=tool,
@@ -169,6 +173,12 @@ def _tool_choice(choice: Any, tools: Sequence[Json]) -> tuple[Literal["auto", "n
             code="invalid_value",
         )
     return "required", name
+
+
+def _schema(fields: Json) -> AnswerSchema | None:
+    if "guided_json" in fields:
+        return AnswerSchema(fields["guided_json"], "guided_json")
+    return read_schema(fields.get("response_format", {"type": "text"}), "response_format", nested=True)
 
 
 def _prefill(messages: list[Json], prompted: bool) -> tuple[list[Json], str]:

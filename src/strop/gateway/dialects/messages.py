@@ -27,7 +27,16 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from strop.gateway.dialects.base import AnswerInfo, ApiError, ChoiceDone, Dialect, Json, ModelRequest, turn_named
+from strop.gateway.dialects.base import (
+    AnswerInfo,
+    AnswerSchema,
+    ApiError,
+    ChoiceDone,
+    Dialect,
+    Json,
+    ModelRequest,
+    turn_named,
+)
 from strop.gateway.dialects.fields import check_schema, read_fields, read_object, unsupported
 from strop.gateway.dialects.messages_stream import MessageEvents, content, error_body, error_event, stop, usage
 from strop.gateway.dialects.proxied import ProxiedAnswer, ProxiedChoice, read_finish
@@ -56,9 +65,14 @@ THINKING = {"enabled": True, "adaptive": True, "disabled": False}
 """What `thinking` says about whether to think at all."""
 
 
+class _OutputFormat(Struct, forbid_unknown_fields=True):
+    type: Literal["json_schema"]
+    schema: Json
+
+
 class _OutputConfig(Struct, forbid_unknown_fields=True):
     effort: str | None = None
-    format: Json | None = None
+    format: _OutputFormat | None = None
 
 
 class _ContextManagement(Struct, forbid_unknown_fields=True):
@@ -162,8 +176,7 @@ def _read(body: bytes) -> ModelRequest:
     fields = read_fields(raw, FIELDS, HARMLESS)
     if "messages" not in fields:
         raise ApiError("messages is required", param="messages", code="missing_required_parameter")
-    if fields.get("output_config", _OutputConfig()).format is not None:
-        raise unsupported("output_config.format", "the form of answers cannot be prescribed. Fix: leave it out")
+    form = fields.get("output_config", _OutputConfig()).format
     for edit in fields.get("context_management", _ContextManagement()).edits:
         if not str(edit.get("type")).startswith("clear_thinking"):
             why = f"{edit.get('type')!r} is not served. Fix: edit the messages yourself"
@@ -174,6 +187,7 @@ def _read(body: bytes) -> ModelRequest:
     return ModelRequest(
         messages=messages,
         prefill=prefill,
+        schema=AnswerSchema(form.schema, "output_config.format") if form is not None else None,
         tools=tools,
         tool_choice=_tool_choice(choice, tools),
         tool=choice.name if choice.type == "tool" else None,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from strop.gateway.dialects.base import ApiError, Dialect, Json
+from strop.gateway.dialects.base import AnswerSchema, ApiError, Dialect, Json
 from strop.gateway.dialects.fields import NOT_SERVED, Schema, find_facts, unsupported
 from strop.gateway.dialects.proxied import ProxiedAnswer, join_parts, read_finish
 
@@ -112,3 +112,37 @@ def check_tool(tool: Json, where: str) -> None:
             param=where,
             code="invalid_value",
         ) from None
+
+
+class _JsonSchema(Struct, forbid_unknown_fields=True):
+    """`name`, `description` and `strict` change nothing: a schema is held to either way."""
+
+    schema: Json
+    name: str = ""
+    description: str | None = None
+    strict: bool | None = None
+
+
+class _Nested(Struct, forbid_unknown_fields=True):
+    json_schema: _JsonSchema
+
+    @property
+    def schema(self) -> Json:
+        return self.json_schema.schema
+
+
+def read_schema(given: Json, param: str, *, nested: bool) -> AnswerSchema | None:
+    """What answers are to be, from {"type": "text"}, "json_object" or "json_schema" with the schema, which may be
+    `nested` in a field of its own."""
+    kind = given.get("type")
+    if kind == "text" and len(given) == 1:
+        return None
+    if kind == "json_object" and len(given) == 1:
+        return AnswerSchema({"type": "object"}, param)
+    if kind == "json_schema":
+        fields: Any = {name: value for name, value in given.items() if name != "type"}
+        try:
+            return AnswerSchema(msgspec.convert(fields, _Nested if nested else _JsonSchema).schema, param)
+        except msgspec.ValidationError as error:
+            raise ApiError(f"{param}: {error}. Fix: give it a schema", param=param, code="invalid_value") from None
+    raise unsupported(param, 'its type is one of "text", "json_object" and "json_schema". Fix: use one of these')

@@ -16,9 +16,9 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from strop.gateway.dialects.base import AnswerInfo, ApiError, ChoiceDone, Json, ModelRequest
+from strop.gateway.dialects.base import AnswerInfo, AnswerSchema, ApiError, ChoiceDone, Json, ModelRequest
 from strop.gateway.dialects.fields import NOT_SERVED, check_schema, read_fields, read_object, unsupported
-from strop.gateway.dialects.openai import OpenAIDialect
+from strop.gateway.dialects.openai import OpenAIDialect, read_schema
 from strop.gateway.dialects.proxied import ProxiedAnswer, ProxiedChoice, join_parts, read_finish
 from strop.gateway.dialects.responses_items import check_results, read_input
 from strop.gateway.dialects.responses_stream import ResponseEvents, write
@@ -139,7 +139,7 @@ def _read(body: bytes) -> ModelRequest:
             "input is required. Fix: give text, or a list of items", param="input", code="missing_required_parameter"
         )
     _check_reasoning(fields.get("reasoning", {}))
-    _check_text(fields.get("text", {}))
+    schema = _read_text(fields.get("text", {}))
     for name in fields.get("include", []):
         if name not in INCLUDE:
             raise unsupported("include", f"{name!r} is not served. Fix: use one of {', '.join(INCLUDE)}")
@@ -155,6 +155,7 @@ def _read(body: bytes) -> ModelRequest:
         requested["instructions"] = True
     return ModelRequest(
         messages=messages,
+        schema=schema,
         tools=tools,
         tool_choice=choice,
         tool=tool,
@@ -176,13 +177,14 @@ def _check_reasoning(reasoning: dict[str, str | None]) -> None:
             raise unsupported(f"reasoning.{name}", NOT_SERVED)
 
 
-def _check_text(text: Json) -> None:
-    if text.get("format") not in (None, {"type": "text"}):
-        raise unsupported("text.format", 'only {"type": "text"} is served. Fix: leave it out')
+def _read_text(text: Json) -> AnswerSchema | None:
     if unknown := set(text) - {"format", "verbosity"}:
         raise unsupported(f"text.{min(unknown)}", NOT_SERVED)
     if not isinstance(text.get("verbosity"), str | None):
         raise ApiError("text.verbosity is not a word. Fix: give one", param="text.verbosity", code="invalid_value")
+    if not isinstance(text.get("format", {}), dict):
+        raise ApiError("text.format is not an object. Fix: give one", param="text.format", code="invalid_value")
+    return read_schema(text.get("format", {"type": "text"}), "text.format", nested=False)
 
 
 class _Tool(Struct, forbid_unknown_fields=True, omit_defaults=True):

@@ -1,0 +1,113 @@
+"""Grammars that answers must follow, as the tokens of a model see them.
+
+    schema ──compile_schema──▶ text ──▶ Sampling.grammar, kept on the turn
+    engine    TokenMatcher: which tokens may come next ──▶ draw one of them ──▶ take ──▶ ...
+    learner   the same over what was drawn: the same masks, and so the same distribution (learner/masks.py)
+
+Compiling and masks are llguidance's. A mask is bits, one for each token of the vocabulary, 32 to a word.
+
+An answer ends with one of its `ends` tokens, which may come only where the grammar is complete, and must come where
+nothing else may. One that is cut off by its length is cut off in the middle of the grammar.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import llguidance
+import numpy as np
+from llguidance import JsonCompiler, LLMatcher, LLTokenizer
+
+from strop.errors import ConfigError
+from strop.types import AnswerGrammar
+
+LONGEST = 100_000
+"""Characters of a schema."""
+SPACE = r"[ \n\t]{0,16}"
+"""Between the parts of a JSON text. Without a limit a model that has not learned yet may draw spaces to the end."""
+UNFORCED = '%llguidance {"no_forcing": true}'
+"""Where a text can only go on in one way, all tokens that spell it may come, not only those of its usual spelling."""
+VERSION = f"llguidance {llguidance.get_version()}"
+Words = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
+
+
+class BadSchema(ConfigError):
+    """A schema that cannot be compiled, with the reason."""
+
+
+def compile_schema(schema: dict[str, Any]) -> str:
+    """The grammar of JSON texts that a JSON Schema allows. Raises `BadSchema` for keywords that cannot be held to.
+
+    >>> compile_schema({"not": {}})
+    Traceback (most recent call last):
+    strop.models.grammar.BadSchema: Unimplemented keys: ["not"]
+    """
+    written = json.dumps(schema)
+    if len(written) > LONGEST:
+        raise BadSchema(f"it has {len(written):,} characters, more than {LONGEST:,}")
+    return _compile(written)
+
+
+@lru_cache(256)
+def _compile(schema: str) -> str:
+    try:
+        compiled = json.loads(JsonCompiler(whitespace_flexible=True, whitespace_pattern=SPACE).compile(schema))
+    except ValueError as error:
+        raise BadSchema(str(error).partition("\n")[0]) from None
+    text = f"{UNFORCED}\nstart: %json {json.dumps(compiled['grammars'][0]['json_schema'])}"
+    if said := LLMatcher.validate_grammar(text):
+        raise BadSchema(said.partition("\n")[0])
+    return text
+
+
+class TokenMatcher:
+    """An answer on its way through its grammar."""
+
+    def __init__(self, model: Path, vocabulary: int, grammar: AnswerGrammar) -> None:
+        """`vocabulary` is how many logits the model in this folder makes."""
+        self._matcher = _begin(model, vocabulary, grammar).deep_copy()
+        self._end = _pack(grammar.ends, vocabulary)
+        self._num_words = len(self._end)
+
+    def find_allowed(self) -> Words:
+        """The mask of what may come next."""
+        if self._matcher.is_stopped():
+            return self._end
+        return np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._num_words]
+
+    def take(self, token: int) -> None:
+        """It came next, and was allowed to."""
+        if not self._matcher.is_stopped():
+            assert self._matcher.consume_token(token), f"token {token} is not one that the grammar allows"
+
+
+def unpack(masks: Words, vocabulary: int) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """Masks as booleans, [..., vocabulary].
+
+    >>> unpack(np.array([0b101], np.uint32), 4).tolist()
+    [True, False, True, False]
+    """
+    return np.unpackbits(masks.view(np.uint8), axis=-1, count=vocabulary, bitorder="little").astype(bool)
+
+
+@lru_cache(256)
+def _begin(model: Path, vocabulary: int, grammar: AnswerGrammar) -> LLMatcher:
+    matcher = LLMatcher(_read_tokenizer(model, vocabulary, grammar.ends), grammar.text, log_level=0)
+    if matcher.is_error():
+        raise BadSchema(matcher.get_error().partition("\n")[0])
+    return matcher
+
+
+@lru_cache(16)
+def _read_tokenizer(model: Path, vocabulary: int, ends: tuple[int, ...]) -> LLTokenizer:
+    return LLTokenizer(str(model / "tokenizer.json"), n_vocab=vocabulary, eos_token=list(ends))
+
+
+@lru_cache(16)
+def _pack(ids: tuple[int, ...], vocabulary: int) -> Words:
+    bits = np.zeros(-(-vocabulary // 32) * 32, np.uint8)
+    bits[list(ids)] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)

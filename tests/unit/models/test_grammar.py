@@ -1,0 +1,78 @@
+"""Masks of grammars beside a list of all texts that they allow: a token may come next if one of those goes on so."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+import strop
+from strop.models.grammar import VERSION, BadSchema, TokenMatcher, compile_schema, unpack
+from strop.types import AnswerGrammar
+
+NANO = Path(strop.__file__).parent / "models" / "nano"
+TOKENIZER = Tokenizer.from_file(str(NANO / "tokenizer.json"))
+VOCABULARY = int(json.loads((NANO / "config.json").read_text())["vocab_size"])
+ENDS = (1, 2)
+TEXTS = [TOKENIZER.decode([id], skip_special_tokens=False) for id in range(VOCABULARY)]
+
+
+def grammar_of(schema: dict[str, object]) -> AnswerGrammar:
+    return AnswerGrammar(text=compile_schema(schema), ends=ENDS, version=VERSION)
+
+
+def find_next(texts: list[str], said: str) -> set[int]:
+    """By comparing strings alone."""
+    longer = {id for id, text in enumerate(TEXTS) if text and any(one.startswith(said + text) for one in texts)}
+    return longer - {0, *ENDS} | ({*ENDS} if said in texts else set())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_may_come_next_is_what_goes_on_as_one_of_the_texts(seed: int) -> None:
+    values = ["ab", "abc", "b", "a plan to add", "12"]
+    texts, draw = [json.dumps(value) for value in values], random.Random(seed)
+    for _ in range(10):
+        matcher, said = TokenMatcher(NANO, VOCABULARY, grammar_of({"enum": values})), ""
+        while True:
+            allowed = {*np.flatnonzero(unpack(matcher.find_allowed(), VOCABULARY)).tolist()}
+            assert allowed == find_next(texts, said), said
+            token = draw.choice(sorted(allowed))
+            matcher.take(token)
+            if token in ENDS:
+                break
+            said += TEXTS[token]
+        assert said in texts
+
+
+def test_one_matcher_knows_nothing_of_another_for_the_same_schema() -> None:
+    grammar = grammar_of({"enum": ["ab", "ba"]})
+    first, second = (TokenMatcher(NANO, VOCABULARY, grammar) for _ in range(2))
+    before = second.find_allowed().tobytes()
+    first.take(int(np.flatnonzero(unpack(first.find_allowed(), VOCABULARY))[0]))
+    assert second.find_allowed().tobytes() == before != first.find_allowed().tobytes()
+
+
+def test_a_token_that_is_forbidden_is_a_crash() -> None:
+    matcher = TokenMatcher(NANO, VOCABULARY, grammar_of({"type": "integer"}))
+    with pytest.raises(AssertionError, match="not one that the grammar allows"):
+        matcher.take(ENDS[0])
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"not": {"type": "string"}}, '"not"'),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
+        ({"type": "string", "format": "rhyme"}, "rhyme"),
+        ({"type": "words"}, "words"),
+        ({"$ref": "https://example.org/schema"}, "example.org"),
+        ({"description": "x" * 200_000}, "characters"),
+        ({"type": "string", "pattern": "("}, "regex"),
+    ],
+)
+def test_a_schema_that_cannot_be_held_to_is_refused_with_what_it_is(schema: dict[str, object], why: str) -> None:
+    with pytest.raises(BadSchema, match=why):
+        compile_schema(schema)
