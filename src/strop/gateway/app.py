@@ -12,7 +12,8 @@ and, from the store's own routes, what an attempt may say about itself: POST /r/
 
 The attempt's key is the API key; it opens that attempt and nothing else. A client with one base URL for all rollouts
 (an agent service) leaves the first part of the path out and sends the key alone, also as header `trace_id`; header
-`x-strop-agent` names the agent then.
+`x-strop-agent` names the agent then. A client that sends no key, or one of its own, has it in the address, which begins
+with /k/{key} then.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from starlette.types import Receive, Scope, Send
 
 from strop.config import PromptConfig
 from strop.gateway.api_errors import STALE, to_api_error
-from strop.gateway.auth import RequestAddress
+from strop.gateway.auth import RequestAddress, hide_key
 from strop.gateway.dialects.base import ApiError, Dialect, ModelRequest
 from strop.gateway.dialects.registry import BY_PATH, DIALECTS, is_model_path
 from strop.gateway.exchange import Exchange
@@ -148,11 +149,11 @@ class Gateway:
     def serves(self, path: str) -> bool:
         """Whether an address is a model API's: below /v1/ others may have theirs beside it."""
         address = RequestAddress.of(path)
-        return address is not None and (address.rollout is not None or is_model_path(address.path))
+        return address is not None and (address.is_attempts or is_model_path(address.path))
 
-    def is_model_call(self, scope: Scope) -> bool:
+    def is_model_call(self, method: str, address: RequestAddress) -> bool:
         """Whether a request is a model call that names no rollout."""
-        return scope["method"] == "POST" and scope["path"].removeprefix("/v1/") in self._posts
+        return method == "POST" and not address.is_attempts and address.path in self._posts
 
     async def show_models(self, scope: Scope, send: Send, started: float) -> bool:
         """Answer a question for the models there are from somebody who needs no attempt for it. Whether it was one."""
@@ -394,7 +395,7 @@ async def _refuse(send: Send, dialect: Dialect, refused: ApiError, headers: Sequ
 
 
 def _no_such(scope: Scope, path: str, allowed: str | None) -> ApiError:
-    asked = f"{scope['method']} {scope['path']}"
+    asked = f"{scope['method']} {hide_key(scope['path'])}"
     if allowed is not None:
         return ApiError(f"{asked} is not served. Fix: use {allowed}", status=405, code="method_not_allowed")
     known = (pair for dialect in DIALECTS for pair in dialect.not_offered.items())
