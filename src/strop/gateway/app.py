@@ -6,6 +6,7 @@
     POST /r/{rollout}/{attempt}/agents/{name}/v1/{path}      a dialect's path: chat/completions, messages, ...
     POST .../v1/{count_path}                                 where it counts tokens
     GET  .../v1/models, .../v1/models/{name}
+    .../openai/..., .../openai/deployments/{model}/...       the same for Azure's clients
     GET  /health
 
 and, from the store's own routes, what an attempt may say about itself: POST /r/{rollout}/{attempt}/events.
@@ -38,7 +39,7 @@ from strop.gateway.exchange import Exchange
 from strop.gateway.generate import ModelCall, check_length, read_conversations
 from strop.gateway.limits import InFlight, Limits, RequestCounter
 from strop.gateway.marked_prompts import PromptReplacer
-from strop.gateway.outside import OutsideRoute
+from strop.gateway.outside import OutsideRoute, name_model
 from strop.gateway.proxy import ProxiedRequest
 from strop.gateway.record import Recorder
 from strop.gateway.route import PolicyRoute, Routes
@@ -238,7 +239,7 @@ class Gateway:
         self, dialect: Dialect, address: RequestAddress, session: Session, scope: Scope, receive: Receive, send: Send
     ) -> None:
         agent, deadline = address.agent, self._limits.deadline
-        body = self._prompts.replace(await _body(receive, deadline), session.rollout.prompts)
+        body = await self._read_body(address, session, receive)
         if (outside := self.routes.outside(agent, body, session.rollout)) is not None:
             return await self._proxy(outside, dialect, address, body, session, scope, receive, send)
         request = dialect.read(body)
@@ -247,6 +248,12 @@ class Gateway:
         call = self._call(session, agent, request)
         ended = await Exchange(call, dialect, self.recorder, receive, send, deadline=deadline).run()
         self._drop_if_over(session, ended)
+
+    async def _read_body(self, address: RequestAddress, session: Session, receive: Receive) -> bytes:
+        body = await _body(receive, self._limits.deadline)
+        if address.model:
+            body = name_model(body, address.model, always=False)
+        return self._prompts.replace(body, session.rollout.prompts)
 
     async def _proxy(
         self,
@@ -299,7 +306,7 @@ class Gateway:
         self, dialect: Dialect, address: RequestAddress, session: Session, scope: Scope, receive: Receive, send: Send
     ) -> None:
         agent = address.agent
-        body = self._prompts.replace(await _body(receive, self._limits.deadline), session.rollout.prompts)
+        body = await self._read_body(address, session, receive)
         if (outside := self.routes.outside(agent, body, session.rollout)) is not None:
             return await self._proxy(outside, dialect, address, body, session, scope, receive, send)
         request = dialect.read_count(body)

@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from strop.errors import StropError, UnknownId
 from strop.gateway.app import Gateway
-from strop.gateway.auth import TRACE, RequestAddress, read_keys
+from strop.gateway.auth import API_KEYS, TRACE, RequestAddress, read_keys
 from strop.gateway.dialects.base import ApiError
 from strop.gateway.session import CALLS
 from strop.store.base import Store
@@ -115,6 +115,6 @@ class ServerKeyCalls:
 
 def _as_attempt(scope: Scope, lease: Lease) -> Scope:
     """The same request with the attempt's key in the place of the server's."""
-    keys = (b"authorization", b"x-api-key", *TRACE)
+    keys = (b"authorization", *API_KEYS, *TRACE)
     others = [(name, value) for name, value in scope["headers"] if name not in keys]
     return {**scope, "headers": [*others, (b"authorization", f"Bearer {lease.attempt.key}".encode())]}

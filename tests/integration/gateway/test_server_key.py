@@ -1,7 +1,9 @@
 """The server's own key: where it may stand, and what is asked with it."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
+import openai
 import pytest
 
 from strop.gateway.server_key import ServerKeyCalls
@@ -9,7 +11,7 @@ from strop.net.server import serve
 from strop.store.server.keys import AttemptKeys, RunKey
 from tests.integration.gateway.stand import Stand, fetch
 
-HI = [{"role": "user", "content": "hi"}]
+HI: Any = [{"role": "user", "content": "hi"}]
 KEY = "the-servers-own"
 
 
@@ -33,3 +35,12 @@ async def test_an_attempts_key_in_the_address_goes_before_it(stand: Stand, url: 
     status, answer = await fetch(f"{url}/k/{attempt.key}/v1/chat/completions", {"messages": HI}, key=KEY)
     assert (status, answer["id"]) == (200, "r1/1/0")
     assert [rollout.id for rollout in await stand.store.list()] == ["r1"]
+
+
+async def test_azures_client_asks_with_it(stand: Stand, url: str) -> None:
+    stand.script("fine")
+    async with openai.AsyncAzureOpenAI(azure_endpoint=url, api_key=KEY, api_version="1", max_retries=0) as client:
+        answer = await client.chat.completions.create(model="m", messages=HI)
+    assert answer.choices[0].message.content == "fine"
+    (rollout,) = await stand.store.list()
+    assert rollout.task.id == "chat/completions"

@@ -241,6 +241,7 @@ async def test_a_request_sent_before_the_answer_to_another_is_not_mixed_up(stand
     [
         ("/r/r1/1/agents/main/v1/chat/completions", True),
         ("http://gateway.example/r/r1/1/agents/main/v1/chat/completions?x=1", True),
+        ("/r/r1/1/agents/main/openai/deployments/m/chat/completions", True),
         ("/r/r%31/1/agents/main/v1/models", True),
         ("/r/r1/1/events", False),
         ("/k/nobodys/v1/chat/completions", False),

@@ -22,6 +22,8 @@ def load() -> tuple[Dialect, ...]:
 
 DIALECTS = load()
 BY_PATH = {dialect.path: dialect for dialect in DIALECTS}
+PATHS = [path for dialect in DIALECTS for path in (dialect.path, dialect.count_path) if path is not None]
+"""What is served below /v1/, but models."""
 
 
 def is_model_path(path: str) -> bool:
