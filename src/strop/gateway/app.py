@@ -245,6 +245,8 @@ class Gateway:
         request = dialect.read(body)
         if request.previous is not None:
             request = await self._resume(dialect, session, request, request.previous)
+        if request.dropped:
+            await self.recorder.record_dropped(session, agent, request.dropped)
         call = self._call(session, agent, request)
         ended = await Exchange(call, dialect, self.recorder, receive, send, deadline=deadline).run()
         self._drop_if_over(session, ended)

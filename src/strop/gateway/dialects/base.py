@@ -35,8 +35,8 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     beginning of the answer, which the model goes on from. `previous` is the turn whose conversation `messages` go on
     from, for APIs that keep it for the agent. `variables` are for the chat template; `thinking` and `effort` say
     whether and how much the model should think, which matters where the template has a variable for it. `requested` is
-    kept on the turn: what was asked for, granted or not (how tokens are drawn is the policy's affair). `options` are
-    the dialect's own, for writing its answer.
+    kept on the turn: what was asked for, granted or not (how tokens are drawn is the policy's affair). `dropped` says
+    of what the model is not told though it was sent, why. `options` are the dialect's own, for writing its answer.
 
     >>> ModelRequest(messages=[{"role": "user", "content": "hi"}]).n
     1
@@ -59,6 +59,7 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     stream: bool = False
     requested: Json = {}
+    dropped: tuple[str, ...] = ()
     options: Json = {}
 
     @property

@@ -12,7 +12,7 @@ from msgspec.structs import astuple
 
 from strop.gateway.dialects.base import ApiError, Json
 
-OWN = frozenset({"chat_template_kwargs", "logit_bias", "metadata"})
+OWN = frozenset({"chat_template_kwargs", "client_metadata", "logit_bias", "metadata"})
 """Parameters whose keys are the agent's own: null is a value there."""
 
 MAX_BYTES, MAX_TABLES = 32 << 10, 128

@@ -13,6 +13,7 @@ What has no counterpart in a chat template, and what is done about it:
 - The text of a `tool_result` with `is_error` begins with "Error: ", unless the tool said so itself.
 - Consecutive messages of one role are one turn. Of a user's turn the tool results come first, each a message of its
   own, then the text.
+- Tools whose loading is deferred are shown like others. The tool that searches for them is not, and an event says so.
 - An assistant's turn at the end is the beginning of the answer, which does not repeat it.
 """
 
@@ -49,7 +50,7 @@ class _ToolChoice(Struct, forbid_unknown_fields=True):
 class _Thinking(Struct, forbid_unknown_fields=True):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    display: str | None = None
 
 
 THINKING = {"enabled": True, "adaptive": True, "disabled": False}
@@ -95,8 +96,11 @@ TOOL_FIELDS: Json = {
     "type": str,
     "cache_control": Json,
     "eager_input_streaming": bool,
+    "defer_loading": bool,
 }
-TOOL_HARMLESS: Json = {"strict": False, "defer_loading": False, "allowed_callers": ["direct"], "input_examples": []}
+TOOL_HARMLESS: Json = {"strict": False, "allowed_callers": ["direct"], "input_examples": []}
+
+TOOL_SEARCH = "tool_search_tool_"
 
 RECORDED = ("temperature", "top_p", "top_k", "model",
             "max_tokens", "stop_sequences", "tool_choice", "thinking", "output_config", "service_tier",
@@ -168,7 +172,9 @@ def _read(body: bytes) -> ModelRequest:
         if not str(edit.get("type")).startswith("clear_thinking"):
             why = f"{edit.get('type')!r} is not served. Fix: edit the messages yourself"
             raise unsupported("context_management", why)
-    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.get("tools", []))]
+    given: list[Json] = fields.get("tools", [])
+    searches = {str(tool["type"]) for tool in given if str(tool.get("type")).startswith(TOOL_SEARCH)}
+    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(given) if str(tool.get("type")) not in searches]
     choice: _ToolChoice = fields.get("tool_choice", _ToolChoice(type="auto"))
     messages, prefill = read_messages(fields.get("system", ""), fields["messages"])
     return ModelRequest(
@@ -185,6 +191,7 @@ def _read(body: bytes) -> ModelRequest:
         max_tokens=fields.get("max_tokens"),
         stream=fields.get("stream", False),
         requested={name: raw[name] for name in RECORDED if name in raw},
+        dropped=tuple(f"tools of type {kind!r} are not needed: the model is shown all others" for kind in searches),
     )
 
 

@@ -37,6 +37,7 @@ class _Call(Struct):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
     id: str | None = None
 
 
@@ -162,7 +163,17 @@ def _call(item: _Call, where: str) -> Json:
         raise ApiError(
             f"{where}.arguments must be a JSON object, written as a string", param=f"{where}.arguments"
         ) from None
-    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
+    name = join_name(item.namespace, item.name)
+    return {"id": item.call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def join_name(namespace: str | None, name: str) -> str:
+    """What the model is shown a function as.
+
+    >>> join_name("mcp__files", "read"), join_name("mcp__files__", "read"), join_name(None, "read")
+    ('mcp__files__read', 'mcp__files__read', 'read')
+    """
+    return f"{namespace.removesuffix('__')}__{name}" if namespace else name
 
 
 def check_results(messages: Sequence[Json]) -> None:
