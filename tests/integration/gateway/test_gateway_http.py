@@ -44,11 +44,6 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "image_url"),
         ({"messages": [*HI, {"role": "tool", "content": "x", "tool_call_id": "c"}]}, "messages[1].tool_call_id", "'c'"),
         ({"messages": [{"role": "assistant", "tool_calls": [CALL | {"id": 3}]}]}, "messages[0]", "tool_calls[0].id"),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": "["}}]}]},
-            "messages[0].tool_calls[0].function.arguments",
-            "JSON object",
-        ),
     ],
 )
 async def test_refusals(stand: Stand, body: Any, param: str | None, words: str) -> None:

@@ -27,9 +27,10 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     """A model call, whatever API it came through.
 
     `messages` are plain: content is always text, tool calls are {"id", "type", "function": {"name", "arguments"}} with
-    the arguments as parsed JSON, the way chat templates want them. Those of the assistant may have the thoughts before
-    it as `reasoning_content` and, where the agent names it, the `turn` that said it. An API without messages gives
-    `prompts` instead, as text or as token ids, each answered `n` times. `tools` are in the chat API's shape.
+    the arguments as parsed JSON, the way chat templates want them, or as text where that is no JSON object. Those of
+    the assistant may have the thoughts before it as `reasoning_content` and, where the agent names it, the `turn` that
+    said it. An API without messages gives `prompts` instead, as text or as token ids, each answered `n` times. `tools`
+    are in the chat API's shape.
 
     `tool` is the one that must be called, where `tool_choice` is "required" for a certain one. `prefill` is the
     beginning of the answer, which the model goes on from. `previous` is the turn whose conversation `messages` go on

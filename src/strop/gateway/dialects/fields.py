@@ -134,6 +134,23 @@ def unsupported(param: str, why: str) -> ApiError:
     return ApiError(f"unsupported parameter {param!r}: {why}", param=param, code="unsupported_parameter")
 
 
+def read_arguments(text: str | None) -> Json | str:
+    """A call's arguments; text that is no JSON object stays as it is. NaN, which Python's clients write, is read too.
+
+    >>> read_arguments('{"a": 1}'), read_arguments(""), read_arguments('{"a": '), read_arguments("[]")
+    ({'a': 1}, {}, '{"a": ', '[]')
+    """
+    try:
+        return _decode_table((text or "{}").encode())
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        pass
+    try:
+        read = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        read = None
+    return cast(Json, read) if isinstance(read, dict) else text or ""
+
+
 class Schema(Struct):
     """As much of a JSON schema as tells what an argument is: it is read while the model writes a call. The rest is
     between the agent and the model."""

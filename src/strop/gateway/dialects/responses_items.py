@@ -8,12 +8,13 @@ such an id belong together as long as they come in that order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
 from strop.gateway.dialects.base import ApiError, Json
+from strop.gateway.dialects.fields import read_arguments
 from strop.gateway.dialects.responses_stream import turn_of
 
 
@@ -113,7 +114,7 @@ class _Said:
         if isinstance(item, _Message):
             self.message["content"] += _text(item.content, f"{where}.content")
         elif isinstance(item, _Call):
-            self.message.setdefault("tool_calls", []).append(_call(item, where))
+            self.message.setdefault("tool_calls", []).append(_call(item))
         elif text := "".join(part.text or "" for part in item.content or ()):
             self.message["reasoning_content"] = self.message.get("reasoning_content", "") + text
 
@@ -156,15 +157,9 @@ def _text(content: str | Sequence[_Part], where: str) -> str:
     return "".join(texts)
 
 
-def _call(item: _Call, where: str) -> Json:
-    try:
-        arguments = msgspec.json.decode(item.arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        raise ApiError(
-            f"{where}.arguments must be a JSON object, written as a string", param=f"{where}.arguments"
-        ) from None
-    name = join_name(item.namespace, item.name)
-    return {"id": item.call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+def _call(item: _Call) -> Json:
+    function = {"name": join_name(item.namespace, item.name), "arguments": read_arguments(item.arguments)}
+    return {"id": item.call_id, "type": "function", "function": function}
 
 
 def join_name(namespace: str | None, name: str) -> str:
