@@ -37,6 +37,15 @@ async def test_an_attempts_key_in_the_address_goes_before_it(stand: Stand, url: 
     assert [rollout.id for rollout in await stand.store.list()] == ["r1"]
 
 
+async def test_its_requests_are_sampled_as_they_say(stand: Stand, url: str) -> None:
+    stand.script("fine")
+    body = {"messages": HI, "repetition_penalty": 1.5}
+    status, answer = await fetch(f"{url}/v1/chat/completions", body, key=KEY)
+    assert status == 200, answer
+    (turn,) = await stand.store.turns(answer["id"].partition("/")[0])
+    assert turn.sampling.repetition_penalty == 1.5
+
+
 async def test_azures_client_asks_with_it(stand: Stand, url: str) -> None:
     stand.script("fine")
     async with openai.AsyncAzureOpenAI(azure_endpoint=url, api_key=KEY, api_version="1", max_retries=0) as client:

@@ -58,6 +58,7 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     n: int = 1
     logprobs: bool = False
+    token_ids: bool = False
     stream: bool = False
     requested: Json = {}
     dropped: tuple[str, ...] = ()
@@ -101,13 +102,15 @@ class ToolCall(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True, kw_only=True):
-    """What some new tokens added to one choice, in this order: reasoning, text, calls."""
+    """What some new tokens added to one choice, in this order: reasoning, text, calls; and their ids for those who ask
+    for them."""
 
     choice: int = 0
     reasoning: str = ""
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
     tokens: tuple[SampledToken, ...] = ()
+    ids: tuple[int, ...] = ()
 
 
 class ChoiceDone(Struct, frozen=True, kw_only=True):
@@ -118,13 +121,14 @@ class ChoiceDone(Struct, frozen=True, kw_only=True):
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
     tokens: tuple[SampledToken, ...] = ()
+    ids: tuple[int, ...] = ()
     finish: Finish
     stopped_by: str | None = None
 
 
 class AnswerInfo(Struct, frozen=True, kw_only=True):
     """What is told about an answer as a whole. `id` is the first choice's turn. Of the prompt's tokens `cached_tokens`
-    were served before, of the response's `reasoning_tokens` are reasoning."""
+    were served before, of the response's `reasoning_tokens` are reasoning. `prompt_ids` has one list per prompt."""
 
     id: str
     model: str
@@ -133,6 +137,7 @@ class AnswerInfo(Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     response_tokens: int = 0
     reasoning_tokens: int = 0
+    prompt_ids: Sequence[Sequence[int]] = ()
 
 
 class ApiError(Exception):

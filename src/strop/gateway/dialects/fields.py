@@ -17,6 +17,11 @@ OWN = frozenset({"chat_template_kwargs", "client_metadata", "logit_bias", "metad
 
 MAX_BYTES, MAX_TABLES = 32 << 10, 128
 """How many bytes a list of tables may have that is remembered, and how many there are."""
+REASONS = {
+    "top_logprobs": "engines tell the logprob of the sampled token and of no other",
+    "logit_bias": "tokens are drawn from the model's own distribution, by which it is trained",
+}
+"""Why of some parameters only one value is served."""
 NOT_SERVED = "it is not served. Fix: leave it out"
 
 
@@ -72,8 +77,7 @@ class Fields:
         found = without_nulls({name: value for name, value in given if value is not None})
         if not self._harmless.keys().isdisjoint(found):
             for name in self._harmless.keys() & found.keys():
-                if found.pop(name) != self._harmless[name]:
-                    raise unsupported(name, f"only {json.dumps(self._harmless[name])} is served. Fix: leave it out")
+                _check_harmless(name, found.pop(name), self._harmless)
         return found
 
     def _read(self, body: bytes) -> Any:
@@ -118,8 +122,7 @@ def read_fields(raw: Json, fields: Json, harmless: Json) -> Json:
     found: Json = {}
     for name, value in raw.items():
         if name in harmless:
-            if value != harmless[name]:
-                raise unsupported(name, f"only {json.dumps(harmless[name])} is served. Fix: leave it out")
+            _check_harmless(name, value, harmless)
         elif name not in fields:
             raise unsupported(name, NOT_SERVED)
         else:
@@ -128,6 +131,12 @@ def read_fields(raw: Json, fields: Json, harmless: Json) -> Json:
             except msgspec.ValidationError as error:
                 raise ApiError(f"{name}: {error}", param=name, code="invalid_value") from None
     return found
+
+
+def _check_harmless(name: str, value: Any, harmless: Json) -> None:
+    if value != harmless[name]:
+        why = f", since {REASONS[name]}" if name in REASONS else ""
+        raise unsupported(name, f"only {json.dumps(harmless[name])} is served{why}. Fix: leave it out")
 
 
 def unsupported(param: str, why: str) -> ApiError:
