@@ -150,7 +150,7 @@ async def test_what_claude_code_sends_and_changes_nothing(stand: Stand) -> None:
 async def test_a_thread_is_refused_by_name(stand: Stand) -> None:
     """So that clients which try it send the conversation whole."""
     attempt = await stand.attempt("r1")
-    body = CLAUDE | {"thread": {"id": "t"}}
+    body = CLAUDE | {"thread": {"type": "create"}}
     status, answer = await fetch(stand.url(attempt) + "/messages", body, key=attempt.key)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
     assert "unsupported parameter 'thread'" in answer["error"]["message"]

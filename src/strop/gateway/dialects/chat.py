@@ -1,8 +1,8 @@
 """OpenAI's chat completions.
 
 A parameter is either honoured, recorded and overruled by the policy's settings (temperature, top_p, seed, verbosity),
-accepted because it changes nothing (service_tier, store: all is recorded), or refused by name. None is dropped in
-silence. Beside OpenAI's own there are those that servers of open models have in common: top_k, min_p,
+accepted because it changes nothing (service_tier, prediction, store: all is recorded), or refused by name. None is
+dropped in silence. Beside OpenAI's own there are those that servers of open models have in common: top_k, min_p,
 repetition_penalty, continue_final_message, chat_template_kwargs, and vLLM's return_token_ids. reasoning_effort switches
 thinking where the chat template has a variable for it (`PolicyRoute.asked_by`); where it has none, it is recorded.
 
@@ -67,6 +67,8 @@ FIELDS: Json = {
     "service_tier": str,
     "prompt_cache_key": str,
     "prompt_cache_retention": str,
+    "prompt_cache_options": dict[str, Any],
+    "prediction": dict[str, Any],
     "response_format": dict[str, Any],
     "continue_final_message": bool,
     "add_generation_prompt": bool,

@@ -1,7 +1,8 @@
 """Anthropic's messages. `messages_stream`, which is part of this dialect, has the blocks and events of answers.
 
 A parameter is either honoured, recorded and overruled by the policy's settings (temperature, top_p, top_k), accepted
-because it changes nothing (metadata, service_tier, cache_control wherever it stands), or refused by name.
+because it changes nothing (metadata, service_tier, speed, cache_control wherever it stands; fallbacks, since nothing is
+declined), or refused by name.
 
 What has no counterpart in a chat template, and what is done about it:
 
@@ -23,7 +24,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -85,8 +86,14 @@ FIELDS: Json = {
     "service_tier": str,
     "cache_control": Json,
     "chat_template_kwargs": Json,
+    "speed": str,
+    "inference_geo": str,
+    "billing_policy": Json,
+    "diagnostics": Json,
+    "fallbacks": str | list[Json],
+    "fallback_credit_token": Any,
 }
-HARMLESS: Json = {"speed": "standard", "mcp_servers": []}
+HARMLESS: Json = {"mcp_servers": []}
 """Accepted with the one value that changes nothing."""
 
 TOOL_FIELDS: Json = {

@@ -1,8 +1,9 @@
 """OpenAI's responses: a conversation as a list of items, which the agent sends whole or lets the gateway remember.
 
-Parameters are treated as in `chat`. Everything is recorded, so `store` may say what it likes. `instructions` are a
-system message before all others, for this response only: one that goes on from it (`previous_response_id`) brings its
-own. `responses_tools`, `responses_items` and `responses_stream` are part of this dialect.
+Parameters are treated as in `chat`. Everything is recorded, so `store` may say what it likes. `max_tool_calls` counts
+what the API's maker runs, and is accepted. `instructions` are a system message before all others, for this response
+only: one that goes on from it (`previous_response_id`) brings its own. `responses_tools`, `responses_items` and
+`responses_stream` are part of this dialect.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ FIELDS: Json = {
     "user": str,
     "store": bool,
     "service_tier": str,
+    "max_tool_calls": int,
+    "image": dict[str, Any],
     "prompt_cache_key": str,
     "prompt_cache_retention": str,
     "prompt_cache_options": dict[str, Any],
