@@ -19,7 +19,7 @@ from strop.types import Event, Finish, Turn
 
 class Recorder:
     """Writes what happened, and counts it: turns, malformed_calls, abandoned, error, fenced,
-    unrecorded, refused, dropped, branch/<why>; outside models' turns as outside."""
+    unrecorded, refused, refused/<code>, dropped, branch/<why>; outside models' turns as outside."""
 
     def __init__(self, store: AttemptStore) -> None:
         self._store = store
@@ -68,6 +68,8 @@ class Recorder:
     async def record_error(self, session: Session, agent: str, refused: ApiError) -> None:
         """An agent that gets an error may swallow it; it is recorded for people who look at the rollout."""
         self.counts["refused"] += 1
+        if refused.code:
+            self.counts[f"refused/{refused.code}"] += 1
         data = {"source": "gateway", "agent": agent, "status": refused.status, "message": refused.message}
         await self._record_event(session, "error", data | {"code": refused.code, "param": refused.param})
 

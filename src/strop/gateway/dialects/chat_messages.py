@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from strop.gateway.dialects.base import ApiError, Json
-from strop.gateway.dialects.fields import read_arguments
+from strop.gateway.dialects.fields import part_code, read_arguments
 
 REMEMBERED, LONGEST = 4096, 4096
 """How many messages are remembered, and how many bytes one of them may have."""
@@ -147,7 +147,8 @@ def _text(message: _Message) -> str:
     texts: list[str] = []
     for i, part in enumerate(message.content):
         if part.type != "text":
-            raise _Wrong(f" is of type {part.type!r}, and this model reads text only. Fix: send text", f".content[{i}]")
+            why = f" is of type {part.type!r}, and this model reads text only. Fix: send text"
+            raise _Wrong(why, f".content[{i}]", code=part_code(part.type))
         if part.text is None:
             raise _Wrong(" is required", f".content[{i}].text", code="missing_required_parameter")
         texts.append(part.text)

@@ -143,6 +143,11 @@ def unsupported(param: str, why: str) -> ApiError:
     return ApiError(f"unsupported parameter {param!r}: {why}", param=param, code="unsupported_parameter")
 
 
+def part_code(kind: object) -> str:
+    """The code by which a part of a message is refused: images are counted apart from other kinds."""
+    return "unsupported_image" if kind in ("image", "image_url", "input_image") else "unsupported_value"
+
+
 def read_arguments(text: str | None) -> Json | str:
     """A call's arguments; text that is no JSON object stays as it is. NaN, which Python's clients write, is read too.
 

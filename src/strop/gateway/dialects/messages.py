@@ -30,7 +30,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from strop.gateway.dialects.base import AnswerInfo, ApiError, ChoiceDone, Dialect, Json, ModelRequest, turn_named
-from strop.gateway.dialects.fields import check_schema, read_fields, read_object, unsupported
+from strop.gateway.dialects.fields import check_schema, part_code, read_fields, read_object, unsupported
 from strop.gateway.dialects.messages_stream import MessageEvents, content, error_body, error_event, stop, usage
 from strop.gateway.dialects.proxied import ProxiedAnswer, ProxiedChoice, read_finish
 
@@ -318,7 +318,7 @@ def _blocks(content: str | list[Json], kinds: Mapping[str, type[_B]], where: str
                 f"{where}[{i}] is of type {raw.get('type')!r}, which this model cannot be given. Fix: use what {whose} "
                 f"may hold: {', '.join(kinds)}",
                 param=f"{where}[{i}]",
-                code="unsupported_value",
+                code=part_code(raw.get("type")),
             )
         try:
             blocks.append(msgspec.convert(raw, kind))

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from strop.gateway.dialects.base import ApiError, Json
-from strop.gateway.dialects.fields import read_arguments
+from strop.gateway.dialects.fields import part_code, read_arguments
 from strop.gateway.dialects.responses_stream import turn_of
 
 
@@ -148,7 +148,7 @@ def _text(content: str | Sequence[_Part], where: str) -> str:
             raise ApiError(
                 f"{where}[{i}] is of type {part.type!r}, and this model reads text only. Fix: send text",
                 param=f"{where}[{i}]",
-                code="unsupported_value",
+                code=part_code(part.type),
             )
         if part.text is None:
             place = f"{where}[{i}].text"
