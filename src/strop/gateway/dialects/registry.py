@@ -11,6 +11,7 @@ CLASSES = (
     "completions.Completions",
     "responses.Responses",
     "messages.Messages",
+    "embeddings.Embeddings",
 )
 """Module and class. The first is spoken where nothing says which API a client means."""
 
