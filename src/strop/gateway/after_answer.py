@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strop.gateway.dialects.base import Json
+from strop.gateway.dialects.fields import read_arguments
 from strop.gateway.jinja import BadTemplate, Template
 from strop.gateway.template_style import TOOL, USER, TemplateStyle, answer, shape_message
 
@@ -151,7 +152,8 @@ def _mark_call(answer: Json) -> Json:
     function = last["function"]
     arguments = function["arguments"]
     if isinstance(arguments, str):
-        marked = json.dumps(json.loads(arguments) | {_HERE: _HERE}, ensure_ascii=False)
+        table = read_arguments(arguments)
+        marked = arguments + _HERE if isinstance(table, str) else json.dumps(table | {_HERE: _HERE}, ensure_ascii=False)
     else:
         marked = arguments | {_HERE: _HERE}
     return answer | {"tool_calls": [*calls, last | {"function": function | {"arguments": marked}}]}

@@ -6,13 +6,15 @@
     POST /r/{rollout}/{attempt}/agents/{name}/v1/{path}      a dialect's path: chat/completions, messages, ...
     POST .../v1/{count_path}                                 where it counts tokens
     GET  .../v1/models, .../v1/models/{name}
+    .../openai/..., .../openai/deployments/{model}/...       the same for Azure's clients
     GET  /health
 
 and, from the store's own routes, what an attempt may say about itself: POST /r/{rollout}/{attempt}/events.
 
 The attempt's key is the API key; it opens that attempt and nothing else. A client with one base URL for all rollouts
 (an agent service) leaves the first part of the path out and sends the key alone, also as header `trace_id`; header
-`x-strop-agent` names the agent then.
+`x-strop-agent` names the agent then. A client that sends no key, or one of its own, has it in the address, which begins
+with /k/{key} then.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ from starlette.types import Receive, Scope, Send
 
 from strop.config import PromptConfig
 from strop.gateway.api_errors import STALE, to_api_error
-from strop.gateway.auth import RequestAddress
+from strop.gateway.auth import RequestAddress, hide_key
 from strop.gateway.dialects.base import ApiError, Dialect, ModelRequest
 from strop.gateway.dialects.registry import BY_PATH, DIALECTS, is_model_path
 from strop.gateway.exchange import Exchange
 from strop.gateway.generate import ModelCall, check_length, read_conversations
 from strop.gateway.limits import InFlight, Limits, RequestCounter
 from strop.gateway.marked_prompts import PromptReplacer
-from strop.gateway.outside import OutsideRoute
+from strop.gateway.outside import OutsideRoute, name_model
 from strop.gateway.proxy import ProxiedRequest
 from strop.gateway.record import Recorder
 from strop.gateway.route import PolicyRoute, Routes
@@ -148,11 +150,11 @@ class Gateway:
     def serves(self, path: str) -> bool:
         """Whether an address is a model API's: below /v1/ others may have theirs beside it."""
         address = RequestAddress.of(path)
-        return address is not None and (address.rollout is not None or is_model_path(address.path))
+        return address is not None and (address.is_attempts or is_model_path(address.path))
 
-    def is_model_call(self, scope: Scope) -> bool:
+    def is_model_call(self, method: str, address: RequestAddress) -> bool:
         """Whether a request is a model call that names no rollout."""
-        return scope["method"] == "POST" and scope["path"].removeprefix("/v1/") in self._posts
+        return method == "POST" and not address.is_attempts and address.path in self._posts
 
     async def show_models(self, scope: Scope, send: Send, started: float) -> bool:
         """Answer a question for the models there are from somebody who needs no attempt for it. Whether it was one."""
@@ -237,15 +239,23 @@ class Gateway:
         self, dialect: Dialect, address: RequestAddress, session: Session, scope: Scope, receive: Receive, send: Send
     ) -> None:
         agent, deadline = address.agent, self._limits.deadline
-        body = self._prompts.replace(await _body(receive, deadline), session.rollout.prompts)
+        body = await self._read_body(address, session, receive)
         if (outside := self.routes.outside(agent, body, session.rollout)) is not None:
             return await self._proxy(outside, dialect, address, body, session, scope, receive, send)
         request = dialect.read(body)
         if request.previous is not None:
             request = await self._resume(dialect, session, request, request.previous)
+        if request.dropped:
+            await self.recorder.record_dropped(session, agent, request.dropped)
         call = self._call(session, agent, request)
         ended = await Exchange(call, dialect, self.recorder, receive, send, deadline=deadline).run()
         self._drop_if_over(session, ended)
+
+    async def _read_body(self, address: RequestAddress, session: Session, receive: Receive) -> bytes:
+        body = await _body(receive, self._limits.deadline)
+        if address.model:
+            body = name_model(body, address.model, always=False)
+        return self._prompts.replace(body, session.rollout.prompts)
 
     async def _proxy(
         self,
@@ -298,7 +308,7 @@ class Gateway:
         self, dialect: Dialect, address: RequestAddress, session: Session, scope: Scope, receive: Receive, send: Send
     ) -> None:
         agent = address.agent
-        body = self._prompts.replace(await _body(receive, self._limits.deadline), session.rollout.prompts)
+        body = await self._read_body(address, session, receive)
         if (outside := self.routes.outside(agent, body, session.rollout)) is not None:
             return await self._proxy(outside, dialect, address, body, session, scope, receive, send)
         request = dialect.read_count(body)
@@ -394,7 +404,7 @@ async def _refuse(send: Send, dialect: Dialect, refused: ApiError, headers: Sequ
 
 
 def _no_such(scope: Scope, path: str, allowed: str | None) -> ApiError:
-    asked = f"{scope['method']} {scope['path']}"
+    asked = f"{scope['method']} {hide_key(scope['path'])}"
     if allowed is not None:
         return ApiError(f"{asked} is not served. Fix: use {allowed}", status=405, code="method_not_allowed")
     known = (pair for dialect in DIALECTS for pair in dialect.not_offered.items())

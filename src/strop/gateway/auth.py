@@ -2,16 +2,22 @@
 
 /r/g1.0/1/agents/main/v1    rollout, attempt and agent are in the address; the key must be that attempt's
 /v1                         one base URL for all rollouts: the key says which attempt it is
+/k/<key>/v1                 the key is in the address, for agents that send none or one of their own
+
+In the place of /v1 each may have Azure's /openai, /openai/v1 or /openai/deployments/<model>.
+An address with a key in it is shown by `hide_key` only.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from msgspec import Struct
 from starlette.types import Scope
 
 from strop.gateway.dialects.base import ApiError
+from strop.gateway.dialects.registry import PATHS
 from strop.net.asgi import Header
 from strop.store.server.keys import is_same_key, read_bearer
 from strop.types import Attempt
@@ -19,16 +25,21 @@ from strop.types import Attempt
 AGENT = "main"
 """The name of agents that say none."""
 AGENT_HEADER = b"x-strop-agent"
+API_KEYS = (b"x-api-key", b"api-key")
+"""Headers in which Anthropic's and Azure's clients send a key."""
 TRACE = (b"trace_id", b"trace-id")
 """Headers in which services send an attempt's key; proxies drop those with a `_` in them."""
 
 
 class RequestAddress(Struct, frozen=True, kw_only=True):
-    """Who speaks, as the request says: `path` is what follows /v1/. Without a rollout the key must say it."""
+    """Who speaks, as the request says: `path` is what follows /v1/. Without a rollout the key must say it; `key` is the
+    one in the address. `model` is asked for by the address, where the body asks for none."""
 
     rollout: str | None = None
     attempt: str = ""
     agent: str = AGENT
+    key: str | None = None
+    model: str = ""
     path: str
 
     @classmethod
@@ -39,22 +50,52 @@ class RequestAddress(Struct, frozen=True, kw_only=True):
         'chat/completions'
         >>> RequestAddress.of("/v1/models").rollout is None, RequestAddress.of("/health") is None
         (True, True)
+        >>> RequestAddress.of("/k/the-key/v1/messages").key
+        'the-key'
         """
-        if path.startswith("/v1/"):
-            named = next((value.decode("latin-1") for name, value in headers if name == AGENT_HEADER), AGENT)
-            return cls(agent=named, path=path[4:])
-        parts = path.split("/", 7)
-        if len(parts) == 8 and (parts[1], parts[4], parts[6]) == ("r", "agents", "v1"):
-            return cls(rollout=parts[2], attempt=parts[3], agent=parts[5], path=parts[7])
-        return None
+        found = _ADDRESS.fullmatch(path)
+        if found is None:
+            key = _KEY.match(path)
+            return None if key is None else cls(key=key[1], path="")
+        rollout, attempt, agent, key, path = found.groups()
+        model = ""
+        if deployed := _DEPLOYED.fullmatch(path):
+            model, path = deployed.groups()
+        if rollout is not None:
+            return cls(rollout=rollout, attempt=attempt, agent=agent, model=model, path=path)
+        named = next((value.decode("latin-1") for name, value in headers if name == AGENT_HEADER), AGENT)
+        return cls(agent=named, key=key, model=model, path=path)
+
+    @property
+    def is_attempts(self) -> bool:
+        """Whether it names an attempt itself."""
+        return self.rollout is not None or self.key is not None
+
+
+def hide_key(path: str) -> str:
+    """A path as it may be shown.
+
+    >>> hide_key("/k/the-key/v1/messages"), hide_key("/v1/messages")
+    ('/k/.../v1/messages', '/v1/messages')
+    """
+    return "/k/..." + path[found.end() :] if (found := _KEY.match(path)) else path
+
+
+_KEY = re.compile("/k/([^/]*)")
+_ADDRESS = re.compile(f"(?:/r/([^/]*)/([^/]*)/agents/([^/]*)|{_KEY.pattern})?/(?:v1|openai(?:/v1)?)/(.*)", re.DOTALL)
+_DEPLOYED = re.compile(f"deployments/(.+?)/({'|'.join(map(re.escape, PATHS))})", re.DOTALL)
 
 
 def read_keys(scope: Scope, *, trace_first: bool = False) -> list[bytes]:
-    """What may be the attempt's key, where any of the APIs' clients put it."""
+    """What may be the attempt's key, where any of the APIs' clients put it. One in the address is the only one: what
+    an agent sends beside it is for somebody else."""
+    address = RequestAddress.of(scope["path"])
+    if address is not None and address.key is not None:
+        return [address.key.encode()]
     headers = scope["headers"]
     api, trace = [read_bearer(headers)], list[bytes]()
     for name, value in headers:
-        if name == b"x-api-key":
+        if name in API_KEYS:
             api.append(value)
         elif name in TRACE:
             trace.append(value)

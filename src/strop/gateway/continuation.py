@@ -20,6 +20,7 @@ from msgspec import Struct
 from strop.gateway.dialects.base import Json
 from strop.gateway.jinja import BadTemplate
 from strop.gateway.template import Messages, Renderer, Tools
+from strop.gateway.template_style import wrap
 
 _WORD, _NUMBER = "qzseamqz", 90706050403
 MARK = re.compile(r"\s*(<[^<>\s]{1,40}>|<\|[^<>]{1,40}\|>|\[/?[A-Z_]{1,20}\])")
@@ -139,7 +140,7 @@ def _mark(answer: Json) -> Iterator[tuple[str, Json]]:
     shown, those that are null say: then it is in one before them, or in the call's name."""
     if calls := answer.get("tool_calls"):
         function = calls[-1]["function"]
-        arguments: Json = function["arguments"]
+        arguments = wrap(function["arguments"])
         changed = [
             (mark, {"arguments": arguments | {name: _change(arguments[name], mark)}})
             for name in reversed(arguments)

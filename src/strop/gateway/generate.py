@@ -98,6 +98,7 @@ class ModelCall:
             cached_tokens=sum([prompt.shared for prompt in prompts]),
             response_tokens=sum([len(choice.ids) for choice in self.choices]),
             reasoning_tokens=sum([choice.reasoning_tokens for choice in self.choices]),
+            prompt_ids=[prompt.ids for prompt in prompts],
         )
 
 
@@ -111,7 +112,7 @@ def read_sampling(request: ModelRequest) -> dict[str, float]:
     return asked | ({"top_k": max(request.requested["top_k"], 0)} if "top_k" in request.requested else {})
 
 
-_DRAWN = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty")
+_DRAWN = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
 def read_conversations(request: ModelRequest, route: PolicyRoute, contexts: Contexts) -> list[Conversation]:
@@ -207,6 +208,7 @@ class Choice:
             reasoning=self.reasoning,
             calls=tuple(self.calls),
             tokens=tuple(self.tokens),
+            ids=tuple(self.ids) if self._request.token_ids else (),
             finish=self.finish or "abandoned",
             stopped_by=self._stops.hit if self._stops.hit in self._request.stop else None,
         )
@@ -273,9 +275,12 @@ class Choice:
         self.reasoning += reasoning
         self.calls += calls
         self.tokens += tokens
-        if not (text or reasoning or calls or tokens) or not self._request.stream:
+        ids = tuple(self.ids[first:]) if self._request.token_ids else ()
+        if not (text or reasoning or calls or tokens or ids) or not self._request.stream:
             return None
-        return Delta(choice=self.index, reasoning=reasoning, text=text, calls=tuple(calls), tokens=tuple(tokens))
+        return Delta(
+            choice=self.index, reasoning=reasoning, text=text, calls=tuple(calls), tokens=tuple(tokens), ids=ids
+        )
 
     def _describe_tokens(self, first: int) -> list[SampledToken]:
         known, sampled = self._route.renderer.tokens, zip(self.ids[first:], self.logprobs[first:], strict=True)

@@ -111,13 +111,7 @@ class OutsideRoute(Struct, frozen=True, kw_only=True):
 
     def body(self, body: bytes) -> bytes:
         """The request as it goes on: byte for byte, unless another model is to be asked for."""
-        if not self.model:
-            return body
-        try:
-            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            return body  # the provider says what is wrong with it
-        return msgspec.json.encode(fields | {"model": msgspec.Raw(msgspec.json.encode(self.model))})
+        return name_model(body, self.model) if self.model else body
 
     def headers(self, scope: Scope, dialect: Dialect) -> dict[str, str]:
         """A header that came several times goes on as one with several values, which means the same."""
@@ -127,3 +121,14 @@ class OutsideRoute(Struct, frozen=True, kw_only=True):
                 key, text = name.decode(), value.decode("latin-1")
                 on[key] = f"{on[key]}, {text}" if key in on else text
         return on | dialect.key_headers(self.key) if self.key else on
+
+
+def name_model(body: bytes, model: str, *, always: bool = True) -> bytes:
+    """A request that asks for a certain model, `always` or where it names none."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return body  # whoever answers says what is wrong with it
+    if not always and bytes(fields.get("model", b"null")) != b"null":
+        return body
+    return msgspec.json.encode(fields | {"model": msgspec.Raw(msgspec.json.encode(model))})

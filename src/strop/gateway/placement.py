@@ -2,6 +2,7 @@
 
     /r/g1.0/1/agents/main/v1/...    the address says it
     /v1/...  with a key             the attempt that the key opens says it
+    /k/{key}/v1/...                 the same, whatever key is sent besides
     everything else                 the process that owns the store, also what is asked with the server's own key
 
 Addresses do not name a process: they stay the same however many there are.
@@ -45,8 +46,10 @@ class Placement:
             return None
         path = _read_path(line)
         address = RequestAddress.of(path)
-        if address is None or (address.rollout is None and not is_model_path(address.path)):
+        if address is None or not (address.is_attempts or is_model_path(address.path)):
             return OWNER
+        if address.key is not None:
+            return self._of_keys([address.key.encode()])
         if address.rollout is not None and not self.server_key:
             return self.of_rollout(address.rollout)
         fields, ended, _ = head.partition(b"\r\n\r\n")
@@ -56,7 +59,9 @@ class Placement:
             return OWNER
         if address.rollout is not None:
             return self.of_rollout(address.rollout)
-        keys = read_keys({"headers": _read_headers(fields)}, trace_first=True)
+        return self._of_keys(read_keys({"path": path, "headers": _read_headers(fields)}, trace_first=True))
+
+    def _of_keys(self, keys: Sequence[bytes]) -> int | Awaitable[int]:
         known = self._by_key.get(keys[0]) if keys else OWNER  # the first that opens an attempt counts
         return self._ask(keys) if known is None else known
 

@@ -7,6 +7,7 @@ the answer, calls beside it, and an answer that is begun for the model.
 from __future__ import annotations
 
 from strop.gateway.dialects.base import AnswerSchema, ApiError, ModelRequest
+from strop.gateway.dialects.fields import unsupported
 from strop.gateway.jinja import THINKING
 from strop.gateway.route import PolicyRoute
 from strop.models.grammar import VERSION, BadSchema, compile_schema
@@ -19,11 +20,13 @@ def make_grammar(request: ModelRequest, route: PolicyRoute) -> AnswerGrammar | N
     if asked is None:
         return None
     if not route.holds_to_schemas:
-        raise _refusal(asked, "the engine cannot hold answers to a schema. Fix: use engine.name=embedded")
+        raise unsupported(asked.param, "the engine cannot hold answers to a schema. Fix: use engine.name=embedded")
     if request.parse_tools:
-        raise _refusal(asked, "it is not served beside tools. Fix: leave one of them out, or set tool_choice to none")
+        raise unsupported(
+            asked.param, "it is not served beside tools. Fix: leave one of them out, or set tool_choice to none"
+        )
     if request.prefill:
-        raise _refusal(asked, "it is not served beside the beginning of an answer. Fix: leave one of them out")
+        raise unsupported(asked.param, "it is not served beside the beginning of an answer. Fix: leave one of them out")
     try:
         text = compile_schema(asked.schema)
     except BadSchema as error:
@@ -41,8 +44,4 @@ def refuse_thoughts(asked: AnswerSchema, route: PolicyRoute, opening: str) -> No
     closed = any(close in opening for _, close in format.thoughts)
     if format.find_open_thought(opening) or (format.thoughts and switches and not closed):
         how = f'chat_template_kwargs {{"{min(switches)}": false}}' if switches else "a model that does not"
-        raise _refusal(asked, f"this model thinks before it answers, and could not. Fix: use {how}")
-
-
-def _refusal(asked: AnswerSchema, why: str) -> ApiError:
-    return ApiError(f"{asked.param}: {why}", param=asked.param, code="unsupported_parameter")
+        raise unsupported(asked.param, f"this model thinks before it answers, and could not. Fix: use {how}")

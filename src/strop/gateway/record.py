@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from strop.errors import Fenced, StoreError
 from strop.gateway.contexts import extends
@@ -18,7 +19,7 @@ from strop.types import Event, Finish, Turn
 
 class Recorder:
     """Writes what happened, and counts it: turns, malformed_calls, abandoned, error, fenced,
-    unrecorded, refused, branch/<why>; outside models' turns as outside."""
+    unrecorded, refused, refused/<code>, dropped, branch/<why>; outside models' turns as outside."""
 
     def __init__(self, store: AttemptStore) -> None:
         self._store = store
@@ -56,13 +57,25 @@ class Recorder:
             if turn.abandoned:
                 self.counts[turn.finish] += 1
 
+    async def record_dropped(self, session: Session, agent: str, dropped: Sequence[str]) -> None:
+        """What the model is not told of, though an agent sent it."""
+        self.counts["dropped"] += len(dropped)
+        new = [why for why in dropped if (agent, why) not in session.told]
+        session.told.update((agent, why) for why in new)
+        for why in new:
+            await self._record_event(session, "message", {"agent": agent, "stream": "gateway", "text": why})
+
     async def record_error(self, session: Session, agent: str, refused: ApiError) -> None:
         """An agent that gets an error may swallow it; it is recorded for people who look at the rollout."""
         self.counts["refused"] += 1
+        if refused.code:
+            self.counts[f"refused/{refused.code}"] += 1
         data = {"source": "gateway", "agent": agent, "status": refused.status, "message": refused.message}
-        data |= {"code": refused.code, "param": refused.param}
+        await self._record_event(session, "error", data | {"code": refused.code, "param": refused.param})
+
+    async def _record_event(self, session: Session, kind: Literal["message", "error"], data: dict[str, Any]) -> None:
         event = Event(
-            rollout=session.rollout.id, attempt=session.attempt.number, kind="error", data=data, time=time.time()
+            rollout=session.rollout.id, attempt=session.attempt.number, kind=kind, data=data, time=time.time()
         )
         with contextlib.suppress(StoreError):  # ended meanwhile, or the run is about to end by it
             await self._store.add_events([event])
@@ -72,6 +85,8 @@ def _turn(call: ModelCall, choice: Choice, finish: Finish, ended: float) -> Turn
     prompt, requested = choice.prompt, call.request.requested
     if call.request.tools and not extends(prompt):
         requested = requested | {"tools": call.request.tools}
+    if call.request.dropped:
+        requested = requested | {"dropped": call.request.dropped}
     if choice.conversation.variables:
         requested = requested | {"chat_template_kwargs": choice.conversation.variables}
     if choice.conversation.lead:

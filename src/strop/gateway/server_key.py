@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from strop.errors import StropError, UnknownId
 from strop.gateway.app import Gateway
-from strop.gateway.auth import TRACE, RequestAddress, read_keys
+from strop.gateway.auth import API_KEYS, TRACE, RequestAddress, read_keys
 from strop.gateway.dialects.base import ApiError
 from strop.gateway.session import CALLS
 from strop.store.base import Store
@@ -29,6 +29,10 @@ from strop.types import Cause, Lease, Rollout, Task, stable_hash
 
 LEASE = 3600.0
 """Seconds after which a call that never ended, since the server died, counts as lost."""
+IN_ADDRESS = (
+    "this address has the server's key in it, which opens more than a model, and addresses are written down in many "
+    "places. Fix: send it as API key to /v1; an attempt's key may be in an address"
+)
 LOG = logging.getLogger("strop.server_key")
 
 
@@ -46,14 +50,16 @@ class ServerKeyCalls:
         if not any(self._key.fits(key) for key in read_keys(scope)):
             return await self._gateway(scope, receive, send)
         address = RequestAddress.of(scope["path"])
+        if address is not None and address.key is not None:
+            return await self._gateway.refuse(scope, send, ApiError(IN_ADDRESS, status=403, code="run_key"))
         if address is not None and address.rollout is not None:
             return await self._gateway.refuse(scope, send, await self._why_not(address.rollout, address.attempt))
-        if self._gateway.is_model_call(scope):
-            return await self._call(scope, receive, send)
+        if address is not None and self._gateway.is_model_call(scope["method"], address):
+            return await self._call(address.path, scope, receive, send)
         if not await self._gateway.show_models(scope, send, self._since):
             await self._gateway(scope, receive, send)
 
-    async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _call(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         status = 0
 
         async def watched(message: Message) -> None:
@@ -62,7 +68,7 @@ class ServerKeyCalls:
             await send(message)
 
         id = f"call-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
-        task = Task(id=scope["path"].removeprefix("/v1/"), split=CALLS)
+        task = Task(id=path, split=CALLS)
         rollout = Rollout(
             id=id, group=id, member=0, task=task, mode="eval", seed=stable_hash(id), retries={}, created=time.time()
         )
@@ -109,6 +115,6 @@ class ServerKeyCalls:
 
 def _as_attempt(scope: Scope, lease: Lease) -> Scope:
     """The same request with the attempt's key in the place of the server's."""
-    keys = (b"authorization", b"x-api-key", *TRACE)
+    keys = (b"authorization", *API_KEYS, *TRACE)
     others = [(name, value) for name, value in scope["headers"] if name not in keys]
     return {**scope, "headers": [*others, (b"authorization", f"Bearer {lease.attempt.key}".encode())]}

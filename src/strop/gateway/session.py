@@ -25,6 +25,8 @@ class Session:
         self.rollout = rollout
         self.attempt = attempt
         self.in_flight = 0
+        self.told: set[tuple[str, str]] = set()
+        """Of what agents were not served, in which words: once for each agent, not with every request."""
         self._contexts: dict[tuple[str, str], Contexts] = {}
         self._made: dict[str, str] = {}
         self._num_turns = 0

@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from strop.gateway.dialects.base import Json
 from strop.gateway.jinja import BadTemplate, Template
@@ -25,11 +26,25 @@ _MARKER = r"<[^<>\s]{1,40}>|<\|[^<>]{1,40}\|>|<｜[^<>]{1,40}｜>"
 
 class Shape(Struct, frozen=True):
     """How a template wants assistant messages with calls: arguments as a table or as text, no content as None or as
-    empty text, ids of nine letters and digits or any."""
+    empty text, ids of nine letters and digits or any. `raw` is whether arguments that are no JSON object are shown as
+    the text they are; otherwise that stands in a table of its own."""
 
     arguments: Literal["table", "text"] = "table"
     no_content: str | None = None
     short_ids: bool = False
+    raw: bool = True
+
+    def write(self, arguments: Json | str) -> Json | str:
+        if isinstance(arguments, str):
+            if self.raw:
+                return arguments
+            arguments = wrap(arguments)
+        return json.dumps(arguments, ensure_ascii=False) if self.arguments == "text" else arguments
+
+
+def wrap(arguments: Json | str) -> Json:
+    """Arguments as a table."""
+    return {"arguments": arguments} if isinstance(arguments, str) else arguments
 
 
 class Closing(Struct, frozen=True):
@@ -61,6 +76,7 @@ class TemplateStyle(Struct, frozen=True):
 def find_style(template: Template, added: Iterable[str], kept: frozenset[str]) -> TemplateStyle:
     """`added` are the marks the tokenizer knows; `kept` those that have a meaning within an answer."""
     shape = TemplateProbe(template, Shape(), added, kept).shape()
+    shape = replace(shape, raw=TemplateProbe(template, shape, added, kept).shows_text())
     probe = TemplateProbe(template, shape, added, kept)
     said = probe.closing(answer(MARK), {"role": "user", "content": NEXT})
     tool: Json = {"role": "tool", "content": NEXT, "name": "f", "tool_call_id": "call00001"}
@@ -90,8 +106,7 @@ def shape_message(message: Json, shape: Shape) -> Json:
     changed: list[Json] = []
     for call in calls:
         function = call["function"]
-        if shape.arguments == "text":
-            function = function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+        function = function | {"arguments": shape.write(function["arguments"])}
         changed.append(call | {"function": function} | ({"id": _short(call["id"])} if shape.short_ids else {}))
     return message | {"tool_calls": changed, "content": message["content"] or shape.no_content}
 
@@ -127,6 +142,13 @@ class TemplateProbe:
                     if fallback is None or ("None" not in text and fallback.no_content is None):
                         fallback = shape
         return fallback or Shape()
+
+    def shows_text(self) -> bool:
+        """Whether arguments that are no JSON object are shown as they are."""
+        tool = {"role": "tool", "tool_call_id": "call00001", "name": "f", "content": "b"}
+        called = answer("", "a")
+        called["tool_calls"][0]["function"]["arguments"] = MARK
+        return bool(self.shows([USER, called, tool]))
 
     def generation_prompt(self) -> str:
         try:

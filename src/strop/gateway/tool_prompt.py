@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from strop.gateway.dialects.base import Json
 from strop.gateway.jinja import BadTemplate, Template
-from strop.gateway.template_style import TOOL, USER, TemplateStyle, shape_message
+from strop.gateway.template_style import TOOL, USER, TemplateStyle, shape_message, wrap
 from strop.gateway.tool_calls import PLAIN, hermes_like
 from strop.gateway.tool_calls.base import ParsedCall
 from strop.gateway.tool_calls.reader import Grammar
@@ -90,9 +90,11 @@ def _in_words(message: Json, format: Grammar) -> Json:
     calls: list[str] = []
     for call in message["tool_calls"]:
         function = call["function"]
-        written = json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
-        own = None if format.name == "hermes" else format.written(function["name"], function["arguments"])
-        calls.append(own or f"<tool_call>\n{written}\n</tool_call>")
+        name, arguments = function["name"], function["arguments"]
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        hermes = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {written}}}'
+        own = None if format.name == "hermes" else format.written(name, wrap(arguments))
+        calls.append(own or f"<tool_call>\n{hermes}\n</tool_call>")
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
     return rest | {"content": "\n".join([*([message["content"]] if message["content"] else []), *calls])}
 

@@ -45,7 +45,7 @@ CALL = record(
     "id function",
     id=TEXT,
     type=one_of("function"),
-    function=record("name", name=TEXT, arguments=either(one_of("{}", '{"a": 1}'), NULL)),
+    function=record("name", name=TEXT, arguments=either(TEXT, NULL)),
 )
 SAID = either(TEXT, listed(PART), NULL)
 CHAT_MESSAGE = either(
@@ -109,9 +109,7 @@ ITEM = either(
         role=one_of("user", "system", "developer", "assistant"),
         content=either(TEXT, listed(record("type text", type=one_of("input_text", "output_text"), text=TEXT))),
     ),
-    record(
-        "type call_id name arguments", type=one_of("function_call"), call_id=TEXT, name=TEXT, arguments=one_of("{}")
-    ),
+    record("type call_id name arguments", type=one_of("function_call"), call_id=TEXT, name=TEXT, arguments=TEXT),
     record("type", type=one_of("reasoning")),
 )
 TOOL = body("type name", type=one_of("function"), name={"type": "string", "minLength": 1}, parameters=ANY_OBJECT)

@@ -161,6 +161,61 @@ async def test_a_session_that_is_open_is_found_without_asking_the_store(
     assert [turn.id for turn in await stand.turns(attempt)] == ["r1/1/0", "r1/1/1", "r1/1/2"]
 
 
+# -- the key in the address --------------------------------------------------------------------------------------------
+
+
+async def test_a_key_in_the_address_is_the_key_whatever_else_is_sent(stand: Stand) -> None:
+    stand.script("one", "two", "three")
+    mine, other = await stand.attempt("r1"), await stand.attempt("r2")
+    base = f"{stand.server.url}/k/{mine.key}"
+    status, _ = await fetch(f"{base}/v1/chat/completions", {"messages": HI})  # no key at all
+    assert status == 200
+    async with openai.AsyncOpenAI(base_url=f"{base}/v1", api_key=other.key, max_retries=0) as client:
+        listed = await client.models.list()
+        await client.chat.completions.create(
+            model="m", messages=HI, extra_headers={**trace(other), "x-strop-agent": "critic"}
+        )
+    assert [model.id for model in listed.data] == ["tiny"]
+    async with anthropic.AsyncAnthropic(base_url=base, api_key="hard-coded", max_retries=0) as claude:
+        await claude.messages.create(model="m", max_tokens=20, messages=HI)
+    assert [turn.agent for turn in await stand.turns(mine)] == ["main", "critic", "main"]
+    assert await stand.turns(other) == []
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/v1/other", "/chat/completions", "", "/"])
+async def test_a_key_in_the_address_is_shown_to_nobody(
+    stand: Stand, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither by answers, whatever is wrong with the request, nor by events, nor by logs."""
+    caplog.set_level(0)
+    attempt = await stand.attempt("r1")
+    await stand.attempt("r2")
+    for key in (attempt.key, "wrong-" + attempt.key):
+        status, answer = await fetch(f"{stand.server.url}/k/{key}{path}", {"messages": []})
+        assert 400 <= status < 500
+        assert attempt.key not in json.dumps(answer)
+        assert "Fix: " in answer["error"]["message"] or path == "/v1/models" or status == 400
+    events = await stand.store.events("r1")
+    assert len(events) == 1, "the attempt's own key records what it was refused"
+    assert attempt.key not in str(events)
+    assert attempt.key not in caplog.text
+
+
+async def test_a_key_in_the_address_opens_its_attempt_only(stand: Stand) -> None:
+    mine, other = await stand.attempt("r1"), await stand.attempt("r2")
+    for path in (f"/k/{mine.key}{stand.url(other).removeprefix(stand.server.url)}/chat/completions",
+                 f"/k/{mine.key}/r/r1/1/events", f"/k/{mine.key}/v1/rollouts"):  # fmt: skip
+        status, _ = await fetch(stand.server.url + path, {"messages": HI}, key=other.key)
+        assert status == 404, path
+    status, answer = await fetch(f"{stand.server.url}/k/nobody/v1/chat/completions", {"messages": HI}, key=mine.key)
+    assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+    stand.script("late")
+    await stand.store.finish("r1", 1)
+    status, _ = await fetch(f"{stand.server.url}/k/{mine.key}/v1/chat/completions", {"messages": HI})
+    assert status == 409
+    assert await stand.turns(other) == []
+
+
 # -- where it is -------------------------------------------------------------------------------------------------------
 
 

@@ -137,10 +137,13 @@ async def test_policy_settings_win(stand: Stand) -> None:
     stand.script("a", "b")
     train, evaluation = await stand.attempt("r1"), await stand.attempt("r2", mode="eval", seed=2)
     asked: Any = {"temperature": 0.3, "top_p": 0.5, "seed": 9, "max_tokens": 50}
+    own: Any = {"repetition_penalty": 1.5}
     for attempt in (train, evaluation):
-        await stand.client(attempt).chat.completions.create(model="gpt-4o", messages=QUESTION, **asked)
+        client = stand.client(attempt)
+        await client.chat.completions.create(model="gpt-4o", messages=QUESTION, **asked, extra_body=own)
     (turn,), (greedy,) = await stand.turns(train), await stand.turns(evaluation)
-    assert turn.requested == asked | {"model": "gpt-4o"}
+    assert turn.requested == asked | own | {"model": "gpt-4o"}
+    assert turn.sampling.repetition_penalty == 1.0
     assert (turn.sampling.temperature, turn.sampling.top_p, turn.sampling.max_tokens) == (1.0, 1.0, 50)
     assert turn.sampling.seed != 9
     assert greedy.sampling.temperature == 0.0

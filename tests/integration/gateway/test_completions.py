@@ -133,7 +133,7 @@ async def test_policy_settings_win(stand: Stand) -> None:
     stand.script("a")
     attempt = await stand.attempt("r1")
     asked: Any = {"temperature": 0.3, "top_p": 0.5, "seed": 9, "max_tokens": 50, "best_of": 1, "n": 1}
-    extra = {"top_k": 3, "min_p": 0.1}
+    extra = {"top_k": 3, "min_p": 0.1, "repetition_penalty": 1.5}
     await stand.client(attempt).completions.create(model="gpt", prompt=PROMPT, **asked, extra_body=extra)
     (turn,) = await stand.turns(attempt)
     del asked["best_of"]

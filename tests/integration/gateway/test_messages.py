@@ -308,7 +308,6 @@ REFUSED: list[tuple[Any, str]] = [
     ({"messages": [said("assistant", TEXT)]}, "begin with a message of role 'user'"),
     ({"container": "c"}, "'container'"),
     ({"mcp_servers": [{"name": "x"}]}, "'mcp_servers'"),
-    ({"speed": "fast"}, "'speed'"),
     ({"thinking": {"type": "maybe"}}, "thinking"),
     ({"thinking": {"type": "enabled", "depth": 3}}, "depth"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format"),

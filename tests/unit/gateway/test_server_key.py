@@ -26,7 +26,7 @@ class Breaks:
     def __init__(self, status: int) -> None:
         self._status, self.sessions = status, SimpleNamespace()
 
-    def is_model_call(self, scope: Any) -> bool:
+    def is_model_call(self, method: str, address: Any) -> bool:
         return True
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

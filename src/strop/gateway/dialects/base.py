@@ -38,17 +38,18 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     """A model call, whatever API it came through.
 
     `messages` are plain: content is always text, tool calls are {"id", "type", "function": {"name", "arguments"}} with
-    the arguments as parsed JSON, the way chat templates want them. Those of the assistant may have the thoughts before
-    it as `reasoning_content` and, where the agent names it, the `turn` that said it. An API without messages gives
-    `prompts` instead, as text or as token ids, each answered `n` times. `tools` are in the chat API's shape.
+    the arguments as parsed JSON, the way chat templates want them, or as text where that is no JSON object. Those of
+    the assistant may have the thoughts before it as `reasoning_content` and, where the agent names it, the `turn` that
+    said it. An API without messages gives `prompts` instead, as text or as token ids, each answered `n` times. `tools`
+    are in the chat API's shape.
 
     `tool` is the one that must be called, where `tool_choice` is "required" for a certain one. `prefill` is the
     beginning of the answer, which the model goes on from. `schema` is what its text must be. `previous` is the turn
     whose conversation `messages` go on from, for APIs that keep it for the agent. `variables` are for the chat
     template; `thinking` and `effort` say whether and how much the model should think, which matters where the template
-    has a variable for it. `requested` is
-    kept on the turn: what was asked for, granted or not (how tokens are drawn is the policy's affair). `options` are
-    the dialect's own, for writing its answer.
+    has a variable for it. `requested` is kept on the turn: what was asked for, granted or not (how tokens are drawn is
+    the policy's affair). `dropped` says of what the model is not told though it was sent, why. `options` are the
+    dialect's own, for writing its answer.
 
     >>> ModelRequest(messages=[{"role": "user", "content": "hi"}]).n
     1
@@ -70,8 +71,10 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     n: int = 1
     logprobs: bool = False
+    token_ids: bool = False
     stream: bool = False
     requested: Json = {}
+    dropped: tuple[str, ...] = ()
     options: Json = {}
 
     @property
@@ -112,13 +115,15 @@ class ToolCall(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True, kw_only=True):
-    """What some new tokens added to one choice, in this order: reasoning, text, calls."""
+    """What some new tokens added to one choice, in this order: reasoning, text, calls; and their ids for those who ask
+    for them."""
 
     choice: int = 0
     reasoning: str = ""
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
     tokens: tuple[SampledToken, ...] = ()
+    ids: tuple[int, ...] = ()
 
 
 class ChoiceDone(Struct, frozen=True, kw_only=True):
@@ -129,13 +134,14 @@ class ChoiceDone(Struct, frozen=True, kw_only=True):
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
     tokens: tuple[SampledToken, ...] = ()
+    ids: tuple[int, ...] = ()
     finish: Finish
     stopped_by: str | None = None
 
 
 class AnswerInfo(Struct, frozen=True, kw_only=True):
     """What is told about an answer as a whole. `id` is the first choice's turn. Of the prompt's tokens `cached_tokens`
-    were served before, of the response's `reasoning_tokens` are reasoning."""
+    were served before, of the response's `reasoning_tokens` are reasoning. `prompt_ids` has one list per prompt."""
 
     id: str
     model: str
@@ -144,6 +150,7 @@ class AnswerInfo(Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     response_tokens: int = 0
     reasoning_tokens: int = 0
+    prompt_ids: Sequence[Sequence[int]] = ()
 
 
 class ApiError(Exception):

@@ -1,10 +1,11 @@
 """OpenAI's chat completions.
 
 A parameter is either honoured, recorded and overruled by the policy's settings (temperature, top_p, seed, verbosity),
-accepted because it changes nothing (service_tier, store: all is recorded), or refused by name. None is dropped in
-silence. Beside OpenAI's own there are those that servers of open models have in common: top_k, min_p,
-continue_final_message, chat_template_kwargs, guided_json. reasoning_effort switches thinking where the chat template
-has a variable for it (`PolicyRoute.asked_by`); where it has none, it is recorded.
+accepted because it changes nothing (service_tier, prediction, store: all is recorded), or refused by name. None is
+dropped in silence. Beside OpenAI's own there are those that servers of open models have in common: top_k, min_p,
+repetition_penalty, continue_final_message, chat_template_kwargs, and vLLM's return_token_ids and guided_json.
+reasoning_effort switches thinking where the chat template has a variable for it (`PolicyRoute.asked_by`); where it has
+none, it is recorded.
 
 Messages may carry keys of their makers' own (`refusal`, `annotations`, ids of a framework): they are not part of what a
 model is told, and are ignored. `developer` is a system message. Logprobs have one entry per sampled token, the one that
@@ -69,10 +70,13 @@ FIELDS: Json = {
     "service_tier": str,
     "prompt_cache_key": str,
     "prompt_cache_retention": str,
+    "prompt_cache_options": dict[str, Any],
+    "prediction": dict[str, Any],
     "response_format": dict[str, Any],
     "guided_json": dict[str, Any],
     "continue_final_message": bool,
     "add_generation_prompt": bool,
+    "return_token_ids": bool,
     "chat_template_kwargs": dict[str, Any],
 }
 
@@ -149,6 +153,7 @@ def _read(body: bytes) -> ModelRequest:
         max_tokens=min(limits, default=None),
         n=fields.get("n", 1),
         logprobs=fields.get("logprobs", False),
+        token_ids=fields.get("return_token_ids", False),
         stream=fields.get("stream", False),
         requested={name: fields[name] for name in RECORDED if name in fields},
         options={"include_usage": read_stream_options(fields.get("stream_options", {}))},
@@ -204,10 +209,13 @@ def _write(answer: AnswerInfo, choices: Sequence[ChoiceDone], request: ModelRequ
                 "logprobs": _logprobs(done.tokens, request),
                 "finish_reason": done.finish,
             }
+            | ({"token_ids": done.ids} if request.token_ids else {})
             for done in choices
         ],
         "usage": _usage(answer),
     }
+    if request.token_ids:
+        body["prompt_token_ids"] = answer.prompt_ids[0]
     return msgspec.json.encode(body)
 
 
@@ -219,7 +227,8 @@ class ChatChunks:
 
     def opening(self, answer: AnswerInfo) -> bytes:
         start = {"role": "assistant", "content": "", "refusal": None}
-        return b"".join(self._chunk(answer, i, start) for i in range(self._request.n))
+        prompt: Json = {"prompt_token_ids": answer.prompt_ids[0]} if self._request.token_ids else {}
+        return b"".join(self._chunk(answer, i, start, **prompt) for i in range(self._request.n))
 
     def delta(self, answer: AnswerInfo, delta: Delta) -> bytes:
         change: Json = {"reasoning_content": delta.reasoning} if delta.reasoning else {}
@@ -227,7 +236,7 @@ class ChatChunks:
             change["content"] = delta.text
         if delta.calls:
             change["tool_calls"] = [{"index": call.position} | _tool_call(call) for call in delta.calls]
-        return self._chunk(answer, delta.choice, change, tokens=delta.tokens)
+        return self._chunk(answer, delta.choice, change, tokens=delta.tokens, ids=delta.ids)
 
     def closing(self, answer: AnswerInfo, choices: Sequence[ChoiceDone]) -> bytes:
         events = [self._chunk(answer, done.choice, {}, finish=done.finish) for done in choices]
@@ -245,12 +254,16 @@ class ChatChunks:
         delta: Json,
         *,
         tokens: Sequence[SampledToken] = (),
+        ids: Sequence[int] = (),
         finish: str | None = None,
+        **more: Any,
     ) -> bytes:
         body: Json = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": finish}
+        if ids:
+            body["token_ids"] = ids
         if tokens:
             body["logprobs"] = _logprobs(tokens, self._request)
-        chunk = _head(answer, "chat.completion.chunk") | {"choices": [body]}
+        chunk = _head(answer, "chat.completion.chunk") | {"choices": [body]} | more
         if self._request.options["include_usage"]:
             chunk["usage"] = None
         return event(chunk)

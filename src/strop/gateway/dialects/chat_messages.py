@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from strop.gateway.dialects.base import ApiError, Json
+from strop.gateway.dialects.fields import part_code, read_arguments
 
 REMEMBERED, LONGEST = 4096, 4096
 """How many messages are remembered, and how many bytes one of them may have."""
@@ -82,7 +83,6 @@ def read_messages(raw: Sequence[bytes | msgspec.Raw]) -> list[Json]:
 
 
 _decode = msgspec.json.Decoder(_Message).decode
-_decode_arguments = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def _read(raw: bytes) -> Json:
@@ -132,15 +132,12 @@ def _assistant(message: _Message) -> Json:
     if isinstance(thought, str):  # under its other name a framework may keep something else
         plain["reasoning_content"] = thought
     if message.tool_calls:
-        plain["tool_calls"] = [_call(call, f".tool_calls[{i}]") for i, call in enumerate(message.tool_calls)]
+        plain["tool_calls"] = [_call(call) for call in message.tool_calls]
     return plain
 
 
-def _call(call: _Call, where: str) -> Json:
-    try:
-        arguments = _decode_arguments(call.function.arguments or "{}")
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        raise _Wrong(" must be a JSON object, written as a string", f"{where}.function.arguments") from None
+def _call(call: _Call) -> Json:
+    arguments = read_arguments(call.function.arguments)
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
@@ -150,7 +147,8 @@ def _text(message: _Message) -> str:
     texts: list[str] = []
     for i, part in enumerate(message.content):
         if part.type != "text":
-            raise _Wrong(f" is of type {part.type!r}, and this model reads text only. Fix: send text", f".content[{i}]")
+            why = f" is of type {part.type!r}, and this model reads text only. Fix: send text"
+            raise _Wrong(why, f".content[{i}]", code=part_code(part.type))
         if part.text is None:
             raise _Wrong(" is required", f".content[{i}].text", code="missing_required_parameter")
         texts.append(part.text)

@@ -40,6 +40,7 @@ FIELDS: Json = {
     "best_of": int,
     "logprobs": Annotated[int, Meta(ge=0)],
     "user": str,
+    "return_token_ids": bool,
 }
 
 HARMLESS: dict[str, Any] = {"suffix": "", "logit_bias": {}}
@@ -98,6 +99,7 @@ def _read(body: bytes) -> ModelRequest:
         max_tokens=fields.get("max_tokens"),
         n=n,
         logprobs="logprobs" in fields,
+        token_ids=fields.get("return_token_ids", False),
         stream=fields.get("stream", False),
         requested={name: fields[name] for name in RECORDED if name in fields},
         options={
@@ -146,6 +148,7 @@ def _write(answer: AnswerInfo, choices: Sequence[ChoiceDone], request: ModelRequ
                 "logprobs": _logprobs(done.tokens, request, Offsets()) if request.logprobs else None,
                 "finish_reason": done.finish,
             }
+            | (_prompt_ids(answer, request, done.choice) | {"token_ids": done.ids} if request.token_ids else {})
             for done in choices
         ],
         "usage": _usage(answer),
@@ -161,16 +164,20 @@ class CompletionChunks:
         self._offsets: defaultdict[int, Offsets] = defaultdict(Offsets)
 
     def opening(self, answer: AnswerInfo) -> bytes:
-        if not self._request.options["echo"]:
+        request = self._request
+        if not request.options["echo"] and not request.token_ids:
             return b""
-        choices = range(len(self._request.prompts) * self._request.n)
-        return b"".join(self._chunk(answer, choice, _echo(self._request, choice)) for choice in choices)
+        return b"".join(
+            self._chunk(answer, choice, _echo(request, choice), **_prompt_ids(answer, request, choice))
+            for choice in range(len(request.prompts) * request.n)
+        )
 
     def delta(self, answer: AnswerInfo, delta: Delta) -> bytes:
         logprobs = None
         if delta.tokens:
             logprobs = _logprobs(delta.tokens, self._request, self._offsets[delta.choice])
-        return self._chunk(answer, delta.choice, delta.text, logprobs=logprobs)
+        ids: Json = {"token_ids": delta.ids} if delta.ids else {}
+        return self._chunk(answer, delta.choice, delta.text, logprobs=logprobs, **ids)
 
     def closing(self, answer: AnswerInfo, choices: Sequence[ChoiceDone]) -> bytes:
         events = [self._chunk(answer, done.choice, "", finish=done.finish) for done in choices]
@@ -182,11 +189,17 @@ class CompletionChunks:
         return event(error_body(refused))
 
     def _chunk(
-        self, answer: AnswerInfo, choice: int, text: str, *, logprobs: Json | None = None, finish: str | None = None
+        self,
+        answer: AnswerInfo,
+        choice: int,
+        text: str,
+        *,
+        logprobs: Json | None = None,
+        finish: str | None = None,
+        **more: Any,
     ) -> bytes:
-        chunk = _head(answer) | {
-            "choices": [{"index": choice, "text": text, "logprobs": logprobs, "finish_reason": finish}]
-        }
+        body: Json = {"index": choice, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        chunk = _head(answer) | {"choices": [body | more]}
         if self._request.options["include_usage"]:
             chunk["usage"] = None
         return event(chunk)
@@ -208,6 +221,10 @@ def _usage(answer: AnswerInfo) -> Json:
 def _echo(request: ModelRequest, choice: int) -> str:
     prompt = request.prompts[choice // request.n]
     return prompt if request.options["echo"] and isinstance(prompt, str) else ""
+
+
+def _prompt_ids(answer: AnswerInfo, request: ModelRequest, choice: int) -> Json:
+    return {"prompt_token_ids": answer.prompt_ids[choice // request.n]} if request.token_ids else {}
 
 
 def _logprobs(tokens: Sequence[SampledToken], request: ModelRequest, offsets: Offsets) -> Json:

@@ -12,11 +12,16 @@ from msgspec.structs import astuple
 
 from strop.gateway.dialects.base import ApiError, Json
 
-OWN = frozenset({"chat_template_kwargs", "logit_bias", "metadata"})
+OWN = frozenset({"chat_template_kwargs", "client_metadata", "logit_bias", "metadata"})
 """Parameters whose keys are the agent's own: null is a value there."""
 
 MAX_BYTES, MAX_TABLES = 32 << 10, 128
 """How many bytes a list of tables may have that is remembered, and how many there are."""
+REASONS = {
+    "top_logprobs": "engines tell the logprob of the sampled token and of no other",
+    "logit_bias": "tokens are drawn from the model's own distribution, by which it is trained",
+}
+"""Why of some parameters only one value is served."""
 NOT_SERVED = "it is not served. Fix: leave it out"
 
 
@@ -72,8 +77,7 @@ class Fields:
         found = without_nulls({name: value for name, value in given if value is not None})
         if not self._harmless.keys().isdisjoint(found):
             for name in self._harmless.keys() & found.keys():
-                if found.pop(name) != self._harmless[name]:
-                    raise unsupported(name, f"only {json.dumps(self._harmless[name])} is served. Fix: leave it out")
+                _check_harmless(name, found.pop(name), self._harmless)
         return found
 
     def _read(self, body: bytes) -> Any:
@@ -118,8 +122,7 @@ def read_fields(raw: Json, fields: Json, harmless: Json) -> Json:
     found: Json = {}
     for name, value in raw.items():
         if name in harmless:
-            if value != harmless[name]:
-                raise unsupported(name, f"only {json.dumps(harmless[name])} is served. Fix: leave it out")
+            _check_harmless(name, value, harmless)
         elif name not in fields:
             raise unsupported(name, NOT_SERVED)
         else:
@@ -130,8 +133,36 @@ def read_fields(raw: Json, fields: Json, harmless: Json) -> Json:
     return found
 
 
+def _check_harmless(name: str, value: Any, harmless: Json) -> None:
+    if value != harmless[name]:
+        why = f", since {REASONS[name]}" if name in REASONS else ""
+        raise unsupported(name, f"only {json.dumps(harmless[name])} is served{why}. Fix: leave it out")
+
+
 def unsupported(param: str, why: str) -> ApiError:
     return ApiError(f"unsupported parameter {param!r}: {why}", param=param, code="unsupported_parameter")
+
+
+def part_code(kind: object) -> str:
+    """The code by which a part of a message is refused: images are counted apart from other kinds."""
+    return "unsupported_image" if kind in ("image", "image_url", "input_image") else "unsupported_value"
+
+
+def read_arguments(text: str | None) -> Json | str:
+    """A call's arguments; text that is no JSON object stays as it is. NaN, which Python's clients write, is read too.
+
+    >>> read_arguments('{"a": 1}'), read_arguments(""), read_arguments('{"a": '), read_arguments("[]")
+    ({'a': 1}, {}, '{"a": ', '[]')
+    """
+    try:
+        return _decode_table((text or "{}").encode())
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        pass
+    try:
+        read = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        read = None
+    return cast(Json, read) if isinstance(read, dict) else text or ""
 
 
 class Schema(Struct):

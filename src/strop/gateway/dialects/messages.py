@@ -1,7 +1,8 @@
 """Anthropic's messages. `messages_stream`, which is part of this dialect, has the blocks and events of answers.
 
 A parameter is either honoured, recorded and overruled by the policy's settings (temperature, top_p, top_k), accepted
-because it changes nothing (metadata, service_tier, cache_control wherever it stands), or refused by name.
+because it changes nothing (metadata, service_tier, speed, cache_control wherever it stands; fallbacks, since nothing is
+declined), or refused by name.
 
 What has no counterpart in a chat template, and what is done about it:
 
@@ -13,6 +14,7 @@ What has no counterpart in a chat template, and what is done about it:
 - The text of a `tool_result` with `is_error` begins with "Error: ", unless the tool said so itself.
 - Consecutive messages of one role are one turn. Of a user's turn the tool results come first, each a message of its
   own, then the text.
+- Tools whose loading is deferred are shown like others. The tool that searches for them is not, and an event says so.
 - An assistant's turn at the end is the beginning of the answer, which does not repeat it.
 """
 
@@ -22,7 +24,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -37,7 +39,7 @@ from strop.gateway.dialects.base import (
     ModelRequest,
     turn_named,
 )
-from strop.gateway.dialects.fields import check_schema, read_fields, read_object, unsupported
+from strop.gateway.dialects.fields import check_schema, part_code, read_fields, read_object, unsupported
 from strop.gateway.dialects.messages_stream import MessageEvents, content, error_body, error_event, stop, usage
 from strop.gateway.dialects.proxied import ProxiedAnswer, ProxiedChoice, read_finish
 
@@ -58,7 +60,7 @@ class _ToolChoice(Struct, forbid_unknown_fields=True):
 class _Thinking(Struct, forbid_unknown_fields=True):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    display: str | None = None
 
 
 THINKING = {"enabled": True, "adaptive": True, "disabled": False}
@@ -98,8 +100,14 @@ FIELDS: Json = {
     "service_tier": str,
     "cache_control": Json,
     "chat_template_kwargs": Json,
+    "speed": str,
+    "inference_geo": str,
+    "billing_policy": Json,
+    "diagnostics": Json,
+    "fallbacks": str | list[Json],
+    "fallback_credit_token": Any,
 }
-HARMLESS: Json = {"speed": "standard", "mcp_servers": []}
+HARMLESS: Json = {"mcp_servers": []}
 """Accepted with the one value that changes nothing."""
 
 TOOL_FIELDS: Json = {
@@ -109,8 +117,11 @@ TOOL_FIELDS: Json = {
     "type": str,
     "cache_control": Json,
     "eager_input_streaming": bool,
+    "defer_loading": bool,
 }
-TOOL_HARMLESS: Json = {"strict": False, "defer_loading": False, "allowed_callers": ["direct"], "input_examples": []}
+TOOL_HARMLESS: Json = {"strict": False, "allowed_callers": ["direct"], "input_examples": []}
+
+TOOL_SEARCH = "tool_search_tool_"
 
 RECORDED = ("temperature", "top_p", "top_k", "model",
             "max_tokens", "stop_sequences", "tool_choice", "thinking", "output_config", "service_tier",
@@ -181,7 +192,9 @@ def _read(body: bytes) -> ModelRequest:
         if not str(edit.get("type")).startswith("clear_thinking"):
             why = f"{edit.get('type')!r} is not served. Fix: edit the messages yourself"
             raise unsupported("context_management", why)
-    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.get("tools", []))]
+    given: list[Json] = fields.get("tools", [])
+    searches = {str(tool["type"]) for tool in given if str(tool.get("type")).startswith(TOOL_SEARCH)}
+    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(given) if str(tool.get("type")) not in searches]
     choice: _ToolChoice = fields.get("tool_choice", _ToolChoice(type="auto"))
     messages, prefill = read_messages(fields.get("system", ""), fields["messages"])
     return ModelRequest(
@@ -199,6 +212,7 @@ def _read(body: bytes) -> ModelRequest:
         max_tokens=fields.get("max_tokens"),
         stream=fields.get("stream", False),
         requested={name: raw[name] for name in RECORDED if name in raw},
+        dropped=tuple(f"tools of type {kind!r} are not needed: the model is shown all others" for kind in searches),
     )
 
 
@@ -318,7 +332,7 @@ def _blocks(content: str | list[Json], kinds: Mapping[str, type[_B]], where: str
                 f"{where}[{i}] is of type {raw.get('type')!r}, which this model cannot be given. Fix: use what {whose} "
                 f"may hold: {', '.join(kinds)}",
                 param=f"{where}[{i}]",
-                code="unsupported_value",
+                code=part_code(raw.get("type")),
             )
         try:
             blocks.append(msgspec.convert(raw, kind))

@@ -19,6 +19,7 @@ DRAWN: Json = {
     "min_p": Annotated[float, Meta(ge=0, le=1)],
     "presence_penalty": Annotated[float, Meta(ge=-2, le=2)],
     "frequency_penalty": Annotated[float, Meta(ge=-2, le=2)],
+    "repetition_penalty": Annotated[float, Meta(gt=0)],
     "seed": int,
 }
 """How chat completions and completions ask for tokens to be drawn: recorded, and overruled by the policy's settings."""

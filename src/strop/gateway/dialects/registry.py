@@ -11,6 +11,7 @@ CLASSES = (
     "completions.Completions",
     "responses.Responses",
     "messages.Messages",
+    "embeddings.Embeddings",
 )
 """Module and class. The first is spoken where nothing says which API a client means."""
 
@@ -22,6 +23,8 @@ def load() -> tuple[Dialect, ...]:
 
 DIALECTS = load()
 BY_PATH = {dialect.path: dialect for dialect in DIALECTS}
+PATHS = [path for dialect in DIALECTS for path in (dialect.path, dialect.count_path) if path is not None]
+"""What is served below /v1/, but models."""
 
 
 def is_model_path(path: str) -> bool:

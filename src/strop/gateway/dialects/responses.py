@@ -1,9 +1,9 @@
 """OpenAI's responses: a conversation as a list of items, which the agent sends whole or lets the gateway remember.
 
-Parameters are treated as in `chat`. Everything is recorded, so `store` may say what it likes. `instructions` are a
-system message before all others, for this response only: one that goes on from it (`previous_response_id`) brings its
-own. A tool's `strict` is for a server that constrains what its model writes; this one does not, and the model is not
-shown it.
+Parameters are treated as in `chat`. Everything is recorded, so `store` may say what it likes. `max_tool_calls` counts
+what the API's maker runs, and is accepted. `instructions` are a system message before all others, for this response
+only: one that goes on from it (`previous_response_id`) brings its own. `responses_tools`, `responses_items` and
+`responses_stream` are part of this dialect.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, cast
 
-import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 from msgspec.structs import replace
 
 from strop.gateway.dialects.base import AnswerInfo, AnswerSchema, ApiError, ChoiceDone, Json, ModelRequest
-from strop.gateway.dialects.fields import NOT_SERVED, check_schema, read_fields, read_object, unsupported
+from strop.gateway.dialects.fields import NOT_SERVED, read_fields, read_object, unsupported
 from strop.gateway.dialects.openai import OpenAIDialect, read_schema
 from strop.gateway.dialects.proxied import ProxiedAnswer, ProxiedChoice, join_parts, read_finish
-from strop.gateway.dialects.responses_items import check_results, read_input
+from strop.gateway.dialects.responses_items import check_results, join_name, read_input
 from strop.gateway.dialects.responses_stream import ResponseEvents, write
+from strop.gateway.dialects.responses_tools import read_tools
 from strop.types import Turn
 
 FIELDS: Json = {
@@ -40,10 +40,15 @@ FIELDS: Json = {
     "reasoning": dict[str, str | None],
     "text": dict[str, Any],
     "metadata": dict[str, str],
+    "client_metadata": dict[str, Any],
     "user": str,
     "store": bool,
     "service_tier": str,
+    "max_tool_calls": int,
+    "image": dict[str, Any],
     "prompt_cache_key": str,
+    "prompt_cache_retention": str,
+    "prompt_cache_options": dict[str, Any],
     "safety_identifier": str,
     "chat_template_kwargs": dict[str, Any],
 }
@@ -71,6 +76,7 @@ RECORDED = (
     "parallel_tool_calls",
     "reasoning",
     "text",
+    "client_metadata",
     "chat_template_kwargs",
 )
 ECHOED = (
@@ -143,8 +149,8 @@ def _read(body: bytes) -> ModelRequest:
     for name in fields.get("include", []):
         if name not in INCLUDE:
             raise unsupported("include", f"{name!r} is not served. Fix: use one of {', '.join(INCLUDE)}")
-    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.get("tools", []))]
-    choice, tool = _tool_choice(fields.get("tool_choice", "auto"), tools)
+    tools = read_tools(fields.get("tools", []))
+    choice, tool = _tool_choice(fields.get("tool_choice", "auto"), tools.shown)
     previous = fields.get("previous_response_id")
     messages = read_input(fields["input"])
     if previous is None:
@@ -156,7 +162,7 @@ def _read(body: bytes) -> ModelRequest:
     return ModelRequest(
         messages=messages,
         schema=schema,
-        tools=tools,
+        tools=tools.shown,
         tool_choice=choice,
         tool=tool,
         one_call=not fields.get("parallel_tool_calls", True),
@@ -167,7 +173,11 @@ def _read(body: bytes) -> ModelRequest:
         logprobs=any(INCLUDE[name] for name in fields.get("include", [])),
         stream=fields.get("stream", False),
         requested=requested,
-        options={name: fields[name] for name in ECHOED if name in fields},
+        dropped=tools.dropped,
+        options={
+            "echoed": {name: fields[name] for name in ECHOED if name in fields},
+            "namespaces": tools.namespaces,
+        },
     )
 
 
@@ -185,32 +195,6 @@ def _read_text(text: Json) -> AnswerSchema | None:
     if not isinstance(text.get("format", {}), dict):
         raise ApiError("text.format is not an object. Fix: give one", param="text.format", code="invalid_value")
     return read_schema(text.get("format", {"type": "text"}), "text.format", nested=False)
-
-
-class _Tool(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    type: Literal["function"]
-    name: Annotated[str, Meta(min_length=1)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-def _tool(raw: Json, where: str) -> Json:
-    """A tool in the chat API's shape."""
-    if raw.get("type") != "function":
-        raise unsupported(f"{where}.type", f"{raw.get('type')!r} is not served. Fix: use 'function'")
-    try:
-        tool = msgspec.convert({name: value for name, value in raw.items() if value is not None}, _Tool)
-    except msgspec.ValidationError as error:
-        raise ApiError(
-            f'{where}: {error}. Fix: write a tool as {{"type": "function", "name": ..., "description": ..., '
-            '"parameters": ...}',
-            param=where,
-            code="invalid_value",
-        ) from None
-    check_schema(tool.parameters, f"{where}.parameters")
-    shown = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": {name: value for name, value in shown.items() if value is not None}}
 
 
 def _tool_choice(choice: Any, tools: Sequence[Json]) -> tuple[Literal["auto", "none", "required"], str | None]:
@@ -241,7 +225,8 @@ def _read_response(response: Json, answer: ProxiedAnswer) -> None:
     answer.ended, answer.choices, answer.usage = True, {0: choice}, response.get("usage") or {}
     for place, item in enumerate(response.get("output") or ()):
         if item.get("type") == "function_call":
-            choice.add_call(place, item.get("call_id"), item.get("name"), item.get("arguments"))
+            name = join_name(item.get("namespace"), item.get("name") or "")
+            choice.add_call(place, item.get("call_id"), name, item.get("arguments"))
         elif item.get("type") == "message":
             choice.text += join_parts(item.get("content"))
         elif item.get("type") == "reasoning":

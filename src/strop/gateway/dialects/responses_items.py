@@ -8,12 +8,13 @@ such an id belong together as long as they come in that order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
 from strop.gateway.dialects.base import ApiError, Json
+from strop.gateway.dialects.fields import part_code, read_arguments
 from strop.gateway.dialects.responses_stream import turn_of
 
 
@@ -37,6 +38,7 @@ class _Call(Struct):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
     id: str | None = None
 
 
@@ -112,7 +114,7 @@ class _Said:
         if isinstance(item, _Message):
             self.message["content"] += _text(item.content, f"{where}.content")
         elif isinstance(item, _Call):
-            self.message.setdefault("tool_calls", []).append(_call(item, where))
+            self.message.setdefault("tool_calls", []).append(_call(item))
         elif text := "".join(part.text or "" for part in item.content or ()):
             self.message["reasoning_content"] = self.message.get("reasoning_content", "") + text
 
@@ -146,7 +148,7 @@ def _text(content: str | Sequence[_Part], where: str) -> str:
             raise ApiError(
                 f"{where}[{i}] is of type {part.type!r}, and this model reads text only. Fix: send text",
                 param=f"{where}[{i}]",
-                code="unsupported_value",
+                code=part_code(part.type),
             )
         if part.text is None:
             place = f"{where}[{i}].text"
@@ -155,14 +157,18 @@ def _text(content: str | Sequence[_Part], where: str) -> str:
     return "".join(texts)
 
 
-def _call(item: _Call, where: str) -> Json:
-    try:
-        arguments = msgspec.json.decode(item.arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        raise ApiError(
-            f"{where}.arguments must be a JSON object, written as a string", param=f"{where}.arguments"
-        ) from None
-    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
+def _call(item: _Call) -> Json:
+    function = {"name": join_name(item.namespace, item.name), "arguments": read_arguments(item.arguments)}
+    return {"id": item.call_id, "type": "function", "function": function}
+
+
+def join_name(namespace: str | None, name: str) -> str:
+    """What the model is shown a function as.
+
+    >>> join_name("mcp__files", "read"), join_name("mcp__files__", "read"), join_name(None, "read")
+    ('mcp__files__read', 'mcp__files__read', 'read')
+    """
+    return f"{namespace.removesuffix('__')}__{name}" if namespace else name
 
 
 def check_results(messages: Sequence[Json]) -> None:

@@ -82,7 +82,8 @@ def _response(answer: AnswerInfo, request: ModelRequest, status: str) -> Json:
         "user": None,
         "store": True,
     }
-    reasoning = {"effort": None, "summary": None} | request.options.get("reasoning", {})
+    echoed: Json = request.options.get("echoed", {})
+    reasoning = {"effort": None, "summary": None} | echoed.get("reasoning", {})
     return {
         "id": answer.id,
         "object": "response",
@@ -94,7 +95,7 @@ def _response(answer: AnswerInfo, request: ModelRequest, status: str) -> Json:
         "model": answer.model,
         "output": [],
         **defaults,
-        **request.options,
+        **echoed,
         "reasoning": reasoning,
         "service_tier": "default",
         "text": {"format": {"type": "text"}, "verbosity": "medium"},
@@ -114,7 +115,7 @@ def _output(turn: str, done: ChoiceDone, request: ModelRequest) -> list[Json]:
     if done.text or not items + list(done.calls):
         part = _text_part(done.text, _logprobs(done.tokens) if request.logprobs else [])
         items.append(_message(turn, "incomplete" if cut else "completed", part))
-    return items + [_function_call(turn, call, "completed", _arguments(call)) for call in done.calls]
+    return items + [_function_call(turn, call, request) for call in done.calls]
 
 
 def _reasoning(turn: str, status: str, text: str | None = None) -> Json:
@@ -127,15 +128,17 @@ def _message(turn: str, status: str, part: Json | None = None) -> Json:
     return {"id": f"msg_{turn}", "type": "message", "status": status, "role": "assistant", "content": content}
 
 
-def _function_call(turn: str, call: ToolCall, status: str, arguments: str = "") -> Json:
-    return {
+def _function_call(turn: str, call: ToolCall, request: ModelRequest) -> Json:
+    namespace, name = request.options.get("namespaces", {}).get(call.name, (None, call.name))
+    item = {
         "id": f"fc{call.position}_{turn}",
         "type": "function_call",
-        "status": status,
+        "status": "completed",
         "call_id": call.id,
-        "name": call.name,
-        "arguments": arguments,
+        "name": name,
+        "arguments": _arguments(call),
     }
+    return item if namespace is None else item | {"namespace": namespace}
 
 
 def _text_part(text: str, logprobs: list[Json]) -> Json:

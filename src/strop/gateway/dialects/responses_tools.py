@@ -1,0 +1,123 @@
+"""Tools of OpenAI's responses in the chat API's shape (see `ModelRequest`).
+
+Tools in a namespace, as Codex sends them, are shown to the model as functions whose names begin with the namespace's; a
+call of one comes back with the two apart. The description of a namespace stands before that of its first function.
+
+Tools that the API's maker runs (a web search) are not shown to the model. Loading is never deferred: all others are.
+`strict` is for a server that constrains what its model writes; this one does not, and the model is not shown it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from strop.gateway.dialects.base import ApiError, Json
+from strop.gateway.dialects.fields import check_schema, unsupported
+from strop.gateway.dialects.responses_items import join_name
+
+PROVIDERS = frozenset(
+    {
+        "web_search",
+        "web_search_2025_08_26",
+        "web_search_preview",
+        "web_search_preview_2025_03_11",
+        "file_search",
+        "code_interpreter",
+        "image_generation",
+        "mcp",
+        "tool_search",
+    }
+)
+"""Kinds of tools that the API's maker runs, or that find others for it. An agent gets on without them."""
+
+
+class _Tool(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    type: Literal["function"]
+    name: Annotated[str, Meta(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+
+class _Namespace(Struct):
+    name: Annotated[str, Meta(min_length=1)]
+    tools: list[Json]
+    description: str | None = None
+
+
+class ToolList(Struct, frozen=True):
+    """What the model is shown, and what it is not and why. `namespaces` has, for functions out of one, the namespace
+    and the name there by the name that the model is shown."""
+
+    shown: list[Json]
+    dropped: tuple[str, ...]
+    namespaces: dict[str, tuple[str, str]]
+
+
+def read_tools(given: Sequence[Json]) -> ToolList:
+    shown: list[Json] = []
+    dropped: dict[str, str] = {}
+    namespaces: dict[str, tuple[str, str]] = {}
+    for i, raw in enumerate(given):
+        kind, where = raw.get("type"), f"tools[{i}]"
+        if kind == "namespace":
+            for space, tool in _read_namespace(raw, where):
+                called = join_name(space, tool.name)
+                namespaces[called] = space, tool.name
+                shown.append(_show(replace(tool, name=called)))
+        elif isinstance(kind, str) and kind in PROVIDERS:
+            dropped[kind] = f"tools of type {kind!r} are run by the API's maker: the model is not shown any"
+        else:
+            shown.append(_show(_read_function(raw, where)))
+    named = [tool["function"]["name"] for tool in shown]
+    if twice := next((name for name in namespaces if named.count(name) > 1), None):
+        raise ApiError(
+            f"tools has two that the model would be shown as {twice!r}. Fix: give one of them another name",
+            param="tools",
+            code="invalid_value",
+        )
+    return ToolList(shown, tuple(dropped.values()), namespaces)
+
+
+def _read_namespace(raw: Json, where: str) -> list[tuple[str, _Tool]]:
+    try:
+        space = msgspec.convert(raw, _Namespace)
+    except msgspec.ValidationError as error:
+        raise ApiError(
+            f'{where}: {error}. Fix: write a namespace as {{"type": "namespace", "name": ..., "description": ..., '
+            '"tools": [...]}',
+            param=where,
+            code="invalid_value",
+        ) from None
+    tools = [_read_function(tool, f"{where}.tools[{i}]") for i, tool in enumerate(space.tools)]
+    if tools and space.description:
+        about = "\n\n".join(filter(None, (space.description, tools[0].description)))
+        tools[0] = replace(tools[0], description=about)
+    return [(space.name, tool) for tool in tools]
+
+
+def _read_function(raw: Json, where: str) -> _Tool:
+    if raw.get("type") != "function":
+        raise unsupported(f"{where}.type", f"{raw.get('type')!r} is not served. Fix: use 'function'")
+    try:
+        tool = msgspec.convert({name: value for name, value in raw.items() if value is not None}, _Tool)
+    except msgspec.ValidationError as error:
+        raise ApiError(
+            f'{where}: {error}. Fix: write a tool as {{"type": "function", "name": ..., "description": ..., '
+            '"parameters": ...}',
+            param=where,
+            code="invalid_value",
+        ) from None
+    check_schema(tool.parameters, f"{where}.parameters")
+    return tool
+
+
+def _show(tool: _Tool) -> Json:
+    shown = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": {name: value for name, value in shown.items() if value is not None}}
