@@ -203,6 +203,8 @@ class Choice:
             tokens=tuple(self.tokens),
             finish=self.finish or "abandoned",
             stopped_by=self._stops.hit if self._stops.hit in self._request.stop else None,
+            prompt_ids=self.prompt.ids,
+            ids=self.ids,
         )
 
     async def run(self, emit: Emit | None) -> None:

@@ -78,6 +78,24 @@ async def test_ids(stand: Stand) -> None:
     assert turn.messages == [{"role": "prompt", "content": [5, 7, 9]}]
 
 
+async def test_token_ids_by_vllms_name(stand: Stand) -> None:
+    """For agents that build prompts of ids: what the engine saw and what it sampled, no token of it made anew."""
+    stand.script("a", "b", "c")
+    attempt = await stand.attempt("r1")
+    client, more = stand.client(attempt), {"return_token_ids": True}
+    raw: Any = await client.completions.create(model="m", prompt=[5, 7, 9], n=2, extra_body=more)
+    chat: Any = await client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "Hi"}], extra_body=more
+    )
+    turns = await stand.turns(attempt)
+    told = [*raw.choices, chat.choices[0]]
+    assert [choice.token_ids for choice in told] == [turn.response_ids for turn in turns]
+    assert [choice.prompt_token_ids for choice in raw.choices] == [[5, 7, 9]] * 2
+    assert chat.prompt_token_ids == turns[2].prompt_ids
+    with pytest.raises(openai.BadRequestError, match="leave out stream"):
+        await client.completions.create(model="m", prompt="x", stream=True, extra_body=more)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_echo(stand: Stand, stream: bool) -> None:
     stand.script("a", "b", "c", "d")

@@ -109,7 +109,8 @@ class Delta(Struct, frozen=True, kw_only=True):
 
 
 class ChoiceDone(Struct, frozen=True, kw_only=True):
-    """One finished choice, whole. `stopped_by` is the stop string that ended it, if one did."""
+    """One finished choice, whole. `stopped_by` is the stop string that ended it, if one did; `prompt_ids` and `ids` are
+    what the engine saw and what was sampled."""
 
     choice: int
     text: str
@@ -118,6 +119,8 @@ class ChoiceDone(Struct, frozen=True, kw_only=True):
     tokens: tuple[SampledToken, ...] = ()
     finish: Finish
     stopped_by: str | None = None
+    prompt_ids: list[int] = []
+    ids: list[int] = []
 
 
 class AnswerInfo(Struct, frozen=True, kw_only=True):

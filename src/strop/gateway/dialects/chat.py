@@ -35,6 +35,7 @@ from strop.gateway.dialects.chat_messages import read_messages
 from strop.gateway.dialects.fields import Fields, unsupported
 from strop.gateway.dialects.openai import (
     DRAWN,
+    TOKEN_IDS,
     FunctionTool,
     OpenAIDialect,
     check_tools,
@@ -42,6 +43,8 @@ from strop.gateway.dialects.openai import (
     event,
     read_stop,
     read_stream_options,
+    read_token_ids,
+    write_token_ids,
 )
 
 FIELDS: Json = {
@@ -71,6 +74,7 @@ FIELDS: Json = {
     "continue_final_message": bool,
     "add_generation_prompt": bool,
     "chat_template_kwargs": dict[str, Any],
+    TOKEN_IDS: bool,
 }
 
 HARMLESS: dict[str, Any] = {
@@ -147,7 +151,7 @@ def _read(body: bytes) -> ModelRequest:
         logprobs=fields.get("logprobs", False),
         stream=fields.get("stream", False),
         requested={name: fields[name] for name in RECORDED if name in fields},
-        options={"include_usage": read_stream_options(fields.get("stream_options", {}))},
+        options={"include_usage": read_stream_options(fields.get("stream_options", {}))} | read_token_ids(fields),
     )
 
 
@@ -193,11 +197,14 @@ def _write(answer: AnswerInfo, choices: Sequence[ChoiceDone], request: ModelRequ
                 "message": _message(done),
                 "logprobs": _logprobs(done.tokens, request),
                 "finish_reason": done.finish,
+                **write_token_ids(request, done),
             }
             for done in choices
         ],
         "usage": _usage(answer),
     }
+    if request.options.get(TOKEN_IDS):
+        body["prompt_token_ids"] = choices[0].prompt_ids
     return msgspec.json.encode(body)
 
 

@@ -20,11 +20,14 @@ from strop.gateway.dialects.base import AnswerInfo, ApiError, ChoiceDone, Delta,
 from strop.gateway.dialects.fields import read_fields, read_object, unsupported
 from strop.gateway.dialects.openai import (
     DRAWN,
+    TOKEN_IDS,
     OpenAIDialect,
     error_body,
     event,
     read_stop,
     read_stream_options,
+    read_token_ids,
+    write_token_ids,
 )
 
 FIELDS: Json = {
@@ -40,6 +43,7 @@ FIELDS: Json = {
     "best_of": int,
     "logprobs": Annotated[int, Meta(ge=0)],
     "user": str,
+    TOKEN_IDS: bool,
 }
 
 HARMLESS: dict[str, Any] = {"suffix": "", "logit_bias": {}}
@@ -104,6 +108,7 @@ def _read(body: bytes) -> ModelRequest:
             "echo": fields.get("echo", False),
             "top_logprobs": fields.get("logprobs", 0) == 1,
             "include_usage": read_stream_options(fields.get("stream_options", {})),
+            **read_token_ids(fields),
         },
     )
 
@@ -145,6 +150,8 @@ def _write(answer: AnswerInfo, choices: Sequence[ChoiceDone], request: ModelRequ
                 "text": _echo(request, done.choice) + done.text,
                 "logprobs": _logprobs(done.tokens, request, Offsets()) if request.logprobs else None,
                 "finish_reason": done.finish,
+                **write_token_ids(request, done),
+                **({"prompt_token_ids": done.prompt_ids} if request.options.get(TOKEN_IDS) else {}),
             }
             for done in choices
         ],

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from strop.gateway.dialects.base import ApiError, Dialect, Json
+from strop.gateway.dialects.base import ApiError, ChoiceDone, Dialect, Json, ModelRequest
 from strop.gateway.dialects.fields import NOT_SERVED, Schema, find_facts, unsupported
 from strop.gateway.dialects.proxied import ProxiedAnswer, join_parts, read_finish
 
@@ -22,6 +22,20 @@ DRAWN: Json = {
     "seed": int,
 }
 """How chat completions and completions ask for tokens to be drawn: recorded, and overruled by the policy's settings."""
+
+TOKEN_IDS = "return_token_ids"
+"""vLLM's name for it: an answer says which tokens it was made from and of, as `prompt_token_ids` and `token_ids`."""
+
+
+def read_token_ids(fields: Json) -> Json:
+    """The option that says whether an answer has token ids."""
+    if fields.get(TOKEN_IDS) and fields.get("stream"):
+        raise unsupported(TOKEN_IDS, "streams have none. Fix: leave out stream")
+    return {TOKEN_IDS: fields.get(TOKEN_IDS, False)}
+
+
+def write_token_ids(request: ModelRequest, done: ChoiceDone) -> Json:
+    return {"token_ids": done.ids} if request.options.get(TOKEN_IDS) else {}
 
 
 class OpenAIDialect(Dialect):
