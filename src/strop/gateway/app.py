@@ -7,6 +7,7 @@
     POST .../v1/{count_path}                                 where it counts tokens
     GET  .../v1/models, .../v1/models/{name}
     GET  /health
+    POST /proxy/rollout/{rollout}/attempt/{n}/mode/{mode}/openai/v1/{path}     Agent Lightning's for the same
 
 and, from the store's own routes, what an attempt may say about itself: POST /r/{rollout}/{attempt}/events.
 
@@ -25,6 +26,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
@@ -32,6 +34,7 @@ from strop.config import PromptConfig
 from strop.gateway.api_errors import STALE, to_api_error
 from strop.gateway.auth import RequestAddress
 from strop.gateway.dialects.base import ApiError, Dialect, ModelRequest
+from strop.gateway.dialects.openai import TOKEN_IDS
 from strop.gateway.dialects.registry import BY_PATH, DIALECTS, is_model_path
 from strop.gateway.exchange import Exchange
 from strop.gateway.generate import ModelCall, check_length, read_conversations
@@ -241,6 +244,8 @@ class Gateway:
         if (outside := self.routes.outside(agent, body, session.rollout)) is not None:
             return await self._proxy(outside, dialect, address, body, session, scope, receive, send)
         request = dialect.read(body)
+        if address.foreign:
+            request = replace(request, options=request.options | {TOKEN_IDS: True})
         if request.previous is not None:
             request = await self._resume(dialect, session, request, request.previous)
         call = self._call(session, agent, request)

@@ -2,6 +2,7 @@
 
 /r/g1.0/1/agents/main/v1    rollout, attempt and agent are in the address; the key must be that attempt's
 /v1                         one base URL for all rollouts: the key says which attempt it is
+/proxy/rollout/g1.0/attempt/0/mode/train/openai/v1    as Agent Lightning 1.0 writes it: its attempts count from 0
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from starlette.types import Scope
 
 from strop.gateway.dialects.base import ApiError
 from strop.net.asgi import Header
+from strop.store.server.agentlightning.routes import read_number
 from strop.store.server.keys import is_same_key, read_bearer
 from strop.types import Attempt
 
@@ -24,12 +26,14 @@ TRACE = (b"trace_id", b"trace-id")
 
 
 class RequestAddress(Struct, frozen=True, kw_only=True):
-    """Who speaks, as the request says: `path` is what follows /v1/. Without a rollout the key must say it."""
+    """Who speaks, as the request says: `path` is what follows /v1/. Without a rollout the key must say it. `foreign` is
+    an address of Agent Lightning's, where every answer has token ids."""
 
     rollout: str | None = None
     attempt: str = ""
     agent: str = AGENT
     path: str
+    foreign: bool = False
 
     @classmethod
     def of(cls, path: str, headers: Sequence[Header] = ()) -> RequestAddress | None:
@@ -39,6 +43,8 @@ class RequestAddress(Struct, frozen=True, kw_only=True):
         'chat/completions'
         >>> RequestAddress.of("/v1/models").rollout is None, RequestAddress.of("/health") is None
         (True, True)
+        >>> RequestAddress.of("/proxy/rollout/g1.0/attempt/0/mode/train/openai/v1/completions").attempt
+        '1'
         """
         if path.startswith("/v1/"):
             named = next((value.decode("latin-1") for name, value in headers if name == AGENT_HEADER), AGENT)
@@ -46,6 +52,11 @@ class RequestAddress(Struct, frozen=True, kw_only=True):
         parts = path.split("/", 7)
         if len(parts) == 8 and (parts[1], parts[4], parts[6]) == ("r", "agents", "v1"):
             return cls(rollout=parts[2], attempt=parts[3], agent=parts[5], path=parts[7])
+        if path.startswith("/proxy/rollout/"):
+            parts = path.split("/", 10)
+            if len(parts) == 11 and (parts[4], parts[6], parts[8], parts[9]) == ("attempt", "mode", "openai", "v1"):
+                attempt = str(read_number(parts[5]))
+                return cls(rollout=parts[3], attempt=attempt, path=parts[10], foreign=True)
         return None
 
 
