@@ -83,6 +83,20 @@ def test_calc_x_of_0_3(python: Path, tmp_path: Path) -> None:
     train(f"{agent}:calc_agent", calc_tasks(), tmp_path / "run", runner=runner)
 
 
+@pytest.mark.parametrize("python", ["agentlightning-calc"], indirect=True)
+def test_calc_x_as_it_was_before_0_2(python: Path, tmp_path: Path) -> None:
+    """A class with the arguments of 0.1, whose trainer was given an object of it: the file beside it makes that."""
+    before = "from agentlightning import LLM, LitAgent, NamedResources, Trainer, setup_logging\n"
+    change(
+        THEIRS / "v0/calc_x/legacy_calc_agent.py", tmp_path, before, before.replace("agent", "strop.compat.agent", 1)
+    )
+    reward = "from agentlightning.reward import reward\n"
+    change(THEIRS / "v0/calc_x/eval_utils.py", tmp_path, reward, "from strop.compat.agentlightning import reward\n")
+    (tmp_path / "agent.py").write_text("from legacy_calc_agent import LegacyCalcAgent\n\nagent = LegacyCalcAgent()\n")
+    runner = {"workers": 2, "python": str(python)}
+    train(f"{tmp_path / 'agent.py'}:agent", calc_tasks(), tmp_path / "run", runner=runner)
+
+
 @pytest.mark.parametrize("python", ["agentlightning-spider"], indirect=True)
 def test_spider_of_0_3(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """LangGraph writes, checks and rewrites SQL; the file beside it makes the object that its trainer was given."""

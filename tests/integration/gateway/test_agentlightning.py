@@ -19,7 +19,7 @@ from strop.gateway.template import Renderer
 from strop.run.serve import StoreServer, serve_store
 from strop.store.sqlite import SqliteStore
 from strop.types import Rollout, Task
-from tests.integration.gateway.stand import make_routes
+from tests.integration.gateway.stand import fetch, make_routes, open_stand
 
 KEY = "run-key"
 THEIRS = Path(__file__).parents[4] / "shared" / "peers" / "agentlightning" / "v1" / "tests" / "server"
@@ -82,6 +82,35 @@ async def test_an_agent_with_what_a_runner_gives_it(served: Served, engine: Scri
         assert (await served.ask("POST", url, event, key=key)).status_code == 200
     rollout = await served.store.finish("g1.0", 1)
     assert [(reward.name, reward.value) for reward in rollout.rewards] == [("reward", 0.5)]
+
+
+async def test_an_agent_at_gateways_in_several_processes(
+    model: Path, engine: Scripted, renderer: Renderer, tmp_path: Path
+) -> None:
+    """Without a store beside it: an agent finds its events' address wherever it finds its model."""
+    engine._script = ("two",)
+    store = await SqliteStore.open(tmp_path / "store.sqlite")
+    async with open_stand(model, store, engine, renderer, num_workers=2) as stand:
+        attempt = await stand.attempt("r1")
+        base = f"{stand.server.url}/proxy/rollout/r1/attempt/0/mode/train/openai/v1"
+        async with openai.AsyncOpenAI(base_url=base, api_key=attempt.key) as client:
+            chat: Any = await client.chat.completions.create(model="auto", messages=MESSAGES)
+        (turn,) = await stand.turns(attempt)
+        assert chat.choices[0].token_ids == turn.response_ids
+        url, event = f"{stand.server.url}/api/rollouts/r1/attempt/0/events", {"event_type": "x", "data": {"n": 1}}
+        assert (await fetch(url, event, key=attempt.key))[0] == 200
+        assert (await fetch(url, event, key="wrong"))[0] == 401
+        assert [recorded.data for recorded in await store.events("r1")] == [{"event_type": "x", "data": {"n": 1}}]
+    await store.close()
+
+
+async def test_a_stream_has_no_token_ids(served: Served, engine: Scripted) -> None:
+    engine._script = ("two",)
+    given = (await served.leased()).environment("")
+    async with openai.AsyncOpenAI(base_url=given["AGL_OPENAI_BASE_URL"], api_key=given["AGL_KEY"]) as client:
+        stream = await client.chat.completions.create(model="auto", messages=MESSAGES, stream=True)
+        said = [chunk.choices[0].delta.content or "" async for chunk in stream]
+    assert "".join(said) == "two"
 
 
 async def test_an_attempts_key_opens_that_attempt_only(served: Served) -> None:

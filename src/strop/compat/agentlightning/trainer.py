@@ -158,7 +158,8 @@ class Trainer:
             settings["prompts"] = {**self._prompts, **settings.get("prompts", {})}
         if "algorithm" in settings:
             settings["algorithm"] = msgspec.convert(settings["algorithm"], AlgorithmConfig)
-        if without := [*self._others, *unread]:
+        named = ["trained_agents (see policy.agents)"] if getattr(agent, "trained_agents", None) else []
+        if without := [*self._others, *named, *unread]:
             print(f"strop: these have no meaning here: {', '.join(without)}", file=sys.stderr)
         return train(agent, [*tasks, *kept], **settings)
 

@@ -149,7 +149,7 @@ class UnservedPaths:
 
     def _no_such(self, scope: Scope, top: str) -> str:
         asked = f"{scope['method']} {scope['path']}"
-        if top in ("v1", "r") and not self._model:
+        if top in ("v1", "r", "proxy") and not self._model:
             return (
                 f"{asked} is not one of the store's verbs, and no model is served here. Fix: start `strop serve` "
                 "with --model, let agents bring a model of their own, or run them under `strop train`"
