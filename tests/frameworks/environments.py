@@ -14,6 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PLACE = ROOT / ".frameworks"
 
+LIGHT = "msgspec numpy starlette uvicorn httptools uvloop jinja2 tokenizers rich cloudpickle"
+"""What strop needs itself, for agents that import it (`runner.python`)."""
 PYTHON = {
     "openai-agents": "openai-agents==0.24.0 openai==3.49.0",
     "youtu": "openai-agents==0.24.0 openai==3.49.0 hydra-core==1.3.2",
@@ -23,6 +25,10 @@ PYTHON = {
     "crewai": "crewai==1.15.30 openai==2.54.0",
     "pydantic-ai": "pydantic-ai-slim[openai]==2.66.0 openai==3.49.0",
     "smolagents": "smolagents[openai]==1.26.0 openai==3.49.0",
+    "agentlightning-calc": "autogen-agentchat==0.7.5 autogen-ext[openai,mcp]==0.7.5 openai==3.49.0 sympy "
+    f"mcp-server-calculator==0.2.1 {LIGHT}",
+    "agentlightning-spider": "langgraph==1.2.20 langchain-openai==1.7.3 langchain langchain-community openai==3.49.0 "
+    f"pandas sqlparse termcolor tqdm {LIGHT}",
 }
 """Requirements by environment. The versions are those the tests were written against."""
 NODE = {"node": "openai@7.53.0"}

@@ -104,11 +104,20 @@ class LLM(Struct, frozen=True, kw_only=True):
             "STROP_ROLLOUT": self.rollout,
             "STROP_EVENTS_URL": self.events_url,
             "STROP_PROMPTS": msgspec.json.encode(self.prompts).decode(),
-            "AGL_OPENAI_BASE_URL": self.base_url,
+            "AGL_OPENAI_BASE_URL": self._foreign_url(),
             "AGL_EVENT_URL": self.events_url,
             "AGL_KEY": self.api_key,
             "OPENAI_AGENTS_DISABLE_TRACING": "1",  # it would send the attempt's key to OpenAI
         }
+
+    def _foreign_url(self) -> str:
+        """The address as Agent Lightning 1.0 writes it, whose answers have token ids as there."""
+        root, _, rest = self.base_url.rpartition("/r/")
+        rollout, number, *_ = [*rest.split("/"), ""]
+        if not root or not number.isdigit():
+            return self.base_url
+        mode = "train" if self.task.split == "train" else "val"
+        return f"{root}/proxy/rollout/{rollout}/attempt/{int(number) - 1}/mode/{mode}/openai/v1"
 
     def client(self) -> openai.OpenAI:
         """A client pointed at this attempt. It shares its connections with every other one of this process."""

@@ -8,6 +8,7 @@
     GET  .../v1/models, .../v1/models/{name}
     .../openai/..., .../openai/deployments/{model}/...       the same for Azure's clients
     GET  /health
+    POST /proxy/rollout/{rollout}/attempt/{n}/mode/{mode}/openai/v1/{path}     Agent Lightning's for the same
 
 and, from the store's own routes, what an attempt may say about itself: POST /r/{rollout}/{attempt}/events.
 
@@ -27,6 +28,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
@@ -243,6 +245,8 @@ class Gateway:
         if (outside := self.routes.outside(agent, body, session.rollout)) is not None:
             return await self._proxy(outside, dialect, address, body, session, scope, receive, send)
         request = dialect.read(body)
+        if address.foreign:
+            request = replace(request, token_ids=True)
         if request.previous is not None:
             request = await self._resume(dialect, session, request, request.previous)
         if request.dropped:

@@ -2,6 +2,7 @@
 
 /r/g1.0/1/agents/main/v1    rollout, attempt and agent are in the address; the key must be that attempt's
 /v1                         one base URL for all rollouts: the key says which attempt it is
+/proxy/rollout/g1.0/attempt/0/mode/train/openai/v1    as Agent Lightning 1.0 writes it: its attempts count from 0
 /k/<key>/v1                 the key is in the address, for agents that send none or one of their own
 
 In the place of /v1 each may have Azure's /openai, /openai/v1 or /openai/deployments/<model>.
@@ -19,6 +20,7 @@ from starlette.types import Scope
 from strop.gateway.dialects.base import ApiError
 from strop.gateway.dialects.registry import PATHS
 from strop.net.asgi import Header
+from strop.store.server.agentlightning.routes import read_number
 from strop.store.server.keys import is_same_key, read_bearer
 from strop.types import Attempt
 
@@ -33,7 +35,8 @@ TRACE = (b"trace_id", b"trace-id")
 
 class RequestAddress(Struct, frozen=True, kw_only=True):
     """Who speaks, as the request says: `path` is what follows /v1/. Without a rollout the key must say it; `key` is the
-    one in the address. `model` is asked for by the address, where the body asks for none."""
+    one in the address. `model` is asked for by the address, where the body asks for none. `foreign` is an address of
+    Agent Lightning's, where every answer has token ids."""
 
     rollout: str | None = None
     attempt: str = ""
@@ -41,6 +44,7 @@ class RequestAddress(Struct, frozen=True, kw_only=True):
     key: str | None = None
     model: str = ""
     path: str
+    foreign: bool = False
 
     @classmethod
     def of(cls, path: str, headers: Sequence[Header] = ()) -> RequestAddress | None:
@@ -52,7 +56,12 @@ class RequestAddress(Struct, frozen=True, kw_only=True):
         (True, True)
         >>> RequestAddress.of("/k/the-key/v1/messages").key
         'the-key'
+        >>> RequestAddress.of("/proxy/rollout/g1.0/attempt/0/mode/train/openai/v1/completions").attempt
+        '1'
         """
+        if foreign := _FOREIGN.fullmatch(path):
+            rollout, number, path = foreign.groups()
+            return cls(rollout=rollout, attempt=str(read_number(number)), path=path, foreign=True)
         found = _ADDRESS.fullmatch(path)
         if found is None:
             key = _KEY.match(path)
@@ -83,6 +92,7 @@ def hide_key(path: str) -> str:
 
 _KEY = re.compile("/k/([^/]*)")
 _ADDRESS = re.compile(f"(?:/r/([^/]*)/([^/]*)/agents/([^/]*)|{_KEY.pattern})?/(?:v1|openai(?:/v1)?)/(.*)", re.DOTALL)
+_FOREIGN = re.compile("/proxy/rollout/([^/]*)/attempt/([^/]*)/mode/[^/]*/openai/v1/(.*)", re.DOTALL)
 _DEPLOYED = re.compile(f"deployments/(.+?)/({'|'.join(map(re.escape, PATHS))})", re.DOTALL)
 
 

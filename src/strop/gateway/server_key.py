@@ -4,6 +4,9 @@
 
     key ──▶ rollout call-... begins, leased to the server ──▶ gateway, with that attempt's key ──▶ the rollout ends
 
+A client of Agent Lightning has no other key: at its addresses (/proxy/rollout/...) the server's stands for the key of
+the attempt there, which is opened by its first call if the rollout is queued.
+
 It is sampled as the request says, and by `policy.eval` where that says nothing. A request cannot go on from another
 one's (`previous_response_id`): that would be another rollout's.
 """
@@ -18,14 +21,16 @@ import time
 from starlette.types import Message, Receive, Scope, Send
 
 from strop.errors import StropError, UnknownId
+from strop.gateway.api_errors import to_api_error
 from strop.gateway.app import Gateway
 from strop.gateway.auth import API_KEYS, TRACE, RequestAddress, read_keys
 from strop.gateway.dialects.base import ApiError
 from strop.gateway.session import CALLS
 from strop.store.base import Store
+from strop.store.server.agentlightning.routes import take
 from strop.store.server.attempts import find_attempt, number_of
 from strop.store.server.keys import RunKey
-from strop.types import Cause, Lease, Rollout, Task, stable_hash
+from strop.types import Attempt, Cause, Rollout, Task, stable_hash
 
 LEASE = 3600.0
 """Seconds after which a call that never ended, since the server died, counts as lost."""
@@ -52,6 +57,8 @@ class ServerKeyCalls:
         address = RequestAddress.of(scope["path"])
         if address is not None and address.key is not None:
             return await self._gateway.refuse(scope, send, ApiError(IN_ADDRESS, status=403, code="run_key"))
+        if address is not None and address.rollout is not None and address.foreign:
+            return await self._as_client(address.rollout, int(address.attempt), scope, receive, send)
         if address is not None and address.rollout is not None:
             return await self._gateway.refuse(scope, send, await self._why_not(address.rollout, address.attempt))
         if address is not None and self._gateway.is_model_call(scope["method"], address):
@@ -77,9 +84,19 @@ class ServerKeyCalls:
         except StropError as error:
             return await self._gateway.refuse(scope, send, ApiError(str(error), status=503, code="store_unavailable"))
         try:
-            await self._gateway(_as_attempt(scope, lease), receive, watched)
+            await self._gateway(_as_attempt(scope, lease.attempt), receive, watched)
         finally:
             await asyncio.shield(self._end(id, status))
+
+    async def _as_client(self, rollout: str, number: int, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await take(self._store, rollout, number)
+            attempt = await find_attempt(self._store, rollout, number)
+        except UnknownId as error:
+            return await self._gateway.refuse(scope, send, ApiError(str(error), status=404, code="unknown_id"))
+        except StropError as error:
+            return await self._gateway.refuse(scope, send, to_api_error(error))
+        await self._gateway(_as_attempt(scope, attempt), receive, send)
 
     async def _end(self, id: str, status: int) -> None:
         cause: Cause | None = None
@@ -113,8 +130,8 @@ class ServerKeyCalls:
         )
 
 
-def _as_attempt(scope: Scope, lease: Lease) -> Scope:
+def _as_attempt(scope: Scope, attempt: Attempt) -> Scope:
     """The same request with the attempt's key in the place of the server's."""
     keys = (b"authorization", *API_KEYS, *TRACE)
     others = [(name, value) for name, value in scope["headers"] if name not in keys]
-    return {**scope, "headers": [*others, (b"authorization", f"Bearer {lease.attempt.key}".encode())]}
+    return {**scope, "headers": [*others, (b"authorization", f"Bearer {attempt.key}".encode())]}

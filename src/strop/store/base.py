@@ -54,10 +54,18 @@ class Store(ABC):
 
     @abstractmethod
     async def lease(
-        self, runner: str, *, seconds: float, count: int = 1, wait: float = 0.0, token: str | None = None
+        self,
+        runner: str,
+        *,
+        seconds: float,
+        count: int = 1,
+        wait: float = 0.0,
+        token: str | None = None,
+        rollout: str | None = None,
     ) -> list[Lease]:
         """Take up to `count` of the oldest queued rollouts that are due and open an attempt on each, with a fresh key;
-        wait up to `wait` for the first. The same `token` again, while its attempts run, gives the same leases again."""
+        wait up to `wait` for the first. The same `token` again, while its attempts run, gives the same leases again.
+        With `rollout` it is that one or none."""
 
     @abstractmethod
     async def begin(self, rollout: Rollout, runner: str, *, seconds: float) -> Lease:

@@ -212,11 +212,18 @@ class PostgresStore(SqlStore):
         self._forget_idle()
 
     async def lease(
-        self, runner: str, *, seconds: float, count: int = 1, wait: float = 0.0, token: str | None = None
+        self,
+        runner: str,
+        *,
+        seconds: float,
+        count: int = 1,
+        wait: float = 0.0,
+        token: str | None = None,
+        rollout: str | None = None,
     ) -> list[Lease]:
         # With a token, so that what is said again after a lost answer takes nothing more.
         token = token or secrets.token_hex(8)
-        return await super().lease(runner, seconds=seconds, count=count, wait=wait, token=token)
+        return await super().lease(runner, seconds=seconds, count=count, wait=wait, token=token, rollout=rollout)
 
     async def _write(self, operation: Operation[T]) -> T:
         return await self._in_thread(WRITE, operation)

@@ -113,7 +113,14 @@ class HttpStore(Store):
         return (await self._call(rpc.ENQUEUE, new)).queued
 
     async def lease(
-        self, runner: str, *, seconds: float, count: int = 1, wait: float = 0.0, token: str | None = None
+        self,
+        runner: str,
+        *,
+        seconds: float,
+        count: int = 1,
+        wait: float = 0.0,
+        token: str | None = None,
+        rollout: str | None = None,
     ) -> builtins.list[Lease]:
         # Whatever becomes of the line, the same token leads to the same leases.
         token = token or secrets.token_hex(16)
@@ -126,6 +133,7 @@ class HttpStore(Store):
                 count=min(count, wire.MAX_COUNT),
                 wait=poll,
                 token=token,
+                rollout=rollout,
             )
             leases = await self._call(rpc.LEASE, body, timeout=poll + TIMEOUT if poll else None)
             if leases or time.monotonic() >= deadline:

@@ -96,9 +96,17 @@ class SqlStore(Store):
         return await self._write(write)
 
     async def lease(
-        self, runner: str, *, seconds: float, count: int = 1, wait: float = 0.0, token: str | None = None
+        self,
+        runner: str,
+        *,
+        seconds: float,
+        count: int = 1,
+        wait: float = 0.0,
+        token: str | None = None,
+        rollout: str | None = None,
     ) -> builtins.list[Lease]:
         next_due = float("inf")
+        which, named = ("id = ? AND", (rows.text(rollout),)) if rollout is not None else ("", ())
 
         def write(db: Db) -> builtins.list[Lease]:
             nonlocal next_due
@@ -106,9 +114,9 @@ class SqlStore(Store):
                 return before
             now = time.time()
             free = db.execute(
-                f"SELECT {rows.ROLLOUT} FROM rollouts WHERE status = 'queued' AND due <= ? ORDER BY seq LIMIT ?"
+                f"SELECT {rows.ROLLOUT} FROM rollouts WHERE {which} status = 'queued' AND due <= ? ORDER BY seq LIMIT ?"
                 + db.skip,
-                (now, count),
+                (*named, now, count),
             ).fetchall()
             if not free:  # one that is due is held by somebody, who may let it go without a word
                 (due,) = db.execute(

@@ -132,13 +132,15 @@ class AgentEvent(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class LeaseBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Who asks, for how many and how long. The same token again, while its attempts run, gives the same leases."""
+    """Who asks, for how many and how long. The same token again, while its attempts run, gives the same leases.
+    With a rollout's id it is that one or none."""
 
     runner: str
     seconds: Seconds
     count: Limit = 1
     wait: Wait = 0.0
     token: str | None = None
+    rollout: str | None = None
 
 
 class BeginBody(Struct, kw_only=True, forbid_unknown_fields=True):

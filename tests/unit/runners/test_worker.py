@@ -86,7 +86,8 @@ def test_the_environment_is_set_for_the_rollout_and_put_back(tmp_path: Path, mon
 
     run(agent, job(tmp_path))
     base = "http://127.0.0.1:9/r/g1.0/2"
-    assert seen["OPENAI_BASE_URL"] == seen["AGL_OPENAI_BASE_URL"] == f"{base}/agents/main/v1"
+    assert seen["OPENAI_BASE_URL"] == f"{base}/agents/main/v1"
+    assert seen["AGL_OPENAI_BASE_URL"] == "http://127.0.0.1:9/proxy/rollout/g1.0/attempt/1/mode/train/openai/v1"
     assert seen["ANTHROPIC_BASE_URL"] == f"{base}/agents/main"
     assert seen["OPENAI_API_KEY"] == seen["ANTHROPIC_API_KEY"] == seen["AGL_KEY"] == "secret"
     assert seen["STROP_EVENTS_URL"] == seen["AGL_EVENT_URL"] == f"{base}/events"

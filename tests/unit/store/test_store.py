@@ -550,6 +550,15 @@ async def test_a_rollout_of_ones_own_is_nobody_elses(store: Store):
         await store.begin(rollout("queued"), "me", seconds=60)
 
 
+async def test_a_lease_of_one_that_is_named(store: Store):
+    await store.enqueue([rollout("first"), rollout("second")])
+    (lease,) = await store.lease("w", seconds=60, rollout="second")
+    assert (lease.rollout.id, lease.attempt.number) == ("second", 1)
+    assert await store.lease("w", seconds=60, rollout="second") == []
+    assert await store.lease("w", seconds=60, rollout="nowhere") == []
+    assert [lease.rollout.id for lease in await store.lease("w", seconds=60, count=9)] == ["first"]
+
+
 # -- looking -----------------------------------------------------------------------------------------------------------
 
 

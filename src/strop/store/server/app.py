@@ -9,6 +9,7 @@ request ──▶ key ──▶ body or question ──▶ verb of the store ─
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -29,6 +30,7 @@ from strop.net.asgi import (
 )
 from strop.store.base import Store
 from strop.store.rpc import BATCH, VERBS, Verb
+from strop.store.server.agentlightning import routes as agentlightning
 from strop.store.server.attempts import UnservedPaths, make_attempt_routes
 from strop.store.server.batch import BatchEndpoint
 from strop.store.server.handlers import Handlers
@@ -103,7 +105,8 @@ class StoreApp:
         self.key = run_key = RunKey(key, attempts)
         self._handlers = Handlers(store, attempts)
         routes = [
-            *make_attempt_routes(store, attempts, run_key),
+            *make_attempt_routes(store, attempts, run_key, partial(agentlightning.take, store)),
+            *agentlightning.make_routes(store, run_key),
             *store_routes(self._handlers, run_key),
             Route("/health", ByMethod({"GET": FixedResponse(Health("ok", __version__))})),
             Route("/openapi.json", ByMethod({"GET": FixedResponse(describe())})),

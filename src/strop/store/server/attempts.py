@@ -2,12 +2,14 @@
 
     POST /r/{rollout}/{attempt}/events    {"kind": "reward", "data": {...}} or a list of them; "id" guards against twice
     GET  /r/{rollout}/{attempt}           its rollout
+    POST /api/rollouts/{rollout}/attempt/{n}/events    the same, as agents of Agent Lightning 1.0 write it
 
 A gateway includes these routes beside its own, so that agents find them wherever they find their model.
 """
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -28,6 +30,8 @@ from strop.net.asgi import (
     refuse,
 )
 from strop.store.base import AttemptStore
+from strop.store.server.agentlightning.events import TypedEvent, describe
+from strop.store.server.agentlightning.routes import EVENTS, read_number
 from strop.store.server.keys import AttemptKeys, RunKey, read_bearer
 from strop.store.wire import AgentEvent, RecordedCount
 from strop.types import Attempt, Event
@@ -37,12 +41,16 @@ MAX_BODY = 16 << 20
 """Agents are trusted with less than the run's own programs."""
 
 _ONE, _LIST = msgspec.json.Decoder(AgentEvent), msgspec.json.Decoder(list[AgentEvent])
+_TYPED = msgspec.json.Decoder(TypedEvent)
+
+Take = Callable[[str, int], Awaitable[object]]
+"""Opens an attempt for a client that has the run's key and runs the rollout itself."""
 
 
 def make_attempt_routes(
-    store: AttemptStore, keys: AttemptKeys | None = None, run_key: RunKey | None = None
+    store: AttemptStore, keys: AttemptKeys | None = None, run_key: RunKey | None = None, take: Take | None = None
 ) -> list[Route]:
-    """The routes. `run_key`, where there is one, opens them too."""
+    """The routes. `run_key`, where there is one, opens them too; `take` is for clients of Agent Lightning with it."""
     known = keys or AttemptKeys(store)
 
     async def report(rollout: str, attempt: int, receive: Receive) -> bytes:
@@ -50,12 +58,19 @@ def make_attempt_routes(
         await store.add_events(events)
         return encode(RecordedCount(len(events)))
 
+    async def report_typed(rollout: str, attempt: int, receive: Receive) -> bytes:
+        (event,) = _events(body := await read_body(receive, MAX_BODY), rollout, attempt, typed=True)
+        await store.add_events([event])
+        said = _TYPED.decode(body)
+        return encode(describe(said.event_type, said.data, rollout=rollout, attempt=attempt, time=event.time))
+
     async def look(rollout: str, attempt: int, receive: Receive) -> bytes:
         return encode(await store.get(rollout))
 
     return [
         Route(PATH + "/events", ByMethod({"POST": _AttemptEndpoint(store, known, run_key, report)})),
         Route(PATH, ByMethod({"GET": _AttemptEndpoint(store, known, run_key, look)})),
+        Route(EVENTS, ByMethod({"POST": _TypedEndpoint(store, known, run_key, report_typed, take)})),
     ]
 
 
@@ -68,24 +83,37 @@ class _AttemptEndpoint:
         keys: AttemptKeys,
         run_key: RunKey | None,
         do: Callable[[str, int, Receive], Awaitable[bytes]],
+        take: Take | None = None,
     ) -> None:
-        self._store, self._keys, self._run_key, self._do = store, keys, run_key, do
+        self._store, self._keys, self._run_key, self._do, self._take = store, keys, run_key, do, take
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         rollout, number = scope["path_params"]["rollout"], scope["path_params"]["attempt"]
         try:
-            if not (attempt := number_of(number)):
+            if not (attempt := self.read_number(number)):
                 raise _shut()
             key = read_bearer(scope["headers"])
             run = self._run_key is not None and self._run_key.fits(key)
             if not run and not await self._keys.open(rollout, attempt, key):
                 raise _shut()
+            if run and self._take is not None:
+                await self._take(rollout, attempt)
             if run:
                 await find_attempt(self._store, rollout, attempt)
             body = await self._do(rollout, attempt, receive)
         except Exception as error:
             return await refuse(send, error)
         await answer(send, body)
+
+    def read_number(self, text: str) -> int:
+        return number_of(text)
+
+
+class _TypedEndpoint(_AttemptEndpoint):
+    """One at an address that counts attempts as Agent Lightning does."""
+
+    def read_number(self, text: str) -> int:
+        return read_number(text)
 
 
 def number_of(text: str) -> int:
@@ -121,7 +149,7 @@ class UnservedPaths:
 
     def _no_such(self, scope: Scope, top: str) -> str:
         asked = f"{scope['method']} {scope['path']}"
-        if top in ("v1", "r") and not self._model:
+        if top in ("v1", "r", "proxy") and not self._model:
             return (
                 f"{asked} is not one of the store's verbs, and no model is served here. Fix: start `strop serve` "
                 "with --model, let agents bring a model of their own, or run them under `strop train`"
@@ -146,14 +174,7 @@ class UnservedPaths:
 _SHAPE = "write an attempt's address as /r/ROLLOUT/NUMBER, such as /r/g000000.0/1"
 
 
-def _events(body: bytes, rollout: str, attempt: int) -> list[Event]:
-    try:
-        check_depth(body)
-        said = _LIST.decode(body) if body.lstrip().startswith(b"[") else [_ONE.decode(body)]
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        reason = str(error) or "it is nested too deeply"
-        shape = '{"kind": ..., "data": {...}}'
-        raise malformed(f"an event does not fit: {reason}. Fix: write it as {shape}, or send a list of them") from None
+def _events(body: bytes, rollout: str, attempt: int, *, typed: bool = False) -> list[Event]:
     now = time.time()
     return [
         Event(
@@ -164,8 +185,26 @@ def _events(body: bytes, rollout: str, attempt: int) -> list[Event]:
             data=event.data,
             time=now,
         )
-        for event in said
+        for event in _read(body, typed)
     ]
+
+
+def _read(body: bytes, typed: bool) -> list[AgentEvent]:
+    """What is said, also by an agent of Agent Lightning that was given our address."""
+    try:
+        check_depth(body)
+        if not typed and body.lstrip().startswith(b"["):
+            return _LIST.decode(body)
+        if typed or b'"event_type"' in body:
+            with contextlib.nullcontext() if typed else contextlib.suppress(msgspec.ValidationError):
+                kind, data = _TYPED.decode(body).read()
+                return [AgentEvent(kind=kind, data=data)]
+        return [_ONE.decode(body)]
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        reason = str(error) or "it is nested too deeply"
+        shape = '{"event_type": ..., "data": {...}}' if typed else '{"kind": ..., "data": {...}}'
+        several = "" if typed else ", or send a list of them"
+        raise malformed(f"an event does not fit: {reason}. Fix: write it as {shape}{several}") from None
 
 
 def _shut() -> Refusal:

@@ -48,7 +48,12 @@ class Handlers:
 
     async def lease(self, given: wire.LeaseBody, at: At, receive: Receive) -> list[Lease]:
         work = self._store.lease(
-            given.runner, seconds=given.seconds, count=given.count, wait=given.wait, token=given.token
+            given.runner,
+            seconds=given.seconds,
+            count=given.count,
+            wait=given.wait,
+            token=given.token,
+            rollout=given.rollout,
         )
         leases = await self._poll(work, receive, None) if given.wait else await work
         for lease in leases:
