@@ -103,7 +103,10 @@ def _begin(model: Path, vocabulary: int, grammar: AnswerGrammar) -> LLMatcher:
 
 @lru_cache(16)
 def _read_tokenizer(model: Path, vocabulary: int, ends: tuple[int, ...]) -> LLTokenizer:
-    return LLTokenizer(str(model / "tokenizer.json"), n_vocab=vocabulary, eos_token=list(ends))
+    try:
+        return LLTokenizer(str(model / "tokenizer.json"), n_vocab=vocabulary, eos_token=list(ends))
+    except (ValueError, OSError, RuntimeError) as error:  # a kind that it does not know, or none of this form
+        raise BadSchema(f"the model's tokenizer is not one that grammars can be made over ({error})") from None
 
 
 @lru_cache(16)

@@ -60,6 +60,14 @@ def test_a_token_that_is_forbidden_is_a_crash() -> None:
         matcher.take(ENDS[0])
 
 
+def test_a_model_without_a_tokenizer_that_can_be_read_is_said(tmp_path: Path) -> None:
+    with pytest.raises(BadSchema, match="not one that grammars can be made over"):
+        TokenMatcher(tmp_path, VOCABULARY, grammar_of({}))
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "Odd"}}')
+    with pytest.raises(BadSchema, match="not one that grammars can be made over"):
+        TokenMatcher(tmp_path, VOCABULARY, grammar_of({"type": "null"}))
+
+
 @pytest.mark.parametrize(
     ("schema", "why"),
     [
