@@ -34,7 +34,7 @@ from starlette.types import Receive, Scope, Send
 
 from strop.config import PromptConfig
 from strop.gateway.api_errors import STALE, to_api_error
-from strop.gateway.auth import RequestAddress, hide_key
+from strop.gateway.auth import RequestAddress
 from strop.gateway.dialects.base import ApiError, Dialect, ModelRequest
 from strop.gateway.dialects.registry import BY_PATH, DIALECTS, is_model_path
 from strop.gateway.exchange import Exchange
@@ -53,6 +53,7 @@ from strop.net.handover import Switch
 from strop.net.interruption import Interruption
 from strop.store.base import AttemptStore
 from strop.store.server.attempts import make_attempt_routes
+from strop.store.server.keys import hide_key
 
 MAX_BODY = 16 << 20
 MANY = 10_000

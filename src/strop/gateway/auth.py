@@ -6,7 +6,7 @@
 /k/<key>/v1                 the key is in the address, for agents that send none or one of their own
 
 In the place of /v1 each may have Azure's /openai, /openai/v1 or /openai/deployments/<model>.
-An address with a key in it is shown by `hide_key` only.
+An address is shown as `hide_key` writes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from strop.gateway.dialects.base import ApiError
 from strop.gateway.dialects.registry import PATHS
 from strop.net.asgi import Header
 from strop.store.server.agentlightning.routes import read_number
-from strop.store.server.keys import is_same_key, read_bearer
+from strop.store.server.keys import KEY_IN_PATH, is_same_key, read_bearer
 from strop.types import Attempt
 
 AGENT = "main"
@@ -64,7 +64,7 @@ class RequestAddress(Struct, frozen=True, kw_only=True):
             return cls(rollout=rollout, attempt=str(read_number(number)), path=path, foreign=True)
         found = _ADDRESS.fullmatch(path)
         if found is None:
-            key = _KEY.match(path)
+            key = KEY_IN_PATH.match(path)
             return None if key is None else cls(key=key[1], path="")
         rollout, attempt, agent, key, path = found.groups()
         model = ""
@@ -81,18 +81,10 @@ class RequestAddress(Struct, frozen=True, kw_only=True):
         return self.rollout is not None or self.key is not None
 
 
-def hide_key(path: str) -> str:
-    """A path as it may be shown.
-
-    >>> hide_key("/k/the-key/v1/messages"), hide_key("/v1/messages")
-    ('/k/.../v1/messages', '/v1/messages')
-    """
-    return "/k/..." + path[found.end() :] if (found := _KEY.match(path)) else path
-
-
-_KEY = re.compile("/k/([^/]*)")
-_ADDRESS = re.compile(f"(?:/r/([^/]*)/([^/]*)/agents/([^/]*)|{_KEY.pattern})?/(?:v1|openai(?:/v1)?)/(.*)", re.DOTALL)
 _FOREIGN = re.compile("/proxy/rollout/([^/]*)/attempt/([^/]*)/mode/[^/]*/openai/v1/(.*)", re.DOTALL)
+_ADDRESS = re.compile(
+    f"(?:/r/([^/]*)/([^/]*)/agents/([^/]*)|{KEY_IN_PATH.pattern})?/(?:v1|openai(?:/v1)?)/(.*)", re.DOTALL
+)
 _DEPLOYED = re.compile(f"deployments/(.+?)/({'|'.join(map(re.escape, PATHS))})", re.DOTALL)
 
 

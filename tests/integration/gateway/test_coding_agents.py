@@ -144,7 +144,7 @@ async def test_what_claude_code_sends_and_changes_nothing(stand: Stand) -> None:
     assert [tool["function"]["name"] for tool in turn.requested["tools"]] == ["look"]
     assert turn.requested["thinking"] == CLAUDE["thinking"]
     (event,) = await stand.store.events("r1")
-    assert "tool_search_tool_regex_20251119" in event.data["text"]
+    assert "'tool_search_tool_...' has nothing to search for" in event.data["text"]
 
 
 async def test_a_thread_is_refused_by_name(stand: Stand) -> None:

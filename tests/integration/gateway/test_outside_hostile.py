@@ -232,7 +232,7 @@ def test_two_outside_models_for_the_same(renderer: Renderer, names: dict[str, An
         ("GET", "messages/batches", 404, "of a batch one by one"),
         ("POST", "messages/batches", 404, "of a batch one by one"),
         ("GET", "chat/completions/c1", 404, "keep what you were answered"),
-        ("POST", "embeddings", 404, ", with POST"),
+        ("POST", "images/generations", 404, ", with POST"),
     ],
 )
 async def test_what_is_not_offered(stand: Stand, method: str, path: str, status: int, words: str) -> None:

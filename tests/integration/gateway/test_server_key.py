@@ -8,6 +8,7 @@ import pytest
 
 from strop.gateway.server_key import ServerKeyCalls
 from strop.net.server import serve
+from strop.run.serve import serve_store
 from strop.store.server.keys import AttemptKeys, RunKey
 from tests.integration.gateway.stand import Stand, fetch
 
@@ -53,3 +54,15 @@ async def test_azures_client_asks_with_it(stand: Stand, url: str) -> None:
     assert answer.choices[0].message.content == "fine"
     (rollout,) = await stand.store.list()
     assert rollout.task.id == "chat/completions"
+
+
+async def test_a_server_without_a_model_shows_no_key_of_an_address(stand: Stand) -> None:
+    attempt = await stand.attempt("r1")
+    server = await serve_store(stand.store, key=KEY, lease_check=None)
+    try:
+        status, answer = await fetch(f"{server.url}/k/{attempt.key}/v1/chat/completions", {"messages": HI})
+    finally:
+        await server.close()
+    assert status == 404
+    assert "/k/.../v1/chat/completions is not served" in str(answer)
+    assert attempt.key not in str(answer)

@@ -13,7 +13,8 @@ from strop.types import Lease, Rollout, Task
 
 
 def call(lease: Lease) -> Scope:
-    return {"type": "http", "headers": [(b"authorization", f"Bearer {lease.attempt.key}".encode())]}
+    key = f"Bearer {lease.attempt.key}".encode()
+    return {"type": "http", "path": "/v1/chat/completions", "headers": [(b"authorization", key)]}
 
 
 async def begin(store: SqliteStore, count: int) -> list[Lease]:

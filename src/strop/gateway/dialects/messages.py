@@ -122,6 +122,7 @@ TOOL_FIELDS: Json = {
 TOOL_HARMLESS: Json = {"strict": False, "allowed_callers": ["direct"], "input_examples": []}
 
 TOOL_SEARCH = "tool_search_tool_"
+NO_SEARCH = f"a tool of type '{TOOL_SEARCH}...' has nothing to search for: the model is shown all others"
 
 RECORDED = ("temperature", "top_p", "top_k", "model",
             "max_tokens", "stop_sequences", "tool_choice", "thinking", "output_config", "service_tier",
@@ -193,8 +194,8 @@ def _read(body: bytes) -> ModelRequest:
             why = f"{edit.get('type')!r} is not served. Fix: edit the messages yourself"
             raise unsupported("context_management", why)
     given: list[Json] = fields.get("tools", [])
-    searches = {str(tool["type"]) for tool in given if str(tool.get("type")).startswith(TOOL_SEARCH)}
-    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(given) if str(tool.get("type")) not in searches]
+    searches = [str(tool.get("type")).startswith(TOOL_SEARCH) for tool in given]
+    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(given) if not searches[i]]
     choice: _ToolChoice = fields.get("tool_choice", _ToolChoice(type="auto"))
     messages, prefill = read_messages(fields.get("system", ""), fields["messages"])
     return ModelRequest(
@@ -212,7 +213,7 @@ def _read(body: bytes) -> ModelRequest:
         max_tokens=fields.get("max_tokens"),
         stream=fields.get("stream", False),
         requested={name: raw[name] for name in RECORDED if name in raw},
-        dropped=tuple(f"tools of type {kind!r} are not needed: the model is shown all others" for kind in searches),
+        dropped=(NO_SEARCH,) if any(searches) else (),
     )
 
 

@@ -32,7 +32,7 @@ from strop.net.asgi import (
 from strop.store.base import AttemptStore
 from strop.store.server.agentlightning.events import TypedEvent, describe
 from strop.store.server.agentlightning.routes import EVENTS, read_number
-from strop.store.server.keys import AttemptKeys, RunKey, read_bearer
+from strop.store.server.keys import AttemptKeys, RunKey, hide_key, read_bearer
 from strop.store.wire import AgentEvent, RecordedCount
 from strop.types import Attempt, Event
 
@@ -148,7 +148,7 @@ class UnservedPaths:
             await refuse(send, error)
 
     def _no_such(self, scope: Scope, top: str) -> str:
-        asked = f"{scope['method']} {scope['path']}"
+        asked = f"{scope['method']} {hide_key(scope['path'])}"
         if top in ("v1", "r", "proxy") and not self._model:
             return (
                 f"{asked} is not one of the store's verbs, and no model is served here. Fix: start `strop serve` "

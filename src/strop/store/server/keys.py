@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,6 +66,19 @@ def read_bearer(headers: Sequence[Header]) -> bytes:
             scheme, _, key = value.partition(b" ")
             return key.strip() if scheme.lower() == b"bearer" else b""
     return b""
+
+
+KEY_IN_PATH = re.compile("/k/([^/]*)")
+"""How a gateway's addresses begin that have an attempt's key in them."""
+
+
+def hide_key(path: str) -> str:
+    """A path as it may be shown.
+
+    >>> hide_key("/k/the-key/v1/messages"), hide_key("/v1/messages")
+    ('/k/.../v1/messages', '/v1/messages')
+    """
+    return "/k/..." + path[found.end() :] if (found := KEY_IN_PATH.match(path)) else path
 
 
 def is_same_key(given: bytes, secret: bytes) -> bool:
