@@ -66,7 +66,7 @@ class AnswerGrammar(Struct, frozen=True, kw_only=True):
     """What an answer must be (`strop.models.grammar`): the text of a grammar, and the tokens of which one ends it.
     `version` is of what the text was made with, and is read by.
 
-    >>> AnswerGrammar(text="...", ends=(2,), version="llguidance 1.9.1").ends
+    >>> AnswerGrammar(text="...", ends=(2,), version="llguidance@1.7.6").ends
     (2,)
     """
 

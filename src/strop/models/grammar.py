@@ -30,7 +30,7 @@ SPACE = r"[ \n\t]{0,16}"
 """Between the parts of a JSON text. Without a limit a model that has not learned yet may draw spaces to the end."""
 UNFORCED = '%llguidance {"no_forcing": true}'
 """Where a text can only go on in one way, all tokens that spell it may come, not only those of its usual spelling."""
-VERSION = f"llguidance {llguidance.get_version()}"
+VERSION = llguidance.get_version()
 Words = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
 
 

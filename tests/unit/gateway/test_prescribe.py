@@ -34,7 +34,7 @@ def test_an_answer_ends_with_the_tokens_that_end_a_turn(renderer: Renderer) -> N
     grammar = make_grammar(ModelRequest(messages=HI, schema=NUMBER), route(renderer))
     assert grammar is not None
     assert grammar.ends == tuple(sorted(renderer.stop_ids))
-    assert grammar.version.startswith("llguidance ")
+    assert grammar.version.startswith("llguidance@")
     assert make_grammar(ModelRequest(messages=HI), route(renderer, holds=False)) is None
 
 
