@@ -48,4 +48,4 @@ def agent(task: Task, llm: Any) -> float:
     assert set(found) == {"sum", "sure"}, said
     assert 0 <= found["sum"] <= 200, said
     assert found["sure"] in ("yes", "no"), said
-    return float(found["sure"] == "yes")
+    return found["sum"] / 200

@@ -52,6 +52,8 @@ class Here(LearnerClient):
 class Nobody:
     """Engines that serve whatever they are told to."""
 
+    sending = 0.0
+
     def __init__(self) -> None:
         self.published: list[str] = []
 
