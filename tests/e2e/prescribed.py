@@ -27,7 +27,7 @@ def ask(llm: Any, api: str, question: str) -> str | None:
     if api == "messages":
         client = anthropic.Anthropic(base_url=llm.base_url.removesuffix("/v1"), api_key=llm.api_key)
         form: Any = {"format": {"type": "json_schema", "schema": SCHEMA}}
-        said = client.messages.create(model=llm.model, max_tokens=64, messages=messages, output_config=form)
+        said = client.messages.create(model=llm.model, max_tokens=200, messages=messages, output_config=form)
         return said.content[0].text if said.stop_reason == "end_turn" else None  # pyright: ignore
     client = openai.OpenAI(base_url=llm.base_url, api_key=llm.api_key)
     if api == "responses":

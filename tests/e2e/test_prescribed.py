@@ -23,7 +23,7 @@ def test_every_answer_follows_its_schema_and_the_learner_finds_the_same_logprobs
         tmp_path / "run",
     ]
     settings = ["loop.steps=2", "loop.groups=4", "loop.group_size=4", "loop.eval_splits=[]", "runner.workers=4"]
-    settings += ["policy.train.max_tokens=64", "learner.optim.lr=3e-4", "algorithm.name=ppo", "gateway.workers=2"]
+    settings += ["policy.train.max_tokens=200", "learner.optim.lr=3e-4", "algorithm.name=ppo", "gateway.workers=2"]
     runs.finish([*runs.strop(*command), "--json", *(f"--set={one}" for one in settings)])
     told = runs.story(tmp_path / "run")
     assert all(rollout.status == "succeeded" for rollout in told.rollouts), "an answer does not follow the schema"
