@@ -33,6 +33,7 @@ def ask(llm: Any, api: str, question: str) -> str | None:
     if api == "responses":
         text: Any = {"format": {"type": "json_schema", "name": "sum", "strict": True, "schema": SCHEMA}}
         answer = client.responses.create(model=llm.model, input=question, text=text)
+        assert answer.to_dict()["text"]["format"]["name"] == "sum", answer.text  # pyright: ignore
         return answer.output_text if answer.status == "completed" else None
     named: Any = {"type": "json_schema", "json_schema": {"name": "sum", "strict": True, "schema": SCHEMA}}
     how: Any = {"extra_body": {"guided_json": SCHEMA}} if api == "guided" else {"response_format": named}

@@ -33,6 +33,11 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "
         ({"messages": HI, "tool_choice": "required"}, "tool_choice", "the tools are none. Fix: "),
         ({"messages": HI, "response_format": {"type": "json_object"}}, "response_format", "cannot hold answers"),
         ({"messages": HI, "response_format": {"type": "verse"}}, "response_format", "json_schema"),
+        (
+            {"messages": HI, "response_format": {"type": "json_object"}, "guided_json": {}},
+            "guided_json",
+            "asks for a schema too",
+        ),
         ({"messages": HI, "response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
         ({"messages": HI, "stream_options": {"x": 1}}, "stream_options.x", "unsupported"),
         ({"messages": HI, "temperature": "hot"}, "temperature", "float"),

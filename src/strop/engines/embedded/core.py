@@ -158,12 +158,11 @@ class Core:
     def _make_matcher(self, sampling: Sampling) -> TokenMatcher | None:
         if sampling.grammar is None:
             return None
-        if self.folder is None:
-            raise EngineError("this engine was made without a tokenizer, which grammars need")
+        assert self.folder is not None, "the tokenizer's folder is known where agents ask"
         try:
             return TokenMatcher(self.folder, self.vocabulary, sampling.grammar)
         except BadSchema as error:
-            raise EngineError(f"the grammar cannot be followed: {error}") from None
+            raise EngineError(f"the answer cannot be held to a schema: {error}. Fix: ask without one") from None
 
     @torch.inference_mode()  # as in a step: what was made there may only be changed there
     def cancel(self, id: int) -> None:

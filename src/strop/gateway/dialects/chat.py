@@ -34,7 +34,7 @@ from strop.gateway.dialects.base import (
     ToolCall,
 )
 from strop.gateway.dialects.chat_messages import read_messages
-from strop.gateway.dialects.fields import Fields
+from strop.gateway.dialects.fields import Fields, unsupported
 from strop.gateway.dialects.openai import (
     DRAWN,
     FunctionTool,
@@ -181,9 +181,12 @@ def _tool_choice(choice: Any, tools: Sequence[Json]) -> tuple[Literal["auto", "n
 
 
 def _schema(fields: Json) -> AnswerSchema | None:
-    if "guided_json" in fields:
-        return AnswerSchema(fields["guided_json"], "guided_json")
-    return read_schema(fields.get("response_format", {"type": "text"}), "response_format", nested=True)
+    schema = read_schema(fields.get("response_format", {"type": "text"}), "response_format", nested=True)
+    if "guided_json" not in fields:
+        return schema
+    if schema is not None:
+        raise unsupported("guided_json", "response_format asks for a schema too. Fix: leave one of them out")
+    return AnswerSchema(fields["guided_json"], "guided_json")
 
 
 def _prefill(messages: list[Json], prompted: bool) -> tuple[list[Json], str]:

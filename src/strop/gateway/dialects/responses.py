@@ -94,6 +94,7 @@ ECHOED = (
     "store",
     "prompt_cache_key",
     "safety_identifier",
+    "text",
 )
 """What a response repeats of its request."""
 

@@ -98,7 +98,7 @@ def _response(answer: AnswerInfo, request: ModelRequest, status: str) -> Json:
         **echoed,
         "reasoning": reasoning,
         "service_tier": "default",
-        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "text": {"format": {"type": "text"}, "verbosity": "medium"} | echoed.get("text", {}),
         "top_logprobs": 0,
         "truncation": "disabled",
         "usage": None,
