@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 from strop.gateway.tool_calls.base import ParsedCall, Piece, Thought, Tools
+from strop.gateway.tool_calls.form import CallForm
 from strop.gateway.tool_calls.values import Scan
 
 
@@ -64,9 +65,9 @@ class Grammar(Struct, frozen=True, kw_only=True):
     """One family's way of writing.
 
     `known_by` are texts that a template of this family has, all of them. `thoughts` are pairs of marks around
-    reasoning, `frames` marks that tell an agent nothing (`{tool}` in one stands for the name of each tool). `head` is
-    how a call begins, before its tool's name and after it. `inner` are special tokens within calls, besides the
-    syntax's own.
+    reasoning, `frames` marks that tell an agent nothing (`{tool}` in one stands for the name of each tool). `form` is
+    how calls are written, where that is known; `words` what stands around an answer's words, and `after_thought` what
+    stands between a thought and either. `inner` are special tokens within calls, besides the syntax's own.
 
     >>> from strop.gateway.tool_calls.families import HERMES
     >>> parser = HERMES.parser([], calls=True, lead="")
@@ -80,7 +81,14 @@ class Grammar(Struct, frozen=True, kw_only=True):
     thoughts: tuple[tuple[str, str], ...] = ()
     frames: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
-    head: tuple[str, str] | None = None
+    form: CallForm | None = None
+    words: tuple[str, str] = ("", "")
+    after_thought: str = ""
+
+    @property
+    def head(self) -> tuple[str, str] | None:
+        """How a call begins, before its tool's name and after it."""
+        return self.form and self.form.head
 
     @property
     def marks(self) -> frozenset[str]:
