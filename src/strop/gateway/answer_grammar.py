@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from strop.gateway.tool_calls.form import CallForm, split_variables
 from strop.gateway.tool_calls.reader import Grammar
@@ -132,7 +133,8 @@ class _Writer:
         rules, format, form = self.rules, self._format, self._find_form()
         triggers, bare = self._list_triggers(form)
         marks = [*triggers, *(open for open, _ in format.thoughts)]
-        words = FreePart(rules, marks, without=bare)
+        lost = [escape(mark) for mark, rest in triggers.items() if not rest]
+        words = FreePart(rules, marks, without="|".join([bare, *lost] if bare else lost))
         calls = [f"{words.until(mark)} {rest}" for mark, rest in triggers.items() if rest]
         if bare:
             calls += self._write_bare(form, words, bare)
@@ -144,9 +146,16 @@ class _Writer:
             lasts.append(f"{words.until(open)} {unclosed.anything} {unclosed.text}")
         rest = rules.rule(f"({words.anything} {part})* {words.anything} ({' | '.join(lasts)})")
         if not self._open:
-            return rest
+            return f"{self._write_begun(triggers)} {rest}"
         thought = FreePart(rules, [self._open])
         return f"{thought.anything} ({thought.text} | {thought.until(self._open)} {rest})"
+
+    def _write_begun(self, triggers: dict[str, str]) -> str:
+        """A call whose mark the prompt ends with the first part of."""
+        lead = self._form.lead
+        begun = {mark: n for mark in triggers for n in range(1, len(mark)) if lead.endswith(mark[:n])}
+        ways = [f"{self.rules.rule(quote(mark[n:]), lazy=True)} {triggers[mark]}" for mark, n in begun.items()]
+        return f"({' | '.join(ways)})?" if ways else ""
 
     def _list_triggers(self, form: CallForm) -> tuple[dict[str, str], str]:
         """Marks at which the reader looks for a call, with what must follow (nothing if the mark may not come), and the
@@ -155,8 +164,10 @@ class _Writer:
         match syntax:
             case TaggedCalls(open=open) if open in form.before:
                 return {open: f"{self._spell(form.before.partition(open)[2])} {self._write_call(form)}"}, ""
-            case JsonCalls(item=item) if item is None:
-                pass
+            case JsonCalls(item=None, after=after):
+                if form.before and all(mark.endswith(form.before) for mark in after):
+                    told = {mark: form.told_after if form.told_in and form.told_in in mark else form.after for mark in after}
+                    return {mark: self._write_call(replace(form, after=told[mark])) for mark in after}, ""
             case JsonCalls() | PythonCalls():
                 found = {mark: self._write_section(form, mark, whole) for mark in syntax.after}
                 return found, syntax.bare_call

@@ -27,7 +27,8 @@ from strop.types import AnswerGrammar
 LONGEST = 100_000
 """Characters of a schema."""
 SPACE = r"[ \n\t]{0,16}"
-"""Between the parts of a JSON text. Without a limit a model that has not learned yet may draw spaces to the end."""
+"""After a comma or a colon of a JSON text, and nowhere else: what the library calls flexible has no limit, and a model
+that has not learned yet would draw spaces to the end."""
 UNFORCED = '%llguidance {"no_forcing": true}'
 """Where a text can only go on in one way, all tokens that spell it may come, not only those of its usual spelling."""
 VERSION = llguidance.get_version()
@@ -61,7 +62,7 @@ def make_json(schema: dict[str, Any], escapes: str | None = None) -> str:
 @lru_cache(256)
 def _make_json(schema: str, escapes: str | None) -> str:
     try:
-        compiled = json.loads(JsonCompiler(whitespace_flexible=True, whitespace_pattern=SPACE).compile(schema))
+        compiled = json.loads(JsonCompiler(separators=(f",{SPACE}", f":{SPACE}")).compile(schema))
     except ValueError as error:
         raise BadSchema(str(error).partition("\n")[0]) from None
     found = compiled["grammars"][0]["json_schema"]

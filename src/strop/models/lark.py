@@ -138,10 +138,11 @@ def _token(id: int) -> str:
 
 
 class FreePart:
-    """Text and tokens in which only `marks` mean something. `without` is a regular expression that may not come to be
-    in it, but for what `until` leads to.
+    """Text and tokens in which only `marks` mean something. `without` is a pattern that may not come to be in it, but
+    for what `until` leads to.
 
-    `anything` is such a part up to its last piece of text, which is `text`; `until(mark)` is that with the mark after it.
+    `anything` is such a part up to its last piece of text, which is `text`; `until(mark)` is that piece with the mark
+    after it.
     """
 
     def __init__(self, rules: Lark, marks: Sequence[str], without: str = "") -> None:
@@ -149,14 +150,19 @@ class FreePart:
         self._text = rules.terminal(r"/(?s:.)*/")
         if without:
             self._text = rules.terminal(f"{self._text} & ~({self._text} /{without}/ {self._text})")
-        begun = dict.fromkeys(escape(mark[:n]) for mark in marks for n in range(1, len(mark)))
-        before = self._text if not begun else rules.terminal(f"{self._text} & ~({self._text} /{'|'.join(begun)}/)")
-        known = [parts[0] for mark in marks if len(parts := rules.split(mark)) == 1 and isinstance(parts[0], int)]
-        closed = join_ranges([*rules.tokens.closed, *((id, id) for id in known)])
-        ranges = ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in closed)
-        other = f"<[^{ranges}]>" if ranges else "<[*]>"
-        self.anything = rules.rule(f"({before}? {other})*")
         self.text = f"{self._text}?"
+        begun = dict.fromkeys(escape(mark[:n]) for mark in marks for n in range(1, len(mark)))
+        before = self._text
+        if begun:  # readers do not see some tokens: none stands in a mark that is spelled
+            before = rules.terminal(f"{self._text} & ~({self._text} /{'|'.join(begun)}/)")
+        parts = [rules.split(mark) for mark in marks]
+        known = {one[0] for one in parts if len(one) == 1 and isinstance(one[0], int)}
+        firsts = {part for one in parts for part in one[:-1] if isinstance(part, int)} - known
+        closed = join_ranges([*rules.tokens.closed, *((id, id) for id in known | firsts)])
+        ranges = ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in closed)
+        # A token has to be written alike wherever it may come: of two ways that take it only one is followed.
+        others = " | ".join([f"<[^{ranges}]>" if ranges else "<[*]>", *map(_token, sorted(firsts))])
+        self.anything = rules.rule(f"({before}? ({others}))*")
 
     def until(self, mark: str) -> str:
         rules, text = self._rules, self._text
@@ -164,6 +170,8 @@ class FreePart:
         parts = rules.split(mark)
         if all(isinstance(part, str) for part in parts):
             return letters
-        first = f"{text}?" if isinstance(parts[0], int) else rules.terminal(f"{text} {quote(parts.pop(0))}")
-        rest = [_token(part) if isinstance(part, int) else rules.rule(quote(part), lazy=True) for part in parts]
-        return rules.rule(f"{letters} | {' '.join([first, *rest])}")
+        ways = [_token(part) if isinstance(part, int) else quote(part) for part in parts]
+        if isinstance(parts[-1], str):
+            ways[-1] = rules.rule(ways[-1], lazy=True)
+        ways[0] = f"{text}? {ways[0]}" if isinstance(parts[0], int) else rules.terminal(f"{text} {ways[0]}")
+        return rules.rule(f"{letters} | {' '.join(ways)}")

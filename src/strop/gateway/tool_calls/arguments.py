@@ -291,18 +291,18 @@ KEY_OF_PYTHON = KEY + "".join(f' & ~"{word}"' for word in keyword.kwlist)
 
 
 class Quoted(Literals):
-    """Gemma's: strings between marks, keys as they are."""
+    """Gemma's: strings between marks, in which neither the mark nor `close` may stand, and keys as they are."""
 
     opening = "{"
     table, array = ("{", "}"), ("[", "]")
     between = ","
 
-    def __init__(self, mark: str) -> None:
-        self._mark = mark
+    def __init__(self, mark: str, close: str) -> None:
+        self._mark, self._close = mark, close
 
     def write_text(self, rules: Lark, branch: Schema) -> str:
         mark = rules.spell(self._mark)
-        return f"{mark} {write_string(rules, branch, [self._mark])} {mark}"
+        return f"{mark} {write_string(rules, branch, [self._mark, self._close])} {mark}"
 
     def write_const(self, rules: Lark, value: Any) -> str:
         return rules.spell(self._literal(value))

@@ -20,7 +20,6 @@ from strop.gateway.tool_calls.reader import Grammar
 from strop.gateway.tool_calls.syntax import JsonCalls, PythonCalls, TaggedCalls, keyed, single
 
 NAME = ANY_NAME
-_NAME = r"[\w.\-]+"
 
 REASONING = (
     ("<think>", "</think>"),
@@ -77,6 +76,10 @@ def _list_form(begin: str, end: str = "") -> CallForm:
 
 def _python_form(begin: str, end: str) -> CallForm:
     return CallForm("", "", begin=begin, between=", ", end=end, arguments=Python(), names=r"[A-Za-z_][\w.\-]*")
+
+
+def _gemma_form(before: str, close: str, mark: str) -> CallForm:
+    return CallForm(before, "", close, between="", arguments=Quoted(mark, close), names=r"[\w.\-]+")
 
 
 def _function_form(begin: str, end: str) -> CallForm:
@@ -179,7 +182,13 @@ FAMILIES = (
         thoughts=(("<|channel|>analysis<|message|>", "<|end|>"),),
         frames=("<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>", "<|end|>"),
         inner=("<|constrain|>",),
-        form=CallForm(" to=functions.", "<|channel|>commentary json<|message|>", between=None),
+        form=CallForm(
+            " to=functions.",
+            "<|channel|>commentary json<|message|>",
+            between=None,
+            told_in="<|channel|>",
+            told_after=" <|constrain|>json<|message|>",
+        ),
         words=("<|channel|>final<|message|>", ""),
         after_thought="<|start|>assistant",
     ),
@@ -219,16 +228,14 @@ FAMILIES = (
         known_by=("<|tool_call>call:",),
         syntax=TaggedCalls("<|tool_call>", "<tool_call|>", Gemma('<|"|>')),
         inner=('<|"|>', "<|channel>"),
-        form=CallForm("<|tool_call>call:", "", "<tool_call|>", between="", arguments=Quoted('<|"|>'), names=_NAME),
+        form=_gemma_form("<|tool_call>call:", "<tool_call|>", '<|"|>'),
     ),
     Grammar(
         name="functiongemma",
         known_by=("<start_function_call>",),
         syntax=TaggedCalls("<start_function_call>", "<end_function_call>", Gemma("<escape>", texts=True)),
         inner=("<escape>",),
-        form=CallForm(
-            "<start_function_call>call:", "", "<end_function_call>", between="", arguments=Quoted("<escape>"), names=_NAME
-        ),
+        form=_gemma_form("<start_function_call>call:", "<end_function_call>", "<escape>"),
     ),
     Grammar(
         name="minimax-m3",

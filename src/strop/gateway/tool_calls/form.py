@@ -19,7 +19,8 @@ PATTERNS = {"0": r"/0|[1-9][0-9]?/", "1": r"/[1-9][0-9]?/", "i": r"/[A-Za-z0-9]{
 
 
 class CallForm(Struct, frozen=True):
-    """`between` is None where an answer has one call. `names` is what the name of a tool may be."""
+    """`between` is None where an answer has one call. `names` is what the name of a tool may be.
+    Where what begins a call has `told_in` in it already, `told_after` stands in the place of `after`."""
 
     before: str
     after: str
@@ -29,6 +30,8 @@ class CallForm(Struct, frozen=True):
     end: str = ""
     arguments: Arguments = Json()
     names: str = ANY_NAME
+    told_in: str = ""
+    told_after: str = ""
 
     @property
     def head(self) -> tuple[str, str] | None:

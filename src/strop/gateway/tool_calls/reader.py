@@ -97,11 +97,12 @@ class Grammar(Struct, frozen=True, kw_only=True):
         written = {*calls, *self.frames, *self.inner, *(mark for pair in self.thoughts for mark in pair)}
         return frozenset(written | {token for mark in written for token in _TOKEN.findall(mark)})
 
-    def parser(self, tools: Tools, *, calls: bool, lead: str) -> Reader:
+    def parser(self, tools: Tools, *, calls: bool, lead: str, whole: bool = False) -> Reader:
         """`calls`: whether calls are taken out. `lead` is what the assistant's turn begins with before the model says
         anything: a generation prompt may open its reasoning, an agent may demand a call or begin the answer itself.
-        The parser reads it first; none of it is given out, except that a call begun in it is a call."""
-        return Reader(self, tools, calls=calls, lead=lead)
+        The parser reads it first; none of it is given out, except that a call begun in it is a call. `whole`: once
+        words begin they are the rest of the answer, whatever marks stand in them, as in JSON that a schema demands."""
+        return Reader(self, tools, calls=calls, lead=lead, whole=whole)
 
     def begin_call(self, tool: str | None) -> str | None:
         """The beginning of an answer that calls a tool, this one if it is named: given to the model where an agent
@@ -143,8 +144,9 @@ class Reader:
     said. A call that is not well-formed is given out as it was written, white space and all.
     """
 
-    def __init__(self, grammar: Grammar, tools: Tools, *, calls: bool, lead: str) -> None:
+    def __init__(self, grammar: Grammar, tools: Tools, *, calls: bool, lead: str, whole: bool = False) -> None:
         self.calls = self.malformed = 0
+        self._whole, self._after = whole, grammar.words[1] if whole else ""
         self._tools = tools
         self._syntax = grammar.syntax if calls else None
         self._opens = self._syntax.opens if self._syntax else ()
@@ -201,7 +203,12 @@ class Reader:
     def _read_words(self, final: bool, pieces: list[Piece]) -> bool:
         if self._leading:
             self._drop(len(self._held) - len(self._held.lstrip()))
+        if self._whole and self._said:
+            return self._read_whole(final, pieces)
         at, mark = self._words.find(self._held, final)
+        if self._whole and self._held[:at].strip() and not self._in_lead(at - 1):
+            self._say(at - len(self._held[:at].lstrip()) + 1, pieces)
+            return True
         words = len(self._held[:at].rstrip())
         first = not self._marked and not self._said and (not words or self._in_lead(words - 1))
         if mark in self._closes and not first and not self._in_lead(at):
@@ -224,6 +231,15 @@ class Reader:
             self._close = _marks(self._thoughts[mark], *calls)
         self._note_mark()
         return True
+
+    def _read_whole(self, final: bool, pieces: list[Piece]) -> bool:
+        """Words to the end of the answer, but for the mark that ends them."""
+        if not final:
+            held = next((n for n in range(len(self._after), 0, -1) if self._held.endswith(self._after[:n])), 0)
+            self._say(len(self._held) - held, pieces)
+        elif self._after and self._held.startswith(self._after):
+            self._drop(len(self._after))
+        return False
 
     def _read_thought(self, final: bool, pieces: list[Piece]) -> bool:
         if self._fresh_thought:
