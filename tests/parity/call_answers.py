@@ -16,8 +16,7 @@ from strop.models.lark import MarkTokens
 from strop.types import AnswerGrammar
 
 LONGEST = 700
-CLOSERS = (("}", "]", ")", ">", '"', "0", "1", "</", "<", "]<]"), ('"', "</", "<", "]<]"))
-"""What closes something, the more likely first; and in text."""
+CLOSERS = ("}", "]", ")", ">")
 
 
 class Model:
@@ -34,7 +33,11 @@ class Model:
         added = tokenizer.get_added_tokens_decoder()
         self.hidden = {id for id, token in added.items() if token.special and token.content not in format.marks}
         self.tokens = MarkTokens.of(tokenizer, self.ends)
-        self.closing = [[tokenizer.encode(one, add_special_tokens=False).ids[0] for one in some] for some in CLOSERS]
+        self.closing = [tokenizer.encode(one, add_special_tokens=False).ids[0] for one in CLOSERS]
+        self.digits = {tokenizer.encode(str(digit), add_special_tokens=False).ids[0] for digit in range(10)}
+        arguments = vars(format.form.arguments) if format.form else {}
+        marks = (arguments.get(name) for name in ("_close", "_mark", "_space"))
+        self.text_ends = ['"', *filter(None, marks), *(close for _, close in format.thoughts)]
 
     def grammar(self, form: AnswerForm) -> AnswerGrammar:
         return AnswerGrammar(text=write_answer(self.format, self.tokens, form), ends=self.ends, version=VERSION)
@@ -57,20 +60,25 @@ def draw_answer(model: Model, grammar: AnswerGrammar, draw: random.Random, wishe
     wished: list[int] = []
     while len(ids) < LONGEST:
         mask = unpack(matcher.find_allowed(), model.vocabulary)
-        late = len(ids) / 150
+        allowed, late = np.flatnonzero(mask), len(ids) / 150
         ending = [id for id in model.ends if mask[id]]
-        in_text = bool(mask.sum() > len(mask) / 3)  # of a string, a thought, words
-        closing = [id for id in model.closing[in_text] if mask[id]]
+        in_text = len(allowed) > len(mask) / 3  # of a string, a thought, words
         if not wished and wishes and draw.random() < 0.15:
             wished = model.spell(draw.choice(wishes), draw)
+        if not wished and in_text and draw.random() < 0.1 + late:
+            wished = model.spell(draw.choice(model.text_ends), draw)
         if wished and mask[wished[0]]:
             token = wished.pop(0)
-        elif ending and draw.random() < 0.02 + late:
-            token = draw.choice(ending)
-        elif closing and draw.random() < 0.3 + late:
-            token, wished = closing[0] if draw.random() < 0.8 else draw.choice(closing), []
         else:
-            token, wished = int(draw.choice(np.flatnonzero(mask))), []
+            closing = [id for id in model.closing if mask[id] and not in_text]
+            others = [id for id in allowed.tolist() if id not in model.digits] or allowed.tolist()
+            if ending and draw.random() < 0.02 + late:
+                token = draw.choice(ending)
+            elif closing and draw.random() < 0.3 + late:
+                token = closing[0]
+            else:
+                token = draw.choice(others if draw.random() < late else allowed.tolist())
+            wished = []
         matcher.take(token)
         ids.append(token)
         if token in model.ends:

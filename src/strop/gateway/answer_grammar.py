@@ -21,9 +21,11 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from strop.gateway.tool_calls.arguments import ESCAPES, Json
 from strop.gateway.tool_calls.form import CallForm, split_variables
 from strop.gateway.tool_calls.reader import Grammar
 from strop.gateway.tool_calls.syntax import JsonCalls, PythonCalls, TaggedCalls
+from strop.gateway.tool_calls.values import list_kinds
 from strop.models.grammar import BadSchema
 from strop.models.lark import FreePart, Lark, MarkTokens, escape, quote
 
@@ -59,7 +61,7 @@ def write_answer(format: Grammar, tokens: MarkTokens, form: AnswerForm) -> str:
     writer = _Writer(format, tokens, form)
     if form.schema is None and not form.required:
         return writer.rules.write(writer.write_words())
-    ways = [writer.write_calls()] if form.tools else []
+    ways = [writer.write_calls() if form.required else writer.write_calls_beside(form.schema or {})] if form.tools else []
     if form.schema is not None and not form.required:
         ways.append(writer.write_schema(form.schema))
     return writer.rules.write(f"{writer.write_thoughts()} ({' | '.join(ways)})")
@@ -99,6 +101,43 @@ class _Writer:
         call = self.rules.rule(f"{self._spell(form.before)} {self._write_call(form)}")
         more = "" if form.between is None or self._form.once else f"({self.rules.spell(form.between)} {call})*"
         return f"{self.rules.spell(form.begin)} {call} {more} {self.rules.spell(form.end)}"
+
+    def write_calls_beside(self, schema: dict[str, Any]) -> str:
+        """Calls where the answer may be JSON instead. Where calls begin as that does both have to be JSON to the
+        library, which decides at the first letter otherwise; and of objects there is one."""
+        form = self._find_form()
+        if not self._is_bare(form):
+            return self.write_calls()
+        if not isinstance(form.arguments, Json):
+            if not (kinds := list_kinds(schema)) or "array" in kinds:
+                raise NoForm(f"calls of this model's family ({self._format.name}) cannot be told from an array")
+            return self.write_calls()
+        (call,) = json.loads(f"[{form.before}x{form.after}0{form.close}]")
+        first, second = call
+        schemas = {str(at): nest(self._list_schema(form, tool), str(at)) for at, tool in enumerate(self._form.tools)}
+        calls = [
+            {
+                "type": "object",
+                "properties": {first: {"const": tool.name}, second: {"$ref": f"#/$defs/{at}"}},
+                "required": [first, second],
+                "additionalProperties": False,
+            }
+            for at, tool in enumerate(self._form.tools)
+        ]
+        several = {"type": "array", "items": {"anyOf": calls}, "minItems": 1}
+        if self._form.once:
+            several["maxItems"] = 1
+        return self.rules.json({"$defs": schemas} | (several if form.begin else {"anyOf": calls}), escapes=ESCAPES)
+
+    def _is_bare(self, form: CallForm) -> bool:
+        """Whether calls are written without a mark, and begin as JSON does."""
+        whole, syntax = form.begin + form.before, self._format.syntax
+        marked = isinstance(syntax, JsonCalls | PythonCalls) and any(map(whole.startswith, syntax.after))
+        return whole[:1] in ("{", "[") and not marked
+
+    def _list_schema(self, form: CallForm, tool: CallableTool) -> dict[str, Any]:
+        _write_name(form, tool.name)
+        return {"type": "object", **(tool.schema if tool.held else form.arguments.loosen(tool.schema))}
 
     def _find_form(self) -> CallForm:
         if self._format.form is None:
@@ -160,8 +199,7 @@ class _Writer:
     def _list_triggers(self, form: CallForm) -> tuple[dict[str, str], str]:
         """Marks at which the reader looks for a call, with what must follow (nothing if the mark may not come), and the
         pattern by which it finds calls without a mark."""
-        syntax, whole = self._format.syntax, form.begin + form.before
-        match syntax:
+        match syntax := self._format.syntax:
             case TaggedCalls(open=open) if open in form.before:
                 return {open: f"{self._spell(form.before.partition(open)[2])} {self._write_call(form)}"}, ""
             case JsonCalls(item=None, after=after):
@@ -169,16 +207,16 @@ class _Writer:
                     told = {mark: form.told_after if form.told_in and form.told_in in mark else form.after for mark in after}
                     return {mark: self._write_call(replace(form, after=told[mark])) for mark in after}, ""
             case JsonCalls() | PythonCalls():
-                found = {mark: self._write_section(form, mark, whole) for mark in syntax.after}
+                found = {mark: self._write_section(form, mark) for mark in syntax.after}
                 return found, syntax.bare_call
             case _:
                 pass
         raise NoForm(f"calls of this model's family ({self._format.name}) cannot be told from words by a grammar")
 
-    def _write_section(self, form: CallForm, mark: str, whole: str) -> str:
+    def _write_section(self, form: CallForm, mark: str) -> str:
         if mark in form.before:
             return f"{self._spell(form.before.partition(mark)[2])} {self._write_call(form)}"
-        if mark not in form.begin and whole[:1] not in ("{", "["):
+        if mark not in form.begin and not self._is_bare(form):
             return ""
         rest = form.begin.partition(mark)[2] if mark in form.begin else form.begin
         call = f"{self._spell(form.before)} {self._write_call(form)}"
@@ -187,10 +225,9 @@ class _Writer:
 
     def _write_bare(self, form: CallForm, words: FreePart, bare: str) -> list[str]:
         """Calls without a mark, if this family's may have none: their first letters are a mark of their own."""
-        whole = form.begin + form.before
-        if whole[:1] not in ("{", "["):
+        if not self._is_bare(form):
             return []
-        rules = self.rules
+        rules, whole = self.rules, form.begin + form.before
         call = f"{self._spell(form.before)} {self._write_call(form)}"
         more = "" if form.between is None else f"({rules.spell(form.between)} {call})*"
         if re.search(bare, whole):
@@ -203,10 +240,23 @@ class _Writer:
         ]
 
 
+def nest(schema: Any, name: str) -> Any:
+    """A schema that becomes one of another's definitions.
+
+    >>> nest({"items": {"$ref": "#/$defs/it"}}, "0")
+    {'items': {'$ref': '#/$defs/0/$defs/it'}}
+    """
+    if isinstance(schema, list):
+        return [nest(one, name) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: f"#/$defs/{name}{value[1:]}" if key == "$ref" and str(value).startswith("#") else nest(value, name)
+        for key, value in schema.items()
+    }
+
+
 def _write_name(form: CallForm, name: str) -> str:
     if not re.fullmatch(form.names, name):
         raise BadSchema(f"{name!r} is not a tool's name that this model could write. Fix: use letters, digits and _")
     return json.dumps(name, ensure_ascii=False)[1:-1]
-
-
-__all__ = ["AnswerForm", "CallableTool", "NoForm", "escape", "write_answer"]

@@ -79,12 +79,8 @@ def write_plain(rules: Lark, schema: Schema, root: Schema, unsaid: Sequence[str]
     told = {*seen} == {"string"} or ("string" in seen and not values and all(map(is_free, others)))
     ways = [quote(text) if text else '""' for text in written]
     ways += [write_string(rules, branch, unsaid, told=told) for branch in strings]
-    ways += [rules.json(_with_refs(branch, root), escapes=ESCAPES) for branch in others]
+    ways += [JsonValues(unsaid).write_value(rules, branch, root, {}) for branch in others]
     return ways + ([write_string(rules, {}, unsaid)] if {} in branches else [])
-
-
-def _with_refs(branch: Schema, root: Schema) -> Schema:
-    return {key: root[key] for key in ("$defs", "definitions") if key in root} | branch
 
 
 class Tags(Arguments):
@@ -97,7 +93,7 @@ class Tags(Arguments):
         raw: tuple[str, str] = ("", ""),
     ) -> None:  # fmt: skip
         self._open, self._close, self._kinds, self._raw = open, close, kinds, raw
-        self._unsaid = tuple(filter(None, (raw[1] or close.strip(), *unsaid)))
+        self._unsaid = tuple(filter(None, (close.strip(), raw[1], *unsaid)))
 
     def write(self, rules: Lark, schema: Schema) -> str:
         table = split_object(schema)
@@ -130,7 +126,7 @@ class Tags(Arguments):
             elif kind == "string":
                 texts.append(write_string(rules, branch, self._unsaid))
             else:
-                values = [rules.json(_with_refs(branch, root), escapes=ESCAPES)]
+                values = [JsonValues(self._unsaid).write_value(rules, branch, root, {})]
                 pairs.append(self._tagged(rules, key, other.replace("{json}", kind), values))
         return " | ".join([*([self._tagged(rules, key, text, texts, self._raw)] if texts else []), *pairs])
 
@@ -208,8 +204,8 @@ class Literals(Arguments):
         begin, end = (rules.spell(text) for text in self.array)
         if most == 0:
             return f'{begin} {end} ""'
-        rest = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
-        some = f"{item} ({rules.spell(self.between)} {item}){rest}"
+        times = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+        some = item if most == 1 else f"{item} ({rules.spell(self.between)} {item}){times}"
         return f"{begin} {some if least else f'({some})?'} {end}"
 
     def write_table(
@@ -250,6 +246,32 @@ NUMBERS = {
     "number": r"/-?(0|[1-9][0-9]{0,300})(\.[0-9]{1,300})?/",
 }
 """Without an exponent, which could make one that no machine can hold."""
+
+
+class JsonValues(Literals):
+    """JSON in which none of `unsaid` stands, as far as strings are not held to a pattern or a format."""
+
+    table, array = ("{", "}"), ("[", "]")
+    between = ", "
+
+    def __init__(self, unsaid: Sequence[str]) -> None:
+        self._unsaid = unsaid
+
+    def write_text(self, rules: Lark, branch: Schema) -> str:
+        if "pattern" in branch or "format" in branch:
+            return rules.json(branch, escapes=ESCAPES)
+        least, most = branch.get("minLength", 0), branch.get("maxLength")
+        times = f"{{{least},{'' if most is None else most}}}" if least or most is not None else "*"
+        text = rules.terminal(r"/(?s:.)*/")
+        unsaid = [f"~({text} {quote(json.dumps(one, ensure_ascii=False)[1:-1])} {text})" for one in self._unsaid]
+        return rules.terminal(" & ".join([rf'/"([^"\\\x00-\x1f]|\\[nrbtf"\\]){times}"/', *unsaid]))
+
+    def write_const(self, rules: Lark, value: Any) -> str:
+        return quote(json.dumps(value, ensure_ascii=False))
+
+    def write_pair(self, rules: Lark, key: str | None, value: str) -> str:
+        name = self.write_text(rules, {}) if key is None else quote(json.dumps(key, ensure_ascii=False))
+        return f'{name} ": " {value}'
 
 
 class Python(Literals):
