@@ -1,4 +1,4 @@
-"""An agent with strict tools in every turn, asked for through one model API or another; calls that are demanded are made."""
+"""An agent with strict tools in every turn, through one model API or another. Calls that are demanded are made."""
 
 import json
 from typing import Any
@@ -18,7 +18,12 @@ ADD: Any = {
     "required": ["a", "unit"],
     "additionalProperties": False,
 }
-ANSWER: Any = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"], "additionalProperties": False}  # fmt: skip
+ANSWER: Any = {
+    "type": "object",
+    "properties": {"sum": {"type": "integer"}},
+    "required": ["sum"],
+    "additionalProperties": False,
+}
 KINDS = ("auto", "required", "named", "schema")
 
 
@@ -30,11 +35,18 @@ def tasks() -> list[Task]:
 def ask_chat(llm: Any, kind: str, messages: Any) -> tuple[list[Any], str | None]:
     choice: Any = {"required": "required", "named": {"type": "function", "function": {"name": "add"}}}.get(kind, "auto")
     form: Any = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": ANSWER}}}
-    said = openai.OpenAI(base_url=llm.base_url, api_key=llm.api_key).chat.completions.create(
-        model=llm.model, messages=messages, tool_choice=choice, parallel_tool_calls=kind != "named",
-        tools=[{"type": "function", "function": {"name": "add", "parameters": ADD, "strict": True}}],
-        **(form if kind == "schema" else {}),
-    ).choices[0]  # fmt: skip
+    said = (
+        openai.OpenAI(base_url=llm.base_url, api_key=llm.api_key)
+        .chat.completions.create(
+            model=llm.model,
+            messages=messages,
+            tool_choice=choice,
+            parallel_tool_calls=kind != "named",
+            tools=[{"type": "function", "function": {"name": "add", "parameters": ADD, "strict": True}}],
+            **(form if kind == "schema" else {}),
+        )
+        .choices[0]
+    )
     calls: Any = said.message.tool_calls or ()
     cut = said.finish_reason == "length"
     return [json.loads(call.function.arguments) for call in calls], None if cut else said.message.content or ""
@@ -44,21 +56,32 @@ def ask_responses(llm: Any, kind: str, messages: Any) -> tuple[list[Any], str | 
     choice: Any = {"required": "required", "named": {"type": "function", "name": "add"}}.get(kind, "auto")
     form: Any = {"text": {"format": {"type": "json_schema", "name": "x", "schema": ANSWER}}} if kind == "schema" else {}
     said: Any = openai.OpenAI(base_url=llm.base_url, api_key=llm.api_key).responses.create(
-        model=llm.model, input=messages, tool_choice=choice, parallel_tool_calls=kind != "named",
-        tools=[{"type": "function", "name": "add", "parameters": ADD, "strict": True}], **form,
-    )  # fmt: skip
+        model=llm.model,
+        input=messages,
+        tool_choice=choice,
+        parallel_tool_calls=kind != "named",
+        tools=[{"type": "function", "name": "add", "parameters": ADD, "strict": True}],
+        **form,
+    )
     calls = [json.loads(item.arguments) for item in said.output if item.type == "function_call"]
     return calls, said.output_text if said.status == "completed" else None
 
 
 def ask_messages(llm: Any, kind: str, messages: Any) -> tuple[list[Any], str | None]:
     client: Any = anthropic.Anthropic(base_url=llm.base_url.removesuffix("/v1"), api_key=llm.api_key)
-    choice: Any = {"required": {"type": "any"}, "named": {"type": "tool", "name": "add", "disable_parallel_tool_use": True}}
+    choice: Any = {
+        "required": {"type": "any"},
+        "named": {"type": "tool", "name": "add", "disable_parallel_tool_use": True},
+    }
     form: Any = {"output_config": {"format": {"type": "json_schema", "schema": ANSWER}}} if kind == "schema" else {}
     said = client.messages.create(
-        model=llm.model, max_tokens=120, messages=messages, tool_choice=choice.get(kind, {"type": "auto"}),
-        tools=[{"name": "add", "input_schema": ADD, "strict": True}], **form,
-    )  # fmt: skip
+        model=llm.model,
+        max_tokens=120,
+        messages=messages,
+        tool_choice=choice.get(kind, {"type": "auto"}),
+        tools=[{"name": "add", "input_schema": ADD, "strict": True}],
+        **form,
+    )
     calls = [block.input for block in said.content if block.type == "tool_use"]
     text = "".join(block.text for block in said.content if block.type == "text")
     return calls, text if said.stop_reason != "max_tokens" else None

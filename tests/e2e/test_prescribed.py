@@ -11,8 +11,8 @@ from tests.e2e.prescribed import SCHEMA
 HERE = Path(__file__).parent
 
 
-SETTINGS = ["loop.steps=2", "loop.groups=4", "loop.group_size=4", "loop.eval_splits=[]", "runner.workers=4",
-            "policy.train.max_tokens=200", "learner.optim.lr=3e-4", "algorithm.name=ppo", "gateway.workers=2"]  # fmt: skip
+SETTINGS = ["loop.steps=2", "loop.groups=4", "loop.group_size=4", "loop.eval_splits=[]", "runner.workers=4"]
+SETTINGS += ["policy.train.max_tokens=200", "learner.optim.lr=3e-4", "algorithm.name=ppo", "gateway.workers=2"]
 
 
 def train(name: str, folder: Path, *settings: str) -> Any:

@@ -22,7 +22,9 @@ CLOSERS = ("}", "]", ")", ">")
 class Model:
     """A tokenizer in a folder. `spelled`: it has no tokens for the marks of the family."""
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, format: Grammar, ends: Sequence[str], *, spelled: bool) -> None:
+    def __init__(
+        self, folder: Path, tokenizer: Tokenizer, format: Grammar, ends: Sequence[str], *, spelled: bool
+    ) -> None:
         self.folder, self.tokenizer, self.format = folder, tokenizer, format
         if not spelled:
             marks = sorted(mark for mark in format.marks if " " not in mark and "\n" not in mark and len(mark) > 1)

@@ -1,10 +1,10 @@
-"""Every family's calls, drawn at random under the grammars of answers and read by its own reader: they are calls, of tools
-that are there, and an independent validator finds that their arguments follow the tools' schemas."""
+"""Every family's calls, drawn at random under the grammars of answers and read by its own reader: they are calls, of
+tools that are there, and an independent validator finds that their arguments follow the tools' schemas."""
 
 import json
 import os
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,15 +53,17 @@ NOW: Any = {"type": "object", "properties": {"zone": {"type": "string"}}, "addit
 STRICT = [CallableTool("get_weather", WEATHER, True), CallableTool("now", NOW, True)]
 MIXED = [STRICT[0], CallableTool("now", NOW, False)]
 ROUNDS = int(os.environ.get("STROP_TEST_ROUNDS", "3"))
-FAMILIES_ONCE = list({family.name: family for family in FAMILIES}.values())
+QUICK = ("harmony", "gemma4", "hermes", "llama-json", "pythonic", "qwen-xml")
+EACH = list({family.name: family for family in FAMILIES}.values())
+FAMILIES_ONCE = [pytest.param(one, marks=() if one.name in QUICK else pytest.mark.slow, id=one.name) for one in EACH]
+"""One of each way to write calls is tried quickly."""
 
-found: dict[str, set[str]] = defaultdict(set)
 models: dict[tuple[str, bool], Model] = {}
 
 
 @pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield tmp_path_factory.mktemp("model")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("model")
 
 
 def model_of(format: Grammar, spelled: bool, folder: Path) -> Model:
@@ -76,7 +78,16 @@ def list_wishes(format: Grammar) -> list[str]:
     """What leads somewhere in words, whole and in part."""
     head = "".join(format.head or ())
     opens = [*(format.syntax.opens if format.syntax else ()), *(mark for pair in format.thoughts for mark in pair)]
-    return [*format.marks, *opens, *opens, *[head] * 6, (format.head or ("",))[0] + "get_weather", '{"name"', "[now(", "{"]
+    return [
+        *format.marks,
+        *opens,
+        *opens,
+        *[head] * 6,
+        (format.head or ("",))[0] + "get_weather",
+        '{"name"',
+        "[now(",
+        "{",
+    ]
 
 
 def draw_all(model: Model, form: AnswerForm, wishes: list[str], rounds: int) -> Iterator[Read]:
@@ -88,7 +99,7 @@ def draw_all(model: Model, form: AnswerForm, wishes: list[str], rounds: int) -> 
 
 
 @pytest.mark.parametrize("spelled", [False, True])
-@pytest.mark.parametrize("format", FAMILIES_ONCE, ids=lambda format: format.name)
+@pytest.mark.parametrize("format", FAMILIES_ONCE)
 def test_calls_that_are_demanded(format: Grammar, spelled: bool, folder: Path) -> None:
     model, lead = model_of(format, spelled, folder), LEADS.get(format.name, "")
     for tools, once in ((STRICT, False), (STRICT[:1], True)):
@@ -106,25 +117,24 @@ def test_calls_that_are_demanded(format: Grammar, spelled: bool, folder: Path) -
             assert len(read.calls) == 1 or not once
 
 
-@pytest.mark.parametrize("spelled", [False, True])
-@pytest.mark.parametrize("format", FAMILIES_ONCE, ids=lambda format: format.name)
-def test_calls_among_words(format: Grammar, spelled: bool, folder: Path) -> None:
-    model, lead = model_of(format, spelled, folder), LEADS.get(format.name, "")
-    form, seen = AnswerForm(lead=lead, tools=MIXED), Counter[str]()
-    if format.name in NO_WORDS:
-        with pytest.raises(NoForm):
-            model.grammar(form)
-        return
-    for read in draw_all(model, form, list_wishes(format), 30 * ROUNDS):
-        assert not find_wrong(read.calls, form), read.text
-        seen.update(words=bool(read.words.strip()), calls=len(read.calls), thoughts=bool(read.thoughts))
+@pytest.mark.parametrize("format", FAMILIES_ONCE)
+def test_calls_among_words(format: Grammar, folder: Path) -> None:
+    form, seen = AnswerForm(lead=LEADS.get(format.name, ""), tools=MIXED), Counter[str]()
+    for spelled in (False, True):
+        model = model_of(format, spelled, folder)
+        if format.name in NO_WORDS:
+            with pytest.raises(NoForm):
+                model.grammar(form)
+            return
+        for read in draw_all(model, form, list_wishes(format), 16 * ROUNDS):
+            assert not find_wrong(read.calls, form), read.text
+            seen.update(words=bool(read.words.strip()), calls=len(read.calls), thoughts=bool(read.thoughts))
     assert seen["words"]
-    found[format.name] |= {name for name, count in seen.items() if count}
-    assert found[format.name] >= {"calls"} or not spelled, "calls come about, with tokens for marks or without"
-    assert found[format.name] >= {"thoughts"} or not spelled or not format.thoughts
+    assert seen["calls"]
+    assert seen["thoughts"] or not format.thoughts
 
 
-@pytest.mark.parametrize("format", FAMILIES_ONCE, ids=lambda format: format.name)
+@pytest.mark.parametrize("format", FAMILIES_ONCE)
 def test_a_schema_beside_tools(format: Grammar, folder: Path) -> None:
     if format.name in NO_FORM:
         return
@@ -153,7 +163,11 @@ THINKERS = [
 def test_thoughts_come_first(name: str, pair: tuple[str, str], spelled: bool, folder: Path) -> None:
     """Opened by the prompt or by the model, and with marks in them that mean nothing there."""
     known = next(family for family in FAMILIES if family.name == name)
-    format = known if known.thoughts else Grammar(name=f"{name} that thinks", syntax=known.syntax, form=known.form, thoughts=(pair,))  # fmt: skip
+    format = (
+        known
+        if known.thoughts
+        else Grammar(name=f"{name} that thinks", syntax=known.syntax, form=known.form, thoughts=(pair,))
+    )
     model, start = model_of(format, spelled, folder), LEADS.get(name, "")
     for form in (
         AnswerForm(lead=start + pair[0], schema=WEATHER),
@@ -192,11 +206,12 @@ def follow(format: Grammar, spelled: bool, schemas: list[dict[str, Any]], folder
     """What became of tools with these schemas."""
     model, seen = model_of(format, spelled, folder), Counter[str]()
     for schema in schemas:
-        form = AnswerForm(lead=LEADS.get(format.name, ""), tools=[CallableTool("f", schema, True)], required=True, once=True)
+        form = AnswerForm(
+            lead=LEADS.get(format.name, ""), tools=[CallableTool("f", schema, True)], required=True, once=True
+        )
         try:
             some = [*draw_all(model, form, [], 2)]
-        except BadSchema as error:
-            assert "'f'" in str(error)
+        except BadSchema:
             seen["refused"] += 1
             continue
         seen["done"] += len(some)
@@ -207,7 +222,7 @@ def follow(format: Grammar, spelled: bool, schemas: list[dict[str, Any]], folder
     return seen
 
 
-@pytest.mark.parametrize("format", FAMILIES_ONCE, ids=lambda format: format.name)
+@pytest.mark.parametrize("format", FAMILIES_ONCE)
 def test_some_schemas_in_every_form(format: Grammar, folder: Path) -> None:
     if format.name not in NO_FORM:
         seen = follow(format, False, list_schemas()[:: max(1, 40 // ROUNDS)], folder)
@@ -217,7 +232,7 @@ def test_some_schemas_in_every_form(format: Grammar, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(not DATA.is_dir(), reason="there are no recordings here")
-@pytest.mark.parametrize("format", FAMILIES_ONCE, ids=lambda format: format.name)
+@pytest.mark.parametrize("format", EACH, ids=lambda format: format.name)
 def test_many_schemas_in_every_form(format: Grammar, folder: Path) -> None:
     """At least 95 % of recorded tools' can be written, whatever the family."""
     if format.name in NO_FORM:

@@ -61,7 +61,9 @@ def write_answer(format: Grammar, tokens: MarkTokens, form: AnswerForm) -> str:
     writer = _Writer(format, tokens, form)
     if form.schema is None and not form.required:
         return writer.rules.write(writer.write_words())
-    ways = [writer.write_calls() if form.required else writer.write_calls_beside(form.schema or {})] if form.tools else []
+    ways = (
+        [writer.write_calls() if form.required else writer.write_calls_beside(form.schema or {})] if form.tools else []
+    )
     if form.schema is not None and not form.required:
         ways.append(writer.write_schema(form.schema))
     return writer.rules.write(f"{writer.write_thoughts()} ({' | '.join(ways)})")
@@ -146,24 +148,28 @@ class _Writer:
 
     def _spell(self, text: str) -> str:
         """Text of a form, with what stands for numbers and ids in it."""
-        return " ".join(f"{self.rules.spell(part)} {self._variable(pattern)}" for part, pattern in split_variables(text))
+        return " ".join(
+            f"{self.rules.spell(part)} {self._variable(pattern)}" for part, pattern in split_variables(text)
+        )
 
     def _variable(self, pattern: str) -> str:
         return self.rules.terminal(pattern) if pattern else ""
 
     def _write_call(self, form: CallForm) -> str:
         """The rest of a call, from its tool's name."""
-        calls = [f"{quote(_write_name(form, tool.name))} {self._write_arguments(form, tool)}" for tool in self._form.tools]
+        calls = [
+            f"{quote(_write_name(form, tool.name))} {self._write_arguments(form, tool)}" for tool in self._form.tools
+        ]
         return self.rules.rule(f"({' | '.join(calls)}) {self.rules.spell(form.close)}")
 
-    def _write_arguments(self, form: CallForm, tool: CallableTool) -> str:
-        """What stands after the name, up to the arguments' end."""
+    def _write_arguments(self, form: CallForm, tool: CallableTool, *, begun: bool = False) -> str:
+        """What stands after the name, up to the end of the arguments; `begun`: their opening stands there."""
         schema = tool.schema if tool.held else form.arguments.loosen(tool.schema)
         try:
             arguments = form.arguments.write(self.rules, schema)
         except BadSchema as error:
             raise BadSchema(f"the parameters of {tool.name!r} cannot be held to: {error}") from None
-        return f"{self._spell(form.after + form.arguments.opening)} {arguments}"
+        return arguments if begun else f"{self._spell(form.after + form.arguments.opening)} {arguments}"
 
     # -- words with calls in them ----------------------------------------------------------------------------------
 
@@ -204,7 +210,9 @@ class _Writer:
                 return {open: f"{self._spell(form.before.partition(open)[2])} {self._write_call(form)}"}, ""
             case JsonCalls(item=None, after=after):
                 if form.before and all(mark.endswith(form.before) for mark in after):
-                    told = {mark: form.told_after if form.told_in and form.told_in in mark else form.after for mark in after}
+                    told = {
+                        mark: form.told_after if form.told_in and form.told_in in mark else form.after for mark in after
+                    }
                     return {mark: self._write_call(replace(form, after=told[mark])) for mark in after}, ""
             case JsonCalls() | PythonCalls():
                 found = {mark: self._write_section(form, mark) for mark in syntax.after}
@@ -232,11 +240,11 @@ class _Writer:
         more = "" if form.between is None else f"({rules.spell(form.between)} {call})*"
         if re.search(bare, whole):
             return [f"{words.until(whole)} {self._write_call(form)} {more} {rules.spell(form.end)}"]
-        heads = [(f"{whole}{tool.name}{form.arguments.opening}", tool) for tool in self._form.tools]
+        end = f"{rules.spell(form.close)} {more} {rules.spell(form.end)}"
+        heads = {_write_name(form, tool.name) + form.after + form.arguments.opening: tool for tool in self._form.tools}
         return [
-            f"{words.until(head)} {form.arguments.write(rules, tool.schema if tool.held else form.arguments.loosen(tool.schema))}"
-            f" {rules.spell(form.close)} {more} {rules.spell(form.end)}"
-            for head, tool in heads
+            f"{words.until(whole + head)} {self._write_arguments(form, tool, begun=True)} {end}"
+            for head, tool in heads.items()
         ]
 
 

@@ -1,8 +1,8 @@
 """What an answer must be: a request's schemas and the calls that it demands, as one grammar in the model's tokens.
 
-The grammar (answer_grammar.py) holds from the first token of the answer on. Where nothing is asked for there is none. An
-engine that holds to no grammar refuses schemas; calls that are demanded are begun for its models (generate.py), and that
-tools are strict changes nothing there, which an event says.
+The grammar (answer_grammar.py) holds from the first token of the answer on. Where nothing is asked for there is none.
+For an engine that holds to no grammar schemas are refused; calls that are demanded are begun for its models
+(generate.py), and that tools are strict changes nothing, which an event says.
 """
 
 from __future__ import annotations

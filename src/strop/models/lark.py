@@ -36,7 +36,9 @@ class MarkTokens(Struct, frozen=True):
     def of(tokenizer: Tokenizer, ends: Iterable[int]) -> MarkTokens:
         added = {id: token.content for id, token in tokenizer.get_added_tokens_decoder().items()}
         plain = {*tokenizer.get_vocab(with_added_tokens=False).values()} - added.keys()
-        return MarkTokens({text: id for id, text in added.items()}, added, join_ranges((id, id) for id in {*plain, *ends}))
+        return MarkTokens(
+            {text: id for id, text in added.items()}, added, join_ranges((id, id) for id in {*plain, *ends})
+        )
 
 
 def join_ranges(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

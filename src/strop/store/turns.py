@@ -9,8 +9,8 @@ A turn's path is what it was given and then its answer: ids, and messages. `ids_
 those of the path of turn `ids_from`, `prompt_ids` has the rest; messages have a turn and a count of their own, since
 branches share ids but not always messages, and turns of outside models have no ids. A long message that goes on from
 the one in its place (a raw prompt does) begins with `messages_cut` bytes of that one's JSON; the rest of its JSON
-stands in `messages` as a string. Lists of tools are stored once, by hash: in `requested` null stands for them. So are the
-texts of grammars, in the same table: in `sampling` their hash stands for them.
+stands in `messages` as a string. Lists of tools are stored once, by hash: in `requested` null stands for them. So are
+the texts of grammars, in the same table: in `sampling` their hash stands for them.
 
 What is shared is compared before it is left out, without reading the conversation: the row of the earlier turn has its
 own part, and the hash of all before that. What does not agree is stored whole.

@@ -16,7 +16,10 @@ from strop.types import AnswerGrammar, Sampling
 from tests.chatml import TEMPLATE
 
 HI = [{"role": "user", "content": "hi"}]
-ADD: Any = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}
+ADD: Any = {
+    "name": "add",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+}
 TOOLS = [{"type": "function", "function": ADD}, {"type": "function", "function": {"name": "now"}}]
 NUMBER = AnswerSchema({"type": "integer"}, "response_format")
 NOT: Any = {"type": "object", "properties": {"a": {"not": {}}}}
@@ -27,9 +30,13 @@ THINKS = TEMPLATE.replace("<|im_start|>assistant\n{% endif %}", OPENED)
 def route(renderer: Renderer, *, holds: bool = True) -> PolicyRoute:
     nobody: Any = None
     return PolicyRoute(
-        policy="p", model="m", engine=nobody, renderer=renderer, sampling_for=lambda _: Sampling(),
+        policy="p",
+        model="m",
+        engine=nobody,
+        renderer=renderer,
+        sampling_for=lambda _: Sampling(),
         holds_to_schemas=holds,
-    )  # fmt: skip
+    )
 
 
 def made(renderer: Renderer, lead: str = "", **asked: Any) -> AnswerGrammar | None:
@@ -58,16 +65,40 @@ def test_what_may_be_anything_has_no_grammar(renderer: Renderer, asked: dict[str
 @pytest.mark.parametrize(
     ("asked", "allowed", "forbidden"),
     [
-        ({"tools": TOOLS, "strict": frozenset({"add"})}, ["hi", '<tool_call>\n{"name": "add", "arguments": {"a":1}}\n</tool_call> x', '<tool_call>\n{"name": "now", "arguments": {"b":1}}\n</tool_call>'],
-         ['<tool_call>\n{"name": "add", "arguments": {"a":"1"}}\n</tool_call>', '<tool_call>\n{"name": "sub"']),
-        ({"tools": TOOLS, "tool_choice": "required"}, ['<tool_call>\n{"name": "add", "arguments": {"a":1}}\n</tool_call>\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'],
-         ["hi", '<tool_call>\n{"name": "add", "arguments": {}']),
-        ({"tools": TOOLS, "tool_choice": "required", "tool": "add", "one_call": True}, ['<tool_call>\n{"name": "add", "arguments": {"a":1}}\n</tool_call>'],
-         ['<tool_call>\n{"name": "now"', '<tool_call>\n{"name": "add", "arguments": {"a":1}}\n</tool_call>\n']),
-        ({"tools": TOOLS, "schema": NUMBER}, ["12", '<tool_call>\n{"name": "add", "arguments": {"b":1}}\n</tool_call>'], ["hi", "12 "]),
-        ({"tools": TOOLS, "schema": NUMBER, "strict": frozenset({"add"})}, ["12"], ['<tool_call>\n{"name": "add", "arguments": {"b":1}}']),
+        (
+            {"tools": TOOLS, "strict": frozenset({"add"})},
+            [
+                "hi",
+                '<tool_call>\n{"name": "add", "arguments": {"a":1}}\n</tool_call> x',
+                '<tool_call>\n{"name": "now", "arguments": {"b":1}}\n</tool_call>',
+            ],
+            ['<tool_call>\n{"name": "add", "arguments": {"a":"1"}}\n</tool_call>', '<tool_call>\n{"name": "sub"'],
+        ),
+        (
+            {"tools": TOOLS, "tool_choice": "required"},
+            [
+                '<tool_call>\n{"name": "add", "arguments": {"a":1}}\n</tool_call>\n'
+                '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+            ],
+            ["hi", '<tool_call>\n{"name": "add", "arguments": {}'],
+        ),
+        (
+            {"tools": TOOLS, "tool_choice": "required", "tool": "add", "one_call": True},
+            ['<tool_call>\n{"name": "add", "arguments": {"a":1}}\n</tool_call>'],
+            ['<tool_call>\n{"name": "now"', '<tool_call>\n{"name": "add", "arguments": {"a":1}}\n</tool_call>\n'],
+        ),
+        (
+            {"tools": TOOLS, "schema": NUMBER},
+            ["12", '<tool_call>\n{"name": "add", "arguments": {"b":1}}\n</tool_call>'],
+            ["hi", "12 "],
+        ),
+        (
+            {"tools": TOOLS, "schema": NUMBER, "strict": frozenset({"add"})},
+            ["12"],
+            ['<tool_call>\n{"name": "add", "arguments": {"b":1}}'],
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_answers_may_be(renderer: Renderer, asked: Any, allowed: list[str], forbidden: list[str]) -> None:
     grammar = made(renderer, **asked)
     assert grammar is not None
@@ -121,11 +152,19 @@ STRICT = frozenset({"add"})
         ({"tools": TOOLS, "strict": STRICT, "prefill": "The"}, "tools", "beside the beginning of an answer"),
         ({"schema": AnswerSchema({"not": {}}, "text.format")}, "text.format", r'^text.format: .*"not"'),
         ({"tools": [{"function": ADD | {"parameters": NOT}}], "strict": STRICT}, "tools", r"^tools: .*'add'.*\"not\""),
-        ({"tools": [{"function": ADD | {"parameters": NOT}}], "tool_choice": "required"}, "tool_choice", r"'add'.*\"not\""),
+        (
+            {"tools": [{"function": ADD | {"parameters": NOT}}], "tool_choice": "required"},
+            "tool_choice",
+            r"'add'.*\"not\"",
+        ),
         ({"tools": [{"function": ADD | {"parameters": {"type": "array"}}}], "strict": STRICT}, "tools", "not object"),
-        ({"tools": [{"function": ADD | {"name": "a b"}}], "strict": frozenset({"a b"})}, "tools", "'a b' is not a tool's"),
+        (
+            {"tools": [{"function": ADD | {"name": "a b"}}], "strict": frozenset({"a b"})},
+            "tools",
+            "'a b' is not a tool's",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused(renderer: Renderer, change: dict[str, Any], param: str, why: str) -> None:
     with pytest.raises(ApiError, match=why) as refused:
         made(renderer, **change)
@@ -134,11 +173,16 @@ def test_what_cannot_be_is_refused(renderer: Renderer, change: dict[str, Any], p
 
 
 def test_families_whose_calls_no_grammar_writes(renderer: Renderer) -> None:
-    muse = Renderer(renderer.tokenizer, TEMPLATE + "{# <atem:function_calls> #}", specials={"eos_token": "<|im_end|>"}, tools="template")  # fmt: skip
+    muse = Renderer(
+        renderer.tokenizer,
+        TEMPLATE + "{# <atem:function_calls> #}",
+        specials={"eos_token": "<|im_end|>"},
+        tools="template",
+    )
     assert muse.format.name == "muse"
-    with pytest.raises(ApiError, match="muse.*Fix: use tool_choice 'auto'"):
+    with pytest.raises(ApiError, match=r"muse.*Fix: use tool_choice 'auto'"):
         made(muse, tools=TOOLS, tool_choice="required")
-    with pytest.raises(ApiError, match="muse.*Fix: leave strict out"):
+    with pytest.raises(ApiError, match=r"muse.*Fix: leave strict out"):
         made(muse, tools=TOOLS, strict=STRICT)
 
 
@@ -155,13 +199,24 @@ def test_an_engine_that_cannot_says_so(renderer: Renderer) -> None:
 def test_apis_say_which_tools_are_strict() -> None:
     parameters = ADD["parameters"]
     chat = {"messages": HI, "tools": [{"type": "function", "function": ADD | {"strict": True}}, *TOOLS[1:]]}
-    responses = {"input": "hi", "tools": [{"type": "function", "strict": True, **ADD}, {"type": "function", "name": "now"}]}
-    messages = {"messages": HI, "max_tokens": 9, "tools": [
-        {"name": "add", "input_schema": parameters, "strict": True}, {"name": "now", "input_schema": {}, "strict": False},
-    ]}  # fmt: skip
+    responses = {
+        "input": "hi",
+        "tools": [{"type": "function", "strict": True, **ADD}, {"type": "function", "name": "now"}],
+    }
+    messages = {
+        "messages": HI,
+        "max_tokens": 9,
+        "tools": [
+            {"name": "add", "input_schema": parameters, "strict": True},
+            {"name": "now", "input_schema": {}, "strict": False},
+        ],
+    }
     for dialect, body in ((ChatCompletions(), chat), (Responses(), responses), (Messages(), messages)):
         assert dialect.read(json.dumps(body).encode()).strict == {"add"}
-    space = {"input": "hi", "tools": [{"type": "namespace", "name": "m", "tools": [{"type": "function", "strict": True, **ADD}]}]}
+    space = {
+        "input": "hi",
+        "tools": [{"type": "namespace", "name": "m", "tools": [{"type": "function", "strict": True, **ADD}]}],
+    }
     assert Responses().read(json.dumps(space).encode()).strict == {"m__add"}
     wrong = {"messages": HI, "tools": [{"type": "function", "function": ADD | {"strict": "yes"}}]}
     with pytest.raises(ApiError, match="strict"):

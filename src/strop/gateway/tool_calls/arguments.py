@@ -63,7 +63,7 @@ def split_object(schema: Schema) -> Schema:
 def loosen(schema: Schema) -> Schema:
     """Arguments of the names that a schema has, each of which may be anything or left out."""
     properties: Schema = schema.get("properties") or {}
-    return {"properties": dict.fromkeys(properties, {})} if properties else {}
+    return {"properties": {name: {} for name in properties}} if properties else {}
 
 
 def write_plain(rules: Lark, schema: Schema, root: Schema, unsaid: Sequence[str]) -> list[str]:
@@ -134,7 +134,9 @@ class Tags(Arguments):
         self, rules: Lark, key: str, kind: str, values: Sequence[str], around: tuple[str, str] = ("", "")
     ) -> str:
         before, _, after = self._open.partition("{key}")
-        begin, end = (rules.spell(text) for text in (after.replace("{kind}", kind) + around[0], around[1] + self._close))
+        begin, end = (
+            rules.spell(text) for text in (after.replace("{kind}", kind) + around[0], around[1] + self._close)
+        )
         return f"{rules.spell(before)} {key} {begin} ({' | '.join(values)}) {end}"
 
 
@@ -288,7 +290,7 @@ class Python(Literals):
         properties, required = read_properties(table)
         known: dict[str, str] = {}
         if not properties and table.get("additionalProperties") is not False:
-            pair = f"{rules.terminal(KEY_OF_PYTHON)} \"=\" {self.write_value(rules, {}, schema, known)}"
+            pair = f'{rules.terminal(KEY_OF_PYTHON)} "=" {self.write_value(rules, {}, schema, known)}'
             return rules.rule(f'({pair})? ")"')
         pairs: list[tuple[str, bool]] = []
         for name, inner in properties.items():

@@ -1,6 +1,6 @@
 """How a family writes calls, piece by piece: what grammars are made of, and the beginnings that are given to models.
 
-    begin  before NAME after ARGUMENTS close  between  before NAME after ARGUMENTS close  end
+begin  before NAME after ARGUMENTS close  between  before NAME after ARGUMENTS close  end
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A JSON Schema as a choice of simple ones, for notations that are not JSON, and its strings as plain text.
 
-    split({"type": ["string", "null"]})     [{"type": "string"}, {"type": "null"}]
-    split({"enum": ["a", 1]})               [{"const": "a"}, {"const": 1}]
+split({"type": ["string", "null"]})     [{"type": "string"}, {"type": "null"}]
+split({"enum": ["a", 1]})               [{"const": "a"}, {"const": 1}]
 """
 
 from __future__ import annotations
@@ -105,5 +105,6 @@ def read_properties(branch: Schema) -> tuple[Schema, set[str]]:
         if name not in properties and extra is False:
             raise BadSchema(f"the property {name!r} is required, and not allowed")
         properties.setdefault(name, extra if isinstance(extra, dict) else {})
-    return {name: {} if inner is True else inner for name, inner in properties.items() if inner is not False}, {*required}
-
+    return {name: {} if inner is True else inner for name, inner in properties.items() if inner is not False}, {
+        *required
+    }
