@@ -31,7 +31,7 @@ class Model:
             tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
         tokenizer.save(str(folder / "tokenizer.json"))
         self.vocabulary = max(tokenizer.get_vocab().values()) + 9  # some ids are nothing's, as in most models
-        self.ends = tuple(sorted(tokenizer.token_to_id(end) for end in ends))
+        self.ends = tuple(sorted(id for end in ends if (id := tokenizer.token_to_id(end)) is not None))
         added = tokenizer.get_added_tokens_decoder()
         self.hidden = {id for id, token in added.items() if token.special and token.content not in format.marks}
         self.tokens = MarkTokens.of(tokenizer, self.ends)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -255,12 +255,12 @@ def nest(schema: Any, name: str) -> Any:
     {'items': {'$ref': '#/$defs/0/$defs/it'}}
     """
     if isinstance(schema, list):
-        return [nest(one, name) for one in schema]
+        return [nest(one, name) for one in cast(list[Any], schema)]
     if not isinstance(schema, dict):
         return schema
     return {
         key: f"#/$defs/{name}{value[1:]}" if key == "$ref" and str(value).startswith("#") else nest(value, name)
-        for key, value in schema.items()
+        for key, value in cast(dict[str, Any], schema).items()
     }
 
 

@@ -4,7 +4,7 @@
     Tags("<parameter=", ...)      <parameter=city>\\nParis\\n</parameter>         strings as they are, all else as JSON
     Python()                      (city="Paris", days=3, hot=True)
     Quoted('<|"|>')               {city:<|"|>Paris<|"|>,days:3}
-    Nested("]<]minimax[>[")       <city>Paris</city><days>3</days>               each tag after that mark
+    NestedTags("]<]minimax[>[")   <city>Paris</city><days>3</days>               each tag after that mark
 
 JSON is llguidance's own. The others write what tools have mostly: kinds, `properties` and `required` in their order,
 `items` with their number, `enum`, `const`, `anyOf`, `$ref`; other keywords are refused by name. Properties that are not
@@ -349,7 +349,7 @@ class Quoted(Literals):
         return f'{name} ":" {value}'
 
 
-class Nested(Literals):
+class NestedTags(Literals):
     """MiniMax M3's tags, each after `space`. What is text the reader tells by the schema. An object whose properties no
     schema names is empty: no grammar of this kind closes a tag with the very name that opened it."""
 

@@ -12,8 +12,7 @@ import re
 
 from msgspec.structs import replace
 
-from strop.gateway.tool_calls.arguments import Nested as NestedTags
-from strop.gateway.tool_calls.arguments import Python, Quoted, Tags
+from strop.gateway.tool_calls.arguments import NestedTags, Python, Quoted, Tags
 from strop.gateway.tool_calls.bodies import Gemma, Nested, headed, parameters, parse_json_call
 from strop.gateway.tool_calls.form import ANY_NAME, ID, ONE, ZERO, CallForm
 from strop.gateway.tool_calls.reader import Grammar
