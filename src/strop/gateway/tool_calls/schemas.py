@@ -43,7 +43,10 @@ def split(schema: Any, root: Schema) -> list[Schema]:
     allowed = [kinds] if isinstance(kinds, str) else cast("list[str] | None", kinds)
     if "const" in schema or "enum" in schema:
         values: list[Any] = [schema["const"]] if "const" in schema else schema["enum"]
-        return [{"const": value} for value in values if not allowed or list_kinds({"enum": [value]}) & {*allowed}]
+        found = [{"const": value} for value in values if not allowed or list_kinds({"enum": [value]}) & {*allowed}]
+        if not found:
+            raise BadSchema(f"none of {values} is of type {' or '.join(allowed or ())}")
+        return found
     if options := schema.get("anyOf"):
         return [one for option in options for one in split(option, root)]
     if allowed is None:
