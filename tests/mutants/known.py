@@ -71,6 +71,13 @@ MUTANTS = (
         "UNFORCED = '%llguidance {}'",
         "tests/unit/models/test_grammar.py",
     ),
+    _one(
+        "calls of strict tools may have any arguments",
+        "gateway/prescribe.py",
+        'required or one["name"] in request.strict)',
+        "required)",
+        "tests/unit/gateway/test_prescribe.py",
+    ),
     # -- stored data
     _one(
         "stored data passes for what the present weights sampled",
