@@ -53,12 +53,3 @@ class EntryMasks:
             return None
         return torch.from_numpy(self._masks[which].view(np.int32)).to(device)
 
-
-def unpack_bits(masks: Tensor, vocabulary: int) -> Tensor:
-    """[entries, words] -> booleans, [entries, vocabulary].
-
-    >>> unpack_bits(torch.tensor([[0b101]], dtype=torch.int32), 4).tolist()
-    [[True, False, True, False]]
-    """
-    shifts = torch.arange(32, dtype=torch.int32, device=masks.device)
-    return ((masks[:, :, None] >> shifts) & 1).bool().flatten(1)[:, :vocabulary]
