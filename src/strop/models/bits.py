@@ -12,5 +12,6 @@ def unpack(masks: Tensor, vocabulary: int) -> Tensor:
     >>> unpack(torch.tensor([[0b101]], dtype=torch.int32), 4).tolist()
     [[True, False, True, False]]
     """
-    shifts = torch.arange(32, dtype=torch.int32, device=masks.device)
-    return ((masks[..., None] >> shifts) & 1).bool().flatten(-2)[..., :vocabulary]
+    shifts = torch.arange(8, dtype=torch.uint8, device=masks.device)
+    bits = (masks.view(torch.uint8)[..., None] >> shifts) & 1  # the first byte of a word has its lowest bits
+    return bits.bool().flatten(-2)[..., :vocabulary]
