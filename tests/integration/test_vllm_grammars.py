@@ -1,5 +1,5 @@
-"""Answers that vLLM holds to a grammar, on the CPU: what it draws and which logprobs it tells is what plain Hugging Face
-makes of the tokens that may come, which are found by comparing strings; and what is trained on is what was drawn.
+"""Answers that vLLM holds to a grammar, on the CPU: what it draws and which logprobs it tells is what plain Hugging
+Face makes of the tokens that may come, which are found by comparing strings; and what is trained on is what was drawn.
 
 Needs `python benchmarks/peers/vllm_cpu.py`, which takes minutes; skipped where that was not run.
 """
@@ -37,7 +37,6 @@ CALL, ENDED = TOKENIZER.token_to_id("<tool_call>"), TOKENIZER.token_to_id("</too
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(not is_there(), reason="run python benchmarks/peers/vllm_cpu.py"),
 ]
 
@@ -98,6 +97,7 @@ def compare(model: Any, chunks: list[Chunk], texts: list[str] | None, temperatur
 
 
 @pytest.mark.parametrize("way", ["streamed", "whole", "line"])
+@pytest.mark.asyncio(loop_scope="module")
 async def test_it_draws_what_is_allowed_and_tells_its_logprob(engine: Vllm, model: Any, way: str) -> None:
     """Rows of several schemas and without one run side by side."""
     asked: Any = engine
@@ -121,10 +121,12 @@ async def test_it_draws_what_is_allowed_and_tells_its_logprob(engine: Vllm, mode
         engine._holders.remove(asked)
 
 
-@pytest.mark.parametrize("ends", [ENDS, (2,), (1,), (7,), (5, 6)])
+@pytest.mark.parametrize("ends", [ENDS, (2,), (1,), (7, 9)])
+@pytest.mark.asyncio(loop_scope="module")
 async def test_its_masks_are_ours_for_thoughts_and_special_tokens(engine: Vllm, model: Any, ends: Any) -> None:
     """Whatever ends an answer: vLLM's own end of a text (2) or another token, a special one or not."""
-    text = f'{UNFORCED}\nstart: thought? <[{CALL}]> "sum: " NUMBER <[{ENDED}]>\nthought: /[^<]{{0,6}}/\nNUMBER: /[0-9]{{1,3}}/'
+    text = f'{UNFORCED}\nstart: thought? <[{CALL}]> "sum: " NUMBER <[{ENDED}]>\n'
+    text += "thought: /[^<]{0,6}/\nNUMBER: /[0-9]{1,3}/"
     grammar = AnswerGrammar(text=text, ends=ends, version=VERSION)
     answers = await asyncio.gather(*(play(engine, grammar, temperature=2.0, seed=seed) for seed in range(8)))
     for chunks in answers:
@@ -137,6 +139,7 @@ async def test_its_masks_are_ours_for_thoughts_and_special_tokens(engine: Vllm, 
             matcher.take(token)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_one_that_cannot_is_refused_in_a_sentence_and_goes_on(tmp_path: Path) -> None:
     engine = Vllm(NANO, configure(args=("--tokens-only",)), log=tmp_path / "vllm.log")
     await engine.start()

@@ -62,7 +62,6 @@ class EntryMasks:
         return torch.from_numpy(self._masks[which].view(np.int32)).to(device)
 
 
-
 def _describe(batch: Batch) -> bytes:
     """A fingerprint of the entries and of what they were held to."""
     digest = blake2b(batch.starts.tobytes(), digest_size=16)

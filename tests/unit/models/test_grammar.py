@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 import strop
@@ -59,12 +60,28 @@ def test_one_matcher_knows_nothing_of_another_for_the_same_schema() -> None:
     assert second.find_allowed().tobytes() == before != first.find_allowed().tobytes()
 
 
-def test_a_token_that_is_forbidden_is_refused_and_changes_nothing() -> None:
+@pytest.mark.parametrize("token", [0, *ENDS, 6, TOKENIZER.encode("a").ids[0]])
+def test_a_token_that_is_forbidden_is_refused(token: int) -> None:
+    """0 is what the library takes for the end of a text."""
     matcher = TokenMatcher(NANO, VOCABULARY, grammar_of({"type": "integer"}))
-    before = read(matcher)
-    with pytest.raises(OutOfGrammar, match="not one that the grammar allows"):
-        matcher.take(ENDS[0])
-    assert read(matcher) == before
+    with pytest.raises(OutOfGrammar, match=f"token {token} is not one that the grammar allows"):
+        matcher.take(token)
+    with pytest.raises(OutOfGrammar, match="the grammar cannot be followed"):
+        matcher.find_allowed()
+
+
+@pytest.mark.parametrize("ends", [(0,), (2,), (0, 1, 2), (7, 300)])
+def test_any_token_may_be_what_ends_an_answer(ends: tuple[int, ...]) -> None:
+    grammar = replace(grammar_of({"enum": ["ab", "abc"]}), ends=ends)
+    for end in ends:
+        matcher = TokenMatcher(NANO, VOCABULARY, grammar)
+        for token in TOKENIZER.encode('"ab').ids:
+            assert not read(matcher) & {*ends}
+            matcher.take(token)
+        assert {TEXTS[id] for id in read(matcher)} == {'"', "c", 'c"'} & {*TEXTS}
+        matcher.take(TOKENIZER.encode('"').ids[0])
+        assert read(matcher) == {*ends}
+        matcher.take(end)
 
 
 def test_a_model_without_a_tokenizer_that_can_be_read_is_said(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ class Core:
         return refused
 
     def _find_masks(self, ready: Sequence[DecodeRequest]) -> dict[int, EngineError]:
-        """What may come next, of those that are held to a grammar. Whose is lost is drawn for without one, and ended."""
+        """What may come next, of those that are held to a grammar; who is lost is ended, and drawn for all the same."""
         lost: dict[int, EngineError] = {}
         for request in ready:
             if request.matcher is not None:

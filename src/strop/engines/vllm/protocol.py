@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from strop.engines.server_events import ASKED, MOVED, BrokenOff, Said, SampledTokens, ServerClient
+from strop.engines.server_events import ASKED, MOVED, BrokenOff, RequestRefused, Said, SampledTokens, ServerClient
 from strop.engines.vllm.adapters import AdapterLimits
 from strop.engines.vllm.held import HeldAnswer
 from strop.errors import EngineError
@@ -215,17 +215,17 @@ async def generate(
     held = sampling.grammar and await HeldAnswer.begin(folder, vocabulary, sampling.grammar, server.url)
     if whole:
         params["output_kind"] = FINAL_ONLY
-    begun = finished = False
+    finished = False
     try:
         async with aclosing(_ask_once(server, body) if whole else server.events(GENERATE, body)) as events:
             async for event in events:
-                begun, piece = True, _piece(event)
+                piece = _piece(event)
                 finished = piece.finish is not None
                 if held is not None:
                     held.check(piece.ids)
                 yield piece
-    except EngineError as error:
-        if held is None or begun or isinstance(error, BrokenOff):
+    except RequestRefused as error:
+        if held is None:
             raise
         raise held.explain(error) from None
     if not finished:
@@ -323,6 +323,8 @@ def _piece(data: bytes) -> SampledTokens:
     except (msgspec.DecodeError, IndexError):
         event = _event.decode(data) if data.startswith(b'{"error"') else _Event()
         said = (event.error or {}).get("message") or data[:200].decode(errors="replace")
+        if 400 <= int((event.error or {}).get("code") or 0) < 500:  # of a stream, which begins before it is looked at
+            raise RequestRefused(f"vLLM refused an answer: {said}") from None
         raise BrokenOff(f"vLLM could not go on with an answer: {said}") from None
     ids = choice.token_ids or []
     logprobs = [
