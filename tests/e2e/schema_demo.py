@@ -1,34 +1,31 @@
-"""The demo with an answer that follows a schema in place of a tool call: what is to be computed, in the form in which
-the model in the box knows it. The prompt is the one that the demo's tools are rendered to, and the agent runs the
-calculator; what earns a reward is the demo's.
-
-The schema says what an expression looks like: the token with which this model ends a call, a quote and two brackets
-and what comes after them, is not one that may come here, and it knows of no other.
-"""
+"""The demo's agent with a grammar in every turn: its first answer must be a call, every call must follow the tool's
+schema. Tasks, prompts and rewards are the demo's."""
 
 import json
 from typing import Any
 
-from strop.demo import TOOLS, calculator, score
+from strop.demo import MAX_TURNS, TOOLS, calculator, score
 from strop.types import Task
 
-NAME, ABOUT = TOOLS[0]["function"]["name"], TOOLS[0]["function"]["description"]
-EXPRESSION = {"type": "string", "pattern": "^[0-9]{2,3} [-+*] [0-9]{2,3}$"}
-
-
-def make_object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "required": [*properties], "properties": properties, "additionalProperties": False}
-
-
-SCHEMA = make_object({"name": {"const": NAME}, "arguments": make_object({"expression": EXPRESSION})})
-FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "call", "strict": True, "schema": SCHEMA}}
-SYSTEM = f"<tools>\n{NAME}(expression): {ABOUT}\n</tools>"
+FUNCTION = TOOLS[0]["function"] | {"strict": True}
+FUNCTION["parameters"] = FUNCTION["parameters"] | {"additionalProperties": False}
+STRICT: Any = [{"type": "function", "function": FUNCTION}]
 
 
 def agent(task: Task, llm: Any) -> dict[str, float]:
-    messages: Any = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.data["question"]}]
-    done = llm.client().chat.completions.create(model=llm.model, messages=messages, response_format=FORMAT)
-    if done.choices[0].finish_reason != "stop":
-        return score(task.data, [], None)
-    expression = json.loads(done.choices[0].message.content)["arguments"]["expression"]
-    return score(task.data, [expression], calculator(expression))
+    client = llm.client()
+    messages: list[Any] = [{"role": "user", "content": task.data["question"]}]
+    expressions: list[str] = []
+    for turn in range(MAX_TURNS):
+        choice: Any = "auto" if turn else "required"
+        done = client.chat.completions.create(model=llm.model, messages=messages, tools=STRICT, tool_choice=choice)
+        message = done.choices[0].message
+        messages.append(message.model_dump(exclude_none=True))
+        if not message.tool_calls:
+            assert turn or done.choices[0].finish_reason == "length", "the first answer is a call, unless it is cut off"
+            return score(task.data, expressions, message.content)
+        for call in message.tool_calls:
+            expression = json.loads(call.function.arguments)["expression"]
+            expressions.append(expression)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": calculator(expression)})
+    return score(task.data, expressions, None)

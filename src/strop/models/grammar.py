@@ -31,8 +31,8 @@ from strop.types import AnswerGrammar
 LONGEST = 100_000
 """Characters of a schema."""
 SEPARATORS = (", ?", ": ?")
-"""All that may be between the parts of a JSON text. Where any blanks may be, a model that has not learned yet draws them
-to the end: llguidance takes any number of a `whitespace_pattern`, one after the other."""
+"""All that may be between the parts of a JSON text. Where any blanks may be, a model that has not learned yet draws
+them to the end: llguidance takes any number of a `whitespace_pattern`, one after the other."""
 UNFORCED = '%llguidance {"no_forcing": true}'
 """Where a text can only go on in one way, all tokens that spell it may come, not only those of its usual spelling."""
 VERSION = llguidance.get_version()

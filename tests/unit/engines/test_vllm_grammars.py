@@ -1,4 +1,4 @@
-"""What vLLM is told of grammars, what becomes of answers that do not follow them, and how servers are started for it."""
+"""What vLLM is told of grammars, what becomes of answers that do not follow them, and how servers are started."""
 
 import json
 import random
