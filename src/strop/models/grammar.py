@@ -30,9 +30,8 @@ from strop.types import AnswerGrammar
 
 LONGEST = 100_000
 """Characters of a schema."""
-SEPARATORS = (", ?", ": ?")
-"""All that may be between the parts of a JSON text. Where any blanks may be, a model that has not learned yet draws
-them to the end: llguidance takes any number of a `whitespace_pattern`, one after the other."""
+SPACE = r"[ \n\t]{0,16}"
+"""Between the parts of a JSON text. Without a limit a model that has not learned yet may draw spaces to the end."""
 UNFORCED = '%llguidance {"no_forcing": true}'
 """Where a text can only go on in one way, all tokens that spell it may come, not only those of its usual spelling."""
 VERSION = llguidance.get_version()
@@ -63,7 +62,7 @@ def compile_schema(schema: dict[str, Any]) -> str:
 @lru_cache(256)
 def _compile(schema: str) -> str:
     try:
-        compiled = json.loads(JsonCompiler(separators=SEPARATORS, whitespace_flexible=False).compile(schema))
+        compiled = json.loads(JsonCompiler(whitespace_flexible=True, whitespace_pattern=SPACE).compile(schema))
     except ValueError as error:
         raise BadSchema(str(error).partition("\n")[0]) from None
     text = f"{UNFORCED}\nstart: %json {json.dumps(compiled['grammars'][0]['json_schema'])}"
