@@ -190,7 +190,7 @@ class Core:
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Chunk | EngineError]]:
         """A token for every sequence that has nothing left to run."""
-        refused = self._read_grammars()
+        refused: list[tuple[int, Chunk | EngineError]] = [*self._read_grammars()]
         self._admit()
         work = self._work()
         if not work:
