@@ -167,4 +167,4 @@ def test_a_run_learns_from_what_was_drawn(tmp_path: Path) -> None:
     assert all(json.dumps(prescribed.SCHEMA["required"]) in turn.sampling.grammar.text for turn in turns)  # pyright: ignore
     apart = [step.metrics["training/rollout_logprobs_diff_max"] for step in told.steps]
     assert np.max(apart) < LIMIT, apart
-    assert all(step.metrics["actor/grad_norm"] > 0 for step in told.steps)
+    assert any(step.metrics["actor/grad_norm"] > 0 for step in told.steps), "nothing was learned from"
