@@ -35,8 +35,7 @@ def choose_arguments() -> list[str]:
 
 if __name__ == "__main__":
     module = sys.argv.pop(1)
-    at = (
-        3 if sys.argv[1] == "serve" else 1
-    )  # after the command and its model; what the user gives comes later, and wins
+    # After the command and its model: what the user gives comes later, and wins.
+    at = 3 if sys.argv[1] == "serve" else 1
     sys.argv[at:at] = choose_arguments()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
