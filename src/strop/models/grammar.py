@@ -109,12 +109,15 @@ class TokenMatcher:
         self._refuse_error()
         # Not `validate_tokens`: it knows the tokenizer's own end of a text as nothing else than that.
         if not self._matcher.consume_token(token):
-            raise OutOfGrammar(f"token {token} is not one that the grammar allows")
+            raise OutOfGrammar(f"token {token} is not one that the grammar allows ({self._find_error()})")
 
     def _refuse_error(self) -> None:
         """Of one that is past its limits, which would go on as if the answer had to end."""
         if self._matcher.is_error():
-            raise OutOfGrammar(f"the grammar cannot be followed: {self._matcher.get_error().partition(chr(10))[0]}")
+            raise OutOfGrammar(f"the grammar cannot be followed: {self._find_error()}")
+
+    def _find_error(self) -> str:
+        return self._matcher.get_error().partition("\n")[0]
 
 
 @lru_cache(256)

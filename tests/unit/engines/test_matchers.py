@@ -13,6 +13,7 @@ from strop.engines.embedded.core import Core
 from strop.engines.embedded.matchers import KEPT, Matchers, take
 from strop.errors import EngineError
 from strop.learner.model import load
+from strop.models.grammar import UNFORCED
 from strop.types import AnswerGrammar, Sampling
 from tests.unit.models.test_grammar import ENDS, NANO, TEXTS, TOKENIZER, VOCABULARY, grammar_of, read
 
@@ -74,6 +75,23 @@ def test_a_grammar_that_cannot_be_ends_its_own_request_alone(core: Core) -> None
     assert "cannot be held to a schema: " in str(failed[0])
     assert "Fix: ask without one" in str(failed[0])
     assert answers[1][-1] in ENDS
+
+
+def test_a_grammar_that_grows_too_large_ends_its_own_answer_alone(core: Core) -> None:
+    """More ways to go on after a letter than the library follows."""
+    ways = range(2100)
+    text = f"start: {' | '.join(f'wide y{n}' for n in ways)}\nwide: /[a-z]/\n"
+    text += "\n".join(f'y{n}: "b{n}"' for n in ways)
+    wide = Sampling(grammar=AnswerGrammar(text=f"{UNFORCED}\n{text}", ends=ENDS, version=""), max_tokens=20, seed=3)
+    answers, failed = defaultdict[int, list[int]](list), dict[int, EngineError]()
+    core.add(0, PROMPT, wide, ENDS)
+    core.add(1, PROMPT, HELD, ENDS)
+    while core.busy:
+        failed |= step(core, answers)
+    assert [*failed] == [0]
+    assert "cannot be held to its schema any longer: " in str(failed[0])
+    assert "max is 2000" in str(failed[0])
+    assert "".join(TEXTS[id] for id in answers[1][:-1]) in ('"ab"', '"abc"')
 
 
 def test_a_grammar_is_compiled_once_and_its_answers_know_nothing_of_each_other() -> None:

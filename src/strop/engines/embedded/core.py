@@ -233,9 +233,12 @@ class Core:
                     request.allowed = request.matcher.find_allowed()
                 except OutOfGrammar as error:
                     request.allowed = None
-                    lost[request.id] = EngineError(f"an answer cannot be held to its schema: {error}. Fix: simplify it")
-                    self._end(request)
+                    lost[request.id] = self._give_up(request, error)
         return lost
+
+    def _give_up(self, request: DecodeRequest, error: OutOfGrammar) -> EngineError:
+        self._end(request)
+        return EngineError(f"the answer cannot be held to its schema any longer: {error}. Fix: simplify the schema")
 
     def _admit(self) -> None:
         """Requests get slots in the order they came, except that one whose beginning is being run right now by another
@@ -293,7 +296,10 @@ class Core:
             )
         request.ids.append(id)
         if request.matcher is not None:
-            request.matcher.take(id)
+            try:
+                request.matcher.take(id)
+            except OutOfGrammar as error:
+                return self._give_up(request, error)
         finish = request.finish or ("length" if len(request.ids) >= self.context else None)
         if finish:
             self._end(request)
