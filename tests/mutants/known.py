@@ -60,9 +60,30 @@ MUTANTS = (
     _one(
         "what a grammar forbade has a part in learning",
         "learner/learner.py",
-        "return EntryMasks.of(batch, self.folder, find_head(self.model).out_features)",
+        "return EntryMasks.of(batch, self.folder, find_head(self.model).out_features, self._masks)",
         "return None",
         "tests/e2e/test_prescribed.py",
+    ),
+    _one(
+        "the masks of one batch are used for another",
+        "learner/masks.py",
+        "if before is not None and before._about == about:",
+        "if before is not None:",
+        "tests/unit/learner/test_masks.py",
+    ),
+    _one(
+        "what vLLM drew is not compared with its grammar",
+        "engines/vllm/protocol.py",
+        "held.check(piece.ids)",
+        "pass",
+        "tests/unit/engines/test_vllm_grammars.py",
+    ),
+    _one(
+        "requests wait for the grammars of others",
+        "engines/embedded/core.py",
+        "if coming and len(coming) == len(self.waiting) and not self.running:",
+        "while not all(request.compiled.done() for request in coming if request.compiled):",
+        "tests/unit/engines/test_matchers.py",
     ),
     _one(
         "a text that is forced may be spelt in one way alone",

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
-from strop.models.grammar import BadSchema, TokenMatcher, compile_schema, unpack
-from tests.unit.models.test_grammar import ENDS, NANO, TOKENIZER, VOCABULARY, grammar_of
+from strop.models.grammar import BadSchema, TokenMatcher, compile_schema
+from tests.unit.models.test_grammar import ENDS, NANO, TOKENIZER, VOCABULARY, grammar_of, read
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 EVERY = int(os.environ.get("STROP_TEST_EVERY", "25"))
@@ -102,7 +101,7 @@ def draw_text(schema: dict[str, Any], draw: random.Random) -> str | None:
     """At random among what is allowed, the longer it gets the rather what closes something; None if it is cut off."""
     matcher, ids = TokenMatcher(NANO, VOCABULARY, grammar_of(schema)), list[int]()
     while len(ids) < LONGEST:
-        allowed = {*np.flatnonzero(unpack(matcher.find_allowed(), VOCABULARY)).tolist()}
+        allowed = read(matcher)
         ending = [id for id in (*ENDS, *CLOSING) if id in allowed]
         token = draw.choice(ending if ending and draw.random() < 0.2 + len(ids) / 100 else sorted(allowed))
         matcher.take(token)

@@ -24,7 +24,7 @@ from strop.errors import ContextOverflow, EngineError
 
 class DirectLine(Struct, frozen=True, kw_only=True):
     """Where a server is, what it calls the model, which version that is, and what may be asked of it. One that is not
-    `open` will be in a moment, perhaps with another version.
+    `open` will be in a moment, perhaps with another version. `folder` has the model's tokenizer, for grammars.
 
     >>> line = DirectLine(url="http://127.0.0.1:8000", model="strop", version="1.4", context=512, vocabulary=100)
     >>> line.count_left([1, 2, 3])
@@ -39,6 +39,7 @@ class DirectLine(Struct, frozen=True, kw_only=True):
     stream_interval: int = 1
     seeds: bool = False
     open: bool = True
+    folder: str = ""
 
     def count_left(self, prompt_ids: Sequence[int]) -> int:
         """How many tokens an answer may have. Raises what `refuse_prompt` does."""

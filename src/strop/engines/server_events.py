@@ -25,6 +25,10 @@ class BrokenOff(EngineError):
     """An answer that the server began and did not end. Asking again may help."""
 
 
+class RequestRefused(EngineError):
+    """A request that the server does not take. Asking again does not help."""
+
+
 class SampledTokens(Struct, frozen=True):
     """Some sampled tokens. `finish` ends the answer."""
 
@@ -91,5 +95,5 @@ class ServerClient:
             said = cast("dict[str, Any]", said).get("message", said) if isinstance(said, dict) else said
         except msgspec.DecodeError:
             pass
-        kind = BrokenOff if status >= 500 else EngineError
+        kind = BrokenOff if status >= 500 else RequestRefused
         return kind(f"{self.name} refused {what} (status {status}): {said or 'it does not say why'}")

@@ -180,7 +180,7 @@ class Learner:
         return self._in_memory(batch, None, lambda: self._score(batch, self._pack(batch, None)))
 
     def _find_masks(self, batch: Batch) -> EntryMasks | None:
-        return EntryMasks.of(batch, self.folder, find_head(self.model).out_features)
+        return EntryMasks.of(batch, self.folder, find_head(self.model).out_features, self._masks)
 
     @torch.no_grad()
     def _score(self, batch: Batch, pieces: Sequence[MicroBatch]) -> dict[str, float]:

@@ -21,9 +21,10 @@ from strop.errors import ModelError
 from strop.learner.blocks import PLAIN, Way, apply_way
 from strop.learner.device import send
 from strop.learner.flex_attention import build_flex_plan, padded_size
-from strop.learner.masks import EntryMasks, unpack_bits
+from strop.learner.masks import EntryMasks
 from strop.learner.sequence_parallel import SplitTree
 from strop.learner.tree_attention import Tree, plan
+from strop.models.bits import unpack
 from strop.trajectory import Entries, MicroBatch
 
 CHUNK = {"cpu": 2**24, "cuda": 2**28}
@@ -158,7 +159,7 @@ def _pick(
     `allowed`, bits of a mask where there are any, has no part in it."""
     logits = logits.to(temperature.dtype) / temperature[:, None]
     if allowed is not None:
-        logits = logits.masked_fill(~unpack_bits(allowed, logits.shape[1]), LEAST)
+        logits = logits.masked_fill(~unpack(allowed, logits.shape[1]), LEAST)
     total = logits.logsumexp(-1)
     logps = logits - total[:, None]
     return logps.gather(1, target[:, None])[:, 0], -(logps.exp() * logps).sum(-1), total
@@ -177,7 +178,7 @@ def _slope(
     """The gradient of the logits, in their dtype, from that of what `_pick` gave."""
     warm = logits.to(temperature.dtype) / temperature[:, None]
     if allowed is not None:
-        warm = warm.masked_fill(~unpack_bits(allowed, logits.shape[1]), LEAST)
+        warm = warm.masked_fill(~unpack(allowed, logits.shape[1]), LEAST)
     logps = warm - total[:, None]
     # d logp / d logits = 1 at the target - probs;  d entropy / d logits = - probs (logps + entropy)
     push = ((logps + entropy[:, None]) * for_entropy[:, None] + for_logp[:, None]) * logps.exp()

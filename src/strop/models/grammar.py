@@ -4,15 +4,19 @@
     engine    TokenMatcher: which tokens may come next ──▶ draw one of them ──▶ take ──▶ ...
     learner   the same over what was drawn: the same masks, and so the same distribution (learner/masks.py)
 
-Compiling and masks are llguidance's. A mask is bits, one for each token of the vocabulary, 32 to a word.
+Compiling and masks are llguidance's. A mask is bits, one for each token of the vocabulary, 32 to a word
+(bits.py).
 
 An answer ends with one of its `ends` tokens, which may come only where the grammar is complete, and must come where
-nothing else may. One that is cut off by its length is cut off in the middle of the grammar.
+nothing else may: `close_grammar` puts them into the text itself, so that nothing depends on what a tokenizer, or a
+server, takes for the end of a text. An answer that is cut off by its length is cut off in the middle of the grammar.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from copy import copy
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,7 @@ import llguidance
 import numpy as np
 from llguidance import JsonCompiler, LLMatcher, LLTokenizer
 
-from strop.errors import ConfigError
+from strop.errors import ConfigError, StropError
 from strop.types import AnswerGrammar
 
 LONGEST = 100_000
@@ -37,6 +41,10 @@ Words = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
 
 class BadSchema(ConfigError):
     """A schema that cannot be compiled, with the reason."""
+
+
+class OutOfGrammar(StropError):
+    """A token that came where the grammar does not allow it, or a grammar that has grown too large to be followed."""
 
 
 def compile_schema(schema: dict[str, Any]) -> str:
@@ -78,54 +86,66 @@ def check_grammar(text: str) -> None:
         raise BadSchema(said.partition("\n")[0])
 
 
+def close_grammar(grammar: AnswerGrammar) -> str:
+    """The grammar of an answer with the token that ends it. All who hold an answer to it, or make its masks again, read
+    this very text. Its root is the one rule whose name is `start`, at the beginning of a line.
+
+    >>> print(close_grammar(AnswerGrammar(text='start: "yes"', ends=(1, 2), version="")))
+    answer_without_end: "yes"
+    start: answer_without_end ( <[1]> | <[2]> )
+    """
+    body, found = re.subn(r"(?m)^start\s*:", "answer_without_end:", grammar.text)
+    assert found == 1, f"the grammar has {found} rules that are called start"
+    return f"{body}\nstart: answer_without_end ( {' | '.join(f'<[{id}]>' for id in grammar.ends)} )"
+
+
 class TokenMatcher:
     """An answer on its way through its grammar."""
 
     def __init__(self, model: Path, vocabulary: int, grammar: AnswerGrammar) -> None:
-        """`vocabulary` is how many logits the model in this folder makes."""
+        """`vocabulary` is how many logits the model in this folder makes. Raises `BadSchema`."""
         self._matcher = _begin(model, vocabulary, grammar).deep_copy()
-        self._end = _pack(grammar.ends, vocabulary)
-        self._num_words = len(self._end)
+        self._num_words = -(-vocabulary // 32)
+
+    def copy(self) -> TokenMatcher:
+        """One at the same place, which goes its own way."""
+        other = copy(self)
+        other._matcher = self._matcher.deep_copy()
+        return other
 
     def find_allowed(self) -> Words:
-        """The mask of what may come next."""
-        if self._matcher.is_stopped():
-            return self._end
-        return np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._num_words]
+        """The mask of what may come next. Raises `OutOfGrammar` where that takes too much to find."""
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._num_words]
+        self._refuse_error()
+        return mask
 
     def take(self, token: int) -> None:
-        """It came next, and was allowed to."""
-        if not self._matcher.is_stopped():
-            assert self._matcher.consume_token(token), f"token {token} is not one that the grammar allows"
+        """It came next. Raises `OutOfGrammar`."""
+        self._refuse_error()
+        # Not `validate_tokens`: it knows the tokenizer's own end of a text as nothing else than that.
+        if not self._matcher.consume_token(token):
+            raise OutOfGrammar(f"token {token} is not one that the grammar allows ({self._find_error()})")
 
+    def _refuse_error(self) -> None:
+        """Of one that is past its limits, which would go on as if the answer had to end."""
+        if self._matcher.is_error():
+            raise OutOfGrammar(f"the grammar cannot be followed: {self._find_error()}")
 
-def unpack(masks: Words, vocabulary: int) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """Masks as booleans, [..., vocabulary].
-
-    >>> unpack(np.array([0b101], np.uint32), 4).tolist()
-    [True, False, True, False]
-    """
-    return np.unpackbits(masks.view(np.uint8), axis=-1, count=vocabulary, bitorder="little").astype(bool)
+    def _find_error(self) -> str:
+        return self._matcher.get_error().partition("\n")[0]
 
 
 @lru_cache(256)
 def _begin(model: Path, vocabulary: int, grammar: AnswerGrammar) -> LLMatcher:
-    matcher = LLMatcher(_read_tokenizer(model, vocabulary, grammar.ends), grammar.text, log_level=0)
+    matcher = LLMatcher(_read_tokenizer(model, vocabulary), close_grammar(grammar), log_level=0)
     if matcher.is_error():
         raise BadSchema(matcher.get_error().partition("\n")[0])
     return matcher
 
 
 @lru_cache(16)
-def _read_tokenizer(model: Path, vocabulary: int, ends: tuple[int, ...]) -> LLTokenizer:
+def _read_tokenizer(model: Path, vocabulary: int) -> LLTokenizer:
     try:
-        return LLTokenizer(str(model / "tokenizer.json"), n_vocab=vocabulary, eos_token=list(ends))
+        return LLTokenizer(str(model / "tokenizer.json"), n_vocab=vocabulary)
     except (ValueError, OSError, RuntimeError) as error:  # a kind that it does not know, or none of this form
         raise BadSchema(f"the model's tokenizer is not one that grammars can be made over ({error})") from None
-
-
-@lru_cache(16)
-def _pack(ids: tuple[int, ...], vocabulary: int) -> Words:
-    bits = np.zeros(-(-vocabulary // 32) * 32, np.uint8)
-    bits[list(ids)] = 1
-    return np.packbits(bits, bitorder="little").view(np.uint32)

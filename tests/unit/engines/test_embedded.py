@@ -127,7 +127,7 @@ class Drawer:
     stream: np.random.Generator = field(default_factory=lambda: np.random.Generator(np.random.Philox(key=1)))
     ids: list[int] = field(default_factory=list)
     num_prompt: int = 0
-    matcher: None = None
+    allowed: None = None
 
 
 def draws(logits: torch.Tensor, sampling: Sampling, count: int, *, precise: bool = False) -> list[tuple[int, float]]:

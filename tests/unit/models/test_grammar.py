@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 import strop
-from strop.models.grammar import VERSION, BadSchema, TokenMatcher, compile_schema, unpack
+from strop.models.grammar import VERSION, BadSchema, OutOfGrammar, TokenMatcher, compile_schema
 from strop.types import AnswerGrammar
 
 NANO = Path(strop.__file__).parent / "models" / "nano"
@@ -21,6 +22,11 @@ TEXTS = [TOKENIZER.decode([id], skip_special_tokens=False) for id in range(VOCAB
 
 def grammar_of(schema: dict[str, object]) -> AnswerGrammar:
     return AnswerGrammar(text=compile_schema(schema), ends=ENDS, version=VERSION)
+
+
+def read(matcher: TokenMatcher) -> set[int]:
+    bits = np.unpackbits(matcher.find_allowed().view(np.uint8), count=VOCABULARY, bitorder="little")
+    return {*np.flatnonzero(bits).tolist()}
 
 
 def find_next(texts: list[str], said: str) -> set[int]:
@@ -36,7 +42,7 @@ def test_what_may_come_next_is_what_goes_on_as_one_of_the_texts(seed: int) -> No
     for _ in range(10):
         matcher, said = TokenMatcher(NANO, VOCABULARY, grammar_of({"enum": values})), ""
         while True:
-            allowed = {*np.flatnonzero(unpack(matcher.find_allowed(), VOCABULARY)).tolist()}
+            allowed = read(matcher)
             assert allowed == find_next(texts, said), said
             token = draw.choice(sorted(allowed))
             matcher.take(token)
@@ -50,14 +56,32 @@ def test_one_matcher_knows_nothing_of_another_for_the_same_schema() -> None:
     grammar = grammar_of({"enum": ["ab", "ba"]})
     first, second = (TokenMatcher(NANO, VOCABULARY, grammar) for _ in range(2))
     before = second.find_allowed().tobytes()
-    first.take(int(np.flatnonzero(unpack(first.find_allowed(), VOCABULARY))[0]))
+    first.take(min(read(first)))
     assert second.find_allowed().tobytes() == before != first.find_allowed().tobytes()
 
 
-def test_a_token_that_is_forbidden_is_a_crash() -> None:
+@pytest.mark.parametrize("token", [0, *ENDS, 6, TOKENIZER.encode("a").ids[0]])
+def test_a_token_that_is_forbidden_is_refused(token: int) -> None:
+    """0 is what the library takes for the end of a text."""
     matcher = TokenMatcher(NANO, VOCABULARY, grammar_of({"type": "integer"}))
-    with pytest.raises(AssertionError, match="not one that the grammar allows"):
-        matcher.take(ENDS[0])
+    with pytest.raises(OutOfGrammar, match=f"token {token} is not one that the grammar allows"):
+        matcher.take(token)
+    with pytest.raises(OutOfGrammar, match="the grammar cannot be followed"):
+        matcher.find_allowed()
+
+
+@pytest.mark.parametrize("ends", [(0,), (2,), (0, 1, 2), (7, 300)])
+def test_any_token_may_be_what_ends_an_answer(ends: tuple[int, ...]) -> None:
+    grammar = replace(grammar_of({"enum": ["ab", "abc"]}), ends=ends)
+    for end in ends:
+        matcher = TokenMatcher(NANO, VOCABULARY, grammar)
+        for token in TOKENIZER.encode('"ab').ids:
+            assert not read(matcher) & {*ends}
+            matcher.take(token)
+        assert {TEXTS[id] for id in read(matcher)} == {'"', "c", 'c"'} & {*TEXTS}
+        matcher.take(TOKENIZER.encode('"').ids[0])
+        assert read(matcher) == {*ends}
+        matcher.take(end)
 
 
 def test_a_model_without_a_tokenizer_that_can_be_read_is_said(tmp_path: Path) -> None:

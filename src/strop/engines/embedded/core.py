@@ -21,6 +21,7 @@ import math
 import secrets
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
@@ -35,22 +36,26 @@ from strop.engines.base import Chunk
 from strop.engines.embedded.adapters import Adapters
 from strop.engines.embedded.cache import Cache, RowCopy
 from strop.engines.embedded.fixed import FixedPasses
+from strop.engines.embedded.matchers import Matchers, take
 from strop.engines.embedded.packed import PackedPasses
 from strop.engines.embedded.passes import PROBE, Passes, PassSlice, check, measure_model
 from strop.engines.embedded.ragged import RaggedPasses, fits
 from strop.engines.embedded.sampler import sample
 from strop.engines.embedded.slots import WORTHWHILE, Slots
 from strop.errors import ContextOverflow, EngineError
-from strop.models.grammar import BadSchema, TokenMatcher
+from strop.models.grammar import OutOfGrammar, TokenMatcher, Words
 from strop.types import Sampling
 
 BEGIN = 512
 """Columns the cache begins with; it doubles when a sequence needs more."""
+LOOK = 0.01
+"""Seconds between two looks for new requests while there is nothing to do but to wait for grammars."""
 
 
 @dataclass
 class DecodeRequest:
-    """One sequence. The first `filled` of `ids` have their keys in the cache, at row `slot`."""
+    """One sequence. The first `filled` of `ids` have their keys in the cache, at row `slot`. It waits until its grammar
+    is `compiled`, and is admitted with a `matcher` then."""
 
     id: int
     policy: str
@@ -60,7 +65,9 @@ class DecodeRequest:
     stop_ids: frozenset[int]
     stream: np.random.Generator
     prompt: np.ndarray
+    compiled: Future[TokenMatcher] | None = None
     matcher: TokenMatcher | None = None
+    allowed: Words | None = None
     slot: int = -1
     filled: int = 0
 
@@ -86,6 +93,7 @@ class Core:
     context: int
     adapters: Adapters | None = None
     folder: Path | None = None
+    matchers: Matchers | None = None
     versions: defaultdict[str, str] = field(default_factory=lambda: defaultdict(lambda: "1.0"))
     waiting: dict[int, DecodeRequest] = field(default_factory=dict)
     running: dict[int, DecodeRequest] = field(default_factory=dict)
@@ -151,18 +159,13 @@ class Core:
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         stream = np.random.Generator(np.random.Philox(key=seed))
         ids = list(prompt_ids)
-        prompt, matcher = np.array(ids, np.int32), self._make_matcher(sampling)
-        ends = frozenset(stop_ids)
-        self.waiting[id] = DecodeRequest(id, policy, ids, len(ids), sampling, ends, stream, prompt, matcher)
-
-    def _make_matcher(self, sampling: Sampling) -> TokenMatcher | None:
-        if sampling.grammar is None:
-            return None
-        assert self.folder is not None, "the tokenizer's folder is known where agents ask"
-        try:
-            return TokenMatcher(self.folder, self.vocabulary, sampling.grammar)
-        except BadSchema as error:
-            raise EngineError(f"the answer cannot be held to a schema: {error}. Fix: ask without one") from None
+        prompt, ends, compiled = np.array(ids, np.int32), frozenset(stop_ids), None
+        if sampling.grammar is not None:
+            if self.matchers is None:
+                assert self.folder is not None, "the tokenizer's folder is known where agents ask"
+                self.matchers = Matchers(self.folder, self.vocabulary)
+            compiled = self.matchers.begin(sampling.grammar)
+        self.waiting[id] = DecodeRequest(id, policy, ids, len(ids), sampling, ends, stream, prompt, compiled)
 
     @torch.inference_mode()  # as in a step: what was made there may only be changed there
     def cancel(self, id: int) -> None:
@@ -187,25 +190,62 @@ class Core:
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Chunk | EngineError]]:
         """A token for every sequence that has nothing left to run."""
+        refused: list[tuple[int, Chunk | EngineError]] = [*self._read_grammars()]
         self._admit()
         work = self._work()
         if not work:
-            return []
+            return refused
         logits = self.passes.run([piece for _, piece in work])
         self.slots.fill([(piece.row, piece.ids) for _, piece in work])
         for request, piece in work:
             request.filled = piece.stop
         ready = [request for request, piece in work if piece.last]
         if not ready:
-            return []
+            return refused
+        lost = self._find_masks(ready)  # a GPU is still at work on the logits
         drawn = zip(ready, *sample(logits, ready, precise=self.config.deterministic), strict=True)
-        return [(request.id, self._take(request, id, logprob)) for request, id, logprob in drawn]
+        return refused + [
+            (request.id, lost.get(request.id) or self._take(request, id, logprob)) for request, id, logprob in drawn
+        ]
+
+    def _read_grammars(self) -> list[tuple[int, EngineError]]:
+        """Give matchers to those whose grammars are compiled by now. Where nobody could do anything else, wait."""
+        refused: list[tuple[int, EngineError]] = []
+        coming = [request for request in self.waiting.values() if request.compiled is not None]
+        if coming and len(coming) == len(self.waiting) and not self.running:
+            wait([request.compiled for request in coming if request.compiled], LOOK, FIRST_COMPLETED)
+        for request in coming:
+            assert request.compiled is not None
+            if request.compiled.done():
+                try:
+                    request.matcher, request.compiled = take(request.compiled), None
+                except EngineError as error:
+                    del self.waiting[request.id]
+                    refused.append((request.id, error))
+        return refused
+
+    def _find_masks(self, ready: Sequence[DecodeRequest]) -> dict[int, EngineError]:
+        """What may come next, of those that are held to a grammar; who is lost is ended, and drawn for all the same."""
+        lost: dict[int, EngineError] = {}
+        for request in ready:
+            if request.matcher is not None:
+                try:
+                    request.allowed = request.matcher.find_allowed()
+                except OutOfGrammar as error:
+                    request.allowed = None
+                    lost[request.id] = self._give_up(request, error)
+        return lost
+
+    def _give_up(self, request: DecodeRequest, error: OutOfGrammar) -> EngineError:
+        self._end(request)
+        return EngineError(f"the answer cannot be held to its schema any longer: {error}. Fix: simplify the schema")
 
     def _admit(self) -> None:
         """Requests get slots in the order they came, except that one whose beginning is being run right now by another
         waits for it and then takes it over."""
         copies: dict[int, RowCopy] = {}  # by the row they go to; they are made together
-        for request in list(islice(self.waiting.values(), 2 * self.cache.rows)):
+        ready = (request for request in self.waiting.values() if request.compiled is None)
+        for request in list(islice(ready, 2 * self.cache.rows)):
             if self.slots.full:
                 break
             owner = self._owner(request.policy)
@@ -256,7 +296,10 @@ class Core:
             )
         request.ids.append(id)
         if request.matcher is not None:
-            request.matcher.take(id)
+            try:
+                request.matcher.take(id)
+            except OutOfGrammar as error:
+                return self._give_up(request, error)
         finish = request.finish or ("length" if len(request.ids) >= self.context else None)
         if finish:
             self._end(request)

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from strop.models.grammar import TokenMatcher, unpack
+from strop.models.bits import unpack
+from strop.models.grammar import Words
 from strop.types import Sampling
 
 BLOCK = 256
@@ -23,13 +24,13 @@ RANKED = 1024
 
 class Drawer(Protocol):
     """What a draw depends on, beside the logits. The first `num_prompt` of `ids` are the prompt, the rest was drawn.
-    `matcher` says what may come next, where not everything may."""
+    `allowed` is the mask of what may come next, where not everything may."""
 
     sampling: Sampling
     stream: np.random.Generator
     ids: list[int]
     num_prompt: int
-    matcher: TokenMatcher | None
+    allowed: Words | None
 
 
 def sample(logits: Tensor, drawers: Sequence[Drawer], *, precise: bool = False) -> tuple[list[int], list[float]]:
@@ -43,7 +44,7 @@ def sample(logits: Tensor, drawers: Sequence[Drawer], *, precise: bool = False) 
     samplings = [drawer.sampling for drawer in drawers]
     if any(s.penalised for s in samplings):
         logits = penalise(logits.clone(), drawers)
-    if any(drawer.matcher is not None for drawer in drawers):
+    if any(drawer.allowed is not None for drawer in drawers):
         logits = forbid(logits, drawers)
     if any(s.temperature not in (0.0, 1.0) for s in samplings):
         warmth = torch.tensor([s.temperature or 1.0 for s in samplings], dtype=logits.dtype)
@@ -110,10 +111,13 @@ def penalise(logits: Tensor, drawers: Sequence[Drawer]) -> Tensor:
 
 def forbid(logits: Tensor, drawers: Sequence[Drawer]) -> Tensor:
     """A copy in which what a row's grammar does not allow has -inf."""
-    held = [(row, drawer.matcher.find_allowed()) for row, drawer in enumerate(drawers) if drawer.matcher is not None]
-    allowed = unpack(np.stack([mask for _, mask in held]), logits.shape[1])
+    held = [(row, drawer.allowed) for row, drawer in enumerate(drawers) if drawer.allowed is not None]
+    masks = torch.from_numpy(~np.stack([mask for _, mask in held]).view(np.int32)).to(logits.device)
+    forbidden = unpack(masks, logits.shape[1])
+    if len(held) == len(logits):
+        return logits.masked_fill(forbidden, -torch.inf)
     rows = torch.tensor([row for row, _ in held], device=logits.device)
-    return logits.index_put((rows,), logits[rows].masked_fill(torch.from_numpy(~allowed).to(logits.device), -torch.inf))
+    return logits.index_put((rows,), logits[rows].masked_fill_(forbidden, -torch.inf))
 
 
 def truncate(logprobs: Tensor, samplings: Sequence[Sampling]) -> Tensor:

@@ -31,6 +31,8 @@ ENTRY = "vllm.entrypoints.openai.api_server"
 """What `vllm serve` runs; packages of other builds lack that command."""
 SEVERAL = "vllm.entrypoints.cli.main"
 """The command itself, which alone can have several processes take requests."""
+LAUNCH = Path(__file__).with_name("launch.py")
+"""What starts either where the model has a tokenizer, over which answers can be held to grammars."""
 
 
 class Vllm(RemoteEngine[VllmApi, VllmConfig]):
@@ -44,6 +46,7 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
     """
 
     name = "vLLM"
+    holds_to_schemas = True
 
     def __init__(
         self,
@@ -131,6 +134,8 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
             max_tokens=max_tokens,
             stream_interval=self._settings.stream_interval,
             seeds=self._settings.seeds,
+            folder=self._model.folder,
+            vocabulary=self._model.vocabulary,
         )
 
     def _make_line(self, api: VllmApi) -> DirectLine | None:
@@ -144,6 +149,7 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
             vocabulary=self._model.vocabulary,
             stream_interval=self._settings.stream_interval,
             seeds=self._settings.seeds,
+            folder=str(self._model.folder),
         )
 
     async def _score(self, api: VllmApi, ids: Sequence[int], model: str | None) -> list[float]:
@@ -171,14 +177,16 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
 
 def command(model: Path, settings: VllmConfig, context: int, dtype: str, num_adapters: int = 1) -> list[str]:
     """How Python is told to start the server, but for where it listens."""
-    given = ["-m", ENTRY, "--model", str(model)]
+    entry = [ENTRY, "--model", str(model)]
     if settings.servers > 1:
-        given = ["-m", SEVERAL, "serve", str(model), "--api-server-count", str(settings.servers)]
+        entry = [SEVERAL, "serve", str(model), "--api-server-count", str(settings.servers)]
+    held = (model / "tokenizer.json").is_file()
+    given = ["-c", LAUNCH.read_text(), *entry] if held else ["-m", *entry, "--tokens-only"]
     given += ["--served-model-name", MODEL, "--dtype", dtype, "--max-model-len", str(context)]
     given += ["--max-num-seqs", str(settings.max_sequences), "--tensor-parallel-size", str(settings.tensor_parallel)]
     given += ["--gpu-memory-utilization", str(settings.gpu_memory), "--stream-interval", str(settings.stream_interval)]
     # Logprobs of the distribution that is drawn from; no text, no defaults of the model's own for sampling.
-    given += ["--logprobs-mode", "processed_logprobs", "--tokens-only", "--generation-config", "vllm"]
+    given += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     given += ["--disable-uvicorn-access-log", "--disable-log-stats"]
     if not any(one.startswith("--seed") for one in settings.args):  # or all servers would draw the same numbers
         given += ["--seed", str(secrets.randbelow(2**31))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
+from pathlib import Path
 
 from strop.engines.base import Chunk
 from strop.engines.direct_line import DirectLine
@@ -81,6 +82,8 @@ class VllmLine:
                 max_tokens=most,
                 stream_interval=line.stream_interval,
                 seeds=line.seeds,
+                folder=Path(line.folder),
+                vocabulary=line.vocabulary,
             )
             async with aclosing(pieces):
                 async for piece in pieces:

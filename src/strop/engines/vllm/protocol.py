@@ -19,15 +19,18 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from strop.engines.server_events import ASKED, MOVED, BrokenOff, Said, SampledTokens, ServerClient
+from strop.engines.server_events import ASKED, MOVED, BrokenOff, RequestRefused, Said, SampledTokens, ServerClient
 from strop.engines.vllm.adapters import AdapterLimits
+from strop.engines.vllm.held import HeldAnswer
 from strop.errors import EngineError
+from strop.models.grammar import close_grammar
 from strop.net.client import Client, Response
 from strop.types import Sampling
 
@@ -199,27 +202,38 @@ async def generate(
     max_tokens: int,
     stream_interval: int,
     seeds: bool,
+    folder: Path,
+    vocabulary: int,
 ) -> AsyncGenerator[SampledTokens]:
     """Sampled tokens as they come, `stream_interval` at a time; in one piece, which costs less, where there are no
-    more. Raises `EngineError` if the request is refused, `BrokenOff` or an error of `net.client` if the answer is cut
-    off. Closing it early closes the connection, and vLLM drops the request."""
+    more. Grammars are over the tokenizer in `folder`. Raises `EngineError` if the request is refused, `BrokenOff` or an
+    error of `net.client` if the answer is cut off. Closing it early closes the connection, and vLLM drops the
+    request."""
     whole = max_tokens <= stream_interval
     params = sampling_params(sampling if seeds else replace(sampling, seed=None), stop_ids, max_tokens)
     body = {"model": model, "token_ids": list(prompt_ids), "stream": not whole, "sampling_params": params}
-    finished = False
+    held = sampling.grammar and await HeldAnswer.begin(folder, vocabulary, sampling.grammar, server.url)
     if whole:
         params["output_kind"] = FINAL_ONLY
-        piece = _piece(await server.ask_once(GENERATE, body))
-        finished = piece.finish is not None
-        yield piece
-    else:
-        async with aclosing(server.events(GENERATE, body)) as events:
+    finished = False
+    try:
+        async with aclosing(_ask_once(server, body) if whole else server.events(GENERATE, body)) as events:
             async for event in events:
                 piece = _piece(event)
                 finished = piece.finish is not None
+                if held is not None:
+                    held.check(piece.ids)
                 yield piece
+    except RequestRefused as error:
+        if held is None:
+            raise
+        raise held.explain(error) from None
     if not finished:
         raise BrokenOff("vLLM broke the answer off: the request was aborted there")
+
+
+async def _ask_once(server: ServerClient, body: Said) -> AsyncGenerator[bytes]:
+    yield await server.ask_once(GENERATE, body)
 
 
 def refuse_untested(version: str) -> None:
@@ -243,7 +257,9 @@ def sampling_params(sampling: Sampling, stop_ids: Sequence[int], max_tokens: int
     >>> sampling_params(Sampling(temperature=0.0, stop=("END",)), [2], 8)["stop_token_ids"]
     [2]
     """
+    grammar = sampling.grammar
     return {
+        "structured_outputs": grammar and {"grammar": close_grammar(grammar)},
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
@@ -307,6 +323,8 @@ def _piece(data: bytes) -> SampledTokens:
     except (msgspec.DecodeError, IndexError):
         event = _event.decode(data) if data.startswith(b'{"error"') else _Event()
         said = (event.error or {}).get("message") or data[:200].decode(errors="replace")
+        if 400 <= int((event.error or {}).get("code") or 0) < 500:  # of a stream, which begins before it is looked at
+            raise RequestRefused(f"vLLM refused an answer: {said}") from None
         raise BrokenOff(f"vLLM could not go on with an answer: {said}") from None
     ids = choice.token_ids or []
     logprobs = [
