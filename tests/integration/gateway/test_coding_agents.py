@@ -155,3 +155,52 @@ async def test_a_thread_is_refused_by_name(stand: Stand) -> None:
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
     assert "unsupported parameter 'thread'" in answer["error"]["message"]
     assert stand.engine.calls == []
+
+
+EDIT: Any = {
+    "name": "Edit",
+    "input_schema": {
+        "type": "object",
+        "properties": {
+            "file": {"type": "string"},
+            "replace_all": {"type": "boolean", "default": False},
+            "lines": {"type": "array", "default": []},
+        },
+        "required": ["file"],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "back", "branch"),
+    [
+        ({"file": "a"}, {"file": "a", "replace_all": False, "lines": []}, None),
+        ({"file": "a", "replace_all": False}, {"file": "a"}, None),
+        ({"file": "a", "replace_all": True}, {"file": "a"}, "edited_history"),
+        ({"file": "a"}, {"file": "a", "replace_all": 0}, "edited_history"),
+        ({"file": "a"}, {"file": "a", "encoding": "utf-8"}, "edited_history"),
+        ({"file": "a"}, {"file": "b", "replace_all": False}, "edited_history"),
+    ],
+)
+async def test_defaults_that_claude_code_writes_into_calls(stand: Stand, said: Any, back: Any, branch: Any) -> None:
+    """It sends an Edit back with `replace_all: false`, which the schema says is the same: no branch, and the model sees
+    the call as it wrote it."""
+    call = "<tool_call>\n" + json.dumps({"name": "Edit", "arguments": said}) + "\n</tool_call>"
+    stand.script(call, call, "done")
+    attempt = await stand.attempt("r1")
+    base = stand.url(attempt).removesuffix("/v1")
+    messages: list[Any] = [{"role": "user", "content": "Edit a."}]
+    async with anthropic.AsyncAnthropic(base_url=base, api_key=attempt.key, max_retries=0) as client:
+        for _ in range(3):
+            answer: Any = await client.messages.create(model="m", max_tokens=100, messages=messages, tools=[EDIT])
+            if answer.stop_reason == "tool_use":
+                block = answer.content[-1]
+                result = {"type": "tool_result", "tool_use_id": block.id, "content": "ok"}
+                messages.append({"role": "assistant", "content": [block.to_dict() | {"input": back}]})
+                messages.append({"role": "user", "content": [result]})
+    first, second, third = await stand.turns(attempt)
+    assert [turn.branch for turn in (first, second, third)] == [None, branch, branch]
+    if branch is None:
+        assert (second.parent, third.parent) == (first.id, second.id)
+        assert third.prompt_ids[: third.shared] == second.ids
+        assert second.prompt_ids[: second.shared] == first.ids
