@@ -264,9 +264,9 @@ async def test_a_service_of_verls_kind_is_notified(
             notice.write_text("10.0.0.7:1")
         assert notice.read_text() == "10.0.0.7:1"  # another's by now
         monkeypatch.setenv("LLM_SERVER_NOTIFY_FILE", str(tmp_path / "nowhere" / "llm_server"))
-        with pytest.raises(PlaceError, match=r"LLM_SERVER_NOTIFY_FILE names .*nowhere.* cannot be written.*Fix: "):
-            with app.announce(server.url, "tiny", tmp_path):
-                pass
+        refused = pytest.raises(PlaceError, match=r"LLM_SERVER_NOTIFY_FILE names .*nowhere.* cannot be written.*Fix: ")
+        with refused, app.announce(server.url, "tiny", tmp_path):
+            pass
         assert not (tmp_path / "address.json").exists()
     finally:
         await server.close()
