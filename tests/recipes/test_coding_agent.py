@@ -19,13 +19,13 @@ from strop.engines.scripted import Scripted
 from strop.imports import resolve
 from strop.net.server import serve
 from strop.run.gateway import make_gateway
-from strop.run.learn import Learnt, learn_all
+from strop.run.learn import Learnt, assemble_batch, learn_all
 from strop.run.prepare import prepare_policies
 from strop.run.runtime import ServedPolicy, open_pool
 from strop.run.state import PolicyLearner
 from strop.store import open_store
 from strop.store.base import Store
-from strop.trajectory import Sample
+from strop.trajectory import Sample, check, pack
 from strop.types import TERMINAL, Policy, Rollout, Step, Task, Turn
 from tests.recipes.coding_model import CHECK, ISSUE, SUMMARY, play
 from tests.recipes.trained import ROOT, needs, train
@@ -185,6 +185,8 @@ async def test_whole_episodes(program: str, tmp_path: Path, capsys: pytest.Captu
             assert (len(summed_up), len(helpers)) == (1, 2)
             assert CHECK in json.dumps(helpers[0].messages)
 
+        batch = assemble_batch(found, samples, "main")
+        check(pack(batch, found.learner.token_budget), batch)
         learnt = await learn(found, samples, tmp_path / "model")
         for sample in samples:
             first, *others = sample.turns
@@ -235,8 +237,9 @@ def test_a_step_with_the_embedded_engine(program: str, tmp_path: Path) -> None:
     trained = train("coding-agent", tmp_path, *sets, "loop.groups=1", "loop.group_size=2", "policy.train.max_tokens=24")
     assert len(trained.rollouts) == 2
     assert {rollout.status for rollout in trained.rollouts} == {"succeeded"}
-    trained.check()
+    assert trained.changed()
     for rollout in trained.rollouts:
+        assert set(check_exact(trained.turns(rollout))) <= {None}
         assert rollout.tokens == {turn.id: {"trained": len(turn.response_ids)} for turn in trained.turns(rollout)}
     (step,) = trained.story.steps
     assert step.metrics["tokens/trained"] == step.metrics["tokens/sampled"] > 0

@@ -208,18 +208,18 @@ def find_defaults(tools: Tools) -> dict[str, Json]:
     facts = find_facts(tools)
     if facts and "defaults" in facts:
         return facts["defaults"]
-    found: dict[str, Json] = {}
-    for tool in tools or []:
-        function = tool.get("function") or {}
-        schema = function.get("parameters")
-        properties = schema.get("properties") if isinstance(schema, dict) else None
-        if isinstance(properties, dict):
-            about = cast(dict[str, Any], properties).items()
-            if given := {name: one["default"] for name, one in about if isinstance(one, dict) and "default" in one}:
-                found[function.get("name")] = given
+    functions: list[Json] = [tool["function"] for tool in tools or [] if isinstance(tool.get("function"), dict)]
+    found = {str(function.get("name")): given for function in functions if (given := _read_defaults(function))}
     if facts is not None:
         facts["defaults"] = found
     return found
+
+
+def _read_defaults(function: Json) -> Json:
+    schema: Any = function.get("parameters")
+    properties: Any = schema.get("properties") if isinstance(schema, dict) else None
+    about: Json = properties if isinstance(properties, dict) else {}
+    return {name: one["default"] for name, one in about.items() if isinstance(one, dict) and "default" in one}
 
 
 def leave_out_defaults(message: Json, defaults: Mapping[str, Json]) -> Json:
