@@ -105,9 +105,11 @@ async def test_a_call_out_of_a_namespace_without_streaming(stand: Stand) -> None
     [
         ([FILES, READ | {"name": "mcp__files__read"}], "tools", "two that the model would be shown as"),
         ([FILES, FILES | {"name": "mcp__files__"}], "tools", "two that the model would be shown as"),
-        ([FILES | {"tools": [READ | {"type": "custom"}]}], "tools[0].tools[0].type", "'custom' is not served"),
+        ([FILES | {"tools": [READ | {"type": "local_shell"}]}], "tools[0].tools[0].type", "is not served"),
+        ([{"type": "custom", "name": "x", "format": {"type": "lark"}}], "tools[0]", "write a custom tool as"),
+        ([{"type": "custom"}], "tools[0]", "write a custom tool as"),
         ([{"type": "namespace", "name": "x"}], "tools[0]", "write a namespace as"),
-        ([{"type": "custom", "name": "x"}], "tools[0].type", "'custom' is not served"),
+        ([{"type": "local_shell"}], "tools[0].type", "'local_shell' is not served. Fix: use 'function' or 'custom'"),
         ([{"type": ["web_search"]}], "tools[0].type", "is not served"),
     ],
 )
@@ -117,6 +119,67 @@ async def test_tools_that_cannot_be_shown(stand: Stand, tools: Any, param: str, 
     assert (status, answer["error"]["param"]) == (400, param)
     assert words in answer["error"]["message"]
     assert "Fix: " in answer["error"]["message"]
+
+
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": 'start: "go" | "stop"'}
+EXEC = {"type": "custom", "name": "exec", "description": "Runs JavaScript.", "format": GRAMMAR}
+OWN_MODEL: Any = {name: value for name, value in CODEX.items() if name not in ("tools", "instructions")} | {
+    "reasoning": {"effort": "low", "context": "all_turns"},
+    "input": [
+        {
+            "type": "additional_tools",
+            "id": "at_01",
+            "role": "developer",
+            "tools": [{"type": "namespace", "name": "functions", "tools": [EXEC]}, EXEC | {"name": "patch"}, SHELL],
+        },
+        *CODEX["input"],
+    ],
+}
+"""What Codex sends for a model of its maker's: tools among the items, and one whose calls are text."""
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_custom_tool_and_the_text_that_comes_back(stand: Stand, stream: bool) -> None:
+    calls = [("functions__exec", {"input": "go"}), ("patch", {"input": "stop"}), ("patch", {"path": "a"})]
+    written = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
+    stand.script("\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in written), "It is done.")
+    attempt = await stand.attempt("r1")
+    client = stand.client(attempt)
+    said: Any = await respond(client, OWN_MODEL) if stream else await create(client, OWN_MODEL | {"stream": False})
+    first, second, odd = [item.to_dict() for item in said.output]
+    assert (first["type"], first["namespace"], first["name"], first["input"]) == (
+        "custom_tool_call", "functions", "exec", "go",
+    )  # fmt: skip
+    assert (second["type"], second["name"], second["input"]) == ("custom_tool_call", "patch", "stop")
+    assert json.loads(odd["input"]) == {"path": "a"}  # all that was written, where it is not the one argument
+
+    back = [{key: value for key, value in item.items() if key not in ("id", "status")} for item in (first, second, odd)]
+    back[2]["input"] = "x"  # as if it had said another thing
+    results = [{"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "ok"} for item in back]
+    more = OWN_MODEL | {"stream": False, "input": [*OWN_MODEL["input"], *back, *results]}
+    assert (await create(client, more)).output_text == "It is done."
+    turn, edited = await stand.turns(attempt)
+    assert edited.branch == "edited_history"
+    shown, _, shell = [tool["function"] for tool in turn.requested["tools"]]
+    assert (shown["name"], shell["name"]) == ("functions__exec", "shell")
+    assert shown["parameters"]["properties"].keys() == {"input"}
+    assert shown["description"].startswith("Runs JavaScript.")
+    assert GRAMMAR["definition"] in shown["description"]
+
+
+async def test_custom_calls_are_gone_on_from_exactly(stand: Stand) -> None:
+    call = json.dumps({"name": "functions__exec", "arguments": {"input": 'text("é\\n")'}})
+    stand.script(f"Looking.\n<tool_call>\n{call}\n</tool_call>", "It is done.")
+    attempt = await stand.attempt("r1")
+    client = stand.client(attempt)
+    said = await respond(client, OWN_MODEL)
+    back = [{key: value for key, value in item.to_dict().items() if key != "status"} for item in said.output]
+    result = {"type": "custom_tool_call_output", "call_id": back[-1]["call_id"], "output": [
+        {"type": "input_text", "text": "é"},
+    ]}  # fmt: skip
+    await respond(client, OWN_MODEL | {"input": [*OWN_MODEL["input"], *back, result]})
+    first, second = await stand.turns(attempt)
+    assert (second.parent, second.branch, second.shared) == (first.id, None, len(first.ids))
 
 
 # -- Claude Code -------------------------------------------------------------------------------------------------------
