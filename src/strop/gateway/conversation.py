@@ -216,10 +216,13 @@ def find_defaults(tools: Tools) -> dict[str, Json]:
 
 
 def _read_defaults(function: Json) -> Json:
-    schema: Any = function.get("parameters")
-    properties: Any = schema.get("properties") if isinstance(schema, dict) else None
-    about: Json = properties if isinstance(properties, dict) else {}
-    return {name: one["default"] for name, one in about.items() if isinstance(one, dict) and "default" in one}
+    schema = _as_table(function.get("parameters"))
+    about = {name: _as_table(one) for name, one in _as_table(schema.get("properties")).items()}
+    return {name: one["default"] for name, one in about.items() if "default" in one}
+
+
+def _as_table(value: Any) -> Json:
+    return cast(Json, value) if isinstance(value, dict) else {}
 
 
 def leave_out_defaults(message: Json, defaults: Mapping[str, Json]) -> Json:

@@ -168,7 +168,7 @@ def _arguments(call: ToolCall) -> str:
 
 def _input(call: ToolCall) -> str:
     """The text of a custom call; all that was written where it is not the one argument."""
-    text = call.arguments.get(INPUT) if isinstance(call.arguments, dict) and len(call.arguments) == 1 else None
+    text = call.arguments.get(INPUT) if len(call.arguments) == 1 else None
     return text if isinstance(text, str) else _arguments(call)
 
 
