@@ -47,7 +47,7 @@ def test_a_turn_that_an_agent_or_its_reward_function_excludes() -> None:
         message: Any = {"role": "user", "content": task.data}
         said = [llm.client().chat.completions.create(model=llm.model, messages=[message]) for _ in range(2)]
         llm.exclude(said[0].id, "title")
-        with pytest.raises(BadExclusion, match="the reason 'a title' is not a word.*Fix: "):
+        with pytest.raises(BadExclusion, match=r"the reason 'a title' is not a word.*Fix: "):
             llm.exclude(said[0].id, "a title")
         return said[1].id
 
