@@ -4,7 +4,8 @@
 
 A turn that its rollout's reason and one of its own leave out is counted under its own. Tokens of a trained turn that
 the algorithm gave no weight are `no_loss`. What an importance-sampling correction masks while the learner works is not
-known here: such tokens count as trained (`training/off_policy/cut`).
+known here: such tokens count as trained (`training/off_policy/cut`). What an algorithm of one's own gives weight that
+it should not is told as it is: as trained.
 """
 
 from __future__ import annotations
@@ -57,9 +58,8 @@ def _count_batch(batch: Batch) -> TokenCounts:
     sizes = np.diff(batch.starts)
     counted: TokenCounts = {}
     for turn, size, trained, skipped in zip(batch.turns, sizes, weighted, batch.skipped, strict=True):
-        reason = skipped or batch.dropped.get(turn.rollout)
-        assert not (reason and trained), f"turn {turn.id} is left out as {reason} and carries loss"
-        left = {reason or "no_loss": int(size - trained)} if size > trained else {}
+        reason = skipped or batch.dropped.get(turn.rollout) or "no_loss"
+        left = {reason: int(size - trained)} if size > trained else {}
         counted[turn.id] = ({TRAINED: int(trained)} if trained else {}) | left
     return counted
 
