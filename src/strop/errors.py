@@ -67,6 +67,10 @@ class StoreError(StropError):
     """The store refused: unknown id, illegal transition, a foreign or expired attempt."""
 
 
+class BadExclusion(StoreError):
+    """An exclusion that names no turn, or whose reason cannot stand in a metric's name."""
+
+
 class UnknownId(StoreError):
     """No such rollout, attempt, turn or step."""
 

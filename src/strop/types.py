@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -35,7 +36,7 @@ thousand rewards of a rollout, squared and summed over a million tokens, are 1e3
 Failure = Literal["exclude", "zero", "lowest"] | Annotated[float, Meta(ge=-MAX_REWARD, le=MAX_REWARD)]
 """What a failed rollout counts as beside the others of its group: not at all; as 0, or as their lowest total where that
 is below 0; as their lowest total; or as a number."""
-EventKind = Literal["reward", "message", "span", "error"]
+EventKind = Literal["reward", "exclude", "message", "span", "error"]
 
 TERMINAL: frozenset[Status] = frozenset({"succeeded", "failed", "cancelled"})
 
@@ -157,6 +158,26 @@ class Reward(Struct, frozen=True, kw_only=True, gc=False):
         return None
 
 
+class Exclusion(Struct, frozen=True, kw_only=True, gc=False):
+    """A turn that is to carry no loss, and why: what an `exclude` event says. The reason stands in metrics' names, as
+    `excluded:<reason>`. Of the same turn the last one wins.
+
+    >>> Exclusion(turn="g1.0/1/0", reason="title").wrong
+    >>> Exclusion(turn="g1.0/1/0", reason="a title").wrong
+    "the reason 'a title' is not a word of at most 64 letters, digits, '.', '-' and '_'"
+    """
+
+    turn: str
+    reason: str
+
+    @property
+    def wrong(self) -> str | None:
+        """What is wrong with it."""
+        if not re.fullmatch(r"[\w.-]{1,64}", self.reason, re.ASCII):
+            return f"the reason {self.reason!r} is not a word of at most 64 letters, digits, '.', '-' and '_'"
+        return None if self.turn and self.turn.isprintable() else f"{self.turn!r} is not the id of a turn"
+
+
 class Retry(Struct, frozen=True, kw_only=True, gc=False):
     """How often a rollout is tried again after one cause, and after how many seconds: twice as many each time.
 
@@ -189,13 +210,20 @@ FAILURES: dict[Cause, Failure] = {
 of its group did; what happened to it does not count, nor what has no known worth."""
 
 
+TRAINED = "trained"
+TokenCounts = dict[str, dict[str, int]]
+"""Of a rollout's turns, by id: how many of the sampled tokens were `trained`, and how many were not, by reason."""
+
+
 class Rollout(Struct, frozen=True, kw_only=True):
     """One run of an agent on one task. Rollouts with the same `group` are compared with each other.
 
     `seed` fixes every token the rollout samples in deterministic mode; it depends on the run's seed, the group and the
     member, never on attempt or time. `cause` and `detail` say why it failed. `rewards` are those of its last attempt.
     `retries` says which causes lead back to the queue, and how often; `due` is when a queued one may be leased again.
-    `prompts` are the texts, by name, that its agent is given: it keeps the version that it began with.
+    `prompts` are the texts, by name, that its agent is given: it keeps the version that it began with. `excluded` has
+    the turns of its last attempt that are to carry no loss, with the reason. `tokens` says what became of those that
+    were sampled in the step that consumed it, turn by turn: how many were `trained`, how many not and why not.
 
     >>> r = Rollout(id="g000003.1", group="g000003", member=1, task=Task(id="calc-17"), seed=99, created=0.0)
     >>> r.status, r.ended
@@ -218,6 +246,8 @@ class Rollout(Struct, frozen=True, kw_only=True):
     detail: str | None = None
     rewards: tuple[Reward, ...] = ()
     prompts: dict[str, str] = {}
+    excluded: dict[str, str] = {}
+    tokens: TokenCounts = {}
 
     def reward(self, name: str = "reward") -> float | None:
         """The rollout-wide reward called `name`, or None if nobody gave one."""

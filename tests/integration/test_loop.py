@@ -60,10 +60,10 @@ async def seen(folder: Path) -> Seen:
     commit_step, publish, save = SqliteStore.commit_step, Publisher.publish, PolicyClient.begin_save
     name_checkpoint = SqliteStore.name_checkpoint
 
-    async def seen_commit(self, step):
+    async def seen_commit(self, step, tokens):
         seen.calls.append(("commit", step.version))
         assert step.checkpoint is None
-        await commit_step(self, step)
+        await commit_step(self, step, tokens)
 
     async def seen_name(self, lineage, number, checkpoint):
         seen.calls.append(("name", f"{lineage}.{number}"))

@@ -40,7 +40,7 @@ def _one(name: str, file: str, old: str, new: str, tests: str) -> Mutant:
 LOOP, RUN = "tests/integration/test_loop.py", "tests/unit/run/test_loop.py"
 RANKS = "tests/parity/test_ranks.py -m 'not slow'"
 CHECKPOINT, CHECKPOINTS = "tests/unit/learner/test_checkpoint.py", "tests/unit/run/test_checkpoints.py"
-COMMIT = "    await run.store.commit_step(step)\n"
+COMMIT = "    await run.store.commit_step(step, learnt.tokens)\n"
 FOLLOW = "    if begun is not None:\n        follow_checkpoint(run, step, begun)\n"
 PUBLISH = "    await publish(run, step)\n"
 FINISH = "    await finish_parts(run, name)\n"

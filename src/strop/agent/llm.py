@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Struct
 
 from strop.config.prompts import fill_placeholders
-from strop.errors import BadReward, ConfigError, StropError
-from strop.types import EventKind, Lease, Reward, Sampling, Task
+from strop.errors import BadExclusion, BadReward, ConfigError, StropError
+from strop.types import EventKind, Exclusion, Lease, Reward, Sampling, Task
 
 if TYPE_CHECKING:
     import openai
@@ -140,6 +140,14 @@ class LLM(Struct, frozen=True, kw_only=True):
         if given.wrong:
             raise BadReward(given.wrong)
         self.event("reward", msgspec.to_builtins(given))
+
+    def exclude(self, turn: str, reason: str) -> None:
+        """Leave a turn (the id of the model's answer) out of training: its tokens are counted as `excluded:<reason>`.
+        The reason is one plain word."""
+        given = Exclusion(turn=turn, reason=reason)
+        if given.wrong:
+            raise BadExclusion(f"{given.wrong}. Fix: give the id of the model's answer and one plain word")
+        self.event("exclude", msgspec.to_builtins(given))
 
     def event(self, kind: EventKind, data: dict[str, Any]) -> None:
         """Record anything else: a message, a span, an error. A gateway that is away for a while, because it is started

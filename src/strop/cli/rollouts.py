@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,6 +24,7 @@ from strop.monitor.transcripts import (
     find_new_messages,
     find_new_tools,
     format_role,
+    format_tokens,
     format_tool,
     list_message_texts,
 )
@@ -170,26 +171,29 @@ def _transcript(rollout: Rollout, turns: list[Turn], events: list[Event], decode
     for reward in rollout.rewards:
         target = f" (turn {reward.turn})" if reward.turn else f" (agent {reward.agent})" if reward.agent else ""
         out.print(f"  {reward.name} = {views.format_figure(reward.value)}{target}", markup=False)
+    if rollout.tokens:
+        out.print(f"  {format_tokens(rollout.tokens.values())}", markup=False)
     offered = find_new_tools(turns)
     for new, turn in find_new_messages(turns):
         for number, tool in enumerate(offered.get(turn.id, ())):
             out.print(Text.assemble((f"{'tools' if number == 0 else '':>9}  ", "cyan"), (format_tool(tool), "magenta")))
         for message in new:
             show_message(out, message)
-        _turn(out, turn, decode)
+        _turn(out, turn, decode, rollout.tokens.get(turn.id))
     for event in events:
         show_event(out, event)
     if rollout.detail:
         out.print(Text(rollout.detail, style="red"))
 
 
-def _turn(out: Console, turn: Turn, decode: Decode | None) -> None:
+def _turn(out: Console, turn: Turn, decode: Decode | None, tokens: Mapping[str, int] | None = None) -> None:
+    """`tokens` says what became of them, where a step has taken it."""
     who = turn.agent if turn.policy in (turn.agent, MAIN) else f"{turn.agent} (policy {turn.policy})"
     how = f"branch: {turn.branch}" if turn.branch else f"{turn.shared} of {len(turn.prompt_ids)} prompt tokens shared"
     out.print(
         Text(
             f"── turn {turn.id} · {who} · version {turn.versions[0][1] if turn.versions else '-'} · "
-            f"{len(turn.response_ids)} tokens · {turn.finish} · {how}",
+            f"{format_tokens([tokens]) if tokens else f'{len(turn.response_ids)} tokens'} · {turn.finish} · {how}",
             style="dim",
         )
     )

@@ -20,6 +20,7 @@ class ContainerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ),
     ] = ""
     image: Annotated[str, doc("the image, for docker and podman; bubblewrap shows this machine's /usr")] = ""
+    folder: Annotated[str, doc("the folder it runs in, and sees; default: the one in which strop was started")] = ""
     writable: Annotated[bool, doc("the agent may write to the folder it runs in")] = False
     mounts: Annotated[
         tuple[str, ...],

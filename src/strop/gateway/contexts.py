@@ -115,7 +115,7 @@ class Contexts:
         """Remember a recorded turn. What was not delivered whole cannot be extended, but its ids can be shared."""
         raw = conversation.messages[0]["role"] == "prompt"
         prompt = conversation.messages[0]["content"] if raw else None
-        answer, said = make_edge(turn.answer), turn.answer["content"]
+        answer, said = make_edge(turn.answer, conversation.tools), turn.answer["content"]
         seen = self._prompts.get(conversation.key)
         if seen is None:
             seen = Prompt(ids=turn.prompt_ids, parent=turn.parent, shared=turn.shared, branch=_branch(turn))

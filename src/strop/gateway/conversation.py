@@ -6,7 +6,7 @@ leading part of a conversation a key, which is the hash of the path to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from operator import is_
 from typing import Any, cast
@@ -65,6 +65,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
         """`earlier` are conversations that this one may go on from: what is known of them is not found out again."""
         variables = variables or {}
         start, num_chars = _begin(tools, variables)
+        defaults = find_defaults(tools)
         base = next((one for one in earlier if one.start == start and one.is_begun_by(messages)), None)
         edges = [] if base is None else base.edges.copy()
         keys = [] if base is None else base.keys.copy()
@@ -81,7 +82,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
             # A tool's message names the call it answers by where that stands, as seen from the result: agents may give
             # calls new ids with every request, or forget what came before. Of several with one id it is the last.
             asked = calls.get(message.get("tool_call_id") or "")
-            known = _known_of(message, asked and (num_calling - asked[0], asked[1]))
+            known = _known_of(message, asked and (num_calling - asked[0], asked[1]), defaults)
             key, told = step(key, known.edge), told + known.num_told
             edges.append(known.edge)
             keys.append(key)
@@ -163,34 +164,87 @@ _known: dict[tuple[int, Place | None], KnownMessage] = {}
 """Messages that were seen: dialects give out one object for the same bytes."""
 
 
-def make_edge(message: Json) -> bytes:
-    """The edge of a message that is not a tool's."""
-    return _hash_canon(canonicalize(message))
+def make_edge(message: Json, tools: Tools) -> bytes:
+    """The edge of a message that is not a tool's, in a conversation with these tools."""
+    return _hash_canon(canonicalize(leave_out_defaults(message, find_defaults(tools))))
 
 
 def _hash_canon(canon: bytes) -> bytes:
     return canon[2:3] + blake2b(canon, digest_size=16).digest()
 
 
-def _known_of(message: Json, place: Place | None) -> KnownMessage:
+def _known_of(message: Json, place: Place | None, defaults: Mapping[str, Json]) -> KnownMessage:
     """`place` is that of the call which a tool's message answers."""
+    if (plain := leave_out_defaults(message, defaults)) is not message:
+        return _find_out(plain, None)  # with other tools it is another: it is not kept
     found = _known.get((id(message), place))
     if found is not None and found.message is message:
         return found
-    canon = canonicalize(message if place is None else message | {"tool_call_id": place})
-    edge, tells, length = _hash_canon(canon), b"-", len(canon)
-    thought, calls = message.get("reasoning_content"), message.get("tool_calls")
-    if message["role"] == "assistant":
-        parts = (message.get("turn"), thought, call_ids(message))
-        if any(parts):
-            written = msgspec.json.encode(parts)
-            tells, length = blake2b(written, digest_size=16).digest(), length + len(written)
-    known = KnownMessage(message, edge, tells, bool(thought) + bool(calls), len(canon), len(thought or ""))
-    if length <= LONGEST:
+    known = _find_out(message, place)
+    if known.num_chars + known.num_thought <= LONGEST:
         if len(_known) >= 2 * REMEMBERED:
             _known.clear()
         _known[id(message), place] = known
     return known
+
+
+def _find_out(message: Json, place: Place | None) -> KnownMessage:
+    canon = canonicalize(message if place is None else message | {"tool_call_id": place})
+    tells, thought, calls = b"-", message.get("reasoning_content"), message.get("tool_calls")
+    if message["role"] == "assistant":
+        parts = (message.get("turn"), thought, call_ids(message))
+        if any(parts):
+            tells = blake2b(msgspec.json.encode(parts), digest_size=16).digest()
+    num_told, num_thought = bool(thought) + bool(calls), len(thought or "")
+    return KnownMessage(message, _hash_canon(canon), tells, num_told, len(canon), num_thought)
+
+
+def find_defaults(tools: Tools) -> dict[str, Json]:
+    """The arguments that tools take when they are left out, by tool: what their schemas say.
+
+    >>> find_defaults([{"function": {"name": "edit", "parameters": {"properties": {"all": {"default": False}}}}}])
+    {'edit': {'all': False}}
+    """
+    facts = find_facts(tools)
+    if facts and "defaults" in facts:
+        return facts["defaults"]
+    functions: list[Json] = [tool["function"] for tool in tools or [] if isinstance(tool.get("function"), dict)]
+    found = {str(function.get("name")): given for function in functions if (given := _read_defaults(function))}
+    if facts is not None:
+        facts["defaults"] = found
+    return found
+
+
+def _read_defaults(function: Json) -> Json:
+    schema = _as_table(function.get("parameters"))
+    about = {name: _as_table(one) for name, one in _as_table(schema.get("properties")).items()}
+    return {name: one["default"] for name, one in about.items() if "default" in one}
+
+
+def _as_table(value: Any) -> Json:
+    return cast(Json, value) if isinstance(value, dict) else {}
+
+
+def leave_out_defaults(message: Json, defaults: Mapping[str, Json]) -> Json:
+    """The same call with or without an argument's default is one to a model that was shown the schema. Some agents
+    write defaults into the calls that they send back."""
+    calls = message.get("tool_calls") if defaults else None
+    plain = [_leave_out(call, defaults.get(call["function"]["name"])) for call in calls or ()]
+    return message if all(map(is_, plain, calls or ())) else message | {"tool_calls": plain}
+
+
+def _leave_out(call: Json, defaults: Json | None) -> Json:
+    arguments = call["function"]["arguments"]
+    if not defaults or not isinstance(arguments, dict):
+        return call
+    given = cast(Json, arguments)
+    kept = {name: value for name, value in given.items() if name not in defaults or not _same(value, defaults[name])}
+    return call if len(kept) == len(given) else call | {"function": call["function"] | {"arguments": kept}}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """As JSON, in which True is not 1."""
+    return msgspec.json.encode(_plain(one), order="sorted") == msgspec.json.encode(_plain(other), order="sorted")
 
 
 def join_text(message: Json) -> str:

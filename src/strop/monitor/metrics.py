@@ -52,6 +52,8 @@ NAMES: dict[str, str] = {
     "filter/*": "rollouts that carried no loss, by reason",
     "filter_turns/*": "turns without tokens, by reason",
     "filter_tokens/*": "sampled tokens of turns that carried no loss, by reason",
+    "tokens/{sampled,trained}": "sampled tokens of the step's rollouts, and those of them that carried loss",
+    "tokens/left_out/*": "the others, by reason: with those that carried loss they are all that were sampled",
     "filter_rewards/*": "rewards that reach nobody: a name without weight, an unknown turn or agent, nothing sampled",
     "failed/*": "rollouts that failed, by cause",
     "session/*": "turns that extended a served context exactly, and branches by reason",

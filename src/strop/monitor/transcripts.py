@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
 from strop.algorithms.rewards import total_reward
-from strop.config import Config, trained_policies, weigh_rewards
+from strop.config import Config, weigh_rewards
 from strop.files import write_whole
 from strop.monitor.console import format_figure
 from strop.printable import escape_text
 from strop.store.base import Store
-from strop.types import Rollout, Step, Turn
+from strop.trajectory import sum_tokens
+from strop.types import TRAINED, Rollout, Step, Turn
 
 RECENT, FEW, LONG = 3, 3, 2000
 """Steps looked at, rollouts shown of each kind, and characters after which a text is shortened."""
@@ -35,14 +35,12 @@ async def leave(folder: Path, store: Store, steps: Sequence[Step], config: Confi
     rollouts = [await store.get(id) for step in recent for id in step.rollouts]
     best, worst = choose_extremes(rollouts, weights)
     turns = {rollout.id: await store.turns(rollout.id) for rollout in [*best, *worst]}
-    dropped = {id: reason for step in recent for id, reason in step.dropped.items()}
-    agents = {agent for own in trained_policies(config).values() for agent in own.policy.agents}
     parts = [_title(recent)]
     for title, chosen in {"Best": best, "Worst": worst}.items():
         parts += [f"## {title}"] if chosen else []
         for rollout in chosen:
             given = total_reward(rollout, weights)
-            parts.append(render_rollout(rollout, turns[rollout.id], given, agents, dropped.get(rollout.id)))
+            parts.append(render_rollout(rollout, turns[rollout.id], given))
     whole = escape_text("\n\n".join(parts) + "\n")  # it is read with `cat` too
     write_whole(folder / "transcripts.md", whole.encode(errors="replace"))
 
@@ -79,15 +77,13 @@ def _few(rollouts: Iterable[Rollout], few: int) -> list[Rollout]:
     return list(chosen.values())[:few]
 
 
-def render_rollout(
-    rollout: Rollout, turns: Sequence[Turn], given: float | None, agents: Collection[str], dropped: str | None
-) -> str:
+def render_rollout(rollout: Rollout, turns: Sequence[Turn], given: float | None) -> str:
     """One rollout as Markdown: the task, the tools, every message, call and result, the rewards, why it ended."""
     named = ", ".join(f"{reward.name} {format_figure(reward.value)}" for reward in rollout.rewards) or "none"
     ended = f"{rollout.status} ({rollout.cause})" if rollout.cause else rollout.status
     parts = [
         f"### {rollout.id}: total {'-' if given is None else format_figure(given)}",
-        f"Task {rollout.task.id} · rewards: {named} · {ended} · {_tokens(turns, agents, dropped)}",
+        f"Task {rollout.task.id} · rewards: {named} · {ended} · {_tokens(rollout, turns)}",
         f"**task**\n\n{fence(msgspec.json.format(msgspec.json.encode(rollout.task.data)).decode())}",
     ]
     offered = find_new_tools(turns)
@@ -102,17 +98,22 @@ def render_rollout(
     return "\n\n".join(parts)
 
 
-def _tokens(turns: Sequence[Turn], agents: Collection[str], dropped: str | None) -> str:
-    """How much of it was trained. Single turns may be left out by an algorithm's filters too: the step counts those."""
-    sampled = sum(len(turn.response_ids) for turn in turns)
-    if dropped is not None:
-        return f"{sampled} tokens sampled, none trained ({dropped})"
-    trained = [turn for turn in turns if _is_trained(turn, agents) and turn.sampling.exact and not turn.abandoned]
-    return f"{sampled} tokens sampled, {sum(len(turn.response_ids) for turn in trained)} trained"
+def _tokens(rollout: Rollout, turns: Sequence[Turn]) -> str:
+    if rollout.tokens:
+        return format_tokens(rollout.tokens.values())
+    return f"{sum(len(turn.response_ids) for turn in turns)} tokens sampled"  # no step learnt from them
 
 
-def _is_trained(turn: Turn, agents: Collection[str]) -> bool:
-    return turn.agent in agents or any(fnmatchcase(turn.agent, pattern) for pattern in agents)
+def format_tokens(turns: Iterable[Mapping[str, int]]) -> str:
+    """What became of the sampled tokens of turns that a step has taken.
+
+    >>> format_tokens([{"trained": 75}, {"excluded:title": 9}]), format_tokens([{"trained": 75}])
+    ('84 tokens sampled, 75 trained, 9 excluded:title', '75 tokens sampled, 75 trained')
+    """
+    total = sum_tokens(turns)
+    trained = total.pop(TRAINED, 0)
+    parts = [f"{trained} {TRAINED}", *(f"{count} {reason}" for reason, count in sorted(total.items()))]
+    return f"{trained + total.total()} tokens sampled, {', '.join(parts)}"
 
 
 def find_new_messages(turns: Sequence[Turn]) -> Iterator[tuple[list[Message], Turn]]:

@@ -7,7 +7,8 @@
     await client.chat.completions.create(..., extra_headers={"trace_id": trace_id})  # as it came with the task
 
 The run's folder holds `address.json` while its gateway answers; GET /address tells the same, as its client sees
-it. It tells no secret: the key of an attempt comes with its task.
+it. It tells no secret: the key of an attempt comes with its task. The file that LLM_SERVER_NOTIFY_FILE names, as agent
+services of verl have it, holds HOST:PORT meanwhile.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -32,6 +34,7 @@ from strop.net.asgi import ByMethod, Header, answer
 from strop.version import __version__
 
 FILE = "address.json"
+NOTIFY = "LLM_SERVER_NOTIFY_FILE"
 WAIT_SECONDS = 60.0
 """Seconds that a gateway which is not there yet is waited for."""
 
@@ -132,14 +135,40 @@ class AddressApp:
     def announce(self, url: str, model: str, folder: Path) -> Generator[GatewayAddress]:
         """Tell it from now on, and write it down in the folder until the end of the block."""
         self._address = address = GatewayAddress.of(url, model)
-        write_whole(folder / FILE, msgspec.json.encode(address) + b"\n")
+        with _written(folder / FILE, msgspec.json.encode(address) + b"\n"), _notified(url if model else ""):
+            try:
+                yield address
+            finally:
+                self._address = None
+
+
+@contextmanager
+def _written(file: Path, data: bytes, *, shared: bool = False) -> Generator[None]:
+    write_whole(file, data, shared=shared)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # it may be another one's by now, or gone with the folder
+            if file.read_bytes() == data:
+                file.unlink()
+
+
+@contextmanager
+def _notified(url: str) -> Generator[None]:
+    """The file of LLM_SERVER_NOTIFY_FILE, where a model is served and the file is named."""
+    named = os.environ.get(NOTIFY)
+    if not named or not url:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
         try:
-            yield address
-        finally:
-            self._address = None
-            with contextlib.suppress(OSError, ValueError):  # it may be another one's by now, or gone with the folder
-                if msgspec.json.decode((folder / FILE).read_bytes(), type=GatewayAddress) == address:
-                    (folder / FILE).unlink()
+            stack.enter_context(_written(Path(named), urlsplit(url).netloc.encode(), shared=True))
+        except OSError as error:
+            raise PlaceError(
+                f"{NOTIFY} names {named}, which cannot be written ({error.strerror or error}). Fix: name a file in a "
+                "folder that is there, or leave it out"
+            ) from None
+        yield
 
 
 def _host(headers: list[Header]) -> str:

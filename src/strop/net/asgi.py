@@ -15,6 +15,7 @@ from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from strop.errors import (
+    BadExclusion,
     BadReward,
     Fenced,
     IllegalTransition,
@@ -75,6 +76,7 @@ def malformed(message: str) -> Refusal:
 
 # In this order: the first that fits.
 _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
+    (BadExclusion, 400, "bad_exclusion"),
     (BadReward, 400, "bad_reward"),
     (UnknownId, 404, "unknown_id"),
     (Fenced, 409, "attempt_over"),

@@ -18,16 +18,18 @@ from strop.config import Config
 from strop.monitor.metrics import combine, refuse_undeclared
 from strop.run.agent_metrics import describe_agents
 from strop.run.state import PolicyLearner
-from strop.trajectory import Batch, Sample, assemble, exactness
+from strop.trajectory import Batch, Sample, assemble, count_tokens, describe_tokens, exactness
+from strop.types import TokenCounts
 
 
 @dataclass(frozen=True)
 class Learnt:
     """What a step came to: the rollouts it consumed in sampling order, those that taught no policy anything and why,
-    and its metrics."""
+    what became of each one's tokens, and its metrics."""
 
     rollouts: list[str]
     dropped: dict[str, str]
+    tokens: dict[str, TokenCounts]
     metrics: dict[str, float]
 
 
@@ -39,10 +41,13 @@ async def learn_all(
     learnt = {name: await learn(one, samples, step=step, versions=versions) for name, one in policies.items()}
     batches = [batch for batch, _ in learnt.values()]
     metrics = combine({name: metrics for name, (_, metrics) in learnt.items()})
+    ordered = batches[0].samples
+    tokens = count_tokens(ordered, {name: batch for name, (batch, _) in learnt.items()})
     return Learnt(
-        rollouts=[sample.rollout.id for sample in batches[0].samples],
+        rollouts=[sample.rollout.id for sample in ordered],
         dropped=find_dropped([batch.dropped for batch in batches]),
-        metrics=metrics | describe_samples(batches[0].samples) | describe_agents(batches[0].samples, batches),
+        tokens=tokens,
+        metrics=metrics | describe_samples(ordered) | describe_agents(ordered, batches) | describe_tokens(tokens),
     )
 
 

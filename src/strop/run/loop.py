@@ -160,7 +160,7 @@ async def advance(run: Run, collected: Collected, *, ahead: bool = False) -> Non
     )
     for policy in run.policies.values():
         policy.publisher.prepare(step.version)
-    await run.store.commit_step(step)
+    await run.store.commit_step(step, learnt.tokens)
     if begun is not None:
         follow_checkpoint(run, step, begun)
     await publish(run, step)

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from strop.types import Attempt, Cause, Event, Lease, Mode, Policy, Reward, Rollout, Status, Step, Turn
+from strop.types import Attempt, Cause, Event, Lease, Mode, Policy, Reward, Rollout, Status, Step, TokenCounts, Turn
 
 Ref = tuple[str, int]
 """A rollout's id and an attempt's number."""
@@ -114,7 +114,7 @@ class Store(ABC):
     @abstractmethod
     async def add_events(self, events: Sequence[Event]) -> None:
         """Record events of running attempts, each id once; rewards that are not finite numbers, or too large, are
-        refused (`BadReward`)."""
+        refused (`BadReward`), and exclusions that name no turn or no plain reason (`BadExclusion`)."""
 
     @abstractmethod
     async def add_rewards(self, rewards: Mapping[str, Sequence[Reward]]) -> None:
@@ -187,9 +187,10 @@ class Store(ABC):
     async def policies(self) -> list[Policy]: ...
 
     @abstractmethod
-    async def commit_step(self, step: Step) -> None:
-        """One transaction: the step, what it consumed, its metrics, and the new version of every policy. Refused if a
-        step that is not superseded already has the number or consumed one of the rollouts; the same again is not."""
+    async def commit_step(self, step: Step, tokens: Mapping[str, TokenCounts] | None = None) -> None:
+        """One transaction: the step, what it consumed, its metrics, what became of the tokens of each rollout
+        (`Rollout.tokens`), and the new version of every policy. Refused if a step that is not superseded already has
+        the number or consumed one of the rollouts; the same again is not."""
 
     @abstractmethod
     async def name_checkpoint(self, lineage: int, number: int, checkpoint: str) -> None:

@@ -31,7 +31,7 @@ from strop.store import rows, rpc, wire
 from strop.store.base import ID, Ref, Store
 from strop.store.batching import VerbBatches, VerbRequest
 from strop.store.turn_deltas import grow
-from strop.types import Attempt, Cause, Event, Lease, Mode, Policy, Reward, Rollout, Status, Step, Turn
+from strop.types import Attempt, Cause, Event, Lease, Mode, Policy, Reward, Rollout, Status, Step, TokenCounts, Turn
 
 T = TypeVar("T")
 POLL = 30.0
@@ -188,8 +188,7 @@ class HttpStore(Store):
 
     async def add_events(self, events: Sequence[Event]) -> None:
         for event in events:
-            if event.kind == "reward":
-                rows.reward(event.data)
+            rows.check_event(event)
         if events:
             await self._call(rpc.ADD_EVENTS, events)
 
@@ -260,8 +259,8 @@ class HttpStore(Store):
     async def policies(self) -> builtins.list[Policy]:
         return await self._call(rpc.POLICIES)
 
-    async def commit_step(self, step: Step) -> None:
-        await self._call(rpc.COMMIT_STEP, {"step": step})
+    async def commit_step(self, step: Step, tokens: Mapping[str, TokenCounts] | None = None) -> None:
+        await self._call(rpc.COMMIT_STEP, {"step": step, "tokens": tokens or {}})
 
     async def name_checkpoint(self, lineage: int, number: int, checkpoint: str) -> None:
         await self._call(rpc.NAME_CHECKPOINT, {"lineage": lineage, "number": number, "checkpoint": checkpoint})

@@ -18,8 +18,8 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from strop.errors import BadReward, StoreError
-from strop.types import MAX_REWARD, Attempt, Event, Policy, Reward, Rollout, Step, Turn
+from strop.errors import BadExclusion, BadReward, StoreError
+from strop.types import MAX_REWARD, Attempt, Event, Exclusion, Policy, Reward, Rollout, Step, Turn
 
 Row = Sequence[Any]
 
@@ -241,6 +241,27 @@ def reward(data: dict[str, Any]) -> Reward:
             f"a reward event does not fit: {error}. Fix: write it as {{'name': 'reward', 'value': 1.0}}"
         ) from None
     return check_reward(found)
+
+
+def exclusion(data: dict[str, Any]) -> Exclusion:
+    """The exclusion an event carries. `BadExclusion` names what is wrong with it."""
+    try:
+        found = msgspec.convert(data, Exclusion)
+    except msgspec.ValidationError as error:
+        raise BadExclusion(
+            f"an exclude event does not fit: {error}. Fix: write it as {{'turn': 'g1.0/1/0', 'reason': 'title'}}"
+        ) from None
+    if found.wrong:
+        raise BadExclusion(f"{found.wrong}. Fix: give the id of the model's answer and one plain word")
+    return found
+
+
+def check_event(event: Event) -> None:
+    """Refuse what could not be counted later."""
+    if event.kind == "reward":
+        reward(event.data)
+    elif event.kind == "exclude":
+        exclusion(event.data)
 
 
 def check_reward(given: Reward) -> Reward:

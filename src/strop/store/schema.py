@@ -13,7 +13,7 @@ from strop.errors import NewerStore, StoreError
 from strop.store import turns, version_3
 from strop.store.transitions import Db
 
-VERSION = max(6, turns.VERSION)
+VERSION = max(7, turns.VERSION)
 """Rises when the tables change."""
 Script = str | Callable[[Db], None]
 """Statements, or what takes more than statements."""
@@ -31,6 +31,8 @@ CREATE TABLE rollouts (
     due DOUBLE PRECISION NOT NULL, created DOUBLE PRECISION NOT NULL, ended DOUBLE PRECISION, cause TEXT, detail TEXT,
     rewards TEXT NOT NULL,
     prompts TEXT NOT NULL,  -- texts by name that the agent is given
+    excluded TEXT NOT NULL,  -- turns that are to carry no loss, and why
+    tokens TEXT NOT NULL,  -- what became of the sampled tokens in the step that consumed it
     changed BIGINT NOT NULL  -- the number of its last change of status
 );
 CREATE INDEX rollouts_status ON rollouts (status, seq);
@@ -107,6 +109,13 @@ MIGRATIONS: dict[int, tuple[Script, ...]] = {
     CREATE INDEX rollouts_queued ON rollouts (seq) WHERE status = 'queued';
     DROP INDEX attempts_token;
     CREATE INDEX attempts_token ON attempts (token) WHERE token IS NOT NULL;
+    """,
+    ),
+    # Turns may be left out by name, and each rollout says which of its tokens were trained.
+    6: (
+        """
+    ALTER TABLE rollouts ADD COLUMN excluded TEXT NOT NULL DEFAULT '{}';
+    ALTER TABLE rollouts ADD COLUMN tokens TEXT NOT NULL DEFAULT '{}';
     """,
     ),
 }

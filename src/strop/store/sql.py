@@ -37,6 +37,7 @@ from strop.types import (
     Rollout,
     Status,
     Step,
+    TokenCounts,
     Turn,
     version,
 )
@@ -216,8 +217,7 @@ class SqlStore(Store):
 
     async def add_events(self, events: Sequence[Event]) -> None:
         for event in events:
-            if event.kind == "reward":
-                rows.reward(event.data)
+            rows.check_event(event)
         attempts = sorted({(event.rollout, event.attempt) for event in events})
         encoded = [rows.encode(event) for event in events]
 
@@ -362,10 +362,10 @@ class SqlStore(Store):
 
         return await self._read(read)
 
-    async def commit_step(self, step: Step) -> None:
+    async def commit_step(self, step: Step, tokens: Mapping[str, TokenCounts] | None = None) -> None:
         if len(set(step.rollouts)) < len(step.rollouts):
             raise StoreError(f"step {step.number} names a rollout twice. Fix: consume each one once")
-        await self._write(lambda db: transitions.commit_step(db, step))
+        await self._write(lambda db: transitions.commit_step(db, step, tokens or {}))
 
     async def name_checkpoint(self, lineage: int, number: int, checkpoint: str) -> None:
         await self._write(lambda db: transitions.name_checkpoint(db, lineage, number, checkpoint))

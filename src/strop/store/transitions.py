@@ -5,7 +5,7 @@ what a step consumes. Each runs inside a verb's transaction.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from msgspec import structs, to_builtins
@@ -14,7 +14,20 @@ from strop.errors import Fenced, IllegalTransition, StoreError, UnknownId
 from strop.net.secrets import new_key
 from strop.store import rows
 from strop.store.base import ID, Ref
-from strop.types import TRANSITIONS, Attempt, Cause, Event, Lease, Reward, Rollout, Status, Step, version
+from strop.types import (
+    TRANSITIONS,
+    Attempt,
+    Cause,
+    Event,
+    EventKind,
+    Lease,
+    Reward,
+    Rollout,
+    Status,
+    Step,
+    TokenCounts,
+    version,
+)
 
 R = TypeVar("R")
 MANY = 500
@@ -145,8 +158,8 @@ def move(db: Db, rollout: Rollout, status: Status, **fields: Any) -> Rollout:
     if status not in TRANSITIONS[rollout.status]:
         raise IllegalTransition(f"rollout {rollout.id!r} is {rollout.status} and cannot become {status}")
     columns = {"status": status, **fields, "changed": tick(db)}
-    if "rewards" in columns:
-        columns["rewards"] = rows.to_json(columns["rewards"])
+    for name in columns.keys() & {"rewards", "excluded"}:
+        columns[name] = rows.to_json(columns[name])
     assignments = ", ".join(f"{name} = ?" for name in columns)
     db.execute(f"UPDATE rollouts SET {assignments} WHERE id = ?", (*columns.values(), rollout.id))
     db.queued |= status == "queued"
@@ -183,9 +196,12 @@ def end(db: Db, rollout: Rollout, cause: Cause | None, detail: str | None, given
         (now, cause, detail, rollout.id, rollout.attempts),
     )
     if cause is None:
-        return move(db, rollout, "succeeded", ended=now, detail=detail, rewards=merge_rewards(db, rollout, given))
+        rewards = merge_rewards(db, rollout, given)
+        excluded = find_excluded(db, rollout)
+        return move(db, rollout, "succeeded", ended=now, detail=detail, rewards=rewards, excluded=excluded)
     if cause in ("cancelled", "late"):
-        return move(db, rollout, "cancelled", ended=now, cause=cause, detail=detail)
+        excluded = find_excluded(db, rollout)
+        return move(db, rollout, "cancelled", ended=now, cause=cause, detail=detail, excluded=excluded)
     if cause == "interrupted":
         return move(db, rollout, "queued", due=0.0)
     query = "SELECT count(*) FROM attempts WHERE rollout = ? AND cause = ?"
@@ -193,7 +209,8 @@ def end(db: Db, rollout: Rollout, cause: Cause | None, detail: str | None, given
     retry = rollout.retries.get(cause)
     if retry is not None and times <= retry.limit:
         return move(db, rollout, "queued", due=now + retry.pause(times))
-    return move(db, rollout, "failed", ended=now, cause=cause, detail=detail)
+    excluded = find_excluded(db, rollout)
+    return move(db, rollout, "failed", ended=now, cause=cause, detail=detail, excluded=excluded)
 
 
 def has_ended_with(
@@ -214,12 +231,19 @@ def has_ended_with(
 
 def merge_rewards(db: Db, rollout: Rollout, given: Sequence[Reward]) -> tuple[Reward, ...]:
     """Rewards of the attempt's events in their order, then those given; of the same target the last one wins."""
-    said = db.execute(
-        f"SELECT {rows.EVENT} FROM events WHERE rollout = ? AND attempt = ? AND kind = 'reward' ORDER BY seq",
-        (rollout.id, rollout.attempts),
-    ).fetchall()
-    rewards = [*(rows.reward(rows.event(row).data) for row in said), *given]
+    rewards = [*(rows.reward(event.data) for event in _list_events(db, rollout, "reward")), *given]
     return tuple({reward.target: reward for reward in rewards}.values())
+
+
+def find_excluded(db: Db, rollout: Rollout) -> dict[str, str]:
+    """The turns that the attempt's events exclude, and why: those of failed attempts too, which may be trained."""
+    said = [rows.exclusion(event.data) for event in _list_events(db, rollout, "exclude")]
+    return {one.turn: one.reason for one in said}
+
+
+def _list_events(db: Db, rollout: Rollout, kind: EventKind) -> list[Event]:
+    query = f"SELECT {rows.EVENT} FROM events WHERE rollout = ? AND attempt = ? AND kind = ? ORDER BY seq"
+    return [rows.event(row) for row in db.execute(query, (rollout.id, rollout.attempts, kind)).fetchall()]
 
 
 def add_rewards(db: Db, rollout: Rollout, given: Sequence[Reward]) -> None:
@@ -290,7 +314,7 @@ def requeue_failed(db: Db) -> list[str]:
     return [move(db, rollout, "queued", ended=None, cause=None, detail=None, due=0.0).id for rollout in failed]
 
 
-def commit_step(db: Db, step: Step) -> None:
+def commit_step(db: Db, step: Step, tokens: Mapping[str, TokenCounts]) -> None:
     db.execute("SELECT changes FROM strop" + db.lock).fetchone()  # one step at a time
     newest = newest_lineage(db)
     if step.lineage < newest:
@@ -324,6 +348,8 @@ def commit_step(db: Db, step: Step) -> None:
         ),
     )
     db.executemany("INSERT INTO consumed VALUES (?, ?, ?, ?, ?)", consumed)
+    counted = [(rows.to_json(tokens.get(row[2], {})), row[2]) for row in consumed]
+    db.executemany("UPDATE rollouts SET tokens = ? WHERE id = ?", counted)
     set_versions(db, step.version)
 
 

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from strop.errors import (
+    BadExclusion,
     BadReward,
     ConfigError,
     Fenced,
@@ -43,6 +44,7 @@ from strop.types import (
     Status,
     Step,
     Task,
+    TokenCounts,
     Turn,
 )
 
@@ -216,9 +218,10 @@ class StepRecord(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class StepBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A step to commit, which made a version of every policy."""
+    """A step to commit, which made a version of every policy, and what became of the tokens of its rollouts."""
 
     step: StepRecord
+    tokens: dict[str, TokenCounts] = {}
 
 
 class CheckpointBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -367,6 +370,7 @@ class AttemptShown(Struct):
 ERRORS: dict[str, type[StropError]] = {
     error.__name__: error
     for error in (
+        BadExclusion,
         BadReward,
         UnknownId,
         Fenced,

@@ -10,5 +10,19 @@ from strop.trajectory.assemble import assemble
 from strop.trajectory.batch import Batch, Entries, Sample, explain
 from strop.trajectory.exactness import exactness
 from strop.trajectory.token_tree import MicroBatch, check, pack
+from strop.trajectory.tokens import count_tokens, describe_tokens, sum_tokens
 
-__all__ = ["Batch", "Entries", "MicroBatch", "Sample", "assemble", "check", "exactness", "explain", "pack"]
+__all__ = [
+    "Batch",
+    "Entries",
+    "MicroBatch",
+    "Sample",
+    "assemble",
+    "check",
+    "count_tokens",
+    "describe_tokens",
+    "exactness",
+    "explain",
+    "pack",
+    "sum_tokens",
+]

@@ -5,8 +5,9 @@ token is a crash: a turn without one finite logprob per sampled id is our own bu
 
 Reasons a rollout is dropped here: `failed:<cause>` (excluded, also from the baseline), `outside` (answered by outside
 models only, whose turns have no tokens), `empty` (no sampled token at all), `untrained` (none by a trained agent),
-`over_budget` (a path that no micro-batch can hold), or the reason shared by all its turns: `abandoned`, `greedy`
-(temperature 0), `truncated_sampling`. Only the first is outside the baseline.
+`over_budget` (a path that no micro-batch can hold), or the reason that all its turns have: `abandoned`, `greedy`
+(temperature 0), `truncated_sampling`, `excluded:<reason>` (by the agent). Only the first is outside the
+baseline.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def assemble(
         excluded = f"failed:{failed}" if stand_in[s] == "exclude" else None
         counted[s] = excluded is None
         trained, reason = _trained(sample, names, budget, policy)
-        reasons = [excluded or _skip(turn) for turn in trained]
+        reasons = [excluded or _skip(turn, sample.rollout) for turn in trained]
         if excluded or reason or all(reasons):
             dropped[sample.rollout.id] = excluded or reason or str(reasons[0])
         turns += trained
@@ -110,9 +111,11 @@ def _trained(sample: Sample, agents: Collection[str], budget: int, policy: str |
     return trained, None
 
 
-def _skip(turn: Turn) -> str | None:
+def _skip(turn: Turn, rollout: Rollout) -> str | None:
     if turn.abandoned:
         return "abandoned"
+    if turn.id in rollout.excluded:
+        return f"excluded:{rollout.excluded[turn.id]}"
     if turn.sampling.temperature == 0.0:
         return "greedy"
     return None if turn.sampling.exact else "truncated_sampling"

@@ -41,11 +41,19 @@ REASONS = {
     "no_weight": "with a reward of 0 or less, which is what they count (algorithm.settings.weighting)",
     "no_pair": "with nobody to compare with that got more or less, or whose other is left out",
     "superseded": "sampled from weights that a resumed run left behind",
+    "no_loss": "that the algorithm gave no weight",
 }
-"""Why a rollout carries no loss, in words. Algorithms and filters bring reasons of their own; `failed:<cause>` too."""
+"""Why a rollout carries no loss, in words. Algorithms and filters bring reasons of their own; `failed:<cause>` and
+`excluded:<reason>` too."""
 
 
 def explain(reason: str) -> str:
+    """
+    >>> explain("greedy"), explain("excluded:title")
+    ('sampled at temperature 0', 'that their agent excluded as title')
+    """
+    if reason.startswith("excluded:"):
+        return f"that their agent excluded as {reason.removeprefix('excluded:')}"
     return REASONS.get(reason, f"left out as {reason}")
 
 
@@ -170,11 +178,14 @@ class Batch:
         return np.unique(self.entries.group[(self.entries.weight > 0) & (self.entries.advantage != 0)])
 
     def counts(self) -> dict[str, float]:
-        """What was left out, as metrics: rollouts by reason, sampled tokens of turns by reason, and turns of outside
-        models, which have no tokens."""
+        """What was left out, as metrics: rollouts by reason, sampled tokens of turns by reason, turns of outside
+        models, which have no tokens, and excluded turns that there are not."""
         counts = Counter({f"filter/{reason}": n for reason, n in Counter(self.dropped.values()).items()})
         if outside := sum(turn.outside for sample in self.samples for turn in sample.turns):
             counts["filter_turns/outside"] = outside
+        known = {turn.id for sample in self.samples for turn in sample.turns}
+        if unknown := sum(turn not in known for sample in self.samples for turn in sample.rollout.excluded):
+            counts["filter_turns/excluded_unknown"] = unknown
         for t, reason in enumerate(self.skipped):
             if reason is not None:
                 counts[f"filter_tokens/{reason}"] += int(self.starts[t + 1] - self.starts[t])

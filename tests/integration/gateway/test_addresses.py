@@ -238,6 +238,40 @@ async def test_an_app_tells_its_address_while_it_is_announced(stand: Stand, tmp_
         await server.close()
 
 
+async def test_a_service_of_verls_kind_is_notified(
+    stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads HOST:PORT and asks at /v1 of it, with the header `trace_id` that came with its task."""
+    app, notice = AddressApp(stand.gateway), tmp_path / "llm_server"
+    server = await serve(app)
+    monkeypatch.setenv("LLM_SERVER_NOTIFY_FILE", str(notice))
+    try:
+        with app.announce(server.url, "", tmp_path):
+            assert not notice.exists()  # no model is served
+        with app.announce(server.url, "tiny", tmp_path):
+            assert f"http://{notice.read_text()}/v1" == f"{server.url}/v1"
+            stand.script("yes")
+            attempt = await stand.attempt("r1")
+            client = openai.AsyncOpenAI(base_url=f"http://{notice.read_text()}/v1", api_key="-", max_retries=0)
+            message: Any = {"role": "user", "content": "?"}
+            async with client:
+                await client.chat.completions.create(
+                    model="any", messages=[message], extra_headers={"trace_id": attempt.key}
+                )
+            assert len(await stand.turns(attempt)) == 1
+        assert not notice.exists()
+        with app.announce(server.url, "tiny", tmp_path):
+            notice.write_text("10.0.0.7:1")
+        assert notice.read_text() == "10.0.0.7:1"  # another's by now
+        monkeypatch.setenv("LLM_SERVER_NOTIFY_FILE", str(tmp_path / "nowhere" / "llm_server"))
+        refused = pytest.raises(PlaceError, match=r"LLM_SERVER_NOTIFY_FILE names .*nowhere.* cannot be written.*Fix: ")
+        with refused, app.announce(server.url, "tiny", tmp_path):
+            pass
+        assert not (tmp_path / "address.json").exists()
+    finally:
+        await server.close()
+
+
 async def test_an_address_that_is_another_runs_by_now_is_waited_out(stand: Stand, tmp_path: Path) -> None:
     app = AddressApp(stand.gateway)
     server = await serve(app)

@@ -105,9 +105,11 @@ async def test_a_call_out_of_a_namespace_without_streaming(stand: Stand) -> None
     [
         ([FILES, READ | {"name": "mcp__files__read"}], "tools", "two that the model would be shown as"),
         ([FILES, FILES | {"name": "mcp__files__"}], "tools", "two that the model would be shown as"),
-        ([FILES | {"tools": [READ | {"type": "custom"}]}], "tools[0].tools[0].type", "'custom' is not served"),
+        ([FILES | {"tools": [READ | {"type": "local_shell"}]}], "tools[0].tools[0].type", "is not served"),
+        ([{"type": "custom", "name": "x", "format": {"type": "lark"}}], "tools[0]", "write a custom tool as"),
+        ([{"type": "custom"}], "tools[0]", "write a custom tool as"),
         ([{"type": "namespace", "name": "x"}], "tools[0]", "write a namespace as"),
-        ([{"type": "custom", "name": "x"}], "tools[0].type", "'custom' is not served"),
+        ([{"type": "local_shell"}], "tools[0].type", "'local_shell' is not served. Fix: use 'function' or 'custom'"),
         ([{"type": ["web_search"]}], "tools[0].type", "is not served"),
     ],
 )
@@ -117,6 +119,67 @@ async def test_tools_that_cannot_be_shown(stand: Stand, tools: Any, param: str, 
     assert (status, answer["error"]["param"]) == (400, param)
     assert words in answer["error"]["message"]
     assert "Fix: " in answer["error"]["message"]
+
+
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": 'start: "go" | "stop"'}
+EXEC = {"type": "custom", "name": "exec", "description": "Runs JavaScript.", "format": GRAMMAR}
+OWN_MODEL: Any = {name: value for name, value in CODEX.items() if name not in ("tools", "instructions")} | {
+    "reasoning": {"effort": "low", "context": "all_turns"},
+    "input": [
+        {
+            "type": "additional_tools",
+            "id": "at_01",
+            "role": "developer",
+            "tools": [{"type": "namespace", "name": "functions", "tools": [EXEC]}, EXEC | {"name": "patch"}, SHELL],
+        },
+        *CODEX["input"],
+    ],
+}
+"""What Codex sends for a model of its maker's: tools among the items, and one whose calls are text."""
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_custom_tool_and_the_text_that_comes_back(stand: Stand, stream: bool) -> None:
+    calls = [("functions__exec", {"input": "go"}), ("patch", {"input": "stop"}), ("patch", {"path": "a"})]
+    written = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
+    stand.script("\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in written), "It is done.")
+    attempt = await stand.attempt("r1")
+    client = stand.client(attempt)
+    said: Any = await respond(client, OWN_MODEL) if stream else await create(client, OWN_MODEL | {"stream": False})
+    first, second, odd = [item.to_dict() for item in said.output]
+    assert (first["type"], first["namespace"], first["name"], first["input"]) == (
+        "custom_tool_call", "functions", "exec", "go",
+    )  # fmt: skip
+    assert (second["type"], second["name"], second["input"]) == ("custom_tool_call", "patch", "stop")
+    assert json.loads(odd["input"]) == {"path": "a"}  # all that was written, where it is not the one argument
+
+    back = [{key: value for key, value in item.items() if key not in ("id", "status")} for item in (first, second, odd)]
+    back[2]["input"] = "x"  # as if it had said another thing
+    results = [{"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "ok"} for item in back]
+    more = OWN_MODEL | {"stream": False, "input": [*OWN_MODEL["input"], *back, *results]}
+    assert (await create(client, more)).output_text == "It is done."
+    turn, edited = await stand.turns(attempt)
+    assert edited.branch == "edited_history"
+    shown, _, shell = [tool["function"] for tool in turn.requested["tools"]]
+    assert (shown["name"], shell["name"]) == ("functions__exec", "shell")
+    assert shown["parameters"]["properties"].keys() == {"input"}
+    assert shown["description"].startswith("Runs JavaScript.")
+    assert GRAMMAR["definition"] in shown["description"]
+
+
+async def test_custom_calls_are_gone_on_from_exactly(stand: Stand) -> None:
+    call = json.dumps({"name": "functions__exec", "arguments": {"input": 'text("é\\n")'}})
+    stand.script(f"Looking.\n<tool_call>\n{call}\n</tool_call>", "It is done.")
+    attempt = await stand.attempt("r1")
+    client = stand.client(attempt)
+    said = await respond(client, OWN_MODEL)
+    back = [{key: value for key, value in item.to_dict().items() if key != "status"} for item in said.output]
+    result = {"type": "custom_tool_call_output", "call_id": back[-1]["call_id"], "output": [
+        {"type": "input_text", "text": "é"},
+    ]}  # fmt: skip
+    await respond(client, OWN_MODEL | {"input": [*OWN_MODEL["input"], *back, result]})
+    first, second = await stand.turns(attempt)
+    assert (second.parent, second.branch, second.shared) == (first.id, None, len(first.ids))
 
 
 # -- Claude Code -------------------------------------------------------------------------------------------------------
@@ -155,3 +218,52 @@ async def test_a_thread_is_refused_by_name(stand: Stand) -> None:
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
     assert "unsupported parameter 'thread'" in answer["error"]["message"]
     assert stand.engine.calls == []
+
+
+EDIT: Any = {
+    "name": "Edit",
+    "input_schema": {
+        "type": "object",
+        "properties": {
+            "file": {"type": "string"},
+            "replace_all": {"type": "boolean", "default": False},
+            "lines": {"type": "array", "default": []},
+        },
+        "required": ["file"],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "back", "branch"),
+    [
+        ({"file": "a"}, {"file": "a", "replace_all": False, "lines": []}, None),
+        ({"file": "a", "replace_all": False}, {"file": "a"}, None),
+        ({"file": "a", "replace_all": True}, {"file": "a"}, "edited_history"),
+        ({"file": "a"}, {"file": "a", "replace_all": 0}, "edited_history"),
+        ({"file": "a"}, {"file": "a", "encoding": "utf-8"}, "edited_history"),
+        ({"file": "a"}, {"file": "b", "replace_all": False}, "edited_history"),
+    ],
+)
+async def test_defaults_that_claude_code_writes_into_calls(stand: Stand, said: Any, back: Any, branch: Any) -> None:
+    """It sends an Edit back with `replace_all: false`, which the schema says is the same: no branch, and the model sees
+    the call as it wrote it."""
+    call = "<tool_call>\n" + json.dumps({"name": "Edit", "arguments": said}) + "\n</tool_call>"
+    stand.script(call, call, "done")
+    attempt = await stand.attempt("r1")
+    base = stand.url(attempt).removesuffix("/v1")
+    messages: list[Any] = [{"role": "user", "content": "Edit a."}]
+    async with anthropic.AsyncAnthropic(base_url=base, api_key=attempt.key, max_retries=0) as client:
+        for _ in range(3):
+            answer: Any = await client.messages.create(model="m", max_tokens=100, messages=messages, tools=[EDIT])
+            if answer.stop_reason == "tool_use":
+                block = answer.content[-1]
+                result = {"type": "tool_result", "tool_use_id": block.id, "content": "ok"}
+                messages.append({"role": "assistant", "content": [block.to_dict() | {"input": back}]})
+                messages.append({"role": "user", "content": [result]})
+    first, second, third = await stand.turns(attempt)
+    assert [turn.branch for turn in (first, second, third)] == [None, branch, branch]
+    if branch is None:
+        assert (second.parent, third.parent) == (first.id, second.id)
+        assert third.prompt_ids[: third.shared] == second.ids
+        assert second.prompt_ids[: second.shared] == first.ids

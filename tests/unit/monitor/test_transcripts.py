@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from strop.monitor.transcripts import choose_extremes, find_new_messages, render_rollout
 from strop.types import Cause, Reward, Rollout, Sampling, Task, Turn
 
@@ -74,13 +76,14 @@ def test_a_page_says_what_was_trained_and_why_it_ended() -> None:
         turn(1, [user("psst")], "yes", agent="helper"),
         turn(2, [user("again")], "hm", sampling=Sampling(temperature=0.0)),
     ]
-    text = render_rollout(rollout("g.0", None, "agent_error"), turns, None, ["main"], None)
-    assert "6 tokens sampled, 2 trained" in text
+    tokens = {"g.0/1/0": {"trained": 2}, "g.0/1/1": {"untrained": 2}, "g.0/1/2": {"greedy": 2}}
+    text = render_rollout(replace(rollout("g.0", None, "agent_error"), tokens=tokens), turns, None)
+    assert "6 tokens sampled, 2 trained, 2 greedy, 2 untrained" in text
     assert "[... 3,000 characters ...]" in text
     assert "failed (agent_error)" in text
     assert "it fell\nover" in text
     assert '````\n{\n  "question": "```why```"' in text
-    assert "none trained (zero_variance)" in render_rollout(rollout("g.0", 1.0), turns, 1.0, ["main"], "zero_variance")
+    assert "· 6 tokens sampled\n" in render_rollout(rollout("g.0", 1.0), turns, 1.0)  # no step learnt from it
 
 
 def test_a_page_has_the_tools_once() -> None:
@@ -88,7 +91,7 @@ def test_a_page_has_the_tools_once() -> None:
     first = turn(0, [user("a")], "b", requested={"tools": [tool]})
     second = turn(1, [user("a"), answer("b"), user("c")], "d", parent=first.id, shared=3)
     other = turn(2, [user("e")], "f", branch="new_conversation", requested={"tools": [tool, tool]})
-    text = render_rollout(rollout("g.0", 1.0), [first, second, other], 1.0, ("main",), None)
+    text = render_rollout(rollout("g.0", 1.0), [first, second, other], 1.0)
     assert text.count("**tools**") == 2
     assert "**tools**\n\n```\nadd(a, b)\n```" in text
     assert text.index("**tools**") < text.index("**user**")

@@ -16,7 +16,7 @@ from strop.models.names import resolve
 from strop.run.folder import RunFolder
 from strop.store import open_store
 from strop.tasks.sampling import group
-from strop.types import Policy, Task, Turn
+from strop.types import Policy, Step, Task, Turn
 
 ASKED = [{"role": "user", "content": "3 * 4?"}]
 
@@ -54,6 +54,10 @@ async def _fill(folder: Path) -> None:
             Turn(id=f"{rollout.id}/1/2", prompt_ids=renderer.prompt(ASKED, None), messages=ASKED,
                  branch="changed_tools", started=3.0, **given),
         ])  # type: ignore[arg-type] # fmt: skip
+        await store.finish(rollout.id, 1)
+        tokens = {parent: {"trained": len(said)}, f"{rollout.id}/1/1": {"trained": 1, "excluded:title": len(said) - 1}}
+        step = Step(lineage=1, number=1, rollouts=[rollout.id], metrics={}, time=0.0)
+        await store.commit_step(step, {rollout.id: tokens})
     finally:
         await store.close()
 
@@ -74,6 +78,18 @@ def test_tools_are_shown_where_they_change(run: Path, capsys: pytest.CaptureFixt
     (line,) = [line for line in told.splitlines() if line.strip().startswith("tools")]
     assert line.startswith("    tools  calculator(expression)"), "once: the second turn has its parent's"
     assert "<|im_start|>" not in told
+
+
+def test_what_became_of_the_tokens_is_shown_by_turn_and_in_all(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rollouts", str(run), rollout(run)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    (whole,) = [line.strip() for line in told if line.startswith("  ") and "sampled" in line]
+    first, second, third = [line.split(" · ")[3] for line in told if line.startswith("── turn")]
+    count = int(first.split()[0])
+    assert whole == f"{2 * count} tokens sampled, {count + 1} trained, {count - 1} excluded:title"
+    assert first == f"{count} tokens sampled, {count} trained"
+    assert second == f"{count} tokens sampled, 1 trained, {count - 1} excluded:title"
+    assert third == f"{count} tokens"  # of which the step said nothing
 
 
 def test_prompts_are_shown_as_the_model_saw_them(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import time
 import msgspec
 import pytest
 
-from strop.errors import BadReward, Fenced, IllegalTransition, StoreError, TurnTaken, UnknownId
+from strop.errors import BadExclusion, BadReward, Fenced, IllegalTransition, StoreError, TurnTaken, UnknownId
 from strop.store.base import Store
 from strop.types import Event, Lease, Policy, Retry, Reward, Rollout, Sampling, Step, Task, Turn
 from tests.limits import stretch
@@ -209,6 +209,45 @@ async def test_a_failed_attempts_rewards_do_not_count(store: Store):
     assert second.attempt.number == 2
     done = await store.finish("g1.0", 2, rewards=[Reward(name="other", value=2.0)])
     assert [r.target[0] for r in done.rewards] == ["other"]
+
+
+def exclude_event(lease: Lease, **data) -> Event:
+    return Event(rollout=lease.rollout.id, attempt=lease.attempt.number, kind="exclude", data=data, time=1.0)
+
+
+@pytest.mark.parametrize("cause", [None, "agent_error", "late"])
+async def test_turns_that_an_attempt_excludes_stand_with_its_rollout(store: Store, cause):
+    """However it ends: a failed rollout may be trained too."""
+    lease = await leased(store, retries=retries(1, "lost_runner"))
+    await store.add_events([exclude_event(lease, turn="g1.0/1/0", reason="title")])
+    await store.finish("g1.0", 1, cause="lost_runner")
+    (second,) = await store.lease("w", seconds=30)
+    assert (await store.get("g1.0")).excluded == {}
+    said = [("g1.0/2/1", "title"), ("g1.0/2/0", "probe"), ("g1.0/2/1", "summary")]
+    await store.add_events([exclude_event(second, turn=turn, reason=reason) for turn, reason in said])
+    if cause == "late":
+        await store.cancel(["g1.0"], detail="too late", cause="late")
+    else:
+        await store.finish("g1.0", 2, cause=cause)
+    assert (await store.get("g1.0")).excluded == {"g1.0/2/1": "summary", "g1.0/2/0": "probe"}  # the last word counts
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"turn": "g1.0/1/0"}, "does not fit.*missing required field `reason`.*Fix: write it as"),
+        ({"turn": "g1.0/1/0", "reason": 7}, "does not fit"),
+        ({"turn": "g1.0/1/0", "reason": "a title"}, "the reason 'a title' is not a word.*Fix: give"),
+        ({"turn": "g1.0/1/0", "reason": "a/b"}, "is not a word"),
+        ({"turn": "g1.0/1/0", "reason": "x" * 65}, "is not a word"),
+        ({"turn": "", "reason": "title"}, "'' is not the id of a turn"),
+    ],
+)
+async def test_exclusions_that_could_not_be_counted_are_refused(store: Store, data, says):
+    lease = await leased(store)
+    with pytest.raises(BadExclusion, match=says):
+        await store.add_events([exclude_event(lease, **data)])
+    assert await store.events("g1.0") == []
 
 
 @pytest.mark.parametrize("cause", ["lost_runner", "agent_error", "timeout"])
@@ -716,6 +755,18 @@ async def test_a_step_comes_back_as_it_was_committed(store: Store):
     await store.commit_step(given)  # said again, because the answer was lost
     assert await store.steps() == [given]
     assert await version(store) == "1.1"
+
+
+async def test_a_step_says_what_became_of_its_rollouts_tokens(store: Store):
+    await prepared(store)
+    tokens = {"g0.0": {"g0.0/1/0": {"trained": 75}, "g0.0/1/1": {"trained": 3, "no_loss": 2}}}
+    await store.commit_step(step(1, ["g0.0", "g1.0"]), tokens)
+    await store.commit_step(step(1, ["g0.0", "g1.0"]), tokens)  # said again, because the answer was lost
+    assert [(await store.get(id)).tokens for id in ("g0.0", "g1.0", "g2.0")] == [tokens["g0.0"], {}, {}]
+    await store.open_lineage(after=0)
+    again = {"g0.0": {"g0.0/1/0": {"zero_variance": 75}}}
+    await store.commit_step(step(1, ["g0.0"], lineage=2), again)  # another line made something else of it
+    assert (await store.get("g0.0")).tokens == again["g0.0"]
 
 
 async def test_a_checkpoint_is_named_once_it_is_whole(store: Store):

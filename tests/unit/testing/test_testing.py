@@ -13,7 +13,7 @@ import pytest
 import strop
 from strop import testing
 from strop.demo import agent as calculator_agent
-from strop.errors import AgentError, ConfigError
+from strop.errors import AgentError, BadExclusion, ConfigError
 
 
 def ask(task: strop.Task, llm: strop.LLM) -> float:
@@ -38,6 +38,27 @@ def test_turns_and_rewards_come_back() -> None:
     assert len(turn.logprobs) == len(turn.response_ids) > 0
     assert done.reward() == 1.0
     assert testing.run(ask, "What is 3 * 4?", answers=["It is 13."]).reward() == 0.0
+
+
+def test_a_turn_that_an_agent_or_its_reward_function_excludes() -> None:
+    """By the id of the answer, in every place where an agent may run."""
+
+    def agent(task: strop.Task, llm: strop.LLM) -> str:
+        message: Any = {"role": "user", "content": task.data}
+        said = [llm.client().chat.completions.create(model=llm.model, messages=[message]) for _ in range(2)]
+        llm.exclude(said[0].id, "title")
+        with pytest.raises(BadExclusion, match=r"the reason 'a title' is not a word.*Fix: "):
+            llm.exclude(said[0].id, "a title")
+        return said[1].id
+
+    def reward(task: strop.Task, answer: str, llm: strop.LLM) -> float:
+        llm.exclude(answer, "probe")
+        return 1.0
+
+    done = testing.run(agent, "hm", answers=["one", "two"], reward=reward)
+    first, second = done.turns
+    assert done.rollout.excluded == {first.id: "title", second.id: "probe"}
+    assert done.rewards == (strop.Reward(value=1.0),)
 
 
 async def test_it_is_called_from_async_tests_too() -> None:

@@ -87,6 +87,21 @@ def test_turns_that_may_not_train_are_kept_and_counted(change, reason):
     assert batch.entries.exact.tolist()[2:] == [reason == "abandoned"] * 3
 
 
+def test_turns_that_the_agent_excluded_are_kept_and_counted():
+    turns = [turn("g1.0", 0), turn("g1.0", 1, [1], [7, 8, 9]), turn("g1.0", 2, [1], [5], finish="abandoned")]
+    excluded = {"g1.0/1/1": "title", "g1.0/1/2": "title", "g1.0/1/9": "title"}
+    batch = make(sample(turns=turns, excluded=excluded))
+    assert batch.skipped == [None, "excluded:title", "abandoned"]
+    assert batch.entries.trainable.tolist() == [True, True, False, False, False, False]
+    assert batch.counts() == {
+        "filter_tokens/excluded:title": 3.0,
+        "filter_tokens/abandoned": 1.0,
+        "filter_turns/excluded_unknown": 1.0,  # there is no such turn
+    }
+    alone = make(sample(turns=turns[1:2], excluded=excluded))
+    assert (alone.dropped, alone.counted.tolist()) == ({"g1.0": "excluded:title"}, [True])
+
+
 @pytest.mark.parametrize("cause", ["lost_runner", "engine_error", "bad_reward", "cancelled"])
 def test_what_happened_to_an_agent_is_excluded(cause):
     batch = make(sample(status="failed", cause=cause))

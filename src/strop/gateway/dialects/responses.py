@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, cast
 
+import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
@@ -19,8 +20,8 @@ from strop.gateway.dialects.base import AnswerInfo, AnswerSchema, ApiError, Choi
 from strop.gateway.dialects.fields import NOT_SERVED, read_fields, read_object, unsupported
 from strop.gateway.dialects.openai import OpenAIDialect, read_schema
 from strop.gateway.dialects.proxied import ProxiedAnswer, ProxiedChoice, join_parts, read_finish
-from strop.gateway.dialects.responses_items import check_results, join_name, read_input
-from strop.gateway.dialects.responses_stream import ResponseEvents, write
+from strop.gateway.dialects.responses_items import check_results, find_more_tools, join_name, read_input
+from strop.gateway.dialects.responses_stream import INPUT, ResponseEvents, write
 from strop.gateway.dialects.responses_tools import read_tools
 from strop.types import Turn
 
@@ -61,8 +62,9 @@ HARMLESS: dict[str, Any] = {
 }
 """Accepted with the one value that changes nothing, which some clients always send."""
 
-REASONING = frozenset({"effort", "summary", "generate_summary"})
-"""`effort` is treated as chat's reasoning_effort; reasoning is given out as it is, whatever summary is asked for."""
+REASONING = frozenset({"effort", "summary", "generate_summary", "context"})
+"""`effort` is treated as chat's reasoning_effort; reasoning is given out as it is, whatever summary is asked for. Which
+of it the model is shown again (`context`) the policy's history says."""
 
 INCLUDE = {"message.output_text.logprobs": True, "reasoning.encrypted_content": False}
 """What can be included, and whether it asks for logprobs. Reasoning is not encrypted, so nothing is missing."""
@@ -150,10 +152,10 @@ def _read(body: bytes) -> ModelRequest:
     for name in fields.get("include", []):
         if name not in INCLUDE:
             raise unsupported("include", f"{name!r} is not served. Fix: use one of {', '.join(INCLUDE)}")
-    tools = read_tools(fields.get("tools", []))
+    messages = read_input(fields["input"])
+    tools = read_tools([*fields.get("tools", []), *find_more_tools(fields["input"])])
     choice, tool = _tool_choice(fields.get("tool_choice", "auto"), tools.shown)
     previous = fields.get("previous_response_id")
-    messages = read_input(fields["input"])
     if previous is None:
         check_results(messages)
     requested = {name: fields[name] for name in RECORDED if name in fields}
@@ -179,6 +181,7 @@ def _read(body: bytes) -> ModelRequest:
         options={
             "echoed": {name: fields[name] for name in ECHOED if name in fields},
             "namespaces": tools.namespaces,
+            "custom": tools.custom,
         },
     )
 
@@ -207,7 +210,7 @@ def _tool_choice(choice: Any, tools: Sequence[Json]) -> tuple[Literal["auto", "n
         return "required", None
     if isinstance(choice, dict):
         choice = cast(Json, choice)
-        if choice.get("type") == "function" and choice.get("name") in named:
+        if choice.get("type") in ("function", "custom") and choice.get("name") in named:
             return "required", choice["name"]
     raise ApiError(
         f"tool_choice cannot be followed: the tools are {', '.join(named) or 'none'}. Fix: give "
@@ -229,6 +232,9 @@ def _read_response(response: Json, answer: ProxiedAnswer) -> None:
         if item.get("type") == "function_call":
             name = join_name(item.get("namespace"), item.get("name") or "")
             choice.add_call(place, item.get("call_id"), name, item.get("arguments"))
+        elif item.get("type") == "custom_tool_call":
+            name, given = join_name(item.get("namespace"), item.get("name") or ""), {INPUT: item.get("input")}
+            choice.add_call(place, item.get("call_id"), name, msgspec.json.encode(given).decode())
         elif item.get("type") == "message":
             choice.text += join_parts(item.get("content"))
         elif item.get("type") == "reasoning":

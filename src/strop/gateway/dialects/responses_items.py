@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from strop.gateway.dialects.base import ApiError, Json
 from strop.gateway.dialects.fields import part_code, read_arguments
-from strop.gateway.dialects.responses_stream import turn_of
+from strop.gateway.dialects.responses_stream import INPUT, turn_of
 
 
 class _Part(Struct):
@@ -42,17 +42,32 @@ class _Call(Struct):
     id: str | None = None
 
 
+class _CustomCall(Struct):
+    call_id: str
+    name: str
+    input: str
+    namespace: str | None = None
+    id: str | None = None
+
+
 class _Result(Struct):
     call_id: str
     output: str | list[_Part]
 
 
-_Item = _Message | _Reasoning | _Call | _Result
-ITEMS: dict[str, type[_Item]] = {
+class _MoreTools(Struct):
+    tools: list[Json]
+
+
+_Item = _Message | _Reasoning | _Call | _Result | _MoreTools
+ITEMS: dict[str, type[_Item | _CustomCall]] = {
     "message": _Message,
     "reasoning": _Reasoning,
     "function_call": _Call,
     "function_call_output": _Result,
+    "custom_tool_call": _CustomCall,
+    "custom_tool_call_output": _Result,
+    "additional_tools": _MoreTools,
 }
 
 
@@ -75,6 +90,8 @@ def read_input(input: str | Sequence[Json]) -> list[Json]:
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
             if said:
                 said.answered = True
+        elif isinstance(item, _MoreTools):
+            continue  # they are offered from the start, as all are
         elif isinstance(item, _Message) and item.role != "assistant":
             role = "system" if item.role == "developer" else item.role
             messages.append({"role": role, "content": _text(item.content, f"{where}.content")})
@@ -134,9 +151,19 @@ def _item(raw: Json, where: str) -> _Item:
             code="unsupported_value",
         )
     try:
-        return msgspec.convert(raw, ITEMS[kind])
+        item = msgspec.convert(raw, ITEMS[kind])
     except msgspec.ValidationError as error:
         raise ApiError(f"{where}: {error}", param=where, code="invalid_value") from None
+    if not isinstance(item, _CustomCall):
+        return item
+    arguments = msgspec.json.encode({INPUT: item.input}).decode()
+    return _Call(call_id=item.call_id, name=item.name, arguments=arguments, namespace=item.namespace, id=item.id)
+
+
+def find_more_tools(input: str | Sequence[Json]) -> list[Json]:
+    """The tools that stand among the items of an input, as Codex sends them."""
+    items = [] if isinstance(input, str) else [item for item in input if item.get("type") == "additional_tools"]
+    return [tool for item in items for tool in msgspec.convert(item, _MoreTools).tools]
 
 
 def _text(content: str | Sequence[_Part], where: str) -> str:

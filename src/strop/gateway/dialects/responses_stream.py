@@ -35,6 +35,9 @@ from strop.gateway.dialects.base import (
 )
 from strop.gateway.dialects.openai import error_body
 
+INPUT = "input"
+"""The one argument that a custom tool has as a function: its calls are text."""
+
 
 def turn_of(item: str | None) -> str | None:
     """The turn an item's id names, if the item was made here.
@@ -130,6 +133,16 @@ def _message(turn: str, status: str, part: Json | None = None) -> Json:
 
 def _function_call(turn: str, call: ToolCall, request: ModelRequest) -> Json:
     namespace, name = request.options.get("namespaces", {}).get(call.name, (None, call.name))
+    if call.name in request.options.get("custom", ()):
+        item = {
+            "id": f"ctc{call.position}_{turn}",
+            "type": "custom_tool_call",
+            "status": "completed",
+            "call_id": call.id,
+            "name": name,
+            "input": _input(call),
+        }
+        return item if namespace is None else item | {"namespace": namespace}
     item = {
         "id": f"fc{call.position}_{turn}",
         "type": "function_call",
@@ -151,6 +164,12 @@ def _logprobs(tokens: Sequence[SampledToken]) -> list[Json]:
 
 def _arguments(call: ToolCall) -> str:
     return json.dumps(call.arguments, ensure_ascii=False)
+
+
+def _input(call: ToolCall) -> str:
+    """The text of a custom call; all that was written where it is not the one argument."""
+    text = call.arguments.get(INPUT) if len(call.arguments) == 1 else None
+    return text if isinstance(text, str) else _arguments(call)
 
 
 # -- the events --------------------------------------------------------------------------------------------------------
@@ -190,7 +209,7 @@ class ResponseEvents:
         response = _finish_response(answer, choices[0], self._request)
         events = b""
         for item in response["output"]:
-            events += self._call(item) if item["type"] == "function_call" else self._end(item)
+            events += self._call(item) if "call_id" in item else self._end(item)
             events += self._event("response.output_item.done", output_index=self._open[item["id"]], item=item)
         return events + self._event(f"response.{response['status']}", response=response)
 
@@ -204,6 +223,10 @@ class ResponseEvents:
 
     def _call(self, item: Json) -> bytes:
         """A call comes whole, in all the events one that is written bit by bit has."""
+        if item["type"] == "custom_tool_call":
+            events = self._begin(item | {"status": "in_progress", "input": ""})
+            events += self._item("response.custom_tool_call_input.delta", item, delta=item["input"])
+            return events + self._item("response.custom_tool_call_input.done", item, input=item["input"])
         events = self._begin(item | {"status": "in_progress", "arguments": ""})
         events += self._item("response.function_call_arguments.delta", item, delta=item["arguments"])
         return events + self._item(

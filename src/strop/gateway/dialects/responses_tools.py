@@ -3,6 +3,9 @@
 Tools in a namespace, as Codex sends them, are shown to the model as functions whose names begin with the namespace's; a
 call of one comes back with the two apart. The description of a namespace stands before that of its first function.
 
+A custom tool, whose calls are text in a format of its own, is shown as a function with one argument, and its format in
+the description; calls of it come back as custom calls.
+
 Tools that the API's maker runs (a web search) are not shown to the model. Loading is never deferred: all others are.
 The model is not shown that a tool is `strict`: its calls are held to the schema.
 """
@@ -14,11 +17,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from strop.gateway.dialects.base import ApiError, Json
 from strop.gateway.dialects.fields import check_schema, unsupported
 from strop.gateway.dialects.responses_items import join_name
+from strop.gateway.dialects.responses_stream import INPUT
 
 PROVIDERS = frozenset(
     {
@@ -36,12 +40,32 @@ PROVIDERS = frozenset(
 """Kinds of tools that the API's maker runs, or that find others for it. An agent gets on without them."""
 
 
-class _Tool(Struct, forbid_unknown_fields=True, omit_defaults=True):
+class _Function(Struct, forbid_unknown_fields=True):
     type: Literal["function"]
     name: Annotated[str, Meta(min_length=1)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
+
+
+class _Tool(_Function):
+    """A function as the model is shown it."""
+
+    custom: bool = False
+
+
+class _CustomFormat(Struct):
+    type: Literal["text", "grammar"]
+    syntax: str = ""
+    definition: str = ""
+
+
+class _Custom(Struct, forbid_unknown_fields=True):
+    type: Literal["custom"]
+    name: Annotated[str, Meta(min_length=1)]
+    description: str | None = None
+    format: _CustomFormat | None = None
     defer_loading: bool | None = None
 
 
@@ -53,12 +77,13 @@ class _Namespace(Struct):
 
 class ToolList(Struct, frozen=True):
     """What the model is shown, and what it is not and why. `namespaces` has, for functions out of one, the namespace
-    and the name there by the name that the model is shown; `strict` are the names of those that are."""
+    and the name there by the name that the model is shown; `strict` and `custom` the names of those that are."""
 
     shown: list[Json]
     dropped: tuple[str, ...]
     namespaces: dict[str, tuple[str, str]]
     strict: frozenset[str]
+    custom: frozenset[str]
 
 
 def read_tools(given: Sequence[Json]) -> ToolList:
@@ -66,6 +91,7 @@ def read_tools(given: Sequence[Json]) -> ToolList:
     dropped: dict[str, str] = {}
     namespaces: dict[str, tuple[str, str]] = {}
     strict: set[str] = set()
+    custom: set[str] = set()
     for i, raw in enumerate(given):
         kind, where = raw.get("type"), f"tools[{i}]"
         if kind == "namespace":
@@ -74,11 +100,14 @@ def read_tools(given: Sequence[Json]) -> ToolList:
                 namespaces[called] = space, tool.name
                 shown.append(_show(replace(tool, name=called)))
                 strict |= {called} if tool.strict else set()
+                custom |= {called} if tool.custom else set()
         elif isinstance(kind, str) and kind in PROVIDERS:
             dropped[kind] = f"tools of type {kind!r} are run by the API's maker: the model is not shown any"
         else:
-            shown.append(_show(tool := _read_function(raw, where)))
+            tool = _read_function(raw, where)
+            shown.append(_show(tool))
             strict |= {tool.name} if tool.strict else set()
+            custom |= {tool.name} if tool.custom else set()
     named = [tool["function"]["name"] for tool in shown]
     if twice := next((name for name in namespaces if named.count(name) > 1), None):
         raise ApiError(
@@ -86,7 +115,7 @@ def read_tools(given: Sequence[Json]) -> ToolList:
             param="tools",
             code="invalid_value",
         )
-    return ToolList(shown, tuple(dropped.values()), namespaces, frozenset(strict))
+    return ToolList(shown, tuple(dropped.values()), namespaces, frozenset(strict), frozenset(custom))
 
 
 def _read_namespace(raw: Json, where: str) -> list[tuple[str, _Tool]]:
@@ -107,10 +136,12 @@ def _read_namespace(raw: Json, where: str) -> list[tuple[str, _Tool]]:
 
 
 def _read_function(raw: Json, where: str) -> _Tool:
+    if raw.get("type") == "custom":
+        return _read_custom(raw, where)
     if raw.get("type") != "function":
-        raise unsupported(f"{where}.type", f"{raw.get('type')!r} is not served. Fix: use 'function'")
+        raise unsupported(f"{where}.type", f"{raw.get('type')!r} is not served. Fix: use 'function' or 'custom'")
     try:
-        tool = msgspec.convert({name: value for name, value in raw.items() if value is not None}, _Tool)
+        given = msgspec.convert({name: value for name, value in raw.items() if value is not None}, _Function)
     except msgspec.ValidationError as error:
         raise ApiError(
             f'{where}: {error}. Fix: write a tool as {{"type": "function", "name": ..., "description": ..., '
@@ -118,8 +149,25 @@ def _read_function(raw: Json, where: str) -> _Tool:
             param=where,
             code="invalid_value",
         ) from None
-    check_schema(tool.parameters, f"{where}.parameters")
-    return tool
+    check_schema(given.parameters, f"{where}.parameters")
+    return _Tool(**asdict(given))
+
+
+def _read_custom(raw: Json, where: str) -> _Tool:
+    try:
+        custom = msgspec.convert({name: value for name, value in raw.items() if value is not None}, _Custom)
+    except msgspec.ValidationError as error:
+        raise ApiError(
+            f'{where}: {error}. Fix: write a custom tool as {{"type": "custom", "name": ..., "description": ..., '
+            '"format": ...}',
+            param=where,
+            code="invalid_value",
+        ) from None
+    how = custom.format
+    told = f"The input follows this grammar ({how.syntax}):\n{how.definition}" if how and how.definition else None
+    about = "\n\n".join(filter(None, (custom.description, told))) or None
+    schema = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
+    return _Tool(type="function", name=custom.name, description=about, parameters=schema, custom=True)
 
 
 def _show(tool: _Tool) -> Json:

@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from strop.gateway.contexts import turn_number
@@ -21,7 +22,7 @@ from strop.run.rollouts import find_stored, read_samples
 from strop.run.state import Collected, Run
 from strop.store.base import Store
 from strop.tasks.sampling import group_number
-from strop.types import DATA, Lease, Reward, Rollout, Sampling, Turn
+from strop.types import DATA, Event, Exclusion, Lease, Reward, Rollout, Sampling, Turn
 
 RUNNER, SECONDS = "data", 1e9
 """Who holds a rollout while it is written. That it never was finished is noticed when the run is resumed."""
@@ -61,6 +62,8 @@ async def _finish(store: Store, data: DataSet, lease: Lease) -> None:
     names = {turn.id: f"{id}/{attempt}/{turn_number(turn.id)}" for turn in turns}
     if turns:
         await store.add_turns([copy_turn(turn, names, id, attempt) for turn in turns])
+    excluded = [(names[turn], reason) for turn, reason in sample.excluded.items() if turn in names]
+    await store.add_events([exclude(id, attempt, turn, reason) for turn, reason in excluded])
     rewards = name_turns(sample.rewards, names)
     await store.finish(id, attempt, rewards=rewards, detail=describe_source(data, sample))
 
@@ -76,6 +79,11 @@ def copy_turn(turn: Turn, names: dict[str, str], rollout: str, attempt: int) -> 
         versions=[(0, DATA)] if turn.response_ids else [],
         sampling=Sampling(max_tokens=turn.sampling.max_tokens),
     )
+
+
+def exclude(rollout: str, attempt: int, turn: str, reason: str) -> Event:
+    data = msgspec.to_builtins(Exclusion(turn=turn, reason=reason))
+    return Event(id=f"copied/{turn}", rollout=rollout, attempt=attempt, kind="exclude", data=data, time=time.time())
 
 
 def name_turns(rewards: Sequence[Reward], names: dict[str, str]) -> list[Reward]:

@@ -40,17 +40,26 @@ class Header(Struct, frozen=True):
 
 
 class DataSample(Struct, frozen=True, kw_only=True):
-    """One rollout to learn from: its turns as they were recorded, or as a transcript makes them."""
+    """One rollout to learn from: its turns as they were recorded, or as a transcript makes them. Those that its agent
+    `excluded` are not learnt here either."""
 
     source: int
     rollout: str
     task: Task
     rewards: tuple[Reward, ...] = ()
     turns: list[TurnDelta]
+    excluded: dict[str, str] = {}
 
     @staticmethod
-    def of(source: int, rollout: str, task: Task, rewards: Sequence[Reward], turns: Iterable[Turn]) -> DataSample:
-        return DataSample(source=source, rollout=rollout, task=task, rewards=tuple(rewards), turns=shrink(turns))
+    def of(source: int, rollout: Rollout, turns: Iterable[Turn]) -> DataSample:
+        return DataSample(
+            source=source,
+            rollout=rollout.id,
+            task=rollout.task,
+            rewards=rollout.rewards,
+            turns=shrink(turns),
+            excluded=rollout.excluded,
+        )
 
     def whole_turns(self) -> list[Turn]:
         return grow(self.turns)

@@ -211,7 +211,7 @@ async def read_sources(draft: Draft, config: Config, policy: OfflinePolicy) -> N
                 reward = measure_reward(rollout, turns, algorithm.rewards, lambda agent: is_trained(agent, own))
                 key = f"{number} {rollout.group} {rollout.task.id}"
                 candidate = Candidate(source=name, task=rollout.task.id, key=key, reward=reward, tokens=tokens)
-                draft.add(candidate, DataSample.of(number, rollout.id, rollout.task, rollout.rewards, turns))
+                draft.add(candidate, DataSample.of(number, rollout, turns))
 
 
 def find_folders(algorithm: Offline) -> list[Path]:

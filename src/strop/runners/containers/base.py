@@ -51,7 +51,9 @@ class Containers(ABC):
 
     def __init__(self, config: ContainerConfig, private: Sequence[Path] = ()) -> None:
         self.config = config
-        self.folder = Path.cwd()
+        self.folder = Path(config.folder or ".").expanduser().absolute()
+        if not self.folder.is_dir():
+            raise ConfigError(f"runner.container.folder: there is no folder {config.folder}. Fix: check its name")
         self._private = [path.resolve() for path in private]
         self._mounts = [_read_mount(mount) for mount in config.mounts]
 

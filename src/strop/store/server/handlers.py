@@ -135,7 +135,7 @@ class Handlers:
         return [wire.StepRecord.of(step) for step in await self._store.steps(superseded=given.superseded)]
 
     async def commit_step(self, given: wire.StepBody, at: At, receive: Receive) -> wire.Done:
-        await self._store.commit_step(given.step.step())
+        await self._store.commit_step(given.step.step(), given.tokens)
         return wire.Done()
 
     async def name_checkpoint(self, given: wire.CheckpointBody, at: At, receive: Receive) -> wire.Done:

@@ -13,7 +13,11 @@ from tests.unit.run.data.made_runs import turns
 
 def make_data(path: Path) -> DataSet:
     rewards = (Reward(value=1.0), Reward(name="neat", value=0.5, turn="g7.0/1/1"))
-    sample = DataSample.of(0, "g7.0", Task(id="t"), rewards, turns("g7.0", [7, 8], [9]))
+    excluded = {"g7.0/1/0": "title", "g7.0/1/7": "gone"}
+    rollout = Rollout(
+        id="g7.0", group="g7", member=0, task=Task(id="t"), created=0.0, rewards=rewards, excluded=excluded
+    )
+    sample = DataSample.of(0, rollout, turns("g7.0", [7, 8], [9]))
     header = Header(sources=["runs/a"], mix=[1.0], items=[(0,)])
     write_dataset(path / "data.jsonl", header, [msgspec.json.encode(sample)])
     return DataSet(path / "data.jsonl", seed=0, batch_size=1, epochs=None)
@@ -46,5 +50,6 @@ async def test_what_was_begun_when_a_run_was_killed_is_finished_before_agents_wo
     assert (found.status, found.detail, found.reward()) == ("succeeded", "copied from runs/a, g7.0", 1.0)
     assert [turn.response_ids for turn in await store.turns(wanted.id)] == [[7, 8], [9]]
     assert {reward.turn for reward in found.rewards} == {None, f"{wanted.id}/2/1"}
+    assert found.excluded == {f"{wanted.id}/2/0": "title"}  # what its agent did not want trained is not learnt here
     assert [lease.rollout.id for lease in await store.lease("agent", seconds=60, count=9)] == [waiting.id]
     await store.close()

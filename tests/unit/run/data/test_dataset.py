@@ -9,14 +9,18 @@ import pytest
 
 from strop.errors import PlaceError
 from strop.run.data.dataset import DataSample, DataSet, Header, order_epoch, write_dataset
-from strop.types import Task
+from strop.types import Rollout, Task
 from tests.unit.run.data.made_runs import turns
+
+
+def rollout(id: str, task: str) -> Rollout:
+    return Rollout(id=id, group=id, member=0, task=Task(id=task), created=0.0)
 
 
 def make(path: Path, *, sizes: tuple[int, ...] = (6,), mix: tuple[float, ...] = (1.0,), **settings: object) -> DataSet:
     """A data set with so many items of each source."""
     samples = [
-        DataSample.of(source, f"r{n}", Task(id=f"{source}-{n}"), (), turns(f"r{n}", [n, 1], [2]))
+        DataSample.of(source, rollout(f"r{n}", f"{source}-{n}"), turns(f"r{n}", [n, 1], [2]))
         for source, size in enumerate(sizes)
         for n in range(size)
     ]

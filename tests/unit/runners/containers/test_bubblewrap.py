@@ -100,6 +100,20 @@ async def test_exit_codes_mean_what_they_mean_outside(
     assert (outcome.cause, outcome.detail) == (cause, detail)
 
 
+async def test_the_folder_that_is_named_is_all_it_sees(yard: Yard) -> None:
+    """It runs there, and what lies beside it is not there."""
+    (yard.own / "inside").mkdir()
+    (yard.own / "inside" / "mine").write_text("seen")
+    (yard.own / "hidden_tests").write_text("not seen")
+    yard.settings = {"folder": "inside"}
+    assert await yard.says("pwd; cat mine; echo; ls -A; ls -A ..; touch new") == (
+        f"{yard.own}/inside\nseen\nmine\ninside\ntouch: cannot touch 'new': Read-only file system\n"
+    )
+    yard.settings = {"folder": "nowhere"}
+    with pytest.raises(ConfigError, match=r"runner\.container\.folder: there is no folder nowhere\. Fix: "):
+        await yard.agent("true")
+
+
 async def test_a_daemon_ends_with_its_container(yard: Yard) -> None:
     outcome = await yard.run(shell(f"setsid env -i {SLEEP} & sleep 0.2; ps -eo args; echo 1"))
     assert outcome.rewards == [Reward(value=1.0)]
