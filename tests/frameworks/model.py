@@ -9,6 +9,11 @@ PEOPLE = {"Rome": 2748109, "Oslo": 709037}
 TOGETHER = sum(PEOPLE.values())
 ANSWERS = [f"Together {TOGETHER} people live there.", "Rome is bigger than Oslo."]
 
+TYPED = "Name the bigger of Rome and Oslo, and say whether you are sure."
+VERDICT = {"bigger": "Rome", "sure": True}
+
+NOTE = "seventeen-owls"
+
 THOUGHT = "<think>\nThe tools know more than I do.\n</think>\n\n"
 
 
@@ -43,3 +48,36 @@ def in_json(name: str, arguments: dict[str, Any]) -> str:
 def in_python(name: str, arguments: dict[str, Any]) -> str:
     call = f"{name}({', '.join(map(repr, arguments.values()))})"
     return call if name == "final_answer" else f"print({call})"
+
+
+def answer(asked: ScriptedRequest) -> str | None:
+    """The same, and what a client asks for that wants an answer of a type: where a grammar holds the answer to the type
+    nothing is said, and the answer is drawn."""
+    if TYPED not in asked.prompt:
+        return play(asked)
+    if asked.sampling.grammar is not None and "bigger" in asked.sampling.grammar.text:
+        return None
+    begun = asked.prompt.rpartition("<|im_start|>assistant\n")[2]
+    named = [tool["name"] for tool in list_tools(asked.prompt) if "bigger" in json.dumps(tool.get("parameters"))]
+    said = in_json(named[-1], VERDICT) if named else json.dumps(VERDICT)
+    return said.removeprefix(begun)
+
+
+def list_tools(prompt: str) -> list[dict[str, Any]]:
+    """The functions that the prompt shows, as chatml's template writes them."""
+    _, _, rest = prompt.partition("\nTools: ")
+    decoder, found = json.JSONDecoder(), list[dict[str, Any]]()
+    while rest.startswith("{"):
+        tool, end = decoder.raw_decode(rest)
+        found.append(tool["function"])
+        rest = rest[end:].lstrip(" ")
+    return found
+
+
+def read_note(asked: ScriptedRequest, name: str, arguments: dict[str, Any]) -> str:
+    """A coding agent's model: it reads the note with the one tool, and says what it has read."""
+    if NOTE in asked.prompt:
+        return f"The note says {NOTE}."
+    if f'"name": "{name}"' in asked.prompt:
+        return "I will look.\n" + in_json(name, arguments)
+    return "A note"
