@@ -69,7 +69,8 @@ def _works(client: Client, ended: Ended) -> str:
     if ended.status or ended.answers != [*client.answers]:
         lines = [line for line in ended.output.splitlines() if line.strip()] or ["nothing was said"]
         return _cell(f"no: {lines[-1]}")
-    return "yes"
+    refused = sorted({str(event.data["param"]) for event in ended.events if event.kind == "error"})
+    return f"yes, after {', '.join(refused)} was refused" if refused and ended.said("typed: ") else "yes"
 
 
 def _tell_branches(turns: list[Turn]) -> str:
@@ -83,11 +84,8 @@ def _tell_branches(turns: list[Turn]) -> str:
 
 
 def _tell_structured(ended: Ended, typed: list[Turn]) -> str:
-    refused = [event.data["message"] for event in ended.events if event.kind == "error"]
     how = sorted({name for turn in typed for name in HOW if name in turn.requested})
     held = sum(turn.sampling.grammar is not None for turn in typed)
-    if refused:
-        return _cell(f"refused: {refused[0]}")
     if failed := ended.said("refused: "):
         return _cell(f"no: {failed[0]}")
     if not typed:
