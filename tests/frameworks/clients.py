@@ -30,6 +30,8 @@ def coder(name: str, package: str, environment: str, command: str, tool: str, ar
     return Client(name, package, environment, command, script, (f"The note says {NOTE}.",) * 2)
 
 
+MARKED = "[[ ## verdict ## ]]\n%s\n\n[[ ## completed ## ]]"
+
 CLIENTS = [
     Client("OpenAI Python", "openai", "openai", "openai_python.py"),
     Client("OpenAI Python, streamed", "openai", "openai", "openai_python.py --stream"),
@@ -55,4 +57,30 @@ CLIENTS = [
     Client("smolagents, ToolCallingAgent", "smolagents", "openai", "smolagents_agent.py --typed"),
     Client("smolagents, CodeAgent", "smolagents", "openai", "smolagents_agent.py --code"),
     Client("CrewAI", "crewai", "crewai", "crewai_agent.py --typed"),
+    Client("Haystack", "haystack-ai", "openai", "haystack_agent.py"),
+    Client("Semantic Kernel", "semantic-kernel", "openai", "semantic_kernel_agent.py"),
+    Client("Outlines", "outlines", "openai", "outlines_client.py", answers=()),
+    Client("Agent Framework", "agent-framework-openai", "openai", "agent_framework_agent.py"),
+    Client("Agent Framework", "agent-framework-openai", "openai", "agent_framework_agent.py --responses --stream"),
+    Client("Magentic", "magentic", "openai", "magentic_client.py", script=partial(answer, quiet=True)),
+    Client("Agno", "agno", "openai", "agno_agent.py"),
+    Client("Agno", "agno", "openai", "agno_agent.py --responses"),
+    Client("Agno", "agno", "openai", "agno_agent.py --anthropic --stream"),
+    Client("AG2", "ag2", "openai", "ag2_agent.py"),
+    Client("Griptape", "griptape", "openai", "griptape_agent.py"),
+    Client("Claude Agent SDK", "claude-agent-sdk", "openai", "claude_sdk_agent.py"),
+    Client("LiteLLM", "litellm", "litellm", "litellm_client.py"),
+    Client("LiteLLM, streamed", "litellm", "litellm", "litellm_client.py --stream"),
+    Client("LiteLLM", "litellm", "litellm", "litellm_client.py --anthropic"),
+    Client("LlamaIndex", "llama-index-llms-openai-like", "litellm", "llama_index_agent.py"),
+    Client("Strands", "strands-agents", "litellm", "strands_agent.py"),
+    Client("Instructor, TOOLS", "instructor", "litellm", "instructor_client.py", answers=()),
+    Client("Instructor, JSON", "instructor", "litellm", "instructor_client.py --json", answers=()),
+    Client("Instructor, JSON_SCHEMA", "instructor", "litellm", "instructor_client.py --schema", answers=()),
+    Client("DSPy, ChatAdapter", "dspy", "litellm", "dspy_agent.py", partial(answer, form=MARKED), ()),
+    Client("DSPy, JSONAdapter", "dspy", "litellm", "dspy_agent.py --json", partial(answer, form='{"verdict": %s}'), ()),
+    Client("Google ADK, LiteLLM", "google-adk", "litellm", "adk_agent.py"),
+    Client("BeeAI", "beeai-framework", "litellm", "beeai_agent.py"),
+    Client("CAMEL", "camel-ai", "crewai", "camel_agent.py"),
+    Client("browser-use, ChatOpenAI", "browser-use", "browser-use", "browser_use_client.py", answers=()),
 ]

@@ -66,7 +66,8 @@ def _name_api(bodies: list[dict[str, Any]]) -> str:
 
 
 def _works(client: Client, ended: Ended) -> str:
-    if ended.status or ended.answers != [*client.answers]:
+    said = [answer.endswith(end) for answer, end in zip(ended.answers, client.answers, strict=False)]
+    if ended.status or said != [True] * len(client.answers) or len(ended.answers) != len(said):
         lines = [line for line in ended.output.splitlines() if line.strip()] or ["nothing was said"]
         return _cell(f"no: {lines[-1]}")
     refused = sorted({str(event.data["param"]) for event in ended.events if event.kind == "error"})
@@ -85,13 +86,14 @@ def _tell_branches(turns: list[Turn]) -> str:
 
 def _tell_structured(ended: Ended, typed: list[Turn]) -> str:
     how = sorted({name for turn in typed for name in HOW if name in turn.requested})
+    tools = "a tool" if any(turn.requested.get("tools") for turn in typed) else "in words"
     held = sum(turn.sampling.grammar is not None for turn in typed)
     if failed := ended.said("refused: "):
         return _cell(f"no: {failed[0]}")
     if not typed:
         return "not asked"
     assert ended.said("typed: "), "a typed answer was asked for and not printed"
-    return f"held ({', '.join(how)})" if held else f"not held ({', '.join(how) or 'asked for in words'})"
+    return f"held ({', '.join(how)})" if held else f"not held ({', '.join(how) or tools})"
 
 
 def _asks(messages: list[dict[str, Any]]) -> bool:

@@ -17,9 +17,9 @@ NOTE = "seventeen-owls"
 THOUGHT = "<think>\nThe tools know more than I do.\n</think>\n\n"
 
 
-def play(asked: ScriptedRequest) -> str:
+def play(asked: ScriptedRequest, *, quiet: bool = False) -> str:
     """Look up what is missing, all at once; add what the tools said; answer. The numbers are the tools' own: nothing
-    is added or answered before a tool has said them."""
+    is added or answered before a tool has said them. `quiet`: nothing is said beside calls."""
     told, _, begun = asked.prompt.rpartition("<|im_start|>assistant\n")
     in_code, answer = "<code>" in told, ANSWERS["Which of the two is bigger?" in told]
     missing = [city for city, people in PEOPLE.items() if str(people) not in told]
@@ -28,13 +28,16 @@ def play(asked: ScriptedRequest) -> str:
     elif str(TOGETHER) not in told:
         calls = [("add", dict(zip("ab", PEOPLE.values(), strict=True)))]
     elif "final_answer" in told:
-        calls = [("final_answer", {"answer": answer})]
+        calls = [("final_answer", {_first_property(told, "final_answer"): answer})]
     else:
         return answer
     if in_code:
         lines = "\n".join(in_python(*call) for call in calls)
         return f"Thought: the tools know.\n<code>\n{lines}\n</code>"
-    said = "\n".join([*(["Let me look it up."] if missing else []), *(in_json(*call) for call in calls)])
+    names = [tool["name"] for tool in list_tools(told)]
+    calls = [(next((full for full in names if full.endswith(name)), name), given) for name, given in calls]
+    lead = ["Let me look it up."] if missing and not quiet else []
+    said = "\n".join([*lead, *(in_json(*call) for call in calls)])
     if begun:  # a call is demanded and begun for the model
         said = said[said.index("<tool_call>") :]
         assert said.startswith(begun), begun
@@ -50,16 +53,16 @@ def in_python(name: str, arguments: dict[str, Any]) -> str:
     return call if name == "final_answer" else f"print({call})"
 
 
-def answer(asked: ScriptedRequest) -> str | None:
+def answer(asked: ScriptedRequest, *, quiet: bool = False, form: str = "%s") -> str | None:
     """The same, and what a client asks for that wants an answer of a type: where a grammar holds the answer to the type
-    nothing is said, and the answer is drawn."""
+    nothing is said, and the answer is drawn. `form` is what the client wants around it."""
     if TYPED not in asked.prompt:
-        return play(asked)
+        return play(asked, quiet=quiet)
     if asked.sampling.grammar is not None and "bigger" in asked.sampling.grammar.text:
         return None
     begun = asked.prompt.rpartition("<|im_start|>assistant\n")[2]
     named = [tool["name"] for tool in list_tools(asked.prompt) if "bigger" in json.dumps(tool.get("parameters"))]
-    said = in_json(named[-1], VERDICT) if named else json.dumps(VERDICT)
+    said = in_json(named[-1], VERDICT) if named else form % json.dumps(VERDICT)
     return said.removeprefix(begun)
 
 
@@ -72,6 +75,12 @@ def list_tools(prompt: str) -> list[dict[str, Any]]:
         found.append(tool["function"])
         rest = rest[end:].lstrip(" ")
     return found
+
+
+def _first_property(prompt: str, name: str) -> str:
+    """What a tool's first argument is called."""
+    parameters = next((tool["parameters"] for tool in list_tools(prompt) if tool["name"] == name), None)
+    return next(iter(parameters["properties"])) if parameters else "answer"
 
 
 def read_note(asked: ScriptedRequest, name: str, arguments: dict[str, Any]) -> str:

@@ -3,9 +3,10 @@
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ QUIET = {
     "CREWAI_DISABLE_TRACKING": "true",
     "CREWAI_TRACING_ENABLED": "false",
     "OTEL_SDK_DISABLED": "true",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "true",
+    "ANONYMIZED_TELEMETRY": "false",
 }
 """What keeps frameworks from reporting to their makers."""
 
@@ -77,18 +80,20 @@ class Place:
         self.outside.append((await reader.readline()).decode("latin1").strip())
         writer.close()
 
-    async def run(self, *command: str, path: Path | None = None, check: bool = True, limit: float = 200) -> Ended:
+    async def run(self, *command: str, path: Path | None = None, check: bool = True, limit: float = 100) -> Ended:
         """Run a program as the agent of a rollout, with the environment that a runner gives it; `path` is looked at
         for programs first. With `check` it must end well."""
         rollout = Rollout(id="r1", group="r1", member=0, task=Task(id="t"), created=0.0)
         await self._store.enqueue([rollout])
         (lease,) = await self._store.lease("w0", seconds=600)
+        out = self._folder / "output"
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
+            stdout=out.open("wb"),
             stderr=asyncio.subprocess.STDOUT,
             cwd=self._folder,
+            start_new_session=True,
             env=QUIET
             | {"PATH": os.pathsep.join([*([str(path)] if path else []), os.environ["PATH"]])}
             | {"HOME": str(self._folder), "NO_PROXY": "127.0.0.1"}
@@ -96,12 +101,14 @@ class Place:
             | LLM.at(self.url, lease, model="strop").environment(""),
         )
         try:
-            out, _ = await asyncio.wait_for(process.communicate(), limit)
+            await asyncio.wait_for(process.wait(), limit)
+        except TimeoutError:
+            print(f"it was stopped after {limit:g} s")
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        output = out.decode()
+            with suppress(ProcessLookupError):  # it, and what it has left running
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        output = out.read_text(errors="replace")
         sys.stdout.write(output)  # shown if the test fails
         assert process.returncode == 0 or not check, output[-3000:]
         turns, events = await self._store.turns("r1"), await self._store.events("r1")

@@ -45,7 +45,7 @@ def compile_schema(schema: dict[str, Any]) -> str:
     Traceback (most recent call last):
     strop.models.grammar.BadSchema: Unimplemented keys: ["not"]
     """
-    written = json.dumps(schema)
+    written = json.dumps({name: value for name, value in schema.items() if name != "$id"})  # some give no URI there
     if len(written) > LONGEST:
         raise BadSchema(f"it has {len(written):,} characters, more than {LONGEST:,}")
     return _compile(written)
