@@ -32,6 +32,8 @@ def coder(name: str, package: str, environment: str, command: str, tool: str, ar
 
 MARKED = "[[ ## verdict ## ]]\n%s\n\n[[ ## completed ## ]]"
 
+READ = "cat note.txt"
+
 CLIENTS = [
     Client("OpenAI Python", "openai", "openai", "openai_python.py"),
     Client("OpenAI Python, streamed", "openai", "openai", "openai_python.py --stream"),
@@ -83,4 +85,21 @@ CLIENTS = [
     Client("BeeAI", "beeai-framework", "litellm", "beeai_agent.py"),
     Client("CAMEL", "camel-ai", "crewai", "camel_agent.py"),
     Client("browser-use, ChatOpenAI", "browser-use", "browser-use", "browser_use_client.py", answers=()),
+    Client("OpenAI Node, runTools", "openai", "node", "node/agent.mjs --stream"),
+    Client("OpenAI Node", "openai", "node", "node/openai_node.mjs"),
+    Client("OpenAI Node, streamed", "openai", "node", "node/openai_node.mjs --stream"),
+    Client("Anthropic Node, toolRunner", "@anthropic-ai/sdk", "node", "node/anthropic_node.mjs"),
+    Client("AI SDK, @ai-sdk/openai", "ai", "node", "node/ai_sdk.mjs"),
+    Client("AI SDK, @ai-sdk/openai", "ai", "node", "node/ai_sdk.mjs --chat --stream"),
+    Client("AI SDK, @ai-sdk/openai-compatible", "ai", "node", "node/ai_sdk.mjs --compatible"),
+    Client("AI SDK, @ai-sdk/anthropic", "ai", "node", "node/ai_sdk.mjs --anthropic"),
+    Client("LangChain.js", "@langchain/openai", "node", "node/langchain_node.mjs"),
+    Client("LangChain.js", "@langchain/anthropic", "node", "node/langchain_node.mjs --anthropic"),
+    Client("OpenAI Agents JS", "@openai/agents", "node", "node/openai_agents.mjs"),
+    Client("OpenAI Agents JS", "@openai/agents", "node", "node/openai_agents.mjs --chat"),
+    coder("Claude Code", "@anthropic-ai/claude-code", "coding", "claude_code.sh", "Bash", {"command": READ}),
+    coder("Codex", "@openai/codex", "coding", "codex.sh", "exec_command", {"cmd": READ}),
+    coder("opencode", "opencode-ai", "coding", "opencode.sh", "bash", {"command": READ, "description": "Reads"}),
+    coder("Qwen Code", "@qwen-code/qwen-code", "coding", "qwen_code.sh", "run_shell_command", {"command": READ}),
+    coder("pi", "@earendil-works/pi-coding-agent", "coding", "pi.sh", "bash", {"command": READ}),
 ]

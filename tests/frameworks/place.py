@@ -30,6 +30,7 @@ QUIET = {
     "OTEL_SDK_DISABLED": "true",
     "LITELLM_LOCAL_MODEL_COST_MAP": "true",
     "ANONYMIZED_TELEMETRY": "false",
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
 }
 """What keeps frameworks from reporting to their makers."""
 

@@ -36,7 +36,9 @@ def _command(client: Client) -> list[str]:
     name, *arguments = client.command.split()
     script = AGENTS / name
     if script.suffix == ".mjs":  # Node looks for packages where a script lies
-        script = Path(shutil.copy(script, environments.PLACE / client.environment))
+        for file in script.parent.glob("*.mjs"):
+            shutil.copy(file, environments.PLACE / client.environment)
+        script = environments.PLACE / client.environment / script.name
     runner = "sh" if script.suffix == ".sh" else str(environments.program(client.environment))
     return [runner, str(script), *arguments]
 

@@ -33,6 +33,7 @@ async def main() -> None:
         mcp_servers={"cities": server},
         allowed_tools=["mcp__cities__lookup", "mcp__cities__add"],
         setting_sources=[],
+        env={"ENABLE_TOOL_SEARCH": "false"},  # all tools are shown from the start
     )
     async with ClaudeSDKClient(options) as client:
         for question in QUESTIONS:
