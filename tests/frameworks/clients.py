@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from strop.engines.scripted import ScriptedRequest
-from tests.frameworks.model import ANSWERS, NOTE, answer, read_note
+from tests.frameworks.model import ANSWERS, NOTE, answer, edit, read_note, submit
 
 
 class Client(Struct, frozen=True):
@@ -101,5 +101,7 @@ CLIENTS = [
     coder("Codex", "@openai/codex", "coding", "codex.sh", "exec_command", {"cmd": READ}),
     coder("opencode", "opencode-ai", "coding", "opencode.sh", "bash", {"command": READ, "description": "Reads"}),
     coder("Qwen Code", "@qwen-code/qwen-code", "coding", "qwen_code.sh", "run_shell_command", {"command": READ}),
+    Client("mini-swe-agent", "mini-swe-agent", "litellm", "mini_swe.sh", submit, (NOTE,)),
+    Client("aider", "aider-chat", "aider", "aider.sh", edit, ("owls",)),
     coder("pi", "@earendil-works/pi-coding-agent", "coding", "pi.sh", "bash", {"command": READ}),
 ]

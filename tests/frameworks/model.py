@@ -90,3 +90,14 @@ def read_note(asked: ScriptedRequest, name: str, arguments: dict[str, Any]) -> s
     if f'"name": "{name}"' in asked.prompt:
         return "I will look.\n" + in_json(name, arguments)
     return "A note"
+
+
+def submit(asked: ScriptedRequest) -> str:
+    """mini-swe-agent's model: it reads the note, and ends by a command."""
+    end = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && "
+    return "I will look.\n" + in_json("bash", {"command": f"{end if NOTE in asked.prompt else ''}cat note.txt"})
+
+
+def edit(asked: ScriptedRequest) -> str:
+    """aider's model: it edits the note by text."""
+    return f"note.txt\n```\n<<<<<<< SEARCH\n{NOTE}\n=======\nowls\n>>>>>>> REPLACE\n```\n"

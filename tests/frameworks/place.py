@@ -30,6 +30,8 @@ QUIET = {
     "OTEL_SDK_DISABLED": "true",
     "LITELLM_LOCAL_MODEL_COST_MAP": "true",
     "ANONYMIZED_TELEMETRY": "false",
+    "OPENCODE_DISABLE_MODELS_FETCH": "1",
+    "OPENCODE_DISABLE_AUTOUPDATE": "1",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
 }
 """What keeps frameworks from reporting to their makers."""
