@@ -1,4 +1,4 @@
-"""The table of clients in docs/guides/clients.md: what a row says is read from what a client did and what was recorded."""
+"""The table of clients in docs/guides/clients.md: what clients were seen to do, and what was recorded of it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Agent frameworks, each in an environment of its own under .frameworks: they are no dependencies of ours, and their
-dependencies do not agree with each other.
+"""Clients and agent frameworks, in environments of their own under .frameworks: they are no dependencies of ours, and
+what some depend on does not agree with others. Those that agree share one. uv makes it: it finds in seconds which versions
+of two hundred packages fit together.
 
     python tests/frameworks/environments.py     make what is missing or has other requirements than it was made with
 
@@ -13,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PLACE = ROOT / ".frameworks"
+UV = PLACE / "uv" / "bin" / "uv"
 
 LIGHT = "msgspec numpy starlette uvicorn httptools uvloop jinja2 tokenizers rich cloudpickle"
 """What strop needs itself, for agents that import it (`runner.python`)."""
@@ -64,9 +66,15 @@ def make(environment: str) -> None:
         _run("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), *requirements.split())
     else:
         _run(sys.executable, "-m", "venv", str(folder))
-        pip = (str(program(environment)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        _run(*pip, *requirements.split())
+        uv = (str(UV), "pip", "install", "--quiet", "--python", str(program(environment)))
+        _run(*uv, *requirements.split())
     _stamp(environment).write_text(requirements)
+
+
+def _make_uv() -> None:
+    _run(sys.executable, "-m", "venv", str(UV.parents[1]))
+    pip = (str(UV.parent / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    _run(*pip, "uv==0.13.8")
 
 
 def _run(*command: str) -> None:
@@ -79,6 +87,8 @@ def _stamp(environment: str) -> Path:
 
 def main() -> None:
     failed: list[str] = []
+    if not UV.exists() and not all(ready(environment) for environment in PYTHON):
+        _make_uv()
     for environment in PYTHON | NODE:
         if ready(environment):
             continue

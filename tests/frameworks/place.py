@@ -90,19 +90,20 @@ class Place:
         await self._store.enqueue([rollout])
         (lease,) = await self._store.lease("w0", seconds=600)
         out = self._folder / "output"
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=out.open("wb"),
-            stderr=asyncio.subprocess.STDOUT,
-            cwd=self._folder,
-            start_new_session=True,
-            env=QUIET
-            | {"PATH": os.pathsep.join([*([str(path)] if path else []), os.environ["PATH"]])}
-            | {"HOME": str(self._folder), "NO_PROXY": "127.0.0.1"}
-            | dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), self.proxy)
-            | LLM.at(self.url, lease, model="strop").environment(""),
-        )
+        with out.open("wb") as file:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=file,
+                stderr=asyncio.subprocess.STDOUT,
+                cwd=self._folder,
+                start_new_session=True,
+                env=QUIET
+                | {"PATH": os.pathsep.join([*([str(path)] if path else []), os.environ["PATH"]])}
+                | {"HOME": str(self._folder), "NO_PROXY": "127.0.0.1"}
+                | dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), self.proxy)
+                | LLM.at(self.url, lease, model="strop").environment(""),
+            )
         try:
             await asyncio.wait_for(process.wait(), limit)
         except TimeoutError:

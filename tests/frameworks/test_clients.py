@@ -59,4 +59,4 @@ async def test_a_client_does_what_its_row_says(client: Client, folder: Path, tmp
         rows[place : place + 1] = [row]
         write_rows(rows)
     assert rows[place] == row
-    assert row.works == "yes"
+    assert row.works.startswith("yes")

@@ -14,7 +14,9 @@ from verdict import QUESTION, Verdict, show, typed
 def make_model():
     if "--anthropic" in sys.argv:
         return Claude(id=MODEL)
-    return (OpenAIResponses if "--responses" in sys.argv else OpenAIChat)(id=MODEL, base_url=os.environ["OPENAI_BASE_URL"])
+    return (OpenAIResponses if "--responses" in sys.argv else OpenAIChat)(
+        id=MODEL, base_url=os.environ["OPENAI_BASE_URL"]
+    )
 
 
 agent = Agent(

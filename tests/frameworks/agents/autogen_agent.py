@@ -4,8 +4,8 @@ import asyncio
 
 from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.base import TaskResult
-from autogen_ext.models.openai import OpenAIChatCompletionClient
 from autogen_core.models import UserMessage
+from autogen_ext.models.openai import OpenAIChatCompletionClient
 from cities import MODEL, QUESTIONS, STREAM, SYSTEM, TYPED, add, lookup, say
 from verdict import QUESTION, Verdict, show, typed
 

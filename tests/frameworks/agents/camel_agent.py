@@ -11,7 +11,6 @@ from cities import MODEL, QUESTIONS, SYSTEM, add, lookup, say
 from verdict import QUESTION, Verdict, show, typed
 
 
-
 class Letters(BaseTokenCounter):
     """Its own would be fetched."""
 

@@ -45,12 +45,11 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
 
     `tool` is the one that must be called, where `tool_choice` is "required" for a certain one. `prefill` is the
     beginning of the answer, which the model goes on from. `schema` is what its text must be. `previous` is the turn
-    whose conversation `messages` go on from, and `refers` are turns whose answers they name and do not have, for APIs that
-    keep them for the agent. `variables` are for the chat
-    template; `thinking` and `effort` say whether and how much the model should think, which matters where the template
-    has a variable for it. `requested` is kept on the turn: what was asked for, granted or not (how tokens are drawn is
-    the policy's affair). `dropped` says of what the model is not told though it was sent, why. `options` are the
-    dialect's own, for writing its answer.
+    whose conversation `messages` go on from, and `refers` are turns whose answers they name and do not have, for APIs
+    that keep them for the agent. `variables` are for the chat template; `thinking` and `effort` say whether and how
+    much the model should think, which matters where the template has a variable for it. `requested` is kept on the
+    turn: what was asked for, granted or not (how tokens are drawn is the policy's affair). `dropped` says of what the
+    model is not told though it was sent, why. `options` are the dialect's own, for writing its answer.
 
     >>> ModelRequest(messages=[{"role": "user", "content": "hi"}]).n
     1
