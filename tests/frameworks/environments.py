@@ -1,6 +1,6 @@
 """Clients and agent frameworks, in environments of their own under .frameworks: they are no dependencies of ours, and
-what some depend on does not agree with others. Those that agree share one. uv makes it: it finds in seconds which versions
-of two hundred packages fit together.
+what some depend on does not agree with others. Those that agree share one. uv makes it: it finds in seconds which
+versions of two hundred packages fit together.
 
     python tests/frameworks/environments.py     make what is missing or has other requirements than it was made with
 
