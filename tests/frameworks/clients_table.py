@@ -77,6 +77,8 @@ def _works(client: Client, ended: Ended) -> str:
 def _tell_branches(turns: list[Turn]) -> str:
     """Whether every turn but the first goes on from an earlier one token for token, and why others do not."""
     later = turns[1:]
+    if not later:
+        return "one turn"
     reasons = Counter(turn.branch for turn in later if turn.branch is not None)
     if not reasons:
         return f"exact, {len(later)} of {len(later)}"
@@ -85,7 +87,7 @@ def _tell_branches(turns: list[Turn]) -> str:
 
 
 def _tell_structured(ended: Ended, typed: list[Turn]) -> str:
-    how = sorted({name for turn in typed for name in HOW if name in turn.requested})
+    how = sorted({name for turn in typed for name in HOW if _is_typed(turn.requested.get(name))})
     tools = "a tool" if any(turn.requested.get("tools") for turn in typed) else "in words"
     held = sum(turn.sampling.grammar is not None for turn in typed)
     if failed := ended.said("refused: "):
@@ -94,6 +96,13 @@ def _tell_structured(ended: Ended, typed: list[Turn]) -> str:
         return "not asked"
     assert ended.said("typed: "), "a typed answer was asked for and not printed"
     return f"held ({', '.join(how)})" if held else f"not held ({', '.join(how) or tools})"
+
+
+def _is_typed(value: Any) -> bool:
+    """Whether a parameter asks for a type: these say other things as well."""
+    return value not in (None, "auto", {"type": "auto"}) and not (
+        isinstance(value, dict) and {*value} <= {"effort", "verbosity"}
+    )
 
 
 def _asks(messages: list[dict[str, Any]]) -> bool:
