@@ -250,9 +250,9 @@ class Gateway:
             request = replace(request, token_ids=True)
         if request.previous is not None or request.refers:
             request = await self._resume(dialect, session, request)
-        if request.dropped:
-            await self.recorder.record_dropped(session, agent, request.dropped)
         call = self._call(session, agent, request)
+        if call.request.dropped:
+            await self.recorder.record_dropped(session, agent, call.request.dropped)
         ended = await Exchange(call, dialect, self.recorder, receive, send, deadline=deadline).run()
         self._drop_if_over(session, ended)
 

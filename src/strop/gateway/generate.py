@@ -22,12 +22,12 @@ from strop.gateway.conversation import Conversation, join_text
 from strop.gateway.detokenize import Detokenizer, StopStrings
 from strop.gateway.dialects.base import AnswerInfo, ApiError, ChoiceDone, Delta, ModelRequest, SampledToken, ToolCall
 from strop.gateway.known_turns import call_id
-from strop.gateway.prescribe import make_grammar, refuse_thoughts
+from strop.gateway.prescribe import is_held, make_grammar, tell_unheld
 from strop.gateway.route import PolicyRoute
 from strop.gateway.session import Session
 from strop.gateway.tool_calls import PLAIN
 from strop.gateway.tool_calls.base import Piece, Thought
-from strop.types import Finish, Sampling
+from strop.types import AnswerGrammar, Finish, Sampling
 
 Emit = Callable[[Delta], Awaitable[None]]
 
@@ -40,10 +40,11 @@ class ModelCall:
 
     def __init__(self, session: Session, agent: str, route: PolicyRoute, request: ModelRequest) -> None:
         route = route.asked_by(request)
+        request = tell_unheld(request, route)
         self.session, self.agent, self.route, self.request = session, agent, route, request
         self.started = time.time()
-        self._grammar = make_grammar(request, route)
-        prompts: list[tuple[Conversation, Prompt, Sampling]] = []
+        is_held(request, route)  # or else it is refused, before anything is rendered
+        prompts: list[tuple[Conversation, Prompt, str, Sampling]] = []
         contexts = session.contexts(agent, route.policy)
         for conversation in read_conversations(request, route, contexts):
             check_length(conversation, route)
@@ -54,18 +55,17 @@ class ModelCall:
                     f"This model's maximum context length is {route.context} tokens. However, your messages "
                     f"resulted in {len(prompt.ids)} tokens. {SHORTEN}"
                 )
-            if request.schema is not None:
-                messages, tools = conversation.messages, conversation.tools
-                refuse_thoughts(request.schema, route, route.renderer.opening(messages, tools, prompt.ids, ""))
-            prompts.append((conversation, prompt, self._sampling(num_left)))
+            lead = find_lead(conversation, prompt, route)
+            grammar = make_grammar(request, route, lead)
+            prompts.append((conversation, prompt, lead, self._sampling(num_left, grammar)))
         self.choices: list[Choice] = []  # numbers and seeds are given out once nothing can be refused any more
-        for conversation, prompt, sampling in prompts:
+        for conversation, prompt, lead, sampling in prompts:
             for _ in range(request.n):
                 seed = session.next_seed(agent, prompt)
                 given = replace(sampling, seed=seed)
-                self.choices.append(Choice(len(self.choices), self, conversation, prompt, given))
+                self.choices.append(Choice(len(self.choices), self, conversation, prompt, lead, given))
 
-    def _sampling(self, num_left: int) -> Sampling:
+    def _sampling(self, num_left: int, grammar: AnswerGrammar | None) -> Sampling:
         given, request = self.route.sampling_for(self.session.rollout), self.request
         if self.session.is_call:
             given = replace(given, **read_sampling(request))
@@ -73,7 +73,7 @@ class ModelCall:
             given,
             max_tokens=min(given.max_tokens, request.max_tokens or given.max_tokens, num_left),
             stop=(*given.stop, *self.route.renderer.stop_texts, *request.stop),
-            grammar=self._grammar,
+            grammar=grammar,
         )
 
     async def run(self, emit: Emit | None) -> None:
@@ -116,11 +116,12 @@ _DRAWN = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalt
 
 
 def read_conversations(request: ModelRequest, route: PolicyRoute, contexts: Contexts) -> list[Conversation]:
-    """What is asked: one conversation, or raw prompts. A call that must be made is begun for the model."""
+    """What is asked: one conversation, or raw prompts. A call that must be made is begun for a model that no grammar
+    can hold to it."""
     if request.prompts:
         return [_raw(prompt, route.renderer.num_ids) for prompt in request.prompts]
     messages, tools, renderer, begun = request.messages, request.tools, route.renderer, request.prefill
-    if request.tool_choice == "required":
+    if request.tool_choice == "required" and not is_held(request, route):
         only = request.tools[0]["function"]["name"] if len(request.tools or ()) == 1 else None
         forced = renderer.format.begin_call(request.tool or only)
         if forced is None or begun:
@@ -136,6 +137,14 @@ def read_conversations(request: ModelRequest, route: PolicyRoute, contexts: Cont
     thought = renderer.format.find_open_thought(renderer.opening(messages, tools))
     lead = f"{thought}\n\n{begun}" if thought and thought not in begun else begun
     return [contexts.read(messages, tools, variables=renderer.variables, lead=lead, prefill=request.prefill)]
+
+
+def find_lead(conversation: Conversation, prompt: Prompt, route: PolicyRoute) -> str:
+    """What stands before an answer in its own turn: what the template writes there, and what is given of the answer."""
+    if conversation.messages[0]["role"] == "prompt":
+        return ""
+    lead = conversation.lead
+    return route.renderer.opening(conversation.messages, conversation.tools, prompt.ids, lead) + lead
 
 
 def _raw(prompt: str | list[int], num_ids: int) -> Conversation:
@@ -171,7 +180,7 @@ class Choice:
     """One answer in the making: what was sampled, and what of it the agent sees."""
 
     def __init__(
-        self, index: int, call: ModelCall, conversation: Conversation, prompt: Prompt, sampling: Sampling
+        self, index: int, call: ModelCall, conversation: Conversation, prompt: Prompt, lead: str, sampling: Sampling
     ) -> None:
         self.index, self.conversation, self.prompt, self.sampling = index, conversation, prompt, sampling
         self.turn = call.session.next_turn()
@@ -188,12 +197,9 @@ class Choice:
         self._detokenizer = Detokenizer(renderer.decode_said)
         self._stops = StopStrings(sampling.stop)
         raw = bool(call.request.prompts)  # then its answer is raw too
-        lead = ""
-        if not raw:
-            lead = conversation.lead
-            lead = renderer.opening(conversation.messages, conversation.tools, prompt.ids, lead) + lead
         format = PLAIN if raw else renderer.format
-        self._parser = format.parser(call.request.tools, calls=call.request.parse_tools, lead=lead)
+        whole = call.request.schema is not None
+        self._parser = format.parser(call.request.tools, calls=call.request.parse_tools, lead=lead, whole=whole)
         self._one_by_one = bool(sampling.stop) or call.request.one_call  # an answer may end at any token
 
     @property

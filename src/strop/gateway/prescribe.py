@@ -1,47 +1,80 @@
-"""What an answer's text must be: a request's schema as a grammar in the model's tokens.
+"""What an answer must be: a request's schemas and the calls that it demands, as one grammar in the model's tokens.
 
-The grammar holds from the first token of the answer on. What would be lost by that is refused, by name: thoughts before
-the answer, calls beside it, and an answer that is begun for the model.
+The grammar (answer_grammar.py) holds from the first token of the answer on. Where nothing is asked for there is none.
+For an engine that holds to no grammar schemas are refused; calls that are demanded are begun for its models
+(generate.py), and that tools are strict changes nothing, which an event says.
 """
 
 from __future__ import annotations
 
-from strop.gateway.dialects.base import AnswerSchema, ApiError, ModelRequest
+from msgspec.structs import replace
+
+from strop.gateway.answer_grammar import AnswerForm, CallableTool, NoForm
+from strop.gateway.dialects.base import ApiError, ModelRequest
 from strop.gateway.dialects.fields import unsupported
-from strop.gateway.jinja import THINKING
 from strop.gateway.route import PolicyRoute
-from strop.models.grammar import VERSION, BadSchema, compile_schema
+from strop.models.grammar import VERSION, BadSchema
 from strop.types import AnswerGrammar
 
+NOT_HELD = "tools are strict, and the engine holds to no grammar: their calls are as the model writes them"
 
-def make_grammar(request: ModelRequest, route: PolicyRoute) -> AnswerGrammar | None:
-    """None where its text may be anything. Raises `ApiError`."""
+
+def is_held(request: ModelRequest, route: PolicyRoute) -> bool:
+    """Whether a grammar says what the answer is. Raises `ApiError` for a schema that nothing would hold it to."""
     asked = request.schema
-    if asked is None:
-        return None
-    if not route.holds_to_schemas:
+    if asked is not None and not route.holds_to_schemas:
         raise unsupported(asked.param, "the engine cannot hold answers to a schema. Fix: use engine.name=embedded")
-    if request.parse_tools:
-        raise unsupported(
-            asked.param, "it is not served beside tools. Fix: leave one of them out, or set tool_choice to none"
-        )
+    calls = request.parse_tools and (request.strict or request.tool_choice == "required")
+    return route.holds_to_schemas and bool(asked is not None or calls)
+
+
+def tell_unheld(request: ModelRequest, route: PolicyRoute) -> ModelRequest:
+    """The request with what becomes of strict tools, where they are not held to."""
+    if not request.strict or not request.parse_tools or route.holds_to_schemas:
+        return request
+    return replace(request, dropped=(*request.dropped, NOT_HELD))
+
+
+def make_grammar(request: ModelRequest, route: PolicyRoute, lead: str) -> AnswerGrammar | None:
+    """None where the answer may be anything; `lead` is what the prompt ends with, where the answer begins. Raises
+    `ApiError`."""
+    if not is_held(request, route):
+        return None
+    renderer, asked = route.renderer, request.schema
+    param = asked.param if asked is not None else "tool_choice" if request.tool_choice == "required" else "tools"
     if request.prefill:
-        raise unsupported(asked.param, "it is not served beside the beginning of an answer. Fix: leave one of them out")
+        raise unsupported(param, "it is not served beside the beginning of an answer. Fix: leave one of them out")
+    form = AnswerForm(
+        lead=lead,
+        schema=asked.schema if asked is not None else None,
+        tools=_list_tools(request) if request.parse_tools else (),
+        required=request.parse_tools and request.tool_choice == "required",
+        once=request.one_call,
+    )
     try:
-        text = compile_schema(asked.schema)
+        text = renderer.write_answer(form)
     except BadSchema as error:
         raise ApiError(
-            f"{asked.param}: this schema cannot be held to: {error}. Fix: change it",
-            param=asked.param,
-            code="invalid_value",
+            f"{param}: this schema cannot be held to: {error}. Fix: change it", param=param, code="invalid_value"
         ) from None
-    return AnswerGrammar(text=text, ends=tuple(sorted(route.renderer.stop_ids)), version=VERSION)
+    except NoForm as error:
+        if form.required:
+            raise ApiError(
+                f"a tool call cannot be demanded of this model: {error}. Fix: use tool_choice 'auto'",
+                param="tool_choice",
+                code="unsupported_value",
+            ) from None
+        why = "leave one of them out" if asked is not None else "leave strict out, or set policy.tools to system"
+        raise unsupported(param, f"{error}. Fix: {why}") from None
+    return AnswerGrammar(text=text, ends=tuple(sorted(renderer.stop_ids)), version=VERSION)
 
 
-def refuse_thoughts(asked: AnswerSchema, route: PolicyRoute, opening: str) -> None:
-    """Raises `ApiError` for a prompt, by what stands before the answer, that leaves the model to think first."""
-    format, switches = route.renderer.format, route.renderer.reads & {*THINKING}
-    closed = any(close in opening for _, close in format.thoughts)
-    if format.find_open_thought(opening) or (format.thoughts and switches and not closed):
-        how = f'chat_template_kwargs {{"{min(switches)}": false}}' if switches else "a model that does not"
-        raise unsupported(asked.param, f"this model thinks before it answers, and could not. Fix: use {how}")
+def _list_tools(request: ModelRequest) -> list[CallableTool]:
+    """Those that may be called. Of a call that is demanded the arguments follow the tool's schema, strict or not."""
+    required = request.tool_choice == "required"
+    functions = [tool["function"] for tool in request.tools]
+    return [
+        CallableTool(one["name"], one.get("parameters") or {}, required or one["name"] in request.strict)
+        for one in functions
+        if request.tool in (None, one["name"])
+    ]

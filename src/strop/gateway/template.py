@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from strop.errors import ConfigError, ModelError
 from strop.gateway.after_answer import AfterAnswer, Messages, Tools
+from strop.gateway.answer_grammar import AnswerForm, write_answer
 from strop.gateway.detokenize import TokenTexts, overlap
 from strop.gateway.dialects.base import Json
 from strop.gateway.jinja import EFFORT, THINKING, BadTemplate, Template
@@ -28,9 +29,12 @@ from strop.gateway.template_style import find_style, marker, shape_message
 from strop.gateway.tool_calls import find
 from strop.gateway.tool_calls.reader import Grammar
 from strop.gateway.tool_prompt import ToolsWay, choose_tooling
+from strop.models.lark import MarkTokens
 
 _VARIANTS = 64
 """Settings of a template's variables that are remembered."""
+_GRAMMARS = 256
+"""Grammars of answers that are."""
 _CLOSE, _CUT = 16, 8
 """How many of the last tokens are looked at first, and how many characters may read otherwise where they were cut off,
 if all of them are whole."""
@@ -76,6 +80,8 @@ class Renderer:
         vocabulary = tokenizer.get_vocab()
         self.num_ids = max(vocabulary.values()) + 1
         self._others: dict[bytes, Renderer] = {}
+        self._answers: dict[bytes, str] = {}
+        self._mark_tokens: dict[tuple[int, ...], MarkTokens] = {}
         self._learn()
 
     def _learn(self) -> None:
@@ -319,6 +325,17 @@ class Renderer:
         """Whether a place lies within a token, of which a model cannot have said a part."""
         marks = (mark for mark in self._marker.finditer(text) if mark.start() < at < mark.end())
         return any(self.tokenizer.token_to_id(mark.group()) is not None for mark in marks)
+
+    def write_answer(self, form: AnswerForm) -> str:
+        """The grammar of an answer in this model's tokens. Raises `BadSchema` and `NoForm`."""
+        key = msgspec.json.encode([form, self.stop_ids])
+        if (text := self._answers.get(key)) is None:
+            if len(self._answers) >= _GRAMMARS:
+                self._answers.clear()
+            if (tokens := self._mark_tokens.get(self.stop_ids)) is None:
+                tokens = self._mark_tokens[self.stop_ids] = MarkTokens.of(self.tokenizer, self.stop_ids)
+            text = self._answers[key] = write_answer(self.format, tokens, form)
+        return text
 
     # -- text to tokens and back -----------------------------------------------------------------------------------
 

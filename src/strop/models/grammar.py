@@ -27,7 +27,8 @@ from strop.types import AnswerGrammar
 LONGEST = 100_000
 """Characters of a schema."""
 SPACE = r"[ \n\t]{0,16}"
-"""Between the parts of a JSON text. Without a limit a model that has not learned yet may draw spaces to the end."""
+"""After a comma or a colon of a JSON text, and nowhere else: what the library calls flexible has no limit, and a model
+that has not learned yet would draw spaces to the end."""
 UNFORCED = '%llguidance {"no_forcing": true}'
 """Where a text can only go on in one way, all tokens that spell it may come, not only those of its usual spelling."""
 VERSION = llguidance.get_version()
@@ -45,22 +46,36 @@ def compile_schema(schema: dict[str, Any]) -> str:
     Traceback (most recent call last):
     strop.models.grammar.BadSchema: Unimplemented keys: ["not"]
     """
+    text = f"{UNFORCED}\nstart: {make_json(schema)}"
+    check_grammar(text)
+    return text
+
+
+def make_json(schema: dict[str, Any], escapes: str | None = None) -> str:
+    """The part of a grammar that is JSON texts of a schema; in strings only these `escapes`. Raises `BadSchema`."""
     written = json.dumps({name: value for name, value in schema.items() if name != "$id"})  # some give no URI there
     if len(written) > LONGEST:
         raise BadSchema(f"it has {len(written):,} characters, more than {LONGEST:,}")
-    return _compile(written)
+    return _make_json(written, escapes)
 
 
 @lru_cache(256)
-def _compile(schema: str) -> str:
+def _make_json(schema: str, escapes: str | None) -> str:
     try:
-        compiled = json.loads(JsonCompiler(whitespace_flexible=True, whitespace_pattern=SPACE).compile(schema))
+        compiled = json.loads(JsonCompiler(separators=(f",{SPACE}", f":{SPACE}")).compile(schema))
     except ValueError as error:
         raise BadSchema(str(error).partition("\n")[0]) from None
-    text = f"{UNFORCED}\nstart: %json {json.dumps(compiled['grammars'][0]['json_schema'])}"
+    found = compiled["grammars"][0]["json_schema"]
+    if escapes is not None:
+        found["x-guidance"]["json_allowed_escapes"] = escapes
+    return f"%json {json.dumps(found)}"
+
+
+@lru_cache(256)
+def check_grammar(text: str) -> None:
+    """Raises `BadSchema` for a text that is no grammar."""
     if said := LLMatcher.validate_grammar(text):
         raise BadSchema(said.partition("\n")[0])
-    return text
 
 
 class TokenMatcher:

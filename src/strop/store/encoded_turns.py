@@ -15,20 +15,19 @@ from msgspec import Struct
 from strop.errors import TurnTaken
 from strop.store.base import Ref
 from strop.store.transitions import Db
-from strop.store.turn_writes import SELECT, TurnDraft, insert_rows, refuse_infinite
+from strop.store.turn_writes import SELECT, TurnDraft, insert_rows, merge_named, refuse_infinite
 from strop.store.written import WrittenTurns
 from strop.types import Turn
 
 
 class EncodedTurn(Struct, frozen=True, array_like=True):
-    """`row` is what the table holds of it; `tools` are those that it offers, by their hash, unless that is empty."""
+    """`row` is what the table holds of it; `named` has by its hash what is stored once: tools, a grammar."""
 
     id: str
     rollout: str
     attempt: int
     row: list[Any]
-    tools_hash: str = ""
-    tools: str = ""
+    named: dict[str, str] = {}
 
 
 class TurnEncoder:
@@ -47,7 +46,7 @@ class TurnEncoder:
                 return None
             draft.row = draft.encode(draft.links)
             turn, row = draft.turn, draft.row
-            encoded.append(EncodedTurn(turn.id, turn.rollout, turn.attempt, row, draft.tools_hash or "", draft.tools))
+            encoded.append(EncodedTurn(turn.id, turn.rollout, turn.attempt, row, draft.named))
         return encoded, drafts
 
     def remember(self, drafts: Sequence[TurnDraft]) -> None:
@@ -66,7 +65,7 @@ def find_attempts(turns: Sequence[EncodedTurn]) -> list[Ref]:
 
 def insert_encoded(db: Db, turns: Sequence[EncodedTurn]) -> int:
     """Put them into the table but for those whose id is there; returns how many are new."""
-    return insert_rows(db, [turn.row for turn in turns], {turn.tools_hash: turn.tools for turn in turns})
+    return insert_rows(db, [turn.row for turn in turns], merge_named(turn.named for turn in turns))
 
 
 def is_recorded(db: Db, turn: EncodedTurn) -> bool:

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import accumulate
 from typing import Any, cast
 
 import msgspec
 from msgspec import Raw, Struct
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from strop.errors import StoreError, TurnTaken
 from strop.store import rows
 from strop.store.transitions import Db
-from strop.store.turns import COLUMNS, FIELDS, MANY, OWN, lost, read, rebuild
+from strop.store.turns import COLUMNS, FIELDS, GRAMMAR, MANY, OWN, lost, read, rebuild
 from strop.store.written import HashedBytes, WrittenTurn, WrittenTurns
 from strop.types import Turn
 
@@ -35,6 +35,7 @@ _ID, _ROLLOUT, _ATTEMPT, _AGENT, _PARENT, _PROMPT_IDS, _RESPONSE_IDS, _REQUESTED
     FIELDS.index,
     ["id", "rollout", "attempt", "agent", "parent", "prompt_ids", "response_ids", "requested", "messages", "answer"],
 )
+_SAMPLING = FIELDS.index("sampling")
 _IDS_SHARED = len(FIELDS) + list(OWN).index("ids_shared")
 
 Links = tuple[str | None, int, str | None, int, int]
@@ -52,7 +53,7 @@ def refuse_infinite(turns: Sequence[Turn]) -> None:
 class TurnDraft:
     """A turn on its way into the store: all of its columns, whole."""
 
-    __slots__ = ("_prompt_ids", "columns", "ends", "ids", "links", "row", "text", "tools", "tools_hash", "turn")
+    __slots__ = ("_prompt_ids", "columns", "ends", "ids", "links", "named", "row", "text", "tools_hash", "turn")
 
     def __init__(self, turn: Turn, written: WrittenTurns | None = None) -> None:
         """`written` are the turns before it: if its parent is among them, only what it adds is hashed."""
@@ -60,12 +61,15 @@ class TurnDraft:
         self.turn = turn
         self.row: list[Any] | None = None  # once it is written
         self.columns = columns = list(astuple(turn))
-        self.tools, self.tools_hash, place = "", None, _REQUESTED
+        self.named: dict[str, str] = {}  # the JSON, by its hash, of what is stored once
+        self.tools_hash, place = None, _REQUESTED
         try:
             if isinstance(tools := turn.requested.get("tools"), list):
-                self.tools = rows.to_json(tools)
-                self.tools_hash = blake2b(self.tools.encode(), digest_size=16).hexdigest()
+                self.tools_hash = self._name(tools)
                 columns[_REQUESTED] = {**turn.requested, "tools": None}  # it keeps its place
+            if (grammar := turn.sampling.grammar) is not None:
+                named = replace(grammar, text=GRAMMAR + self._name(grammar.text))
+                columns[_SAMPLING] = replace(turn.sampling, grammar=named)
             for place, write in _WRITERS:
                 columns[place] = write(columns[place])
             place = _PROMPT_IDS
@@ -78,6 +82,12 @@ class TurnDraft:
             raise StoreError(f"{what} cannot be stored: {error}. Fix: use plain JSON types") from None
         columns[_PROMPT_IDS], columns[_MESSAGES] = self.ids.data, None
         self.links = self._find_links(base)
+
+    def _name(self, value: Any) -> str:
+        text = rows.to_json(value)
+        hash = blake2b(text.encode(), digest_size=16).hexdigest()
+        self.named[hash] = text
+        return hash
 
     def _find_links(self, base: WrittenTurn | None) -> Links | None:
         """What it goes on from where that shows without looking into the store."""
@@ -97,7 +107,7 @@ class TurnDraft:
 
     def is_same(self, other: TurnDraft) -> bool:
         """Whether they are the same in every field."""
-        mine, others = (self.columns, self.text.data, self.tools), (other.columns, other.text.data, other.tools)
+        mine, others = (self.columns, self.text.data, self.named), (other.columns, other.text.data, other.named)
         return mine == others
 
     @property
@@ -291,17 +301,21 @@ def insert(db: Db, drafts: Sequence[TurnDraft]) -> int:
         if bases is not None:
             bases.add(draft, row)
         encoded.append(row)
-    num_new = insert_rows(db, encoded, {draft.tools_hash or "": draft.tools for draft in drafts})
+    num_new = insert_rows(db, encoded, merge_named(draft.named for draft in drafts))
     if num_new == len(drafts):
         for draft, row in zip(drafts, encoded, strict=True):
             draft.row = row
     return num_new
 
 
-def insert_rows(db: Db, encoded: Sequence[Sequence[Any]], tools: Mapping[str, str]) -> int:
-    """Put rows into the table but for those whose id is there; returns how many are new. `tools` are lists of tools by
-    their hash; that of none is empty."""
-    if given := sorted((hash, text) for hash, text in tools.items() if hash):
+def merge_named(all: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    return {hash: text for named in all for hash, text in named.items()}
+
+
+def insert_rows(db: Db, encoded: Sequence[Sequence[Any]], named: Mapping[str, str]) -> int:
+    """Put rows into the table but for those whose id is there; returns how many are new. `named` are lists of tools and
+    grammars by their hash."""
+    if given := sorted(named.items()):
         add = "INSERT INTO tool_lists (hash, tools) VALUES (?, ?) ON CONFLICT (hash) DO NOTHING"
         db.executemany(add, given)
     return db.executemany(_INSERT, encoded).rowcount

@@ -9,7 +9,8 @@ A turn's path is what it was given and then its answer: ids, and messages. `ids_
 those of the path of turn `ids_from`, `prompt_ids` has the rest; messages have a turn and a count of their own, since
 branches share ids but not always messages, and turns of outside models have no ids. A long message that goes on from
 the one in its place (a raw prompt does) begins with `messages_cut` bytes of that one's JSON; the rest of its JSON
-stands in `messages` as a string. Lists of tools are stored once, by hash: in `requested` null stands for them.
+stands in `messages` as a string. Lists of tools are stored once, by hash: in `requested` null stands for them. So are
+the texts of grammars, in the same table: in `sampling` their hash stands for them.
 
 What is shared is compared before it is left out, without reading the conversation: the row of the earlier turn has its
 own part, and the hash of all before that. What does not agree is stored whole.
@@ -27,6 +28,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from strop.errors import StoreError
 from strop.store import rows
@@ -65,7 +67,11 @@ OWN = {
 }
 """What a row has beside the fields of its turn. The hashes are of all that is left out."""
 
+GRAMMAR = "blake2b:"
+"""Begins what stands in `sampling` for the text of a grammar. Older rows have the text itself."""
+
 FIELDS = Turn.__struct_fields__
+_SAMPLING = FIELDS.index("sampling")
 COLUMNS = ", ".join((*FIELDS, *OWN))
 
 
@@ -102,16 +108,22 @@ def are_any(db: Db, rollout: str, attempt: int | None) -> bool:
 
 
 def read(db: Db, rollout: str, attempt: int) -> tuple[list[rows.Row], dict[str, str]]:
-    """The rows of an attempt in the order they were recorded, and the lists of tools they name, for `rebuild`."""
+    """The rows of an attempt in the order they were recorded, and what they name by its hash, for `rebuild`."""
     query = f"SELECT {COLUMNS} FROM turns WHERE rollout = ? AND attempt = ? ORDER BY seq"
     found = db.execute(query, (rollout, attempt)).fetchall()
-    hashes = list({row[-1] for row in found if row[-1] is not None})
+    hashes = list({row[-1] for row in found if row[-1] is not None} | {*filter(None, map(_find_grammar, found))})
     tools: dict[str, str] = {}
     for first in range(0, len(hashes), MANY):
         some = hashes[first : first + MANY]
         named = f"SELECT hash, tools FROM tool_lists WHERE hash IN ({', '.join('?' * len(some))})"
         tools |= dict(db.execute(named, some).fetchall())
     return found, tools
+
+
+def _find_grammar(row: rows.Row) -> str | None:
+    """The hash of its grammar's text."""
+    _, named, rest = row[_SAMPLING].partition(f'"text":"{GRAMMAR}')
+    return rest.partition('"')[0] if named else None
 
 
 def rebuild(found: Iterable[rows.Row], tools: dict[str, str]) -> list[Turn]:
@@ -139,6 +151,10 @@ def _rebuild(row: dict[str, Any], whole: dict[str, Turn], tools: dict[str, Any])
     try:
         if row["tools"] is not None:
             fields["requested"]["tools"] = tools[row["tools"]]
+        grammar = fields["sampling"].grammar
+        if grammar is not None and grammar.text.startswith(GRAMMAR):
+            whole_text = replace(grammar, text=tools[grammar.text.removeprefix(GRAMMAR)])
+            fields["sampling"] = replace(fields["sampling"], grammar=whole_text)
         if row["ids_from"] is not None:
             base, count = whole[row["ids_from"]], row["ids_shared"]
             rest = base.response_ids[: max(count - len(base.prompt_ids), 0)]

@@ -13,7 +13,7 @@ from strop.store import turn_writes
 from strop.store.base import Store
 from strop.store.sqlite import SqliteStore
 from strop.store.turn_deltas import TurnDelta, grow, shrink
-from strop.types import Lease, Rollout, Task, Turn
+from strop.types import AnswerGrammar, Lease, Rollout, Sampling, Task, Turn
 from tests.unit.store.conversations import say, talk, wander
 
 
@@ -284,3 +284,29 @@ def test_what_two_turns_do_not_share_is_sent_whole():
     assert (sent.ids_from, len(sent.prompt_ids)) == (None, 100)
     (_, sent) = shrink([first, second])
     assert (sent.ids_from, len(sent.prompt_ids), sent.messages_shared) == ("r/1/0", 40, 3)
+
+
+async def test_a_grammar_is_stored_once(tmp_path: Path):
+    def held(text: str) -> Sampling:
+        return Sampling(grammar=AnswerGrammar(text=text, ends=(2,), version="llguidance@1"))
+
+    long = "start: " + '"é\\n" ' * 500
+    turns = [replace(turn, sampling=held(long if k % 3 else "start: x")) for k, turn in enumerate(talk("r", 9))]
+    rows = await stored(tmp_path, turns)
+    assert max(len(row["sampling"]) for row in rows) < 400
+    with sqlite3.connect(tmp_path / "store.sqlite") as db:
+        assert db.execute("SELECT count(*) FROM tool_lists WHERE length(tools) > 2000").fetchone() == (1,)
+        assert db.execute("SELECT count(*) FROM tool_lists").fetchone() == (3,), "two grammars and the tools"
+    db.close()
+
+
+async def test_rows_of_older_stores_have_the_text_of_their_grammar(tmp_path: Path):
+    turn = replace(talk("r", 1)[0], sampling=Sampling(grammar=AnswerGrammar(text="start: x", ends=(2,), version="v")))
+    await stored(tmp_path, [turn])
+    with sqlite3.connect(tmp_path / "store.sqlite") as db:
+        db.execute("UPDATE turns SET sampling = ?", (msgspec.json.encode(turn.sampling).decode(),))
+    db.close()
+    store = await SqliteStore.open(tmp_path / "store.sqlite")
+    (read,) = await store.turns("r")
+    await store.close()
+    assert read.sampling == turn.sampling

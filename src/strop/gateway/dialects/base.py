@@ -43,7 +43,8 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     said it. An API without messages gives `prompts` instead, as text or as token ids, each answered `n` times. `tools`
     are in the chat API's shape.
 
-    `tool` is the one that must be called, where `tool_choice` is "required" for a certain one. `prefill` is the
+    `tool` is the one that must be called, where `tool_choice` is "required" for a certain one; `strict` are those whose
+    calls must follow their schemas. `prefill` is the
     beginning of the answer, which the model goes on from. `schema` is what its text must be. `previous` is the turn
     whose conversation `messages` go on from, and `refers` are turns whose answers they name and do not have, for APIs
     that keep them for the agent. `variables` are for the chat template; `thinking` and `effort` say whether and how
@@ -60,6 +61,7 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     tools: list[Json] = []
     tool_choice: Literal["auto", "none", "required"] = "auto"
     tool: str | None = None
+    strict: frozenset[str] = frozenset()
     one_call: bool = False
     prefill: str = ""
     schema: AnswerSchema | None = None

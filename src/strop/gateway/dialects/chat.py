@@ -146,6 +146,7 @@ def _read(body: bytes) -> ModelRequest:
         tools=tools,
         tool_choice=choice,
         tool=tool,
+        strict=frozenset(one["function"]["name"] for one in tools if one["function"].get("strict")),
         one_call=not fields.get("parallel_tool_calls", True),
         variables=fields.get("chat_template_kwargs", {}),
         effort=fields.get("reasoning_effort"),

@@ -118,8 +118,9 @@ TOOL_FIELDS: Json = {
     "cache_control": Json,
     "eager_input_streaming": bool,
     "defer_loading": bool,
+    "strict": bool,
 }
-TOOL_HARMLESS: Json = {"strict": False, "allowed_callers": ["direct"], "input_examples": []}
+TOOL_HARMLESS: Json = {"allowed_callers": ["direct"], "input_examples": []}
 
 TOOL_SEARCH = "tool_search_tool_"
 NO_SEARCH = f"a tool of type '{TOOL_SEARCH}...' has nothing to search for: the model is shown all others"
@@ -205,6 +206,7 @@ def _read(body: bytes) -> ModelRequest:
         tools=tools,
         tool_choice=_tool_choice(choice, tools),
         tool=choice.name if choice.type == "tool" else None,
+        strict=frozenset(tool["name"] for tool in given if tool.get("strict")),
         one_call=bool(choice.disable_parallel_tool_use),
         variables=fields.get("chat_template_kwargs", {}),
         thinking=THINKING.get(fields["thinking"].type) if "thinking" in fields else None,

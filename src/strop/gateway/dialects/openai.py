@@ -87,6 +87,7 @@ def read_stream_options(options: Json) -> bool:
 class ToolFunction(Struct):
     name: Annotated[str, Meta(min_length=1)]
     parameters: Schema | None = None
+    strict: bool | None = None
 
 
 class FunctionTool(Struct):

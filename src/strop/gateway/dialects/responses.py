@@ -173,6 +173,7 @@ def _read(body: bytes) -> ModelRequest:
         tools=tools.shown,
         tool_choice=choice,
         tool=tool,
+        strict=tools.strict,
         one_call=not fields.get("parallel_tool_calls", True),
         previous=previous,
         refers=refers,

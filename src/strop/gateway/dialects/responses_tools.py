@@ -4,7 +4,7 @@ Tools in a namespace, as Codex sends them, are shown to the model as functions w
 call of one comes back with the two apart. The description of a namespace stands before that of its first function.
 
 Tools that the API's maker runs (a web search) are not shown to the model. Loading is never deferred: all others are.
-`strict` is for a server that constrains what its model writes; this one does not, and the model is not shown it.
+The model is not shown that a tool is `strict`: its calls are held to the schema.
 """
 
 from __future__ import annotations
@@ -53,17 +53,19 @@ class _Namespace(Struct):
 
 class ToolList(Struct, frozen=True):
     """What the model is shown, and what it is not and why. `namespaces` has, for functions out of one, the namespace
-    and the name there by the name that the model is shown."""
+    and the name there by the name that the model is shown; `strict` are the names of those that are."""
 
     shown: list[Json]
     dropped: tuple[str, ...]
     namespaces: dict[str, tuple[str, str]]
+    strict: frozenset[str]
 
 
 def read_tools(given: Sequence[Json]) -> ToolList:
     shown: list[Json] = []
     dropped: dict[str, str] = {}
     namespaces: dict[str, tuple[str, str]] = {}
+    strict: set[str] = set()
     for i, raw in enumerate(given):
         kind, where = raw.get("type"), f"tools[{i}]"
         if kind == "namespace":
@@ -71,10 +73,12 @@ def read_tools(given: Sequence[Json]) -> ToolList:
                 called = join_name(space, tool.name)
                 namespaces[called] = space, tool.name
                 shown.append(_show(replace(tool, name=called)))
+                strict |= {called} if tool.strict else set()
         elif isinstance(kind, str) and kind in PROVIDERS:
             dropped[kind] = f"tools of type {kind!r} are run by the API's maker: the model is not shown any"
         else:
-            shown.append(_show(_read_function(raw, where)))
+            shown.append(_show(tool := _read_function(raw, where)))
+            strict |= {tool.name} if tool.strict else set()
     named = [tool["function"]["name"] for tool in shown]
     if twice := next((name for name in namespaces if named.count(name) > 1), None):
         raise ApiError(
@@ -82,7 +86,7 @@ def read_tools(given: Sequence[Json]) -> ToolList:
             param="tools",
             code="invalid_value",
         )
-    return ToolList(shown, tuple(dropped.values()), namespaces)
+    return ToolList(shown, tuple(dropped.values()), namespaces, frozenset(strict))
 
 
 def _read_namespace(raw: Json, where: str) -> list[tuple[str, _Tool]]:

@@ -12,11 +12,13 @@ import re
 
 from msgspec.structs import replace
 
+from strop.gateway.tool_calls.arguments import NestedTags, Python, Quoted, Tags
 from strop.gateway.tool_calls.bodies import Gemma, Nested, headed, parameters, parse_json_call
+from strop.gateway.tool_calls.form import ANY_NAME, ID, ONE, ZERO, CallForm
 from strop.gateway.tool_calls.reader import Grammar
 from strop.gateway.tool_calls.syntax import JsonCalls, PythonCalls, TaggedCalls, keyed, single
 
-NAME = r"""[^\s<>"'{}\[\]()]+"""
+NAME = ANY_NAME
 
 REASONING = (
     ("<think>", "</think>"),
@@ -61,13 +63,57 @@ def _invoke(space: str, begin: str, attributes: str = r'name="(?P<key>[^"]+)"') 
     return TaggedCalls(f'<{space}invoke name="', f"</{space}invoke>", body, f"<{begin}>", f"</{begin}>")
 
 
+def _json_form(before: str, close: str, between: str | None = "\n") -> CallForm:
+    """Objects with a name and arguments, one after the other."""
+    return CallForm(before + '{"name": "', '", "arguments": ', close, between=between)
+
+
+def _list_form(begin: str, end: str = "") -> CallForm:
+    """A list of such objects."""
+    return CallForm('{"name": "', '", "arguments": ', "}", begin=f"{begin}[", between=", ", end=f"]{end}")
+
+
+def _python_form(begin: str, end: str) -> CallForm:
+    return CallForm("", "", begin=begin, between=", ", end=end, arguments=Python(), names=r"[A-Za-z_][\w.\-]*")
+
+
+def _gemma_form(before: str, close: str, mark: str) -> CallForm:
+    return CallForm(before, "", close, between="", arguments=Quoted(mark, close), names=r"[\w.\-]+")
+
+
+def _function_form(begin: str, end: str) -> CallForm:
+    """Qwen3-Coder's tags, each call in a frame of its own."""
+    tags = Tags("<parameter={key}>\n", "\n</parameter>\n", unsaid=["</function>"])
+    return CallForm(f"{begin}<function=", ">\n", f"</function>{end}", arguments=tags)
+
+
+def _pairs_form(suffix: str, after: str) -> CallForm:
+    """GLM's pairs of keys and values."""
+    key, value, call = (f"{name}{suffix}>" for name in ("arg_key", "arg_value", "tool_call"))
+    tags = Tags(f"<{key}{{key}}</{key}\n<{value}", f"</{value}\n", unsaid=[f"</{call}"])
+    section = (f"<tool_calls{suffix}>\n", f"\n</tool_calls{suffix}>") if suffix else ("", "")
+    return CallForm(f"<{call}", after, f"</{call}", begin=section[0], end=section[1], arguments=tags)
+
+
 def _dsml(name: str, begin: str) -> Grammar:
     return Grammar(
         name=name,
         known_by=("｜DSML｜", f"{begin}>"),
         syntax=_invoke("｜DSML｜", f"｜DSML｜{begin}", r'name="(?P<key>[^"]+)" string="(?P<kind>true|false)"'),
         inner=("｜DSML｜",),
-        head=(f'\n\n<｜DSML｜{begin}>\n<｜DSML｜invoke name="', '">\n'),
+        form=CallForm(
+            '<｜DSML｜invoke name="',
+            '">\n',
+            "</｜DSML｜invoke>",
+            begin=f"\n\n<｜DSML｜{begin}>\n",
+            end=f"\n</｜DSML｜{begin}>",
+            arguments=Tags(
+                '<｜DSML｜parameter name="{key}" string="{kind}">',
+                "</｜DSML｜parameter>\n",
+                kinds=("true", "false"),
+                unsaid=["</｜DSML｜invoke>"],
+            ),
+        ),
     )
 
 
@@ -117,7 +163,7 @@ HERMES = Grammar(
     name="hermes",
     known_by=("<tool_call>",),
     syntax=TaggedCalls("<tool_call>", "</tool_call>", parse_json_call),
-    head=('<tool_call>\n{"name": "', '", "arguments": '),
+    form=_json_form("<tool_call>\n", "}\n</tool_call>"),
 )
 
 FAMILIES = (
@@ -135,7 +181,15 @@ FAMILIES = (
         thoughts=(("<|channel|>analysis<|message|>", "<|end|>"),),
         frames=("<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>", "<|end|>"),
         inner=("<|constrain|>",),
-        head=(" to=functions.", "<|channel|>commentary json<|message|>"),
+        form=CallForm(
+            " to=functions.",
+            "<|channel|>commentary json<|message|>",
+            between=None,
+            told_in="<|channel|>",
+            told_after=" <|constrain|>json<|message|>",
+        ),
+        words=("<|channel|>final<|message|>", ""),
+        after_thought="<|start|>assistant",
     ),
     Grammar(
         name="muse",
@@ -152,21 +206,35 @@ FAMILIES = (
         ),
         thoughts=(("<|open|>think<|sep|>", "<|close|>think<|sep|>"),),
         frames=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
-        head=('<|open|>tools<|sep|><|open|>call tool="', '" index="1"<|sep|>'),
+        words=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+        form=CallForm(
+            '<|open|>call tool="',
+            f'" index="{ONE}"<|sep|>',
+            "<|close|>call<|sep|>",
+            begin="<|open|>tools<|sep|>",
+            between="",
+            end="<|close|>tools<|sep|>",
+            arguments=Tags(
+                '<|open|>argument key="{key}" type="{kind}"<|sep|>',
+                "<|close|>argument<|sep|>",
+                kinds=("string", "{json}"),
+                unsaid=["<|close|>call<|sep|>"],
+            ),
+        ),
     ),
     Grammar(
         name="gemma4",
         known_by=("<|tool_call>call:",),
         syntax=TaggedCalls("<|tool_call>", "<tool_call|>", Gemma('<|"|>')),
         inner=('<|"|>', "<|channel>"),
-        head=("<|tool_call>call:", "{"),
+        form=_gemma_form("<|tool_call>call:", "<tool_call|>", '<|"|>'),
     ),
     Grammar(
         name="functiongemma",
         known_by=("<start_function_call>",),
         syntax=TaggedCalls("<start_function_call>", "<end_function_call>", Gemma("<escape>", texts=True)),
         inner=("<escape>",),
-        head=("<start_function_call>call:", "{"),
+        form=_gemma_form("<start_function_call>call:", "<end_function_call>", "<escape>"),
     ),
     Grammar(
         name="minimax-m3",
@@ -179,13 +247,27 @@ FAMILIES = (
             f"{_ROOM}</tool_call>",
         ),
         inner=(_ROOM,),
-        head=(f'{_ROOM}<tool_call>\n{_ROOM}<invoke name="', '">'),
+        form=CallForm(
+            f'{_ROOM}<invoke name="',
+            '">',
+            f"{_ROOM}</invoke>",
+            begin=f"{_ROOM}<tool_call>\n",
+            end=f"\n{_ROOM}</tool_call>",
+            arguments=NestedTags(_ROOM),
+        ),
     ),
     Grammar(
         name="minimax",
         known_by=("<minimax:tool_call>",),
         syntax=_invoke("", "minimax:tool_call"),
-        head=('<minimax:tool_call>\n<invoke name="', '">\n'),
+        form=CallForm(
+            '<invoke name="',
+            '">\n',
+            "</invoke>",
+            begin="<minimax:tool_call>\n",
+            end="\n</minimax:tool_call>",
+            arguments=Tags('<parameter name="{key}">', "</parameter>\n", unsaid=["</invoke>"]),
+        ),
     ),
     _dsml("deepseek-v3.2", "function_calls"),
     _dsml("deepseek-v4", "tool_calls"),
@@ -194,14 +276,27 @@ FAMILIES = (
         known_by=("<｜tool▁calls▁begin｜>", "```json"),
         syntax=_DEEPSEEK,
         inner=("<｜tool▁sep｜>",),
-        head=("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n"),
+        form=CallForm(
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+            "\n```json\n",
+            "\n```<｜tool▁call▁end｜>",
+            begin="<｜tool▁calls▁begin｜>",
+            end="<｜tool▁calls▁end｜>",
+        ),
     ),
     Grammar(
         name="deepseek-v3.1",
         known_by=("<｜tool▁calls▁begin｜>",),
         syntax=_DEEPSEEK,
         inner=("<｜tool▁sep｜>",),
-        head=("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
+        form=CallForm(
+            "<｜tool▁call▁begin｜>",
+            "<｜tool▁sep｜>",
+            "<｜tool▁call▁end｜>",
+            begin="<｜tool▁calls▁begin｜>",
+            between="",
+            end="<｜tool▁calls▁end｜>",
+        ),
     ),
     Grammar(
         name="kimi-k2",
@@ -214,7 +309,15 @@ FAMILIES = (
             "<|tool_calls_section_end|>",
         ),
         inner=("<|tool_call_argument_begin|>",),
-        head=("<|tool_calls_section_begin|><|tool_call_begin|>functions.", ":0<|tool_call_argument_begin|>"),
+        form=CallForm(
+            "<|tool_call_begin|>functions.",
+            f":{ZERO}<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+            begin="<|tool_calls_section_begin|>",
+            between="",
+            end="<|tool_calls_section_end|>",
+            names=r"[^\s<>:]+",
+        ),
     ),
     Grammar(
         name="solar",
@@ -223,6 +326,15 @@ FAMILIES = (
         thoughts=(("<|think|>", "<|end|>"),),
         frames=("<|begin|>assistant", "<|content|>", "<|end|>"),
         inner=("<|tool_call:name|>", "<|tool_call:args|>"),
+        words=("<|content|>", ""),
+        after_thought="<|begin|>assistant",
+        form=CallForm(
+            f"<|tool_call:begin|>{ID}<|tool_call:name|>",
+            "<|tool_call:args|>",
+            "<|tool_call:end|>",
+            begin="<|tool_calls|>",
+            between="",
+        ),
     ),
     Grammar(
         name="hy3",
@@ -230,122 +342,149 @@ FAMILIES = (
         syntax=_arguments(":opensource"),
         thoughts=(("<think:opensource>", "</think:opensource>"),),
         inner=tuple(f"<{tag}:opensource>" for tag in ("arg_key", "/arg_key", "arg_value", "/arg_value", "tool_sep")),
-        head=("<tool_calls:opensource>\n<tool_call:opensource>", "<tool_sep:opensource>\n"),
+        form=_pairs_form(":opensource", "<tool_sep:opensource>\n"),
     ),
     Grammar(
         name="command",
         known_by=("<|START_ACTION|>",),
         syntax=JsonCalls(("<|START_ACTION|>",), keyed("tool_name", "parameters"), ("<|END_ACTION|>",)),
         frames=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
-        head=('<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "', '", "parameters": '),
+        words=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        form=CallForm(
+            f'{{"tool_call_id": "{ZERO}", "tool_name": "',
+            '", "parameters": ',
+            "}",
+            begin="<|START_ACTION|>[\n    ",
+            between=",\n    ",
+            end="\n]<|END_ACTION|>",
+        ),
     ),
     Grammar(
         name="command-r",
         known_by=("Action:", "```json", '"tool_name"'),
         syntax=JsonCalls(("Action:\n```json", "Action: ```json"), keyed("tool_name", "parameters"), ("```",)),
-        head=('Action:\n```json\n[\n    {\n        "tool_name": "', '",\n        "parameters": '),
+        form=CallForm(
+            '{\n        "tool_name": "',
+            '",\n        "parameters": ',
+            "\n    }",
+            begin="Action:\n```json\n[\n    ",
+            between=",\n    ",
+            end="\n]```",
+        ),
     ),
     Grammar(
         name="seed",
         known_by=("<seed:tool_call>",),
         syntax=_xml("<seed:tool_call>", "</seed:tool_call>"),
-        head=("<seed:tool_call>\n<function=", ">\n"),
+        form=_function_form("<seed:tool_call>\n", "\n</seed:tool_call>"),
     ),
     Grammar(
         name="qwen-xml",
         known_by=("<function=", "<parameter="),
         syntax=_xml("<tool_call>", "</tool_call>"),
-        head=("<tool_call>\n<function=", ">\n"),
+        form=_function_form("<tool_call>\n", "\n</tool_call>"),
     ),
     Grammar(
         name="functionary-v3.1",
         known_by=("<function=", "</function>"),
         syntax=TaggedCalls("<function=", "</function>", headed(rf"(?P<name>{NAME})>(?P<json>.*)")),
-        head=("<function=", ">"),
+        form=CallForm("<function=", ">", "</function>", between=""),
     ),
     Grammar(
         name="functionary-v3.2",
         known_by=(">>>all",),
         syntax=JsonCalls((">>>",), item=None, header=re.compile(rf"({NAME})\n\s*")),
         frames=(">>>all\n",),
-        head=("", "\n"),
+        form=CallForm("", "\n", between=">>>"),
+        words=("all\n", ""),
     ),
     Grammar(
         name="minicpm",
         known_by=('<function name="', "<param name="),
         syntax=TaggedCalls('<function name="', "</function>", _MINICPM),
         inner=("<function", "<param", "</param>"),
-        head=('<function name="', '">'),
+        form=CallForm(
+            '<function name="',
+            '">',
+            "</function>",
+            arguments=Tags(
+                '<param name="{key}">{kind}',
+                "</param>",
+                kinds=("", ""),
+                raw=("<![CDATA[", "]]>"),
+                unsaid=["</function>"],
+            ),
+        ),
     ),
     Grammar(
         name="glm",
         known_by=("<arg_key>",),
         syntax=_arguments(""),
         inner=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-        head=("<tool_call>", "\n"),
+        form=_pairs_form("", "\n"),
     ),
     Grammar(
         name="apertus",
         known_by=("<|tools_prefix|>",),
         syntax=JsonCalls(("<|tools_prefix|>",), single),
-        head=('<|tools_prefix|>[{"', '": '),
+        form=CallForm('{"', '": ', "}", begin="<|tools_prefix|>[", between=", ", end="]"),
     ),
     Grammar(
         name="nemotron",
         known_by=("<TOOLCALL>",),
         syntax=JsonCalls(("<TOOLCALL>",), closes=("</TOOLCALL>",)),
-        head=('<TOOLCALL>[{"name": "', '", "arguments": '),
+        form=_list_form("<TOOLCALL>", "</TOOLCALL>"),
     ),
     Grammar(
         name="hunyuan",
         known_by=("<tool_calls>[",),
         syntax=JsonCalls(("<tool_calls>",), keyed("name", "arguments", id=".+"), closes=("</tool_calls>",)),
-        head=('<tool_calls>[{"name": "', '", "arguments": '),
+        form=_list_form("<tool_calls>", "</tool_calls>"),
     ),
     Grammar(
         name="mistral-v11-ids",
         known_by=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
         syntax=_MISTRAL,
         inner=("[ARGS]", "[CALL_ID]"),
-        head=("[TOOL_CALLS]", "[CALL_ID]"),
+        form=CallForm("[TOOL_CALLS]", f"[CALL_ID]{ID}[ARGS]", between=""),
     ),
     Grammar(
         name="mistral-v11",
         known_by=("[TOOL_CALLS]", "[ARGS]"),
         syntax=_MISTRAL,
         inner=("[ARGS]",),
-        head=("[TOOL_CALLS]", "[ARGS]"),
+        form=CallForm("[TOOL_CALLS]", "[ARGS]", between=""),
     ),
     Grammar(
         name="mistral-v3",
         known_by=("[TOOL_CALLS] [",),
         syntax=_MISTRAL,
-        head=('[TOOL_CALLS] [{"name": "', '", "arguments": '),
+        form=_list_form("[TOOL_CALLS] "),
     ),
     Grammar(
         name="mistral",
         known_by=("[TOOL_CALLS]",),
         syntax=_MISTRAL,
-        head=('[TOOL_CALLS][{"name": "', '", "arguments": '),
+        form=_list_form("[TOOL_CALLS]"),
     ),
     Grammar(
         name="granite",
         known_by=("<|tool_call|>",),
         syntax=JsonCalls(("<|tool_call|>",)),
         frames=("<response>", "</response>"),
-        head=('<|tool_call|>[{"name": "', '", "arguments": '),
+        form=_list_form("<|tool_call|>"),
     ),
     Grammar(
         name="granite-20b",
         known_by=("<function_call>",),
         syntax=JsonCalls(("<function_call>",)),
-        head=('<function_call> {"name": "', '", "arguments": '),
+        form=_json_form("<function_call> ", "}"),
     ),
     Grammar(
         name="gigachat",
         known_by=("<|role_sep|>", "<|function_call|>"),
         syntax=JsonCalls(("<|function_call|>",)),
-        head=('<|function_call|>{"name": "', '", "arguments": '),
+        form=_json_form("<|function_call|>", "}", None),
     ),
     Grammar(
         name="gigachat-3.0",
@@ -356,13 +495,13 @@ FAMILIES = (
         name="phi4-mini",
         known_by=("functools[", "<|end|>"),
         syntax=JsonCalls(("functools[",), bare="{["),
-        head=('functools[{"name": "', '", "arguments": '),
+        form=_list_form("functools"),
     ),
     Grammar(
         name="functools",
         known_by=("functools[",),
         syntax=JsonCalls(("functools[",)),
-        head=('functools[{"name": "', '", "arguments": '),
+        form=_list_form("functools"),
     ),
     HERMES,
     *(
@@ -370,7 +509,7 @@ FAMILIES = (
             name="lfm2",
             known_by=known_by,
             syntax=PythonCalls(("<|tool_call_start|>",), ("<|tool_call_end|>",)),
-            head=("<|tool_call_start|>[", "("),
+            form=_python_form("<|tool_call_start|>[", "]<|tool_call_end|>"),
         )
         for known_by in (("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: [", "keep_past_thinking"))
     ),
@@ -378,19 +517,19 @@ FAMILIES = (
         name="pythonic",
         known_by=("[func_name1(",),
         syntax=PythonCalls(("<|python_start|>",), ("<|python_end|>",)),
-        head=("[", "("),
+        form=_python_form("[", "]"),
     ),
     Grammar(
         name="xlam",
         known_by=('[{"name": "tool_call_name", "arguments":',),
         syntax=JsonCalls((), bare="["),
-        head=('[{"name": "', '", "arguments": '),
+        form=_list_form(""),
     ),
     Grammar(
         name="llama-json",
         known_by=('{"name": ', '"parameters": '),
         syntax=JsonCalls(("<|python_tag|>",), keyed("name", "parameters", "arguments"), bare="{["),
-        head=('{"name": "', '", "parameters": '),
+        form=CallForm('{"name": "', '", "parameters": ', "}", between="; "),
     ),
 )
 """Tried in this order."""

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 from strop.gateway.tool_calls.base import ParsedCall, Piece, Thought, Tools
+from strop.gateway.tool_calls.form import CallForm
 from strop.gateway.tool_calls.values import Scan
 
 
@@ -64,9 +65,9 @@ class Grammar(Struct, frozen=True, kw_only=True):
     """One family's way of writing.
 
     `known_by` are texts that a template of this family has, all of them. `thoughts` are pairs of marks around
-    reasoning, `frames` marks that tell an agent nothing (`{tool}` in one stands for the name of each tool). `head` is
-    how a call begins, before its tool's name and after it. `inner` are special tokens within calls, besides the
-    syntax's own.
+    reasoning, `frames` marks that tell an agent nothing (`{tool}` in one stands for the name of each tool). `form` is
+    how calls are written, where that is known; `words` what stands around an answer's words, and `after_thought` what
+    stands between a thought and either. `inner` are special tokens within calls, besides the syntax's own.
 
     >>> from strop.gateway.tool_calls.families import HERMES
     >>> parser = HERMES.parser([], calls=True, lead="")
@@ -80,7 +81,14 @@ class Grammar(Struct, frozen=True, kw_only=True):
     thoughts: tuple[tuple[str, str], ...] = ()
     frames: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
-    head: tuple[str, str] | None = None
+    form: CallForm | None = None
+    words: tuple[str, str] = ("", "")
+    after_thought: str = ""
+
+    @property
+    def head(self) -> tuple[str, str] | None:
+        """How a call begins, before its tool's name and after it."""
+        return self.form and self.form.head
 
     @property
     def marks(self) -> frozenset[str]:
@@ -89,11 +97,12 @@ class Grammar(Struct, frozen=True, kw_only=True):
         written = {*calls, *self.frames, *self.inner, *(mark for pair in self.thoughts for mark in pair)}
         return frozenset(written | {token for mark in written for token in _TOKEN.findall(mark)})
 
-    def parser(self, tools: Tools, *, calls: bool, lead: str) -> Reader:
+    def parser(self, tools: Tools, *, calls: bool, lead: str, whole: bool = False) -> Reader:
         """`calls`: whether calls are taken out. `lead` is what the assistant's turn begins with before the model says
         anything: a generation prompt may open its reasoning, an agent may demand a call or begin the answer itself.
-        The parser reads it first; none of it is given out, except that a call begun in it is a call."""
-        return Reader(self, tools, calls=calls, lead=lead)
+        The parser reads it first; none of it is given out, except that a call begun in it is a call. `whole`: once
+        words begin they are the rest of the answer, whatever marks stand in them, as in JSON that a schema demands."""
+        return Reader(self, tools, calls=calls, lead=lead, whole=whole)
 
     def begin_call(self, tool: str | None) -> str | None:
         """The beginning of an answer that calls a tool, this one if it is named: given to the model where an agent
@@ -135,8 +144,9 @@ class Reader:
     said. A call that is not well-formed is given out as it was written, white space and all.
     """
 
-    def __init__(self, grammar: Grammar, tools: Tools, *, calls: bool, lead: str) -> None:
+    def __init__(self, grammar: Grammar, tools: Tools, *, calls: bool, lead: str, whole: bool = False) -> None:
         self.calls = self.malformed = 0
+        self._whole, self._after = whole, grammar.words[1] if whole else ""
         self._tools = tools
         self._syntax = grammar.syntax if calls else None
         self._opens = self._syntax.opens if self._syntax else ()
@@ -193,7 +203,12 @@ class Reader:
     def _read_words(self, final: bool, pieces: list[Piece]) -> bool:
         if self._leading:
             self._drop(len(self._held) - len(self._held.lstrip()))
+        if self._whole and self._said:
+            return self._read_whole(final, pieces)
         at, mark = self._words.find(self._held, final)
+        if self._whole and self._held[:at].strip() and not self._in_lead(at - 1):
+            self._say(at - len(self._held[:at].lstrip()) + 1, pieces)
+            return True
         words = len(self._held[:at].rstrip())
         first = not self._marked and not self._said and (not words or self._in_lead(words - 1))
         if mark in self._closes and not first and not self._in_lead(at):
@@ -216,6 +231,15 @@ class Reader:
             self._close = _marks(self._thoughts[mark], *calls)
         self._note_mark()
         return True
+
+    def _read_whole(self, final: bool, pieces: list[Piece]) -> bool:
+        """Words to the end of the answer, but for the mark that ends them."""
+        if not final:
+            held = next((n for n in range(len(self._after), 0, -1) if self._held.endswith(self._after[:n])), 0)
+            self._say(len(self._held) - held, pieces)
+        elif self._after and self._held.startswith(self._after):
+            self._drop(len(self._after))
+        return False
 
     def _read_thought(self, final: bool, pieces: list[Piece]) -> bool:
         if self._fresh_thought:

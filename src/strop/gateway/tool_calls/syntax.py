@@ -142,6 +142,12 @@ class JsonCalls(Struct, frozen=True):
     def marks(self) -> tuple[str, ...]:
         return (*self.after, *self.closes)
 
+    @property
+    def bare_call(self) -> str:
+        """A pattern of how a call begins without a mark; empty if none does."""
+        keys = "|".join(_FIRST_KEYS)
+        return (r"" if "{" in self.bare else r"\[\s*") + rf"\{{\s*({keys})" if self.bare else ""
+
     def step(self, text: str, *, section: str, scan: Scan, final: bool, tools: Tools) -> Step:
         if section:
             return self._next(text, section, scan, final)
@@ -220,6 +226,8 @@ class PythonCalls(Struct, frozen=True):
 
     after: tuple[str, ...] = ()
     closes: tuple[str, ...] = ()
+
+    bare_call = r"\[\s*[A-Za-z_][\w.\-]*\("
 
     @property
     def opens(self) -> tuple[str, ...]:

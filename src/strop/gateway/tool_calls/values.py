@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+import sys
 import warnings
 from typing import Any, cast
 
@@ -21,6 +23,7 @@ _PYTHON_TOKEN = re.compile(
 )
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _CONTROL = re.compile(r"[\x00-\x1f]")
+_MOST_REFS = 20
 
 
 class Unreadable(Exception):
@@ -35,7 +38,17 @@ def decode(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        if "out of range" in str(error):  # a number that is well-formed: the nearest that there is
+            return json.loads(text, parse_float=_parse_float, parse_constant=_refuse)
         raise Unreadable from error
+
+
+def _parse_float(text: str) -> float:
+    return max(-sys.float_info.max, min(sys.float_info.max, float(text)))
+
+
+def _refuse(name: str) -> None:
+    raise Unreadable
 
 
 def parse_literal(text: str) -> Any:
@@ -136,9 +149,33 @@ def find_properties(tools: Tools, name: str) -> Schema:
     for tool in tools:
         function = cast(Schema, tool.get("function") or {})
         if function.get("name") == name:
-            found = cast(Schema, function.get("parameters") or {}).get("properties")
-            return cast(Schema, found) if isinstance(found, dict) else {}
+            root = cast(Schema, function.get("parameters") or {})
+            found = resolve(root, root).get("properties")
+            if not isinstance(found, dict):
+                return {}
+            return {name: resolve(inner, root) for name, inner in cast(Schema, found).items()}
     return {}
+
+
+def resolve(schema: Any, root: Schema) -> Schema:
+    """A schema without a `$ref` at its top or in what it offers to choose from. What leads nowhere stays as it is.
+
+    >>> resolve({"$ref": "#/$defs/it"}, {"$defs": {"it": {"type": "string"}}})
+    {'type': 'string'}
+    """
+    found = cast(Schema, schema) if isinstance(schema, dict) else {}
+    for _ in range(_MOST_REFS):
+        if not isinstance(path := found.get("$ref"), str) or not path.startswith("#"):
+            break
+        target: Any = root
+        for key in path[1:].split("/")[1:]:
+            target = cast(Schema, target).get(key) if isinstance(target, dict) else None
+        if not isinstance(target, dict):
+            break
+        found = cast(Schema, target) | {key: value for key, value in found.items() if key != "$ref"}
+    if isinstance(options := found.get("anyOf"), list) and any("$ref" in str(one) for one in cast(list[Any], options)):
+        return found | {"anyOf": [resolve(one, root) for one in cast(list[Any], options)]}
+    return found
 
 
 def list_kinds(schema: Any) -> frozenset[str]:
