@@ -110,7 +110,7 @@ sandbox:
 	|| (apt-get update -qq && apt-get install -qq -y --no-install-recommends bubblewrap) \
 	|| echo "bubblewrap is not installed: its tests will be skipped (Debian: apt-get install bubblewrap)"
 
-# Agent frameworks, each in an environment of its own under .frameworks, for the tests that run agents written with them.
+# Clients and agent frameworks, in environments of their own under .frameworks (5 GB), for the tests that run them.
 frameworks: install
 	$(BIN)/python tests/frameworks/environments.py
 

@@ -248,8 +248,8 @@ class Gateway:
         request = dialect.read(body)
         if address.foreign:
             request = replace(request, token_ids=True)
-        if request.previous is not None:
-            request = await self._resume(dialect, session, request, request.previous)
+        if request.previous is not None or request.refers:
+            request = await self._resume(dialect, session, request)
         call = self._call(session, agent, request)
         if call.request.dropped:
             await self.recorder.record_dropped(session, agent, call.request.dropped)
@@ -285,18 +285,21 @@ class Gateway:
         if ended is not None and (ended.status == 409 or ended.code == STALE):
             self.sessions.drop(session)
 
-    async def _resume(self, dialect: Dialect, session: Session, request: ModelRequest, previous: str) -> ModelRequest:
-        """A request that goes on from a turn it names, with what was said up to there."""
-        turns = await self._store.turns(session.rollout.id, attempt=session.attempt.number)
-        turn = next((turn for turn in turns if turn.id == previous), None)
-        if turn is None or turn.messages[0]["role"] == "prompt":  # a raw prompt is not a conversation
-            raise ApiError(
-                f"there is no previous response {previous!r} in this rollout. Fix: send the whole conversation",
-                status=404,
-                param="previous_response_id",
-                code="previous_response_not_found",
-            )
-        return dialect.continue_from(request, turn)
+    async def _resume(self, dialect: Dialect, session: Session, request: ModelRequest) -> ModelRequest:
+        """A request that goes on from a turn it names, or names what turns have said, with what was said there."""
+        recorded = await self._store.turns(session.rollout.id, attempt=session.attempt.number)
+        turns = {turn.id: turn for turn in recorded if turn.messages[0]["role"] != "prompt"}  # which is no conversation
+        for named, param in [(request.previous, "previous_response_id"), *((turn, "input") for turn in request.refers)]:
+            if named is not None and named not in turns:
+                raise ApiError(
+                    f"there is no previous response {named!r} in this rollout. Fix: send the whole conversation",
+                    status=404,
+                    param=param,
+                    code="previous_response_not_found",
+                )
+        if request.refers:
+            request = dialect.recall(request, {turn: turns[turn].answer for turn in request.refers})
+        return request if request.previous is None else dialect.continue_from(request, turns[request.previous])
 
     def _call(self, session: Session, agent: str, request: ModelRequest) -> ModelCall:
         route = self.routes.find(agent, request.requested.get("model"), session.rollout).of(session.rollout)
@@ -317,8 +320,8 @@ class Gateway:
         if (outside := self.routes.outside(agent, body, session.rollout)) is not None:
             return await self._proxy(outside, dialect, address, body, session, scope, receive, send)
         request = dialect.read_count(body)
-        if request.previous is not None:
-            request = await self._resume(dialect, session, request, request.previous)
+        if request.previous is not None or request.refers:
+            request = await self._resume(dialect, session, request)
         found = self.routes.find(agent, request.requested.get("model"), session.rollout)
         route = found.asked_by(request)
         contexts = session.contexts(agent, route.policy)

@@ -61,7 +61,7 @@ def compile_schema(schema: dict[str, Any]) -> str:
 
 def make_json(schema: dict[str, Any], escapes: str | None = None) -> str:
     """The part of a grammar that is JSON texts of a schema; in strings only these `escapes`. Raises `BadSchema`."""
-    written = json.dumps(schema)
+    written = json.dumps({name: value for name, value in schema.items() if name != "$id"})  # some give no URI there
     if len(written) > LONGEST:
         raise BadSchema(f"it has {len(written):,} characters, more than {LONGEST:,}")
     return _make_json(written, escapes)

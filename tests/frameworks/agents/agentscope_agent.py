@@ -9,7 +9,8 @@ from agentscope.message import UserMsg
 from agentscope.model import OpenAIChatModel
 from agentscope.permission import PermissionBehavior, PermissionDecision
 from agentscope.tool import FunctionTool, Toolkit
-from cities import MODEL, QUESTIONS, STREAM, SYSTEM, add, lookup, say
+from cities import MODEL, QUESTIONS, STREAM, SYSTEM, TYPED, add, lookup, say
+from verdict import QUESTION, Verdict, show, typed
 
 allowed = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="These only read and calculate.")
 
@@ -25,6 +26,11 @@ async def main() -> None:
     for question in QUESTIONS:
         reply = await agent.reply(UserMsg(name="user", content=question))
         say(reply.get_text_content())
+    if TYPED:
+        with typed():
+            model = OpenAIChatModel(credential, MODEL, stream=False)
+            reply = await model.generate_structured_output([UserMsg(name="user", content=QUESTION)], Verdict)
+            show(reply.content)
 
 
 asyncio.run(main())

@@ -4,8 +4,10 @@ import asyncio
 
 from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.base import TaskResult
+from autogen_core.models import UserMessage
 from autogen_ext.models.openai import OpenAIChatCompletionClient
-from cities import MODEL, QUESTIONS, STREAM, SYSTEM, add, lookup, say
+from cities import MODEL, QUESTIONS, STREAM, SYSTEM, TYPED, add, lookup, say
+from verdict import QUESTION, Verdict, show, typed
 
 
 async def main() -> None:
@@ -15,7 +17,7 @@ async def main() -> None:
             "vision": False,
             "function_calling": True,
             "json_output": False,
-            "structured_output": False,
+            "structured_output": TYPED,
             "family": "unknown",
         },
     )
@@ -35,6 +37,10 @@ async def main() -> None:
             result = await agent.run(task=question)
         assert isinstance(result, TaskResult)
         say(result.messages[-1].content)
+    if TYPED:
+        with typed():
+            asked = [UserMessage(content=QUESTION, source="user")]
+            show((await client.create(asked, json_output=Verdict)).content)
     await client.close()
 
 

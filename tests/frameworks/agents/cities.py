@@ -2,7 +2,7 @@
 
 An agent is a program as one writes it with its framework. It finds its model in the environment (OPENAI_BASE_URL,
 OPENAI_API_KEY, STROP_MODEL), asks every question in one conversation and prints each answer; `--stream` has the model's
-answers streamed.
+answers streamed, and `--typed` asks the question of verdict.py at the end, as well as the framework can.
 """
 
 import os
@@ -10,6 +10,7 @@ import sys
 
 MODEL = os.environ["STROP_MODEL"]
 STREAM = "--stream" in sys.argv
+TYPED = "--typed" in sys.argv
 
 SYSTEM = "You answer questions about cities. Look things up and calculate with the tools, never from memory."
 QUESTIONS = ("How many people live in Rome and Oslo together?", "Which of the two is bigger?")

@@ -1,16 +1,23 @@
 """LangGraph with LangChain's OpenAI model: the graph of a model and its tools, with a checkpointer as memory. With
-`--responses` through the responses API."""
+`--responses` through the responses API, with `--anthropic` with LangChain's model for Anthropic's. `--tool` asks for an
+answer of a type by a tool."""
 
 import sys
 
-from cities import MODEL, QUESTIONS, STREAM, SYSTEM, add, lookup, say
+from cities import MODEL, QUESTIONS, STREAM, SYSTEM, TYPED, add, lookup, say
+from langchain_anthropic import ChatAnthropic
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
+from verdict import QUESTION, Verdict, show, typed
 
 tools = [lookup, add]
-model = ChatOpenAI(model=MODEL, use_responses_api="--responses" in sys.argv).bind_tools(tools)
+if "--anthropic" in sys.argv:
+    plain = ChatAnthropic(model=MODEL, max_tokens=1000)
+else:
+    plain = ChatOpenAI(model=MODEL, use_responses_api="--responses" in sys.argv)
+model = plain.bind_tools(tools)
 
 
 def call_model(state: MessagesState) -> dict:
@@ -34,3 +41,7 @@ for question in QUESTIONS:
     else:
         graph.invoke(asked, config)
     say(graph.get_state(config).values["messages"][-1].text)
+if TYPED:
+    with typed():
+        how = "function_calling" if "--tool" in sys.argv else "json_schema"
+        show(plain.with_structured_output(Verdict, method=how).invoke(QUESTION))

@@ -12,8 +12,9 @@ from agents import (
     function_tool,
     set_default_openai_api,
 )
-from cities import MODEL, QUESTIONS, STREAM, SYSTEM, add, lookup, say
+from cities import MODEL, QUESTIONS, STREAM, SYSTEM, TYPED, add, lookup, say
 from openai import AsyncOpenAI
+from verdict import QUESTION, Verdict, show, typed
 
 
 async def main() -> None:
@@ -41,6 +42,10 @@ async def main() -> None:
             result = await Runner.run(agent, history)
         history = result.to_input_list()
         say(result.final_output)
+    if TYPED:
+        with typed():
+            result = await Runner.run(Agent(name="Judge", model=model, output_type=Verdict), QUESTION)
+            show(result.final_output)
 
 
 asyncio.run(main())

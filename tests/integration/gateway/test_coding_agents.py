@@ -217,6 +217,7 @@ async def test_a_thread_is_refused_by_name(stand: Stand) -> None:
     status, answer = await fetch(stand.url(attempt) + "/messages", body, key=attempt.key)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
     assert "unsupported parameter 'thread'" in answer["error"]["message"]
+    assert answer["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     assert stand.engine.calls == []
 
 

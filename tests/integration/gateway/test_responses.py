@@ -132,6 +132,48 @@ async def test_agents_that_drop_ids(stand: Stand) -> None:
     check_appends(await stand.turns(attempt))
 
 
+def refer(item: Any) -> Any:
+    """An item of an answer, named and not sent."""
+    return item if isinstance(item, dict) else {"type": "item_reference", "id": item.id}
+
+
+@pytest.mark.parametrize("named", [("message",), ("function_call",), ("message", "function_call")])
+async def test_items_may_be_named(stand: Stand, named: tuple[str, ...]) -> None:
+    """As the AI SDK sends them: what the turn has said stands in their place, and every turn extends the one before."""
+    stand.script(f"{CALL}\n{CALL}", BARE, "It is 12.", "Bye.")
+    attempt = await stand.attempt("r1")
+    client = stand.client(attempt)
+    items: list[Any] = [{"role": "user", "content": QUESTION}]
+    for _ in range(4):
+        response = await ask(client, input=items, tools=TOOLS)
+        items += [refer(item) if item.type in named else item for item in response.output]
+        items += results(response) or [{"role": "user", "content": "more"}]
+    assert response.output_text == "Bye."
+    check_appends(await stand.turns(attempt))
+
+
+async def test_an_item_that_is_left_out_is_not_named(stand: Stand) -> None:
+    """Naming one item of an answer does not bring the others back."""
+    stand.script(CALL, "fine")
+    attempt = await stand.attempt("r1")
+    client = stand.client(attempt)
+    first = await ask(client, input=QUESTION, tools=TOOLS)
+    asked: Any = [{"role": "user", "content": QUESTION}, refer(first.output[0]), {"role": "user", "content": "more"}]
+    await ask(client, input=asked, tools=TOOLS)
+    _, second = await stand.turns(attempt)
+    assert second.branch == "edited_history"
+    assert second.messages[1] == {"role": "assistant", "content": "Let me see.", "turn": "r1/1/0"}
+
+
+async def test_an_item_of_another_conversation_is_not_found(stand: Stand) -> None:
+    stand.script("fine")
+    attempt = await stand.attempt("r1")
+    asked: Any = [{"type": "item_reference", "id": "msg_r1/1/77"}, {"role": "user", "content": "more"}]
+    with pytest.raises(openai.NotFoundError, match="no previous response 'r1/1/77'"):
+        await ask(stand.client(attempt), input=asked)
+    assert stand.engine.calls == []
+
+
 async def test_instructions_are_for_one_response(stand: Stand) -> None:
     stand.script("a", "b", "c")
     attempt = await stand.attempt("r1")

@@ -108,3 +108,9 @@ def test_a_model_without_a_tokenizer_that_can_be_read_is_said(tmp_path: Path) ->
 def test_a_schema_that_cannot_be_held_to_is_refused_with_what_it_is(schema: dict[str, object], why: str) -> None:
     with pytest.raises(BadSchema, match=why):
         compile_schema(schema)
+
+
+def test_an_id_that_is_no_uri_changes_nothing() -> None:
+    """Griptape names its schemas in words."""
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"const": 1}}}
+    assert compile_schema(schema | {"$id": "Output Format"}) == compile_schema(schema)

@@ -46,11 +46,11 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     `tool` is the one that must be called, where `tool_choice` is "required" for a certain one; `strict` are those whose
     calls must follow their schemas. `prefill` is the
     beginning of the answer, which the model goes on from. `schema` is what its text must be. `previous` is the turn
-    whose conversation `messages` go on from, for APIs that keep it for the agent. `variables` are for the chat
-    template; `thinking` and `effort` say whether and how much the model should think, which matters where the template
-    has a variable for it. `requested` is kept on the turn: what was asked for, granted or not (how tokens are drawn is
-    the policy's affair). `dropped` says of what the model is not told though it was sent, why. `options` are the
-    dialect's own, for writing its answer.
+    whose conversation `messages` go on from, and `refers` are turns whose answers they name and do not have, for APIs
+    that keep them for the agent. `variables` are for the chat template; `thinking` and `effort` say whether and how
+    much the model should think, which matters where the template has a variable for it. `requested` is kept on the
+    turn: what was asked for, granted or not (how tokens are drawn is the policy's affair). `dropped` says of what the
+    model is not told though it was sent, why. `options` are the dialect's own, for writing its answer.
 
     >>> ModelRequest(messages=[{"role": "user", "content": "hi"}]).n
     1
@@ -66,6 +66,7 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     prefill: str = ""
     schema: AnswerSchema | None = None
     previous: str | None = None
+    refers: tuple[str, ...] = ()
     variables: Json = {}
     thinking: bool | None = None
     effort: str | None = None
@@ -222,6 +223,10 @@ class Dialect(ABC):
         """A request that names the turn before it (`ModelRequest.previous`), with that turn's conversation."""
         said = turn.answer | {"turn": turn.id}
         return replace(request, messages=[*turn.messages, said, *request.messages])
+
+    def recall(self, request: ModelRequest, answers: Mapping[str, Json]) -> ModelRequest:
+        """A request that names answers without having them (`ModelRequest.refers`), with those, by turn."""
+        raise NotImplementedError
 
     def read_count(self, body: bytes) -> ModelRequest:
         """A request whose tokens are to be counted."""

@@ -62,7 +62,10 @@ def error_body(refused: ApiError) -> Json:
     # Agents that shorten their history when it has grown too long know the occasion by these words.
     overlong = refused.code == "context_length_exceeded"
     message = f"prompt is too long: {refused.message}" if overlong else refused.message
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": None}
+    error: Json = {"type": kind, "message": message}
+    if refused.param == "thread":  # clients that know this code send the conversation whole from then on
+        error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": error, "request_id": None}
 
 
 def error_event(refused: ApiError) -> bytes:

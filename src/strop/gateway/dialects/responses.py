@@ -8,7 +8,7 @@ only: one that goes on from it (`previous_response_id`) brings its own. `respons
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, cast
 
@@ -20,7 +20,14 @@ from strop.gateway.dialects.base import AnswerInfo, AnswerSchema, ApiError, Choi
 from strop.gateway.dialects.fields import NOT_SERVED, read_fields, read_object, unsupported
 from strop.gateway.dialects.openai import OpenAIDialect, read_schema
 from strop.gateway.dialects.proxied import ProxiedAnswer, ProxiedChoice, join_parts, read_finish
-from strop.gateway.dialects.responses_items import check_results, find_more_tools, join_name, read_input
+from strop.gateway.dialects.responses_items import (
+    check_results,
+    find_more_tools,
+    join_name,
+    list_referred,
+    read_input,
+    recall,
+)
 from strop.gateway.dialects.responses_stream import INPUT, ResponseEvents, write
 from strop.gateway.dialects.responses_tools import read_tools
 from strop.types import Turn
@@ -114,6 +121,12 @@ class Responses(OpenAIDialect):
     def read(self, body: bytes) -> ModelRequest:
         return _read(body)
 
+    def recall(self, request: ModelRequest, answers: Mapping[str, Json]) -> ModelRequest:
+        messages = recall(request.messages, answers)
+        if request.previous is None:
+            check_results(messages)
+        return replace(request, messages=messages)
+
     def continue_from(self, request: ModelRequest, turn: Turn) -> ModelRequest:
         """Instructions are for one response: the old ones go, the new ones stand before everything."""
         old, new = "instructions" in turn.requested, "instructions" in request.requested
@@ -156,7 +169,8 @@ def _read(body: bytes) -> ModelRequest:
     tools = read_tools([*fields.get("tools", []), *find_more_tools(fields["input"])])
     choice, tool = _tool_choice(fields.get("tool_choice", "auto"), tools.shown)
     previous = fields.get("previous_response_id")
-    if previous is None:
+    refers = list_referred(messages)
+    if previous is None and not refers:
         check_results(messages)
     requested = {name: fields[name] for name in RECORDED if name in fields}
     if "instructions" in fields:
@@ -171,6 +185,7 @@ def _read(body: bytes) -> ModelRequest:
         strict=tools.strict,
         one_call=not fields.get("parallel_tool_calls", True),
         previous=previous,
+        refers=refers,
         variables=fields.get("chat_template_kwargs", {}),
         effort=fields.get("reasoning", {}).get("effort"),
         max_tokens=fields.get("max_output_tokens"),

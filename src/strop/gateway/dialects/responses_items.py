@@ -2,12 +2,14 @@
 
 An answer comes in several items (reasoning, message, function calls), but was sampled as one: items that come back are
 put together again. Theirs are the ids of `responses_stream`, which name the turn that is gone on from; items without
-such an id belong together as long as they come in that order.
+such an id belong together as long as they come in that order. An item may be named instead of sent: `recall` puts in
+what the turn of its id has said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -59,7 +61,12 @@ class _MoreTools(Struct):
     tools: list[Json]
 
 
-_Item = _Message | _Reasoning | _Call | _Result | _MoreTools
+class _Reference(Struct):
+    id: str
+
+
+_REFERRED = re.compile(r"(msg|rs|(?:f|ct)c\d+)_")
+_Item = _Message | _Reasoning | _Call | _Result | _MoreTools | _Reference
 ITEMS: dict[str, type[_Item | _CustomCall]] = {
     "message": _Message,
     "reasoning": _Reasoning,
@@ -68,6 +75,7 @@ ITEMS: dict[str, type[_Item | _CustomCall]] = {
     "custom_tool_call": _CustomCall,
     "custom_tool_call_output": _Result,
     "additional_tools": _MoreTools,
+    "item_reference": _Reference,
 }
 
 
@@ -100,8 +108,40 @@ def read_input(input: str | Sequence[Json]) -> list[Json]:
             if said is None or not said.goes_on(item):
                 said = _Said()
                 messages.append(said.message)
-            said.add(item, where)
+            if isinstance(item, _Reference):
+                said.refer(item)
+            else:
+                said.add(item, where)
     return messages
+
+
+def list_referred(messages: Sequence[Json]) -> tuple[str, ...]:
+    """The turns whose items are named and not sent."""
+    return tuple(message["turn"] for message in messages if "referred" in message)
+
+
+def recall(messages: Sequence[Json], answers: Mapping[str, Json]) -> list[Json]:
+    """Messages with the items that are named in them, of `answers` by turn.
+
+    >>> recall([{"role": "assistant", "content": "", "turn": "g1.0/1/4", "referred": ["msg_g1.0/1/4"]}],
+    ...     {"g1.0/1/4": {"role": "assistant", "content": "Hello"}})
+    [{'role': 'assistant', 'content': 'Hello', 'turn': 'g1.0/1/4'}]
+    """
+    return [_recall(message, answers) if "referred" in message else message for message in messages]
+
+
+def _recall(message: Json, answers: Mapping[str, Json]) -> Json:
+    whole = {name: value for name, value in message.items() if name != "referred"}
+    answer = answers[message["turn"]]
+    for id in message["referred"]:
+        kind = id.partition("_")[0]
+        if kind == "msg":
+            whole["content"] += answer["content"]
+        elif kind == "rs":
+            whole["reasoning_content"] = answer.get("reasoning_content", "")
+        elif (place := int(kind.removeprefix("fc"))) < len(calls := answer.get("tool_calls", [])):
+            whole["tool_calls"] = [*whole.get("tool_calls", []), calls[place]]
+    return whole
 
 
 _ORDER = [_Reasoning, _Message, _Call]
@@ -116,13 +156,19 @@ class _Said:
         self._turn: str | None = None
         self._last = 0
 
-    def goes_on(self, item: _Message | _Reasoning | _Call) -> bool:
+    def goes_on(self, item: _Message | _Reasoning | _Call | _Reference) -> bool:
         """Whether an item belongs to this answer too. Where ids say so, results of calls may stand in between."""
         turn = turn_of(item.id)
         if turn is not None and self._turn is not None:
             return turn == self._turn
+        if isinstance(item, _Reference):
+            return False
         now = _ORDER.index(type(item))
         return not self.answered and (now > self._last or (isinstance(item, _Call) and now == self._last))
+
+    def refer(self, item: _Reference) -> None:
+        self._turn = self.message["turn"] = turn_of(item.id)
+        self.message.setdefault("referred", []).append(item.id)
 
     def add(self, item: _Message | _Reasoning | _Call, where: str) -> None:
         if self._turn is None and (turn := turn_of(item.id)) is not None:
@@ -138,9 +184,9 @@ class _Said:
 
 def _item(raw: Json, where: str) -> _Item:
     kind = raw.get("type", "message")
-    if kind == "item_reference":
+    if kind == "item_reference" and not _is_ours(raw.get("id")):
         raise ApiError(
-            f"{where} is an item_reference, which is not served. Fix: send the item, or use previous_response_id",
+            f"{where} refers to {raw.get('id')!r}, which is not an item of an answer from here. Fix: send the item",
             param=where,
             code="unsupported_value",
         )
@@ -164,6 +210,10 @@ def find_more_tools(input: str | Sequence[Json]) -> list[Json]:
     """The tools that stand among the items of an input, as Codex sends them."""
     items = [] if isinstance(input, str) else [item for item in input if item.get("type") == "additional_tools"]
     return [tool for item in items for tool in msgspec.convert(item, _MoreTools).tools]
+
+
+def _is_ours(id: object) -> bool:
+    return isinstance(id, str) and turn_of(id) is not None and _REFERRED.match(id) is not None
 
 
 def _text(content: str | Sequence[_Part], where: str) -> str:
