@@ -8,7 +8,7 @@ class CalculatorToolset(vf.Toolset[vf.ToolsetConfig, vf.State]):
 
     @vf.tool
     async def calculator(self, expression: str) -> str:
-        """Compute a product."""
+        """Compute one operation on two integers."""
         a, _, b = expression.partition("*")
         return str(int(a) * int(b))
 

@@ -28,7 +28,7 @@ def rubric() -> vf.Rubric:
 
 
 def calculator(expression: str) -> str:
-    """Compute.
+    """Compute one operation on two integers.
 
     Args:
         expression: what to compute
@@ -59,7 +59,7 @@ class Counted(vf.StatefulToolEnv):
         return {**tool_args, "uses": state["uses"]}
 
     async def calculator(self, expression: str, uses: list) -> str:
-        """Compute.
+        """Compute one operation on two integers.
 
         Args:
             expression: what to compute
