@@ -89,7 +89,7 @@ def test_environments_of_0_1(python: Path, tmp_path: Path, kind: str) -> None:
         if kind == "several":
             assert len(turns) == 3
         if kind in ("tools", "state"):
-            assert all("calculator" in json.dumps(turn.requested["tools"]) for turn in turns)
+            assert "calculator" in json.dumps(turns[0].requested["tools"])
             calls = [call for turn in turns for call in turn.answer.get("tool_calls") or ()]
             assert given["calculator_calls"] == len(calls)
             assert '"uses"' not in json.dumps(turns[0].requested["tools"])
