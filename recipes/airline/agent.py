@@ -7,8 +7,8 @@
     ...
     user    ###STOP###
 
-The user is whoever answers the agent `user`: a frozen policy, or a model of a provider (README). Its turns carry no loss.
-What the conversation was worth is in `reward`.
+The user is whoever answers the agent `user`: a frozen policy, or a model of a provider (README). Its turns carry no
+loss. What the conversation was worth is in `reward`.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ PERSONA = """You are a customer talking to an airline. Your situation:
 
 {scenario}
 
-Say one short thing at a time. Tell only what you were told above, when it is needed. When you are done, or it is clear \
-that you cannot be helped, reply with ###STOP### and nothing else."""
+Say one short thing at a time. Tell only what you were told above, when it is needed. When you are done, or it is \
+clear that you cannot be helped, reply with ###STOP### and nothing else."""
 
 
 async def agent(task: strop.Task, llm: strop.LLM) -> dict[str, float]:
-    conversation = Conversation(task.data, llm)
-    plays = strop.EnvironmentAgent(
-        lambda: conversation, system=conversation.world.policy, max_turns=task.data["max_turns"], reward=conversation.judge
-    )
+    talk = Conversation(task.data, llm)
+    limit = task.data["max_turns"]
+    plays = strop.EnvironmentAgent(lambda: talk, system=talk.world.policy, max_turns=limit, reward=talk.judge)
     return await plays(task, llm)
 
 

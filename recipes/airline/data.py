@@ -96,7 +96,8 @@ TOOLS = (
     "update_reservation_baggages",
     "update_reservation_passengers",
 )
-FIRST, LAST = "Ada Bela Cleo Dora Egon Finn Gita Hugo".split(), "Abbott Brandt Castell Dorn Eriksen Falk".split()
+FIRST = ("Ada", "Bela", "Cleo", "Dora", "Egon", "Finn", "Gita", "Hugo")
+LAST = ("Abbott", "Brandt", "Castell", "Dorn", "Eriksen", "Falk")
 PLACES = ("JFK", "SEA", "ATL", "BOS", "DEN", "SFO")
 
 
@@ -139,7 +140,11 @@ def make_tasks(seed: int = 0) -> list[Row]:
         renamed = {**passenger, "first_name": random.Random(f"{seed} {id}").choice(FIRST)}
         bags = {"total_baggages": 2, "nonfree_baggages": 1, "payment_id": card}
         wishes: list[tuple[str, str, list[Row]]] = [
-            ("cancel", "You want to cancel it.", [_act("cancel_reservation", id)] if one["cabin"] == "business" else []),
+            (
+                "cancel",
+                "You want to cancel it.",
+                [_act("cancel_reservation", id)] if one["cabin"] == "business" else [],
+            ),
             ("bag", f"You want one more bag, paid with {card}.", [_act("update_reservation_baggages", id, **bags)]),
             (
                 "name",

@@ -1,5 +1,5 @@
-"""What a conversation was worth, as tau2-bench counts it: 1 where the database is what it should be and the user was told
-what they had to be told, else 0.
+"""What a conversation was worth, as tau2-bench counts it: 1 where the database is what it should be and the user was
+told what they had to be told, else 0.
 
     score(rows, task, changes, said, calls)
     {"reward": 1.0, "database": 1.0, "told": 1.0, "actions": 1.0}
@@ -29,8 +29,8 @@ async def score(
     said: Sequence[str],
     calls: Sequence[tuple[str, Any]] = (),
 ) -> dict[str, float]:
-    """`changes` is what the conversation changed in `rows`, `said` what the agent said to the user, `calls` its tool calls:
-    their names and arguments."""
+    """`changes` is what the conversation changed in `rows`, `said` what the agent said to the user, `calls` its tool
+    calls, as names and arguments."""
     same = float(changes == await expect(rows, task["expected"]))
     heard = " ".join(said).lower().replace(",", "")
     told = float(all(fact.lower().replace(",", "") in heard for fact in task["communicate"]))
@@ -40,11 +40,11 @@ async def score(
 
 
 async def expect(rows: Rows, actions: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], Row]:
-    """What the actions change. Raises `TaskError` where one of them cannot be done: the task does not fit the database."""
+    """What the actions change. Raises `TaskError` where one cannot be done: the task does not fit the database."""
     database = Database(rows)
     tools = Tools(find_tools(AirlineTools(database)))
     for action in actions:
         done = await tools.run(action["name"], json.dumps(action["arguments"]))
         if not done.ok and action["name"].startswith(CHANGES):
-            raise TaskError(f"{action['name']}, which the task expects, cannot be done: {done.text}. Fix: see its db.json")
+            raise TaskError(f"{action['name']}, which a task expects, cannot be done: {done.text}. Fix: see db.json")
     return database.changes()

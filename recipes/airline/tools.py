@@ -100,9 +100,11 @@ class AirlineTools:
                 continue
             lands = first["scheduled_arrival_time_est"]
             day = f"2024-05-{int(date[-2:]) + 1:02d}" if lands.endswith("+1") else date
-            for second in self._search(day, origin=first["destination"], destination=destination):
-                if second["scheduled_departure_time_est"] >= lands.removesuffix("+1"):
-                    found.append([{**first, "date": date}, {**second, "date": day}])
+            found += [
+                [{**first, "date": date}, {**second, "date": day}]
+                for second in self._search(day, origin=first["destination"], destination=destination)
+                if second["scheduled_departure_time_est"] >= lands.removesuffix("+1")
+            ]
         return found
 
     @strop.tool

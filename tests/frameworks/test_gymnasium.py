@@ -1,5 +1,6 @@
 """Environments of the real Gymnasium by their ids: three steps with the model in the box, from the command line."""
 
+import itertools
 import re
 import subprocess
 from pathlib import Path
@@ -64,7 +65,7 @@ def test_frozen_lake(python: Path, tmp_path: Path) -> None:
         steps(rollout, turns)
         assert seen(turns[0]) == "[S]FFF\nFHFH\nFFFH\nHFFG\n0"
         row = column = 0
-        for before, after in zip(turns, turns[1:], strict=False):
+        for before, after in itertools.pairwise(turns):
             assert (after.parent, after.branch, after.shared) == (before.id, None, len(before.ids))
             if (said := before.answer["content"].strip()) in moves:
                 down, right = moves[said]

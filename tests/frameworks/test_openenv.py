@@ -42,7 +42,8 @@ def url(python: Path, request: pytest.FixtureRequest) -> Iterator[str]:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/schema", timeout=5).close()
                 break
             except (OSError, urllib.error.URLError):
-                assert server.poll() is None and time.monotonic() < deadline, "the server did not start"
+                assert server.poll() is None, "the server ended"
+                assert time.monotonic() < deadline, "the server did not start"
                 time.sleep(0.2)
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -71,13 +72,16 @@ def test_three_steps(python: Path, url: str, tmp_path: Path, request: pytest.Fix
         for number, turn in enumerate(turns):
             said, seen = turn.answer["content"], [t.messages[-1]["content"] for t in turns[number + 1 : number + 2]]
             if request.node.callspec.params["url"] == "go":  # no JSON object in two tokens
-                assert rewards[turn.id] == 0 and all(text.startswith("error: there is no JSON") for text in seen)
+                assert rewards[turn.id] == 0
+                assert all(text.startswith("error: there is no JSON") for text in seen)
             elif not said:
-                assert rewards[turn.id] == 0 and all("VALIDATION_ERROR" in text for text in seen)
+                assert rewards[turn.id] == 0
+                assert all("VALIDATION_ERROR" in text for text in seen)
             else:
                 steps = sum(letter.isdigit() for letter in said)
                 at += steps
-                assert rewards[turn.id] == steps / 10 and all(text == f"You are at {at}." for text in seen)
+                assert rewards[turn.id] == steps / 10
+                assert all(text == f"You are at {at}." for text in seen)
         arrived += at >= 3
         assert at >= 3 or len(turns) == 4
         assert rollout.reward() == pytest.approx(sum(rewards.values()))

@@ -1,5 +1,6 @@
 """Environments of the real verifiers, of 0.1 and 0.4: three steps with the model in the box, from the command line."""
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -64,7 +65,7 @@ def _toml(table: dict[str, Any], name: str = "") -> list[str]:
 
 
 def check_appends(turns: list[Turn]) -> None:
-    for before, after in zip(turns, turns[1:], strict=False):
+    for before, after in itertools.pairwise(turns):
         assert (after.parent, after.branch, after.shared) == (before.id, None, len(before.ids))
 
 

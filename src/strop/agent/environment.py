@@ -114,8 +114,8 @@ class Gym(Environment):
 
     def reset(self, task: Task) -> str:
         self._inner = self._make(task)
-        data = cast("dict[str, Any]", task.data) if isinstance(task.data, dict) else {}
-        seed = data.get("seed")
+        data: Any = task.data
+        seed = cast("dict[str, Any]", data).get("seed") if isinstance(data, dict) else None
         return self._show((self._inner.reset() if seed is None else self._inner.reset(seed=seed))[0])
 
     def choose(self, action: Action) -> Any:

@@ -7,10 +7,10 @@
     tasks = "strop.compat.openenv:tasks"
     tasks_args = { url = "http://127.0.0.1:8000", count = 64, held = 16 }
 
-What the server's schema says of an action decides how the model acts: where one text is all that it needs, what the model
-says is that text; otherwise it says a JSON object. Or it calls a tool with these fields (`calls = true`). An observation
-is shown by the one text in it, or as JSON. Each step's reward is its turn's own, `step`; their sum is the `reward`. An
-action that the server refuses costs a turn, and the model is told why.
+What the server's schema says of an action decides how the model acts: where one text is all that it needs, what the
+model says is that text; otherwise it says a JSON object. Or it calls a tool with these fields (`calls = true`). An
+observation is shown by the one text in it, or as JSON. Each step's reward is its turn's own, `step`; their sum is the
+`reward`. An action that the server refuses costs a turn, and the model is told why.
 
 Left out: starting servers and containers, tasks that a server lists, MCP servers (`strop.agent.mcp` has those).
 """
@@ -112,15 +112,15 @@ class ServedEnvironment(Environment):
     def list_tools(self) -> list[Tool]:
         if not self._given.calls:
             return []
-        return [Tool(lambda **given: "ok", name="act", description="Act.", parameters=self._schema)]
+        return [Tool(_take, name="act", description="Act.", parameters=self._schema)]
 
     async def reset(self, task: Task) -> str:
         try:
             generic = import_module("openenv.core.generic_client")
         except ImportError as error:
             raise AgentError(
-                f"openenv cannot be imported here ({one_line(error)}). Fix: pip install openenv, or set runner.python to "
-                "an environment that has it"
+                f"openenv cannot be imported here ({one_line(error)}). Fix: pip install openenv, or set runner.python "
+                "to an environment that has it"
             ) from None
         self._client = generic.GenericEnvClient(base_url=self._given.url)
         await self._client.connect()
@@ -152,6 +152,11 @@ class ServedEnvironment(Environment):
         return acts[0].given
 
 
+def _take(**action: Any) -> str:
+    """What the tool says; the server acts once the call is seen."""
+    return "ok"
+
+
 # -- actions and observations as text ----------------------------------------------------------------------------------
 
 
@@ -163,8 +168,8 @@ def read_schema(url: str) -> Json:
             said = json.load(answer)
     except (OSError, ValueError, urllib.error.URLError) as error:
         raise AgentError(
-            f"{url} does not say what its actions are ({one_line(error)}). Fix: see whether an environment of OpenEnv is "
-            "served there"
+            f"{url} does not say what its actions are ({one_line(error)}). Fix: see whether an environment of OpenEnv "
+            "is served there"
         ) from None
     schema: Json = said["action"]
     fields = {name: value for name, value in schema.get("properties", {}).items() if name not in ABOUT}

@@ -202,7 +202,9 @@ def test_a_trainer_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         trainer.fit(returns)
 
 
-@pytest.mark.parametrize("pattern", ["write", "write|^check$", "^re", "e$", "^rewrite$", "w.*e", "wr.te", "write|check"])
+@pytest.mark.parametrize(
+    "pattern", ["write", "write|^check$", "^re", "e$", "^rewrite$", "w.*e", "wr.te", "write|check"]
+)
 def test_patterns_of_trained_agents(pattern: str) -> None:
     """A regular expression that is searched for in names means the same as our patterns for it."""
     ours = match_agents(pattern)
@@ -212,7 +214,7 @@ def test_patterns_of_trained_agents(pattern: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["agent_\\d+", "(a|b)", "[ab]", "a+", "a*", "", ".*", "a|"])
 def test_patterns_that_say_more_than_names(pattern: str) -> None:
-    with pytest.raises(ConfigError, match="says more than names. Fix: "):
+    with pytest.raises(ConfigError, match=r"says more than names\. Fix: "):
         match_agents(pattern)
 
 

@@ -101,7 +101,8 @@ def _estimator(name: str) -> str:
 
 class Trainer:
     """What agents are trained with. Of its arguments `algorithm`, `n_runners` (or `n_workers`), `max_rollouts` (or
-    `max_tasks`), the prompts of `initial_resources` and the adapter's `agent_match` count; others are named in a line."""
+    `max_tasks`), the prompts of `initial_resources` and the adapter's `agent_match` count; others are named in a
+    line."""
 
     def __init__(
         self,
@@ -182,8 +183,8 @@ def match_agents(pattern: str) -> list[str]:
         inner = part[begins : len(part) - ends].replace(".*", "*").replace(".", "?")
         if not inner.strip("*") or set(inner.replace("*", "")) & set("\\[](){}+^$") or "*" in part.replace(".*", ""):
             raise ConfigError(
-                f"trained_agents is {pattern!r}, which says more than names. Fix: name the agents in the table strop of "
-                'the configuration: {"strop": {"policy": {"agents": [...]}}}'
+                f"trained_agents is {pattern!r}, which says more than names. Fix: name the agents in the table strop "
+                'of the configuration: {"strop": {"policy": {"agents": [...]}}}'
             )
         whole = f"{'' if begins else '*'}{inner}{'' if ends else '*'}"
         made.append(whole.replace("**", "*"))

@@ -8,8 +8,9 @@
     tasks_args = { environment = "FrozenLake-v1", args = { is_slippery = false }, count = 64, held = 16 }
 
 An environment that draws itself as text (render mode `ansi`) is shown so, any other by its observation alone, which has
-to be small. Each step's reward is its turn's own, `step`; their sum is the `reward`. What is no action costs a turn and is said.
-`spaces` has which actions and observations there are. For more than that there is `strop.agent.environment.Gym`.
+to be small. Each step's reward is its turn's own, `step`; their sum is the `reward`. What is no action costs a turn and
+is said. `spaces` has which actions and observations there are. For more than that there is
+`strop.agent.environment.Gym`.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class WorldEnvironment(Gym):
         if not self._calls:
             return []
         about = "Act in the environment."
-        return [Tool(lambda **given: "ok", name="act", description=about, parameters=self._space.schema)]
+        return [Tool(_take, name="act", description=about, parameters=self._space.schema)]
 
     def choose(self, action: Action) -> Any:
         if not self._calls:
@@ -126,6 +127,11 @@ class WorldEnvironment(Gym):
             return show(space, observation)
         drawn = draw(self._made.render())  # colours may say more than brackets do: what is small is shown besides
         return f"{drawn}\n{show(space, observation)}" if is_small(space) else drawn
+
+
+def _take(**action: Any) -> str:
+    """What the tool says; the environment acts once it sees the call."""
+    return "ok"
 
 
 def draw(rendered: str) -> str:

@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -43,8 +43,8 @@ Json = dict[str, Any]
 
 
 async def agent(task: Task, llm: LLM) -> list[Reward]:
-    """Run the environment that `task` names on its row. The rewards are the total, as `reward`, and what each function of
-    the rubric gave, by its name."""
+    """Run the environment that `task` names on its row. The rewards are the total, as `reward`, and what each function
+    of the rubric gave, by its name."""
     name, args, row = _read_task(task)
     run = tasksets.run if _is_taskset(name) else partial(environments.run, environments.load_once(name, args))
     running = asyncio.run_coroutine_threadsafe(run(name, args, row, llm), _loop())
@@ -83,7 +83,8 @@ def _read_task(task: Task) -> tuple[str, Json, Json]:
         raise AgentError(
             f"task {task.id} names no environment of verifiers. Fix: take tasks from strop.compat.verifiers:tasks"
         )
-    return data["environment"], data.get("args") or {}, data["row"]
+    named = cast("Json", data)
+    return named["environment"], named.get("args") or {}, named["row"]
 
 
 @cache

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -57,8 +57,8 @@ async def run(environment: Any, name: str, args: Json, row: Json, llm: LLM) -> l
 def read_rows(name: str, args: Json, limit: int | None) -> tuple[list[Json], list[Json]]:
     environment = load(name, args)
     most = -1 if limit is None else limit
-    train = environment.get_dataset(most).to_list() if _has(environment, "dataset") else []
-    test = environment.get_eval_dataset(most).to_list() if _has(environment, "eval_dataset") else []
+    train: list[Json] = environment.get_dataset(most).to_list() if _has(environment, "dataset") else []
+    test: list[Json] = environment.get_eval_dataset(most).to_list() if _has(environment, "eval_dataset") else []
     return train, test
 
 
@@ -86,16 +86,22 @@ def load(name: str, args: Json) -> Any:
             raise AgentError(f"verifiers' environment {name} was not loaded: {one_line(error)}") from None
     if not hasattr(environment, "run_rollout"):
         raise AgentError(f"{name} is not an environment of verifiers 0.1.10 or newer. Fix: pip install -U verifiers")
-    rubric = environment.rubric
-    rubrics = getattr(rubric, "rubrics", None) or [rubric]
-    functions = [f for one in rubrics for f in getattr(one, "_get_group_reward_funcs", list)()]
-    if functions:
+    if functions := _find_comparing(environment.rubric):
         named = ", ".join(getattr(function, "__name__", "?") for function in functions)
         raise AgentError(
             f"the rubric of {name} compares rollouts with each other ({named}), which run apart here. Fix: leave these "
             "out of the rubric, and write what they do as a group_reward"
         )
     return environment
+
+
+def _find_comparing(rubric: Any) -> list[Any]:
+    """Its functions that look at several rollouts. A group of environments or of rubrics has them in its parts."""
+    inner: list[Any] = list(getattr(rubric, "rubrics", ()))
+    inner += [one.rubric for one in getattr(rubric, "env_map", {}).values()]
+    find = getattr(rubric, "_get_group_reward_funcs", None)
+    own: list[Any] = list(find()) if find is not None and not inner else []
+    return own + [function for one in inner for function in _find_comparing(one)]
 
 
 @contextmanager
@@ -117,5 +123,6 @@ def _module_of(name: str) -> str:
 
 def _describe(error: Any) -> str:
     if isinstance(error, dict):
-        error = error.get("error_chain_str") or error.get("error_chain_repr") or error.get("error")
+        said = cast("Json", error)
+        error = said.get("error_chain_str") or said.get("error_chain_repr") or said.get("error")
     return " ".join(str(error).split())[:500]

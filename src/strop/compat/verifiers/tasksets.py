@@ -4,9 +4,9 @@ gateway, the task's @reward and @metric functions say what it is worth.
     run(name, args, row, llm)       one episode, its rewards
     read_rows(name, args, limit)    the tasks' data
 
-`args` are the fields of the env's config, as `vf-eval` takes them under --env: {"taskset": {...}, "agent": {...}}. A seat
-that is not told otherwise plays with the harness `null`, a plain chat with the task's tools, or the taskset's own, and in
-the runtime `subprocess`: on this machine. A harness that runs what the model writes has to be told where.
+`args` are the fields of the env's config, as `vf-eval` takes them under --env: {"taskset": {...}, "agent": {...}}. A
+seat that is not told otherwise plays with the harness `null`, a plain chat with the task's tools, or the taskset's own,
+and in the runtime `subprocess`: on this machine. A harness that runs what the model writes has to be told where.
 
 A seat is an agent by its name, `agent` is `main`. An episode of one trace rewards the rollout; one of several rewards
 each agent that verifiers would train with the mean of its traces.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 from importlib import import_module
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 from strop.agent.llm import LLM
 from strop.compat.verifiers.gateway import read_scores, write_url
@@ -34,7 +34,7 @@ NO_KEY = "STROP_NO_KEY"
 async def run(name: str, args: Json, row: Json, llm: LLM) -> list[Reward]:
     v1 = import_module("verifiers.v1")
     environment = _load(name, args, llm)
-    kind = type(environment.taskset).task_type()
+    kind: Any = cast("Any", type(environment.taskset)).task_type()
     task = kind(kind.data_type().model_validate(row), environment.config.taskset.task)
     asked = v1.ModelContext(model=llm.model, client=_client(llm, MAIN))
     async with environment.serving():
@@ -85,9 +85,7 @@ def _load(name: str, args: Json, llm: LLM | None) -> Any:
         kind = loaders.env_config_type(name, args.get("id", ""))
         harness = name if loaders.default_harness_id(name) == name else "null"
         seats = {seat: _seat(seat, spec, args.get(seat) or {}, harness, llm) for seat, spec in roles(kind()).items()}
-        config = loaders.resolve_env_config(
-            {**args, **seats, "taskset": {**(args.get("taskset") or {}), "id": name}}
-        )
+        config = loaders.resolve_env_config({**args, **seats, "taskset": {**(args.get("taskset") or {}), "id": name}})
         return loaders.load_environment(config)
     except AgentError:
         raise
@@ -102,17 +100,21 @@ def _seat(seat: str, spec: Any, given: Json, usual: str, llm: LLM | None) -> Jso
     if harness is None:
         told["harness"] = harness = {"id": usual}
     if "runtime" not in given and "runtime" not in spec.model_fields_set:
-        _check_harness(harness["id"] if isinstance(harness, dict) else harness.id, seat)
+        _check_harness(_id_of(harness), seat)
         told["runtime"] = {"type": "subprocess"}
     if llm is not None and "client" not in given and spec.client is None:
         told["client"] = _client(llm, _agent_of(seat)).model_dump()
     return told
 
 
+def _id_of(harness: Any) -> str:
+    return cast("Json", harness)["id"] if isinstance(harness, dict) else harness.id
+
+
 def _check_harness(name: str, seat: str) -> None:
     if import_module("verifiers.v1.utils.loaders").harness_class(name).EXECUTES_CODE:
         raise AgentError(
-            f"the harness {name} runs what the model writes. Fix: say where, args.{seat}.runtime.type = \"docker\", or "
+            f'the harness {name} runs what the model writes. Fix: say where, args.{seat}.runtime.type = "docker", or '
             '"subprocess" for this machine itself'
         )
 
@@ -124,4 +126,3 @@ def _client(llm: LLM, agent: str) -> Any:
 
 def _agent_of(seat: str) -> str:
     return MAIN if seat == SEAT else seat
-

@@ -3,7 +3,6 @@
 import re
 
 import verifiers.v1 as vf
-
 from product_tools import CalculatorToolset
 
 
