@@ -137,7 +137,8 @@ def make_tasks(seed: int = 0) -> list[Row]:
         user, (passenger,) = one["user_id"], one["passengers"]
         who = f"Your user id is {user}, your reservation is {id}."
         card = one["payment_history"][0]["payment_id"]
-        renamed = {**passenger, "first_name": random.Random(f"{seed} {id}").choice(FIRST)}
+        others = [name for name in FIRST if name != passenger["first_name"]]
+        renamed = {**passenger, "first_name": random.Random(f"{seed} {id}").choice(others)}
         bags = {"total_baggages": 2, "nonfree_baggages": 1, "payment_id": card}
         wishes: list[tuple[str, str, list[Row]]] = [
             (
