@@ -189,8 +189,8 @@ async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
 async def test_a_conversation(stand: Stand) -> None:
     """The user is another agent of the rollout: it sees what the agent says to it, and no tools or results."""
     task = next(task.data for task in tasks("made") if task.id == "cancel-R001")
-    look = call(("get_reservation_details", {"reservation_id": "R001"}))
-    cancel = call(("cancel_reservation", {"reservation_id": "R001"}))
+    look = call("get_reservation_details", reservation_id="R001")
+    cancel = call("cancel_reservation", reservation_id="R001")
     script = ["Cancel R001, please.", look, "Shall I cancel it?", "Yes.", cancel, "Done.", "###STOP###"]
     given = await stand.run(agent, *script, data=task)
     assert given == {"reward": 1.0, "database": 1.0, "told": 1.0, "actions": 1.0}
