@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -114,8 +113,8 @@ def _ask(python: str, environment: str, args: Mapping[str, Any], held: int, limi
         out = Path(folder) / "tasks.jsonl"
         command = [python, "-m", __name__, environment, str(out), "--args", msgspec.json.encode(args).decode()]
         command += ["--held", str(held), *(["--limit", str(limit)] if limit is not None else [])]
-        paths = [str(Path(strop.__file__).parents[1]), *(path for path in sys.path if path)]
-        here = {**os.environ, "PYTHONPATH": os.pathsep.join([paths[0], os.getcwd(), os.environ.get("PYTHONPATH", "")])}
+        paths = [str(Path(strop.__file__).parents[1]), os.getcwd(), os.environ.get("PYTHONPATH", "")]
+        here = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
         try:
             done = subprocess.run(command, env=here, capture_output=True, text=True, check=False)
         except OSError as error:

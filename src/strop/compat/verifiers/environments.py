@@ -22,15 +22,13 @@ from typing import Any, cast
 import msgspec
 
 from strop.agent.llm import LLM
-from strop.compat.verifiers.gateway import read_scores, write_url
+from strop.compat.verifiers.gateway import NO_KEY, read_scores, write_url
 from strop.errors import AgentError
 from strop.imports import one_line
 from strop.types import Reward
 
 Json = dict[str, Any]
 LOADER = "load_environment"
-NO_KEY = "STROP_NO_KEY"
-"""A variable that is not set: the key is in the address."""
 
 
 def is_one(name: str) -> bool:

@@ -9,6 +9,8 @@ from strop.agent.llm import LLM
 from strop.types import Reward
 
 TOTAL = "reward"
+NO_KEY = "STROP_NO_KEY"
+"""A variable that is not set: the key is in the address."""
 
 
 def write_url(llm: LLM) -> str:

@@ -20,15 +20,13 @@ from statistics import fmean
 from typing import Any, cast
 
 from strop.agent.llm import LLM
-from strop.compat.verifiers.gateway import read_scores, write_url
+from strop.compat.verifiers.gateway import NO_KEY, read_scores, write_url
 from strop.errors import AgentError, TaskError
 from strop.imports import one_line
 from strop.types import Reward
 
 Json = dict[str, Any]
 SEAT, MAIN = "agent", "main"
-NO_KEY = "STROP_NO_KEY"
-"""A variable that is not set: the key is in the address."""
 
 
 async def run(name: str, args: Json, row: Json, llm: LLM) -> list[Reward]:
