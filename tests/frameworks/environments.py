@@ -33,6 +33,10 @@ PYTHON = {
     f"mcp-server-calculator==0.2.1 {LIGHT}",
     "agentlightning-spider": "langgraph==1.2.20 langchain-openai==1.7.3 langchain langchain-community openai==3.49.0 "
     f"pandas sqlparse termcolor tqdm {LIGHT}",
+    "verifiers-0.1": f"verifiers==0.1.14 {LIGHT}",
+    "verifiers-0.4": f"verifiers==0.4.0 uv {LIGHT}",
+    "gymnasium": f"gymnasium[toy-text]==1.4.0 openai==3.49.0 {LIGHT}",
+    "openenv": f"openenv==0.10.0 openai==3.49.0 {LIGHT}",
 }
 """Requirements by environment. The versions are those the tests were written against."""
 NODE = {

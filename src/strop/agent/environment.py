@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from strop.agent.episode import Action, EpisodeLimits, Transition, build_first_messages, play
 from strop.agent.functions import function_caller
@@ -49,6 +49,11 @@ class Environment(ABC):
     def step(self, action: Action) -> Transition | Awaitable[Transition]:
         """What `action` led to: what the model said (`action.text`) and the calls it made, which have been run
         (`action.calls`). An answer without calls that gets no observation ends the episode."""
+
+    def list_tools(self) -> list[Tool]:
+        """What the model may call: the methods under `@strop.tool`."""
+        has = any(is_tool(value) for kind in type(self).__mro__ for value in vars(kind).values())
+        return find_tools(self) if has else []
 
     def close(self) -> Any:  # noqa: B027 (most hold nothing)
         """Let go of what it holds; called when the rollout ends, however it does."""
@@ -83,7 +88,7 @@ class EnvironmentAgent:
                 async def react(action: Action) -> Transition:
                     return await call(environment.step, action)
 
-                episode = await play(llm, messages, Tools(_tools(environment)), self.limits, react, STEP)
+                episode = await play(llm, messages, Tools(environment.list_tools()), self.limits, react, STEP)
             finally:
                 await call(environment.close)
             if not episode.rewards:
@@ -93,15 +98,10 @@ class EnvironmentAgent:
         return math.fsum(episode.rewards.values())
 
 
-def _tools(environment: Environment) -> list[Tool]:
-    has = any(is_tool(value) for kind in type(environment).__mro__ for value in vars(kind).values())
-    return find_tools(environment) if has else []
-
-
 class Gym(Environment):
     """An environment with Gymnasium's `reset` and `step`. `make(task)` gives it, `act(text)` turns what the model said
     into its action, `show(observation)` its observation into text. What `act` raises is told to the model, and costs
-    a turn; so is an action that is not in its `action_space`, if it has one.
+    a turn; so is an action that is not in its `action_space`, if it has one. A task's `seed` is what it is reset with.
 
         strop.EnvironmentAgent(lambda: Gym(lambda task: gymnasium.make("FrozenLake-v1"), act=int))
     """
@@ -114,11 +114,17 @@ class Gym(Environment):
 
     def reset(self, task: Task) -> str:
         self._inner = self._make(task)
-        return self._show(self._inner.reset()[0])
+        data: Any = task.data
+        seed = cast("dict[str, Any]", data).get("seed") if isinstance(data, dict) else None
+        return self._show((self._inner.reset() if seed is None else self._inner.reset(seed=seed))[0])
+
+    def choose(self, action: Action) -> Any:
+        """The environment's action. What is wrong with it is raised."""
+        return self._act(action.text)
 
     def step(self, action: Action) -> Transition:
         try:
-            chosen = self._act(action.text)
+            chosen = self.choose(action)
             space = getattr(self._inner, "action_space", None)
             if space is not None and not space.contains(chosen):
                 return Transition(observation=f"error: {chosen!r} is not in {space}")

@@ -1,1 +1,1 @@
-"""What agents written for other systems import, so that they train here as they are."""
+"""What agents written for other systems import, and environments of theirs, so that they train here as they are."""

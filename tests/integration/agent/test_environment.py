@@ -147,3 +147,15 @@ async def test_a_step_has_to_return_what_it_led_to(stand: Stand) -> None:
 def test_it_has_to_be_whole() -> None:
     with pytest.raises(TypeError, match="step"):
         type("Half", (strop.Environment,), {"reset": lambda self, task: ""})()
+
+
+class Seeded(Lake):
+    def reset(self, seed: int | None = None) -> tuple[int, dict[str, Any]]:
+        self.at = -(seed or 0)
+        return self.at, {}
+
+
+async def test_a_task_says_the_seed(stand: Stand) -> None:
+    agent = strop.EnvironmentAgent(lambda: Gym(lambda task: Seeded(), act=int, show=lambda at: f"You are at {at}."))
+    assert await stand.run(agent, "2", "5", data={"seed": 5}) == 1.0
+    assert "You are at -5." in stand.prompts()[0]

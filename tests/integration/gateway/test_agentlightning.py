@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -261,6 +262,72 @@ async def test_what_is_different_on_purpose_says_why(served: Served, method: str
     answer = await served.ask(method, path)
     assert (answer.status_code, answer.json()["error"]["code"]) == (501, "not_served")
     assert "Fix: " in answer.json()["error"]["message"]
+
+
+# -- all calls of its clients -----------------------------------------------------------------------------------------
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "from-agent-lightning.md"
+CHAT = "/proxy/rollout/{id}/attempt/0/mode/train/openai/v1/chat/completions"
+SAME: dict[tuple[str, str], tuple[Any, int]] = {
+    ("GET", "/healthz"): (None, 200),
+    ("POST", "/api/rollouts"): ([{"input": {"question": "2 + 2"}}], 201),
+    ("GET", "/api/rollouts"): (None, 200),
+    ("GET", "/api/rollouts/{id}"): (None, 200),
+    ("PATCH", "/api/rollouts/{id}"): ({"status": {"state": "running"}}, 200),
+    ("POST", "/api/rollouts/{id}/attempt/{n}/events"): ({"event_type": "reward", "data": {"value": 1.0}}, 200),
+    ("GET", "/api/rollouts/{id}/events"): (None, 200),
+    ("POST", CHAT): ({"model": "auto", "messages": MESSAGES}, 200),
+}
+"""What is answered as there."""
+OTHERWISE = {
+    ("GET", "/api/rollouts/terminal"): 200,
+    ("DELETE", "/api/rollouts/{id}"): 204,
+    ("POST", "/api/models"): 501,
+    ("DELETE", "/api/models"): 501,
+    ("POST", "/proxy/pause"): 501,
+    ("POST", "/proxy/resume"): 501,
+    ("GET", "/proxy/state"): 501,
+}
+"""What is answered otherwise, on purpose: the guide says why."""
+
+
+async def test_its_fifteen_calls(served: Served, engine: Scripted) -> None:
+    """Eight are the same, seven are different on purpose, and there are no others."""
+    engine._script = ("4",)
+    id = await served.queue()
+    assert (len(SAME), len(OTHERWISE)) == (8, 7)
+    for (method, path), (body, status) in SAME.items():
+        where = path.format(id=id, n=0)
+        asked = {"state_in": "queuing"} if path == "/api/rollouts" and method == "GET" else {}
+        answer = await served.ask(method, where, body, key="" if path == "/healthz" else KEY, **asked)
+        assert answer.status_code == status, (method, where, answer.text)
+    (turn,) = await served.store.turns(id)
+    assert turn.answer["content"] == "4"
+    for (method, path), status in OTHERWISE.items():
+        assert (await served.ask(method, path.format(id=id))).status_code == status, (method, path)
+
+
+def test_the_guide_names_all_fifteen_calls() -> None:
+    text = GUIDE.read_text()
+    same, _, rest = text.partition("Different on purpose:")
+    for table, calls in ((same, SAME), (rest, OTHERWISE)):
+        for method, path in calls:
+            written = path if path != CHAT else "/proxy/rollout/{id}/attempt/{n}/mode/{mode}/openai/v1/chat/completions"
+            assert any(method in line and written in line for line in table.splitlines()), (method, path)
+    assert "Of the 15 calls of its server eight are answered as there and seven otherwise on purpose" in " ".join(
+        text.split()
+    )
+
+
+def test_its_endpoint_tests_make_no_other_calls(endpoints: dict[str, Any]) -> None:
+    source = (THEIRS / "test_endpoints.py").read_text()
+    used = set(re.findall(r"client\.(get|post|patch|delete|put)\(\s*f?\"([^\"?]+)", source))
+    known = {(method, re.sub(r"{\w+}", "*", path)) for method, path in [*SAME, *OTHERWISE]}
+    for method, path in used:
+        plain = re.sub(r"{[^}]*}", "*", path).replace("/attempt/0/events", "/attempt/*/events")
+        plain = re.sub(r"/v1/(chat/)?completions$", "/v1/chat/completions", plain)
+        assert (method.upper(), plain) in known, (method, path)
+    assert len(used) > 10
 
 
 # -- its own tests -----------------------------------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections import Counter
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,11 @@ import pytest
 
 import strop.compat.agentlightning as agl
 from strop.compat.agentlightning.launch import read_variables
+from strop.compat.agentlightning.trainer import match_agents
 from strop.errors import AgentError, BadReward, ConfigError
 from strop.testing import run
 from strop.types import Task
+from tests.runs import story
 
 ASKED = {"question": "3 * 4?", "answer": "12"}
 
@@ -189,9 +194,47 @@ def test_verls_settings_and_ours() -> None:
 
 def test_a_trainer_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = {**CONFIG, "strop": {"policy": {"model": "strop/nano"}, "folder": str(tmp_path / "run"), "quiet": True}}
-    trainer = agl.Trainer(algorithm=agl.VERL(config), n_runners=2, adapter={"agent_match": "write"})
+    trainer = agl.Trainer(algorithm=agl.VERL(config), n_runners=2, hooks=[])
     summary = trainer.dev(returns, [ASKED, {"question": "1 + 1?", "answer": "2"}], [ASKED])
     assert (summary.steps, summary.model) == (1, "strop/nano")
-    assert "these have no meaning here: adapter, " in capsys.readouterr().err
+    assert "these have no meaning here: hooks, " in capsys.readouterr().err
     with pytest.raises(ConfigError, match="Fix: give train_dataset"):
         trainer.fit(returns)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["write", "write|^check$", "^re", "e$", "^rewrite$", "w.*e", "wr.te", "write|check"]
+)
+def test_patterns_of_trained_agents(pattern: str) -> None:
+    """A regular expression that is searched for in names means the same as our patterns for it."""
+    ours = match_agents(pattern)
+    for name in ("write", "rewrite", "write-2", "check", "checked", "recheck", "wrote", "we", "main"):
+        assert any(fnmatchcase(name, one) for one in ours) == bool(re.search(pattern, name)), name
+
+
+@pytest.mark.parametrize("pattern", ["agent_\\d+", "(a|b)", "[ab]", "a+", "a*", "", ".*", "a|"])
+def test_patterns_that_say_more_than_names(pattern: str) -> None:
+    with pytest.raises(ConfigError, match=r"says more than names\. Fix: "):
+        match_agents(pattern)
+
+
+class Writer(agl.LitAgent[Any]):
+    """Two agents of one rollout, of which one is trained."""
+
+    def rollout(self, task: Any, resources: agl.NamedResources, rollout: agl.Rollout) -> float:
+        llm: Any = resources["main_llm"]
+        said = [ask(llm.as_agent(name), task["question"]) for name in ("write", "check")]
+        return float(len(said[0]))
+
+
+@pytest.mark.parametrize("told", ["agent", "adapter"])
+def test_a_trainer_trains_the_agents_it_was_told(tmp_path: Path, told: str) -> None:
+    config = {**CONFIG, "strop": {"policy": {"model": "strop/nano"}, "folder": str(tmp_path / "run"), "quiet": True}}
+    agent, adapter = (Writer(trained_agents="write"), None) if told == "agent" else (Writer(), {"agent_match": "write"})
+    agl.Trainer(algorithm=agl.VERL(config), adapter=adapter).dev(agent, [ASKED, ASKED])
+    told_by = story(tmp_path / "run")
+    tokens = Counter({turn.agent: 0 for turns in told_by.turns.values() for turn in turns})
+    for turn in (turn for id in told_by.steps[0].rollouts for turn in told_by.turns[id]):
+        tokens[turn.agent] += len(turn.response_ids)
+    assert set(tokens) == {"write", "check"}
+    assert told_by.steps[0].metrics["training/rollout_logprobs_checked"] == tokens["write"]

@@ -21,8 +21,8 @@ from strop.compat.agentlightning.resources import (
     ModelEndpoint,
     NamedResources,
     PromptTemplate,
-    describe_rollout,
     make_resources,
+    read_rollout,
 )
 from strop.errors import AgentError
 from strop.types import Task
@@ -43,8 +43,8 @@ class NoTracer:
 
 class LitAgent(Generic[T]):
     """An agent with one of `rollout`, `training_rollout`, `validation_rollout`, or these with _async behind. What it
-    returns is the reward; None if it has said it. `trained_agents` is kept for those who read it: what is trained is
-    named by `policy.agents`."""
+    returns is the reward; None if it has said it. `trained_agents` says which of its agents a `Trainer` trains, by the
+    names that `llm.as_agent` gave them; elsewhere `policy.agents` does."""
 
     def __init__(self, *, trained_agents: str | None = None, **settings: Any) -> None:
         self.trained_agents = trained_agents
@@ -52,7 +52,7 @@ class LitAgent(Generic[T]):
 
     def __call__(self, task: Task, llm: LLM) -> Any:
         """As a run calls it."""
-        given = describe_rollout(llm)
+        given = read_rollout(llm)
         method = next((found for name in METHODS[given.mode] if (found := getattr(self, name, None))), None)
         if method is None:
             raise AgentError(f"agent: {type(self).__name__} has no method rollout. Fix: write one")
@@ -112,7 +112,7 @@ def _find(name: str, place: int, data: Any, resources: NamedResources, llm: LLM)
         if found is None:
             raise AgentError(f"agent: the run has no prompt, and {name} was asked for. Fix: set prompts.NAME.text")
         return found
-    values: dict[str, Any] = {"resources": resources, "rollout": describe_rollout(llm), "rollout_id": llm.rollout}
+    values: dict[str, Any] = {"resources": resources, "rollout": read_rollout(llm), "rollout_id": llm.rollout}
     if name not in values:
         raise AgentError(f"agent: nobody gives the argument {name!r}. Fix: take some of {', '.join([*kinds, *values])}")
     return values[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
@@ -24,6 +25,15 @@ class ModelEndpoint(Struct, kw_only=True):
     api_key: str | None = None
     sampling_parameters: dict[str, Any] = {}
     resource_type: Literal["llm"] = "llm"
+
+    def as_agent(self, name: str) -> ModelEndpoint:
+        """The same for another agent of the rollout, which is known by that name.
+
+        >>> ModelEndpoint(endpoint="http://127.0.0.1:1/r/g/1/agents/main/v1", model="m").as_agent("write").endpoint
+        'http://127.0.0.1:1/r/g/1/agents/write/v1'
+        """
+        base, _, _ = self.endpoint.rpartition("/agents/")
+        return msgspec.structs.replace(self, endpoint=f"{base}/agents/{quote(name, safe='')}/v1")
 
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
         """The same for every rollout that asks: the endpoint is that rollout's own."""
@@ -70,7 +80,8 @@ class AttemptedRollout(Struct, kw_only=True):
     attempt: AttemptName
 
 
-def describe_rollout(llm: LLM) -> AttemptedRollout:
+def read_rollout(llm: LLM) -> AttemptedRollout:
+    """The rollout whose model that is."""
     number = (llm.base_url.rpartition("/agents/")[0].rpartition("/")[2]) or "1"
     return AttemptedRollout(
         rollout_id=llm.rollout,

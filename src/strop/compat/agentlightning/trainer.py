@@ -57,6 +57,9 @@ ELSEWHERE = {
 }
 """Those that are read as well."""
 DEV_STEPS = 1
+AGENT = "main"
+"""Whose calls are that go to the model's plain address. They are trained whatever `trained_agents` says: nobody gave
+them a name."""
 
 
 class VERL:
@@ -98,7 +101,8 @@ def _estimator(name: str) -> str:
 
 class Trainer:
     """What agents are trained with. Of its arguments `algorithm`, `n_runners` (or `n_workers`), `max_rollouts` (or
-    `max_tasks`) and the prompts of `initial_resources` count; others are named in a line."""
+    `max_tasks`), the prompts of `initial_resources` and the adapter's `agent_match` count; others are named in a
+    line."""
 
     def __init__(
         self,
@@ -123,7 +127,9 @@ class Trainer:
             for name, one in (initial_resources or {}).items()
             if isinstance(one, PromptTemplate)
         }
-        self._others = sorted(others)
+        adapter: Any = others.get("adapter")
+        self._match = cast("Json", adapter).get("agent_match") if isinstance(adapter, dict) else None
+        self._others = sorted(name for name in others if not (self._match and name == "adapter"))
 
     def fit(
         self,
@@ -158,10 +164,31 @@ class Trainer:
             settings["prompts"] = {**self._prompts, **settings.get("prompts", {})}
         if "algorithm" in settings:
             settings["algorithm"] = msgspec.convert(settings["algorithm"], AlgorithmConfig)
-        named = ["trained_agents (see policy.agents)"] if getattr(agent, "trained_agents", None) else []
-        if without := [*self._others, *named, *unread]:
+        if pattern := getattr(agent, "trained_agents", None) or self._match:
+            settings["policy"] = {"agents": [AGENT, *match_agents(pattern)], **settings.get("policy", {})}
+        if without := [*self._others, *unread]:
             print(f"strop: these have no meaning here: {', '.join(without)}", file=sys.stderr)
         return train(agent, [*tasks, *kept], **settings)
+
+
+def match_agents(pattern: str) -> list[str]:
+    """Our patterns for the names that a regular expression is found in. Raises `ConfigError` for one that says more.
+
+    >>> match_agents("write|^check$"), match_agents("tool-.*")
+    (['*write*', 'check'], ['*tool-*'])
+    """
+    made: list[str] = []
+    for part in pattern.split("|"):
+        begins, ends = part.startswith("^"), part.endswith("$") and not part.endswith("\\$")
+        inner = part[begins : len(part) - ends].replace(".*", "*").replace(".", "?")
+        if not inner.strip("*") or set(inner.replace("*", "")) & set("\\[](){}+^$") or "*" in part.replace(".*", ""):
+            raise ConfigError(
+                f"trained_agents is {pattern!r}, which says more than names. Fix: name the agents in the table strop "
+                'of the configuration: {"strop": {"policy": {"agents": [...]}}}'
+            )
+        whole = f"{'' if begins else '*'}{inner}{'' if ends else '*'}"
+        made.append(whole.replace("**", "*"))
+    return made
 
 
 def make_tasks(rows: Iterable[Any] | None, split: str) -> list[Json]:
