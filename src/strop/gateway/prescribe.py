@@ -23,7 +23,9 @@ def is_held(request: ModelRequest, route: PolicyRoute) -> bool:
     """Whether a grammar says what the answer is. Raises `ApiError` for a schema that nothing would hold it to."""
     asked = request.schema
     if asked is not None and not route.holds_to_schemas:
-        raise unsupported(asked.param, "the engine cannot hold answers to a schema. Fix: use engine.name=embedded")
+        raise unsupported(
+            asked.param, "the engine cannot hold answers to a schema. Fix: use engine.name=embedded, or vllm"
+        )
     calls = request.parse_tools and (request.strict or request.tool_choice == "required")
     return route.holds_to_schemas and bool(asked is not None or calls)
 
