@@ -45,9 +45,7 @@ def train(python: Path, folder: Path, environment: str, args: dict[str, Any], **
         "runner": {"workers": 2, "python": str(python)},
     }
     (config := folder.with_suffix(".toml")).write_text("\n".join(_toml(given)))
-    finish(
-        strop("train", "--config", config, "--folder", folder), timeout=1200
-    )  # a harness starts anew for each rollout
+    finish(strop("train", "--config", config, "--folder", folder), timeout=1200)
     told = story(folder)
     assert {(one.status, one.detail) for one in told.rollouts} == {("succeeded", None)}
     assert (len(told.rollouts), len(told.steps)) == (12, 3)
