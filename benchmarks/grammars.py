@@ -80,7 +80,7 @@ class GrammarLaps:
         from strop.models.grammar import VERSION, compile_schema
         from strop.types import AnswerGrammar, Sampling
 
-        draw = random.Random(seed)
+        draw = random.Random(f"{mode} {seed}")  # prompts that no other lap has left in the cache
         names = [f"field-{draw.getrandbits(64):x}" if mode == "new" else "name" for _ in range(ROWS)]
         grammars = [AnswerGrammar(text=compile_schema(make_schema(n)), ends=self.ends, version=VERSION) for n in names]
         held = {"none": 0, "half": 2}.get(mode, 1)
