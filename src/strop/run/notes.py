@@ -39,8 +39,8 @@ def note_trouble(run: Run, step: Step) -> None:
         note(f"step {number} had nothing to train on: {explain_skipped(step)}")
     if unknown := int(metrics.get("filter_turns/excluded_unknown", 0)):
         note(
-            f"step {number}: {unknown} exclusions name no turn of their rollout, so what they meant is trained. Fix: give "
-            "the id of the model's answer"
+            f"step {number}: {unknown} exclusions name no turn of their rollout, so what they meant is trained. Fix: "
+            "give the id of the model's answer"
         )
     for name, own in split_policies(metrics).items():
         if own["actor/skipped"] and not metrics["actor/skipped"]:

@@ -114,3 +114,11 @@ def test_an_id_that_is_no_uri_changes_nothing() -> None:
     """Griptape names its schemas in words."""
     schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"const": 1}}}
     assert compile_schema(schema | {"$id": "Output Format"}) == compile_schema(schema)
+
+
+@pytest.mark.parametrize("divisor", [62617453, 300007, 1.00007])
+def test_a_divisor_that_takes_gigabytes_is_refused(divisor: float) -> None:
+    schema = {"type": "object", "properties": {"multipleOf": {"anyOf": [{"type": "integer", "multipleOf": divisor}]}}}
+    with pytest.raises(BadSchema, match="multipleOf"):
+        compile_schema(schema)
+    compile_schema({"anyOf": [{"type": "integer", "multipleOf": 250_000}, {"enum": [{"multipleOf": divisor}]}]})
