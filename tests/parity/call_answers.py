@@ -15,7 +15,7 @@ from strop.models.grammar import VERSION, TokenMatcher
 from strop.models.lark import MarkTokens
 from strop.types import AnswerGrammar
 
-LONGEST = 700
+LONGEST = 1200
 CLOSERS = ("}", "]", ")", ">")
 
 

@@ -85,5 +85,7 @@ def test_text_gives_way_to_the_mark_that_ends_it(mark: str) -> None:
 
 def test_text_that_may_not_be_empty_is_not() -> None:
     rules = Lark(MarkTokens.of(TOKENIZER, ENDS))
-    allowed, _ = follow(rules.write(f'"(" {rules.until(rules.terminal("/a{1,3}/"), "<tool_call>")}'), TOKENIZER.encode("(").ids)
+    allowed, _ = follow(
+        rules.write(f'"(" {rules.until(rules.terminal("/a{1,3}/"), "<tool_call>")}'), TOKENIZER.encode("(").ids
+    )
     assert CALL not in allowed

@@ -29,6 +29,8 @@ ESCAPES = 'nrbtf\\\\"'
 """In strings of calls. A character by its number may be half of one, and no reader takes that."""
 KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,40}/"
 """Of arguments that no schema names."""
+JSON_NAMES = {"integer": "number"}
+"""Kinds that JSON calls otherwise than its schemas."""
 
 
 class Arguments(ABC):
@@ -126,10 +128,15 @@ class Tags(Arguments):
             elif kind == "string" and "const" not in branch:
                 texts.append(write_string(rules, branch, self._unsaid))
             else:
-                kind = min(list_kinds({"enum": [value]})) if "const" in branch else kind
+                kind = max(list_kinds({"enum": [value]})) if "const" in branch else kind
                 written = JsonValues(self._unsaid).write_value(rules, branch, root, {})
                 pairs.append(
-                    self._tagged(rules, key, other.replace("{json}", kind), [f"{written} {rules.spell(self._close)}"])
+                    self._tagged(
+                        rules,
+                        key,
+                        other.replace("{json}", JSON_NAMES.get(kind, kind)),
+                        [f"{written} {rules.spell(self._close)}"],
+                    )
                 )
         if texts:
             before, after = self._raw
@@ -376,11 +383,12 @@ class Quoted(Literals):
 
 
 class NestedTags(Literals):
-    """MiniMax M3's tags, each after `space`, with which values end here. What is text the reader tells by the schema. An object whose properties no
-    schema names is empty: no grammar of this kind closes a tag with the very name that opened it."""
+    """MiniMax M3's tags, each after `space`; a value here ends with the beginning of the tag that closes it. What is
+    text the reader tells by the schema. An object whose properties no schema names is empty: no grammar of this kind
+    closes a tag with the very name that opened it."""
 
     def __init__(self, space: str) -> None:
-        self._space = space
+        self._space, self._close = space, f"{space}</"
 
     def write_value(self, rules: Lark, schema: Any, root: Schema, known: dict[str, str]) -> str:
         text = json.dumps(schema, sort_keys=True)
@@ -394,13 +402,13 @@ class NestedTags(Literals):
             raise BadSchema("in this model's form of a call an array cannot be told from an object")
         known[text] = name = rules.reserve()
         if not inner:
-            ways = write_plain(rules, schema, root, [self._space], self._space)
+            ways = write_plain(rules, schema, root, [self._space], self._close)
         else:
-            ways = [f"{self._write_branch(rules, inner[0], root, known)} {rules.spell(self._space)}"]
+            ways = [f"{self._write_branch(rules, inner[0], root, known)} {rules.spell(self._close)}"]
             if others := [one for one in branches if one not in inner]:
                 if not kinds or any("const" in one or one["type"] == "string" for one in others):
                     raise BadSchema("in this model's form of a call a text cannot be told from an array or object")
-                ways += write_plain(rules, {"anyOf": others}, root, [self._space], self._space)
+                ways += write_plain(rules, {"anyOf": others}, root, [self._space], self._close)
         rules.define(name, " | ".join(ways))
         return name
 
@@ -414,7 +422,7 @@ class NestedTags(Literals):
         assert key is not None
         if not re.fullmatch(r"[^\s<>/]+", key):
             raise BadSchema(f"in this model's form of a call {key!r} cannot be a property's name")
-        return f"{rules.spell(self._space)} {quote(f'<{key}>')} {value} {quote(f'</{key}>')}"
+        return f"{rules.spell(f'{self._space}<{key}>')} {value} {quote(f'{key}>')}"
 
     def write_table(
         self, rules: Lark, branch: Schema, root: Schema, known: dict[str, str], *, begun: bool = False

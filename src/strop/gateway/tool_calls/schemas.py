@@ -96,7 +96,9 @@ def _split(schema: Schema, root: Schema) -> list[Schema]:
             raise BadSchema(f"none of {values} is of type {' or '.join(allowed or ())}")
         return found
     if options := schema.get("anyOf"):  # each of them is resolved already
-        return [one for option in options if option is not False for one in _split({} if option is True else option, root)]
+        return [
+            one for option in options if option is not False for one in _split({} if option is True else option, root)
+        ]
     if allowed is None:
         allowed = ["object"] * ("properties" in schema) or ["array"] * ("items" in schema)
     return [schema | {"type": kind} for kind in allowed] or [{}]
