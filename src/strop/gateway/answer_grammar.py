@@ -34,7 +34,8 @@ SPACE = r"/[ \n]{0,4}/"
 
 
 class CallableTool(Struct, frozen=True):
-    """A tool by its name; its arguments follow `schema` if it is `held` to that."""
+    """A tool by its name. If it is `held` to its schema its arguments follow that, or it is refused; if not they may be
+    anything, but in calls that are required they follow the schema where a grammar can be made of it."""
 
     name: str
     schema: dict[str, Any]
@@ -116,7 +117,9 @@ class _Writer:
             return self.write_calls()
         (call,) = json.loads(f"[{form.before}x{form.after}0{form.close}]")
         first, second = call
-        schemas = {str(at): nest(self._list_schema(form, tool), str(at)) for at, tool in enumerate(self._form.tools)}
+        schemas = {
+            str(at): nest(self._list_schema(form, tool), str(at)) for at, tool in enumerate(self._list_tools(form))
+        }
         calls = [
             {
                 "type": "object",
@@ -124,7 +127,7 @@ class _Writer:
                 "required": [first, second],
                 "additionalProperties": False,
             }
-            for at, tool in enumerate(self._form.tools)
+            for at, tool in enumerate(self._list_tools(form))
         ]
         several = {"type": "array", "items": {"anyOf": calls}, "minItems": 1}
         if self._form.once:
@@ -140,6 +143,11 @@ class _Writer:
     def _list_schema(self, form: CallForm, tool: CallableTool) -> dict[str, Any]:
         _write_name(form, tool.name)
         return {"type": "object", **(tool.schema if tool.held else form.arguments.loosen(tool.schema))}
+
+    def _list_tools(self, form: CallForm) -> Sequence[CallableTool]:
+        """Those that this family can call: it has no way to write some names, and its reader none to read them."""
+        tools = [tool for tool in self._form.tools if tool.held or re.fullmatch(form.names, tool.name)]
+        return tools or self._form.tools
 
     def _find_form(self) -> CallForm:
         if self._format.form is None:
@@ -158,17 +166,24 @@ class _Writer:
     def _write_call(self, form: CallForm) -> str:
         """The rest of a call, from its tool's name."""
         calls = [
-            f"{quote(_write_name(form, tool.name))} {self._write_arguments(form, tool)}" for tool in self._form.tools
+            f"{quote(_write_name(form, tool.name))} {self._write_arguments(form, tool)}"
+            for tool in self._list_tools(form)
         ]
         return self.rules.rule(f"({' | '.join(calls)}) {self.rules.spell(form.close)}")
 
     def _write_arguments(self, form: CallForm, tool: CallableTool, *, begun: bool = False) -> str:
         """What stands after the name, up to the end of the arguments; `begun`: their opening stands there."""
-        schema = tool.schema if tool.held else form.arguments.loosen(tool.schema)
-        try:
-            arguments = form.arguments.write(self.rules, schema)
-        except BadSchema as error:
-            raise BadSchema(f"the parameters of {tool.name!r} cannot be held to: {error}") from None
+        schemas = [tool.schema] if tool.held or self._form.required else []
+        schemas += [] if tool.held else [form.arguments.loosen(tool.schema), {}]
+        for schema in schemas:
+            try:
+                with self.rules.attempt():
+                    arguments = form.arguments.write(self.rules, schema)
+                break
+            except (BadSchema, RecursionError) as error:
+                why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        else:
+            raise BadSchema(f"the parameters of {tool.name!r} cannot be held to: {why}")
         return arguments if begun else f"{self._spell(form.after + form.arguments.opening)} {arguments}"
 
     # -- words with calls in them ----------------------------------------------------------------------------------
@@ -241,7 +256,9 @@ class _Writer:
         if re.search(bare, whole):
             return [f"{words.until(whole)} {self._write_call(form)} {more} {rules.spell(form.end)}"]
         end = f"{rules.spell(form.close)} {more} {rules.spell(form.end)}"
-        heads = {_write_name(form, tool.name) + form.after + form.arguments.opening: tool for tool in self._form.tools}
+        heads = {
+            _write_name(form, tool.name) + form.after + form.arguments.opening: tool for tool in self._list_tools(form)
+        }
         return [
             f"{words.until(whole + head)} {self._write_arguments(form, tool, begun=True)} {end}"
             for head, tool in heads.items()

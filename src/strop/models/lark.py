@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from msgspec import Struct
@@ -81,6 +82,16 @@ class Lark:
 
     def define(self, name: str, body: str) -> None:
         self._lines[name] = f": {body}"
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """What is written within is forgotten if that raises."""
+        names, lines = self._names.copy(), self._lines.copy()
+        try:
+            yield
+        except BaseException:
+            self._names, self._lines = names, lines
+            raise
 
     def _name(self, kind: str, line: str) -> str:
         name = self._names.get(kind + line)

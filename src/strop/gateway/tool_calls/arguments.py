@@ -62,12 +62,6 @@ def split_object(schema: Schema) -> Schema:
     return branches[0]
 
 
-def loosen(schema: Schema) -> Schema:
-    """Arguments of the names that a schema has, each of which may be anything or left out."""
-    properties: Schema = schema.get("properties") or {}
-    return {"properties": {name: {} for name in properties}} if properties else {}
-
-
 def write_plain(rules: Lark, schema: Schema, root: Schema, unsaid: Sequence[str], close: str) -> list[str]:
     """Ways to write a value as plain text, of which the reader tells by the schema what it is, and `close` after it."""
     branches, seen = split(schema, root), list_kinds(schema)
@@ -164,7 +158,16 @@ class Literals(Arguments):
         return rules.rule(self.write_table(rules, table, schema, {}, begun=True))
 
     def loosen(self, schema: Schema) -> Schema:
-        return loosen(schema)
+        """Arguments of the names that a schema has, each of which may be anything or left out."""
+        properties: Any = schema.get("properties")
+        names = (
+            [name for name in cast(Schema, properties) if self.can_write(name)] if isinstance(properties, dict) else []
+        )
+        return {"properties": {name: {} for name in names}} if names else {}
+
+    def can_write(self, name: str) -> bool:
+        """Whether an argument may be called so."""
+        return True
 
     @abstractmethod
     def write_text(self, rules: Lark, branch: Schema) -> str:
@@ -308,11 +311,14 @@ class Python(Literals):
             return rules.rule(f'({pair})? ")"')
         pairs: list[tuple[str, bool]] = []
         for name, inner in properties.items():
-            if not name.isidentifier() or keyword.iskeyword(name):
+            if not self.can_write(name):
                 raise BadSchema(f"in this model's form of a call {name!r} cannot be a property's name")
             value = self.write_value(rules, inner, schema, known)
             pairs.append((f'{quote(name)} "=" {value}', name in required))
         return rules.rule(f'{self._join(rules, pairs)} ")"')
+
+    def can_write(self, name: str) -> bool:
+        return name.isidentifier() and not keyword.iskeyword(name)
 
     def write_text(self, rules: Lark, branch: Schema) -> str:
         return rules.json(branch, escapes=ESCAPES)
@@ -412,6 +418,9 @@ class NestedTags(Literals):
         rules.define(name, " | ".join(ways))
         return name
 
+    def can_write(self, name: str) -> bool:
+        return bool(re.fullmatch(r"[^\s<>/]+", name))
+
     def write_text(self, rules: Lark, branch: Schema) -> str:
         raise AssertionError("values are plain text")
 
@@ -420,7 +429,7 @@ class NestedTags(Literals):
 
     def write_pair(self, rules: Lark, key: str | None, value: str) -> str:
         assert key is not None
-        if not re.fullmatch(r"[^\s<>/]+", key):
+        if not self.can_write(key):
             raise BadSchema(f"in this model's form of a call {key!r} cannot be a property's name")
         return f"{rules.spell(f'{self._space}<{key}>')} {value} {quote(f'{key}>')}"
 
