@@ -57,17 +57,42 @@ class NoForm(Exception):
     """Calls of a family that no grammar writes, with the reason."""
 
 
+class _BadGrammar(BadSchema):
+    """The whole cannot be compiled, and whose fault that is nobody knows yet."""
+
+
 def write_answer(format: Grammar, tokens: MarkTokens, form: AnswerForm) -> str:
     """A grammar. Raises `BadSchema` and `NoForm`."""
+    try:
+        return _write(format, tokens, form)
+    except _BadGrammar as error:
+        fault = error
+        bad = {tool.name: why for tool in form.tools if (why := _find_fault(format, tokens, tool))}
+    for tool in form.tools:
+        if tool.held and tool.name in bad:
+            raise BadSchema(f"the parameters of {tool.name!r} cannot be held to: {bad[tool.name]}")
+    if not bad:
+        raise fault
+    tools = [replace(tool, schema={}) if tool.name in bad else tool for tool in form.tools]
+    return _write(format, tokens, replace(form, tools=tools))
+
+
+def _find_fault(format: Grammar, tokens: MarkTokens, tool: CallableTool) -> str:
+    """Why no grammar can be made of this tool's schema; empty if one can."""
+    try:
+        _write(format, tokens, AnswerForm(tools=[tool], required=True))
+    except BadSchema as error:
+        return str(error)
+    return ""
+
+
+def _write(format: Grammar, tokens: MarkTokens, form: AnswerForm) -> str:
     writer = _Writer(format, tokens, form)
-    if form.schema is None and not form.required:
-        return writer.rules.write(writer.write_words())
-    ways = (
-        [writer.write_calls() if form.required else writer.write_calls_beside(form.schema or {})] if form.tools else []
-    )
-    if form.schema is not None and not form.required:
-        ways.append(writer.write_schema(form.schema))
-    return writer.rules.write(f"{writer.write_thoughts()} ({' | '.join(ways)})")
+    start = writer.write_start()
+    try:
+        return writer.rules.write(start)
+    except BadSchema as error:
+        raise _BadGrammar(*error.args) from None
 
 
 class _Writer:
@@ -76,6 +101,17 @@ class _Writer:
         self._format, self._form = format, form
         self._open = format.find_open_thought(form.lead)
         self._closed = any(close in form.lead for _, close in format.thoughts)
+
+    def write_start(self) -> str:
+        form = self._form
+        if form.schema is None and not form.required:
+            return self.write_words()
+        ways: list[str] = []
+        if form.tools:
+            ways.append(self.write_calls() if form.required else self.write_calls_beside(form.schema or {}))
+        if form.schema is not None and not form.required:
+            ways.append(self.write_schema(form.schema))
+        return f"{self.write_thoughts()} ({' | '.join(ways)})"
 
     # -- what must be ----------------------------------------------------------------------------------------------
 

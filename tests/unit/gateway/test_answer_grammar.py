@@ -78,3 +78,13 @@ def test_a_schema_without_an_end_is_refused_by_name() -> None:
         deep = {"type": "array", "items": deep}
     with pytest.raises(BadSchema, match="'f' cannot be held to: it is nested too deep"):
         write(QWEN, CallableTool("f", {"properties": {"a": deep}}, True))
+
+
+def test_a_pattern_that_the_library_does_not_know_is_refused_by_its_tools_name() -> None:
+    ahead: Any = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=b)c$"}}}
+    for strict in (True, False):
+        with pytest.raises(BadSchema, match="the parameters of 'f' cannot be held to"):
+            write(QWEN, STRICT, CallableTool("f", ahead, True), required=strict)
+    grammar = write(QWEN, STRICT, CallableTool("f", ahead, False))
+    assert holds(grammar, qwen("f", a="x"))
+    assert not holds(grammar, qwen("strict"))
