@@ -210,6 +210,7 @@ class _Writer:
     def _write_arguments(self, form: CallForm, tool: CallableTool, *, begun: bool = False) -> str:
         """What stands after the name, up to the end of the arguments; `begun`: their opening stands there."""
         schemas = [tool.schema] if tool.held or self._form.required else []
+        why = ""
         schemas += [] if tool.held else [form.arguments.loosen(tool.schema), {}]
         for schema in schemas:
             try:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -84,7 +84,7 @@ class Lark:
         self._lines[name] = f": {body}"
 
     @contextmanager
-    def attempt(self) -> Iterator[None]:
+    def attempt(self) -> Generator[None]:
         """What is written within is forgotten if that raises."""
         names, lines = self._names.copy(), self._lines.copy()
         try:
