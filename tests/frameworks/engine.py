@@ -19,7 +19,7 @@ from strop.engines.given_answers import GivenAnswer
 from strop.engines.scripted import Scripted, ScriptedRequest
 from strop.errors import StropError
 from strop.gateway.template import Renderer
-from strop.models.grammar import TokenMatcher, unpack
+from strop.models.grammar import TokenMatcher
 from strop.types import AnswerGrammar, Sampling
 
 Script = Callable[[ScriptedRequest], str | None]
@@ -52,7 +52,7 @@ class HeldScript(Scripted):
         vocabulary = self._renderer.tokenizer.get_vocab_size()
         matcher = TokenMatcher(self._folder, vocabulary, grammar)
         for token in [*self._renderer.encode(said), self._renderer.end_of_turn]:
-            if not unpack(matcher.find_allowed(), vocabulary)[token]:
+            if not matcher.find_allowed()[token // 32] >> (token % 32) & 1:
                 return False
             matcher.take(token)
         return True

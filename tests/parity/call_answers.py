@@ -11,11 +11,11 @@ from tokenizers import AddedToken, Tokenizer
 from strop.gateway.answer_grammar import AnswerForm, write_answer
 from strop.gateway.tool_calls.base import ParsedCall, Thought
 from strop.gateway.tool_calls.reader import Grammar
-from strop.models.grammar import VERSION, TokenMatcher, unpack
+from strop.models.grammar import VERSION, TokenMatcher
 from strop.models.lark import MarkTokens
 from strop.types import AnswerGrammar
 
-LONGEST = 700
+LONGEST = 1200
 CLOSERS = ("}", "]", ")", ">")
 
 
@@ -61,7 +61,7 @@ def draw_answer(model: Model, grammar: AnswerGrammar, draw: random.Random, wishe
     matcher, ids = TokenMatcher(model.folder, model.vocabulary, grammar), list[int]()
     wished: list[int] = []
     while len(ids) < LONGEST:
-        mask = unpack(matcher.find_allowed(), model.vocabulary)
+        mask = np.unpackbits(matcher.find_allowed().view(np.uint8), count=model.vocabulary, bitorder="little")
         allowed, late = np.flatnonzero(mask), len(ids) / 150
         ending = [id for id in model.ends if mask[id]]
         in_text = len(allowed) > len(mask) / 3  # of a string, a thought, words

@@ -11,14 +11,18 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from strop.gateway.answer_grammar import AnswerForm, CallableTool, NoForm
+from strop.gateway.tool_calls.arguments import Json, Python
+from strop.gateway.tool_calls.base import ParsedCall
 from strop.gateway.tool_calls.families import FAMILIES
 from strop.gateway.tool_calls.reader import Grammar
-from strop.models.grammar import BadSchema
+from strop.models.grammar import BadSchema, OutOfGrammar, TokenMatcher
 from tests.parity.call_answers import Model, Read, draw_answer, find_wrong
 from tests.parity.test_schemas import DATA, list_recorded, make_schema
+from tests.unit.gateway.tool_calls.templates import TEMPLATES, Template, needs_templates
 from tests.unit.models.test_grammar import NANO
 
 LEADS = {"harmony": "<|start|>assistant", "functionary-v3.2": ">>>"}
@@ -109,12 +113,92 @@ def test_calls_that_are_demanded(format: Grammar, spelled: bool, folder: Path) -
                 model.grammar(form)
             continue
         some = [*draw_all(model, form, [], 3 * ROUNDS)]
-        assert some
+        assert len(some) >= 0.6 * 3 * ROUNDS, "most answers come to their end"
         for read in some:
             assert read.calls, read.text
             assert not find_wrong(read.calls, form), read.text
             assert (read.words.strip(), read.malformed) == ("", 0), read.text
             assert len(read.calls) == 1 or not once
+
+
+PLACE: Any = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "number"},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WRITTEN = {
+    "qwen-xml": "<tool_call>\n<function=now>\n<parameter=city>\n{0}\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+    "<parameter=note>\n{0}\n</parameter>\n</function>\n</tool_call>",
+    "seed": "<seed:tool_call>\n<function=now>\n<parameter=city>\n{0}\n</parameter>\n</function>\n</seed:tool_call>",
+    "glm": "<tool_call>now\n<arg_key>city</arg_key>\n<arg_value>{0}</arg_value>\n</tool_call>",
+    "hy3": "<tool_calls:opensource>\n<tool_call:opensource>now<tool_sep:opensource>\n<arg_key:opensource>city"
+    "</arg_key:opensource>\n<arg_value:opensource>{0}</arg_value:opensource>\n</tool_call:opensource>\n"
+    "</tool_calls:opensource>",
+    "minimax": '<minimax:tool_call>\n<invoke name="now">\n<parameter name="city">{0}</parameter>\n</invoke>\n'
+    "</minimax:tool_call>",
+    "minicpm": '<function name="now"><param name="city"><![CDATA[{0}]]></param></function>',
+    "minimax-m3": ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="now">]<]minimax[>[<city>{0}]<]minimax[>[</city>'
+    "]<]minimax[>[<days>3]<]minimax[>[</days>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+    "gemma4": '<|tool_call>call:now{{city:<|"|>{0}<|"|>,days:3}}<tool_call|>',
+    "functiongemma": "<start_function_call>call:now{{city:<escape>{0}<escape>,days:3}}<end_function_call>",
+    "deepseek-v3.2": '\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="now">\n'
+    '<｜DSML｜parameter name="city" string="true">{0}'
+    "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    "kimi-k3": '<|open|>tools<|sep|><|open|>call tool="now" index="1"<|sep|><|open|>argument key="city" type="string"'
+    '<|sep|>{0}<|close|>argument<|sep|><|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|>'
+    "<|close|>call<|sep|><|close|>tools<|sep|>",
+    "lfm2": '<|tool_call_start|>[now(city="{0}", days=3)]<|tool_call_end|>',
+    "hermes": '<tool_call>\n{{"name": "now", "arguments": {{"city": "{0}", "days": 3}}}}\n</tool_call>',
+}
+"""Calls as these families' models write them, with an ordinary string."""
+
+
+def follow_text(model: Model, form: AnswerForm, text: str) -> None:
+    """Raises `OutOfGrammar` unless this is a whole answer."""
+    matcher = TokenMatcher(model.folder, model.vocabulary, model.grammar(form))
+    for id in [*model.tokenizer.encode(text, add_special_tokens=False).ids, model.ends[0]]:
+        matcher.find_allowed()
+        matcher.take(id)
+
+
+@pytest.mark.parametrize("spelled", [False, True])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_calls_with_ordinary_strings_are_whole_answers(name: str, spelled: bool, folder: Path) -> None:
+    format = next(family for family in FAMILIES if family.name == name)
+    model = model_of(format, spelled, folder)
+    form = AnswerForm(tools=[CallableTool("now", PLACE, True)], required=True, once=True)
+    for text in ("Paris", "x < 3\n</para", ""):
+        text = json.dumps(text)[1:-1] if name in ("hermes", "lfm2") else text
+        follow_text(model, form, WRITTEN[name].format(text))
+    if (name, spelled) != ("minimax-m3", True):  # there half a mark would stand before another family's token
+        follow_text(model, replace(form, required=False), "So: " + WRITTEN[name].format("Paris") + " ")
+    with pytest.raises(OutOfGrammar):
+        follow_text(model, form, WRITTEN[name].replace("city", "town").format("Paris"))
+
+
+@needs_templates
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_calls_that_templates_write_in_tags_are_whole_answers(name: str, folder: Path) -> None:
+    """But FunctionGemma's, which has numbers between its marks: its reader takes them without as well."""
+    template = Template(name)
+    format = template.format
+    if format.form is None or isinstance(format.form.arguments, Json | Python) or format.name == "functiongemma":
+        return
+    tool = CallableTool("get_weather", PLACE, True)
+    said = template.said("", [ParsedCall("get_weather", {"city": "Paris <3", "days": 3})])
+    if said is None or "get_weather" not in said[1]:
+        return
+    form, whole = format.form, said[0] + said[1]
+    begin, end = form.begin or form.before, (form.end or form.close).strip()
+    text = begin[: len(begin) - len(begin.lstrip())] + whole[whole.index(begin.strip()) : whole.rindex(end) + len(end)]
+    for spelled in (False, True):
+        model = model_of(format, spelled, folder)
+        follow_text(model, AnswerForm(tools=[tool], required=True, once=True), text)
 
 
 @pytest.mark.parametrize("format", FAMILIES_ONCE)

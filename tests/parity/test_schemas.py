@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
-from strop.models.grammar import BadSchema, TokenMatcher, compile_schema
-from tests.unit.models.test_grammar import ENDS, NANO, TOKENIZER, VOCABULARY, grammar_of, read
+from strop.models.grammar import BadSchema, TokenMatcher
+from tests.unit.models.test_grammar import ENDS, NANO, TOKENIZER, VOCABULARY, compile_schema, grammar_of, read
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 EVERY = int(os.environ.get("STROP_TEST_EVERY", "25"))

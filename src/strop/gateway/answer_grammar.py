@@ -34,7 +34,8 @@ SPACE = r"/[ \n]{0,4}/"
 
 
 class CallableTool(Struct, frozen=True):
-    """A tool by its name; its arguments follow `schema` if it is `held` to that."""
+    """A tool by its name. If it is `held` to its schema its arguments follow that, or it is refused; if not they may be
+    anything, but in calls that are required they follow the schema where a grammar can be made of it."""
 
     name: str
     schema: dict[str, Any]
@@ -56,17 +57,42 @@ class NoForm(Exception):
     """Calls of a family that no grammar writes, with the reason."""
 
 
+class _BadGrammar(BadSchema):
+    """The whole cannot be compiled, and whose fault that is nobody knows yet."""
+
+
 def write_answer(format: Grammar, tokens: MarkTokens, form: AnswerForm) -> str:
     """A grammar. Raises `BadSchema` and `NoForm`."""
+    try:
+        return _write(format, tokens, form)
+    except _BadGrammar as error:
+        fault = error
+        bad = {tool.name: why for tool in form.tools if (why := _find_fault(format, tokens, tool))}
+    for tool in form.tools:
+        if tool.held and tool.name in bad:
+            raise BadSchema(f"the parameters of {tool.name!r} cannot be held to: {bad[tool.name]}")
+    if not bad:
+        raise fault
+    tools = [replace(tool, schema={}) if tool.name in bad else tool for tool in form.tools]
+    return _write(format, tokens, replace(form, tools=tools))
+
+
+def _find_fault(format: Grammar, tokens: MarkTokens, tool: CallableTool) -> str:
+    """Why no grammar can be made of this tool's schema; empty if one can."""
+    try:
+        _write(format, tokens, AnswerForm(tools=[tool], required=True))
+    except BadSchema as error:
+        return str(error)
+    return ""
+
+
+def _write(format: Grammar, tokens: MarkTokens, form: AnswerForm) -> str:
     writer = _Writer(format, tokens, form)
-    if form.schema is None and not form.required:
-        return writer.rules.write(writer.write_words())
-    ways = (
-        [writer.write_calls() if form.required else writer.write_calls_beside(form.schema or {})] if form.tools else []
-    )
-    if form.schema is not None and not form.required:
-        ways.append(writer.write_schema(form.schema))
-    return writer.rules.write(f"{writer.write_thoughts()} ({' | '.join(ways)})")
+    start = writer.write_start()
+    try:
+        return writer.rules.write(start)
+    except BadSchema as error:
+        raise _BadGrammar(*error.args) from None
 
 
 class _Writer:
@@ -75,6 +101,17 @@ class _Writer:
         self._format, self._form = format, form
         self._open = format.find_open_thought(form.lead)
         self._closed = any(close in form.lead for _, close in format.thoughts)
+
+    def write_start(self) -> str:
+        form = self._form
+        if form.schema is None and not form.required:
+            return self.write_words()
+        ways: list[str] = []
+        if form.tools:
+            ways.append(self.write_calls() if form.required else self.write_calls_beside(form.schema or {}))
+        if form.schema is not None and not form.required:
+            ways.append(self.write_schema(form.schema))
+        return f"{self.write_thoughts()} ({' | '.join(ways)})"
 
     # -- what must be ----------------------------------------------------------------------------------------------
 
@@ -116,7 +153,9 @@ class _Writer:
             return self.write_calls()
         (call,) = json.loads(f"[{form.before}x{form.after}0{form.close}]")
         first, second = call
-        schemas = {str(at): nest(self._list_schema(form, tool), str(at)) for at, tool in enumerate(self._form.tools)}
+        schemas = {
+            str(at): nest(self._list_schema(form, tool), str(at)) for at, tool in enumerate(self._list_tools(form))
+        }
         calls = [
             {
                 "type": "object",
@@ -124,7 +163,7 @@ class _Writer:
                 "required": [first, second],
                 "additionalProperties": False,
             }
-            for at, tool in enumerate(self._form.tools)
+            for at, tool in enumerate(self._list_tools(form))
         ]
         several = {"type": "array", "items": {"anyOf": calls}, "minItems": 1}
         if self._form.once:
@@ -140,6 +179,11 @@ class _Writer:
     def _list_schema(self, form: CallForm, tool: CallableTool) -> dict[str, Any]:
         _write_name(form, tool.name)
         return {"type": "object", **(tool.schema if tool.held else form.arguments.loosen(tool.schema))}
+
+    def _list_tools(self, form: CallForm) -> Sequence[CallableTool]:
+        """Those that this family can call: it has no way to write some names, and its reader none to read them."""
+        tools = [tool for tool in self._form.tools if tool.held or re.fullmatch(form.names, tool.name)]
+        return tools or self._form.tools
 
     def _find_form(self) -> CallForm:
         if self._format.form is None:
@@ -158,17 +202,25 @@ class _Writer:
     def _write_call(self, form: CallForm) -> str:
         """The rest of a call, from its tool's name."""
         calls = [
-            f"{quote(_write_name(form, tool.name))} {self._write_arguments(form, tool)}" for tool in self._form.tools
+            f"{quote(_write_name(form, tool.name))} {self._write_arguments(form, tool)}"
+            for tool in self._list_tools(form)
         ]
         return self.rules.rule(f"({' | '.join(calls)}) {self.rules.spell(form.close)}")
 
     def _write_arguments(self, form: CallForm, tool: CallableTool, *, begun: bool = False) -> str:
         """What stands after the name, up to the end of the arguments; `begun`: their opening stands there."""
-        schema = tool.schema if tool.held else form.arguments.loosen(tool.schema)
-        try:
-            arguments = form.arguments.write(self.rules, schema)
-        except BadSchema as error:
-            raise BadSchema(f"the parameters of {tool.name!r} cannot be held to: {error}") from None
+        schemas = [tool.schema] if tool.held or self._form.required else []
+        why = ""
+        schemas += [] if tool.held else [form.arguments.loosen(tool.schema), {}]
+        for schema in schemas:
+            try:
+                with self.rules.attempt():
+                    arguments = form.arguments.write(self.rules, schema)
+                break
+            except (BadSchema, RecursionError) as error:
+                why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        else:
+            raise BadSchema(f"the parameters of {tool.name!r} cannot be held to: {why}")
         return arguments if begun else f"{self._spell(form.after + form.arguments.opening)} {arguments}"
 
     # -- words with calls in them ----------------------------------------------------------------------------------
@@ -241,7 +293,9 @@ class _Writer:
         if re.search(bare, whole):
             return [f"{words.until(whole)} {self._write_call(form)} {more} {rules.spell(form.end)}"]
         end = f"{rules.spell(form.close)} {more} {rules.spell(form.end)}"
-        heads = {_write_name(form, tool.name) + form.after + form.arguments.opening: tool for tool in self._form.tools}
+        heads = {
+            _write_name(form, tool.name) + form.after + form.arguments.opening: tool for tool in self._list_tools(form)
+        }
         return [
             f"{words.until(whole + head)} {self._write_arguments(form, tool, begun=True)} {end}"
             for head, tool in heads.items()

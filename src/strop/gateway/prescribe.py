@@ -72,11 +72,10 @@ def make_grammar(request: ModelRequest, route: PolicyRoute, lead: str) -> Answer
 
 
 def _list_tools(request: ModelRequest) -> list[CallableTool]:
-    """Those that may be called. Of a call that is demanded the arguments follow the tool's schema, strict or not."""
-    required = request.tool_choice == "required"
+    """Those that may be called, and which are held to their schemas."""
     functions = [tool["function"] for tool in request.tools]
     return [
-        CallableTool(one["name"], one.get("parameters") or {}, required or one["name"] in request.strict)
+        CallableTool(one["name"], one.get("parameters") or {}, one["name"] in request.strict)
         for one in functions
         if request.tool in (None, one["name"])
     ]

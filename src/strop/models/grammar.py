@@ -1,6 +1,6 @@
 """Grammars that answers must follow, as the tokens of a model see them.
 
-    schema ──compile_schema──▶ text ──▶ Sampling.grammar, kept on the turn
+    gateway   schemas and calls ──▶ text (lark.py) ──▶ Sampling.grammar, kept on the turn
     engine    TokenMatcher: which tokens may come next ──▶ draw one of them ──▶ take ──▶ ...
     learner   the same over what was drawn: the same masks, and so the same distribution (learner/masks.py)
 
@@ -49,18 +49,6 @@ class BadSchema(ConfigError):
 
 class OutOfGrammar(StropError):
     """A token that came where the grammar does not allow it, or a grammar that has grown too large to be followed."""
-
-
-def compile_schema(schema: dict[str, Any]) -> str:
-    """The grammar of JSON texts that a JSON Schema allows. Raises `BadSchema` for keywords that cannot be held to.
-
-    >>> compile_schema({"not": {}})
-    Traceback (most recent call last):
-    strop.models.grammar.BadSchema: Unimplemented keys: ["not"]
-    """
-    text = f"{UNFORCED}\nstart: {make_json(schema)}"
-    check_grammar(text)
-    return text
 
 
 def make_json(schema: dict[str, Any], escapes: str | None = None) -> str:

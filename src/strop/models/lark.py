@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from msgspec import Struct
@@ -82,6 +83,16 @@ class Lark:
     def define(self, name: str, body: str) -> None:
         self._lines[name] = f": {body}"
 
+    @contextmanager
+    def attempt(self) -> Generator[None]:
+        """What is written within is forgotten if that raises."""
+        names, lines = self._names.copy(), self._lines.copy()
+        try:
+            yield
+        except BaseException:
+            self._names, self._lines = names, lines
+            raise
+
     def _name(self, kind: str, line: str) -> str:
         name = self._names.get(kind + line)
         if name is None:
@@ -105,6 +116,19 @@ class Lark:
             quote(part) if isinstance(part, str) else f"({_token(part)} | {quote(self.tokens.texts[part])})"
             for part in self.split(text)
         )
+
+    def until(self, text: str, mark: str) -> str:
+        """A terminal with the mark after it. In letters both are one piece, which ends as early as it can: in two the
+        text would go on into the mark, and could not end there any more."""
+        letters = self.rule(f"{text} {quote(mark)}", lazy=True)
+        parts = self.split(mark)
+        if all(isinstance(part, str) for part in parts):
+            return letters
+        ways = [_token(part) if isinstance(part, int) else quote(part) for part in parts]
+        if isinstance(parts[-1], str):
+            ways[-1] = self.rule(ways[-1], lazy=True)
+        ways[0] = f"{text} {ways[0]}" if isinstance(parts[0], int) else self.terminal(f"{text} {ways[0]}")
+        return self.rule(f"{letters} | {' '.join(ways)}")
 
     def json(self, schema: dict[str, Any], *, escapes: str | None = None) -> str:
         """The JSON texts of a schema. Raises `BadSchema`."""
@@ -167,13 +191,4 @@ class FreePart:
         self.anything = rules.rule(f"({before}? ({others}))*")
 
     def until(self, mark: str) -> str:
-        rules, text = self._rules, self._text
-        letters = rules.rule(f"{text} {quote(mark)}", lazy=True)
-        parts = rules.split(mark)
-        if all(isinstance(part, str) for part in parts):
-            return letters
-        ways = [_token(part) if isinstance(part, int) else quote(part) for part in parts]
-        if isinstance(parts[-1], str):
-            ways[-1] = rules.rule(ways[-1], lazy=True)
-        ways[0] = f"{text}? {ways[0]}" if isinstance(parts[0], int) else rules.terminal(f"{text} {ways[0]}")
-        return rules.rule(f"{letters} | {' '.join(ways)}")
+        return self._rules.until(self._text, mark)

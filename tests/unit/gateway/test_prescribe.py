@@ -88,6 +88,11 @@ def test_what_may_be_anything_has_no_grammar(renderer: Renderer, asked: dict[str
             ['<tool_call>\n{"name": "now"', '<tool_call>\n{"name": "add", "arguments": {"a":1}}\n</tool_call>\n'],
         ),
         (
+            {"tools": [{"function": ADD | {"parameters": NOT}}], "tool_choice": "required"},
+            ['<tool_call>\n{"name": "add", "arguments": {"b":1}}\n</tool_call>'],
+            ["hi", '<tool_call>\n{"name": "sub"'],
+        ),
+        (
             {"tools": TOOLS, "schema": NUMBER},
             ["12", '<tool_call>\n{"name": "add", "arguments": {"b":1}}\n</tool_call>'],
             ["hi", "12 "],
@@ -153,7 +158,7 @@ STRICT = frozenset({"add"})
         ({"schema": AnswerSchema({"not": {}}, "text.format")}, "text.format", r'^text.format: .*"not"'),
         ({"tools": [{"function": ADD | {"parameters": NOT}}], "strict": STRICT}, "tools", r"^tools: .*'add'.*\"not\""),
         (
-            {"tools": [{"function": ADD | {"parameters": NOT}}], "tool_choice": "required"},
+            {"tools": [{"function": ADD | {"parameters": NOT}}], "tool_choice": "required", "strict": STRICT},
             "tool_choice",
             r"'add'.*\"not\"",
         ),

@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 import strop
-from strop.models.grammar import VERSION, BadSchema, OutOfGrammar, TokenMatcher, compile_schema
+from strop.models.grammar import VERSION, BadSchema, OutOfGrammar, TokenMatcher
+from strop.models.lark import Lark, MarkTokens
 from strop.types import AnswerGrammar
 
 NANO = Path(strop.__file__).parent / "models" / "nano"
@@ -18,6 +20,11 @@ TOKENIZER = Tokenizer.from_file(str(NANO / "tokenizer.json"))
 VOCABULARY = int(json.loads((NANO / "config.json").read_text())["vocab_size"])
 ENDS = (1, 2)
 TEXTS = [TOKENIZER.decode([id], skip_special_tokens=False) for id in range(VOCABULARY)]
+
+
+def compile_schema(schema: dict[str, Any]) -> str:
+    rules = Lark(MarkTokens({}, {}, ()))
+    return rules.write(rules.json(schema))
 
 
 def grammar_of(schema: dict[str, object]) -> AnswerGrammar:

@@ -2,13 +2,12 @@
 
 import json
 
-import numpy as np
 import pytest
 
-from strop.models.grammar import VERSION, TokenMatcher, unpack
+from strop.models.grammar import VERSION, TokenMatcher
 from strop.models.lark import FreePart, Lark, MarkTokens
 from strop.types import AnswerGrammar
-from tests.unit.models.test_grammar import ENDS, NANO, TEXTS, TOKENIZER, VOCABULARY
+from tests.unit.models.test_grammar import ENDS, NANO, TEXTS, TOKENIZER, VOCABULARY, read
 
 CALL = TOKENIZER.token_to_id("<tool_call>")
 START = TOKENIZER.token_to_id("<|endoftext|>")
@@ -19,7 +18,7 @@ def follow(text: str, ids: list[int]) -> tuple[set[int], TokenMatcher]:
     matcher = TokenMatcher(NANO, VOCABULARY, AnswerGrammar(text=text, ends=ENDS, version=VERSION))
     for id in ids:
         matcher.take(id)
-    return {*np.flatnonzero(unpack(matcher.find_allowed(), VOCABULARY)).tolist()}, matcher
+    return read(matcher), matcher
 
 
 def until(mark: str) -> str:
@@ -70,3 +69,23 @@ def test_blanks_in_json_are_counted() -> None:
     assert blank[0] in follow(text, [*open, *blank * 15])[0]
     assert blank[0] not in follow(text, [*open, *blank * 16])[0]
     assert json.loads('{"a":' + " " * 16 + "1}") == {"a": 1}
+
+
+@pytest.mark.parametrize("mark", ["\n</end>\n", "</tool_call>", "</tool_call>\n", "<\n<tool_call>"])
+def test_text_gives_way_to_the_mark_that_ends_it(mark: str) -> None:
+    rules = Lark(MarkTokens.of(TOKENIZER, ENDS))
+    named = rules.terminal(r"/(?s:.)*/")
+    text = rules.terminal(f"{named} & ~({named} {json.dumps(mark.strip())} {named})")
+    grammar = rules.write(f'"(" {rules.until(text, mark)} {rules.json({"const": 7})}')
+    letters = [id for letter in mark for id in TOKENIZER.encode(letter).ids]
+    for said in ("", "Paris", "a\n</en", "<"):
+        for ids in (TOKENIZER.encode(f"({said}{mark}").ids, [*TOKENIZER.encode(f"({said}").ids, *letters]):
+            assert {TEXTS[id] for id in follow(grammar, ids)[0]} == {"7"}, said
+
+
+def test_text_that_may_not_be_empty_is_not() -> None:
+    rules = Lark(MarkTokens.of(TOKENIZER, ENDS))
+    allowed, _ = follow(
+        rules.write(f'"(" {rules.until(rules.terminal("/a{1,3}/"), "<tool_call>")}'), TOKENIZER.encode("(").ids
+    )
+    assert CALL not in allowed

@@ -29,6 +29,8 @@ ESCAPES = 'nrbtf\\\\"'
 """In strings of calls. A character by its number may be half of one, and no reader takes that."""
 KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,40}/"
 """Of arguments that no schema names."""
+JSON_NAMES = {"integer": "number"}
+"""Kinds that JSON calls otherwise than its schemas."""
 
 
 class Arguments(ABC):
@@ -60,14 +62,8 @@ def split_object(schema: Schema) -> Schema:
     return branches[0]
 
 
-def loosen(schema: Schema) -> Schema:
-    """Arguments of the names that a schema has, each of which may be anything or left out."""
-    properties: Schema = schema.get("properties") or {}
-    return {"properties": {name: {} for name in properties}} if properties else {}
-
-
-def write_plain(rules: Lark, schema: Schema, root: Schema, unsaid: Sequence[str]) -> list[str]:
-    """Ways to write a value as plain text, of which the reader tells by the schema what it is."""
+def write_plain(rules: Lark, schema: Schema, root: Schema, unsaid: Sequence[str], close: str) -> list[str]:
+    """Ways to write a value as plain text, of which the reader tells by the schema what it is, and `close` after it."""
     branches, seen = split(schema, root), list_kinds(schema)
     values = [branch["const"] for branch in branches if "const" in branch]
     written = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
@@ -77,10 +73,13 @@ def write_plain(rules: Lark, schema: Schema, root: Schema, unsaid: Sequence[str]
     strings = [branch for branch in branches if branch.get("type") == "string"]
     others = [branch for branch in branches if "const" not in branch and branch.get("type") not in (None, "string")]
     told = {*seen} == {"string"} or ("string" in seen and not values and all(map(is_free, others)))
-    ways = [quote(text) if text else '""' for text in written]
-    ways += [write_string(rules, branch, unsaid, told=told) for branch in strings]
-    ways += [JsonValues(unsaid).write_value(rules, branch, root, {}) for branch in others]
-    return ways + ([write_string(rules, {}, unsaid)] if {} in branches else [])
+    texts = [quote(text) for text in written]
+    texts += [write_string(rules, branch, unsaid, told=told) for branch in strings]
+    texts += [WORDS[branch["type"]] for branch in others if is_free(branch)]
+    texts += [write_string(rules, {}, unsaid)] if {} in branches else []
+    found = [JsonValues(unsaid).write_value(rules, branch, root, {}) for branch in others if not is_free(branch)]
+    ways = [f"({' | '.join(found)}) {rules.spell(close)}"] if found else []
+    return [rules.until(rules.terminal(" | ".join(texts)), close), *ways] if texts else ways
 
 
 class Tags(Arguments):
@@ -112,7 +111,7 @@ class Tags(Arguments):
     def _pair(self, rules: Lark, key: str, schema: Any, root: Schema) -> str:
         schema = resolve(schema, root)
         if self._kinds is None:
-            return self._tagged(rules, key, "", write_plain(rules, schema, root, self._unsaid))
+            return self._tagged(rules, key, "", write_plain(rules, schema, root, self._unsaid, self._close))
         text, other = self._kinds
         texts: list[str] = []
         pairs: list[str] = []
@@ -120,24 +119,29 @@ class Tags(Arguments):
             value, kind = branch.get("const"), branch.get("type", "string")
             if isinstance(value, str):
                 texts.append(quote(value))
-            elif "const" in branch:
-                kind, written = min(list_kinds({"enum": [value]})), json.dumps(value, ensure_ascii=False)
-                pairs.append(self._tagged(rules, key, other.replace("{json}", kind), [quote(written)]))
-            elif kind == "string":
+            elif kind == "string" and "const" not in branch:
                 texts.append(write_string(rules, branch, self._unsaid))
             else:
-                values = [JsonValues(self._unsaid).write_value(rules, branch, root, {})]
-                pairs.append(self._tagged(rules, key, other.replace("{json}", kind), values))
-        return " | ".join([*([self._tagged(rules, key, text, texts, self._raw)] if texts else []), *pairs])
+                kind = max(list_kinds({"enum": [value]})) if "const" in branch else kind
+                written = JsonValues(self._unsaid).write_value(rules, branch, root, {})
+                pairs.append(
+                    self._tagged(
+                        rules,
+                        key,
+                        other.replace("{json}", JSON_NAMES.get(kind, kind)),
+                        [f"{written} {rules.spell(self._close)}"],
+                    )
+                )
+        if texts:
+            before, after = self._raw
+            value = rules.until(rules.terminal(" | ".join(texts)), after + self._close)
+            pairs.insert(0, self._tagged(rules, key, text + before, [value]))
+        return " | ".join(pairs)
 
-    def _tagged(
-        self, rules: Lark, key: str, kind: str, values: Sequence[str], around: tuple[str, str] = ("", "")
-    ) -> str:
+    def _tagged(self, rules: Lark, key: str, kind: str, values: Sequence[str]) -> str:
+        """The argument of this name; what closes it is part of the values."""
         before, _, after = self._open.partition("{key}")
-        begin, end = (
-            rules.spell(text) for text in (after.replace("{kind}", kind) + around[0], around[1] + self._close)
-        )
-        return f"{rules.spell(before)} {key} {begin} ({' | '.join(values)}) {end}"
+        return f"{rules.spell(before)} {key} {rules.spell(after.replace('{kind}', kind))} ({' | '.join(values)})"
 
 
 class Literals(Arguments):
@@ -154,7 +158,16 @@ class Literals(Arguments):
         return rules.rule(self.write_table(rules, table, schema, {}, begun=True))
 
     def loosen(self, schema: Schema) -> Schema:
-        return loosen(schema)
+        """Arguments of the names that a schema has, each of which may be anything or left out."""
+        properties: Any = schema.get("properties")
+        names = (
+            [name for name in cast(Schema, properties) if self.can_write(name)] if isinstance(properties, dict) else []
+        )
+        return {"properties": {name: {} for name in names}} if names else {}
+
+    def can_write(self, name: str) -> bool:
+        """Whether an argument may be called so."""
+        return True
 
     @abstractmethod
     def write_text(self, rules: Lark, branch: Schema) -> str:
@@ -175,9 +188,11 @@ class Literals(Arguments):
         text = json.dumps(schema, sort_keys=True)
         if text not in known:
             known[text] = name = rules.reserve()
-            ways = [self._write_branch(rules, branch, root, known) for branch in split(schema, root)]
-            rules.define(name, " | ".join(ways))
+            rules.define(name, " | ".join(self._write_ways(rules, split(schema, root), root, known)))
         return known[text]
+
+    def _write_ways(self, rules: Lark, branches: Sequence[Schema], root: Schema, known: dict[str, str]) -> list[str]:
+        return [self._write_branch(rules, branch, root, known) for branch in branches]
 
     def _write_branch(self, rules: Lark, branch: Schema, root: Schema, known: dict[str, str]) -> str:
         if "const" in branch:
@@ -248,6 +263,8 @@ NUMBERS = {
     "number": r"/-?(0|[1-9][0-9]{0,300})(\.[0-9]{1,300})?/",
 }
 """Without an exponent, which could make one that no machine can hold."""
+WORDS = {**NUMBERS, "boolean": '"true" | "false"', "null": '"null"'}
+"""Values that are plain text in every notation."""
 
 
 class JsonValues(Literals):
@@ -294,11 +311,14 @@ class Python(Literals):
             return rules.rule(f'({pair})? ")"')
         pairs: list[tuple[str, bool]] = []
         for name, inner in properties.items():
-            if not name.isidentifier() or keyword.iskeyword(name):
+            if not self.can_write(name):
                 raise BadSchema(f"in this model's form of a call {name!r} cannot be a property's name")
             value = self.write_value(rules, inner, schema, known)
             pairs.append((f'{quote(name)} "=" {value}', name in required))
         return rules.rule(f'{self._join(rules, pairs)} ")"')
+
+    def can_write(self, name: str) -> bool:
+        return name.isidentifier() and not keyword.iskeyword(name)
 
     def write_text(self, rules: Lark, branch: Schema) -> str:
         return rules.json(branch, escapes=ESCAPES)
@@ -324,15 +344,34 @@ class Quoted(Literals):
     def __init__(self, mark: str, close: str) -> None:
         self._mark, self._close = mark, close
 
+    def _write_ways(self, rules: Lark, branches: Sequence[Schema], root: Schema, known: dict[str, str]) -> list[str]:
+        """Strings are one way: of several that begin alike only the longest would be followed."""
+        unsaid = [self._mark, self._close]
+        texts = [
+            quote(self._check(branch["const"])) if "const" in branch else write_string(rules, branch, unsaid)
+            for branch in branches
+            if isinstance(branch.get("const"), str) or branch.get("type") == "string"
+        ]
+        others = [one for one in branches if not isinstance(one.get("const"), str) and one.get("type") != "string"]
+        ways = super()._write_ways(rules, others, root, known)
+        if texts:
+            ways.append(f"{rules.spell(self._mark)} {rules.until(rules.terminal(' | '.join(texts)), self._mark)}")
+        return ways
+
     def write_text(self, rules: Lark, branch: Schema) -> str:
-        mark = rules.spell(self._mark)
-        return f"{mark} {write_string(rules, branch, [self._mark, self._close])} {mark}"
+        raise AssertionError("strings are written beside each other")
+
+    def _check(self, text: str) -> str:
+        if self._mark in text or self._close in text:
+            raise BadSchema(f"in this model's form of a call the value {text!r} cannot be told from others")
+        return text
 
     def write_const(self, rules: Lark, value: Any) -> str:
         return rules.spell(self._literal(value))
 
     def _literal(self, value: Any) -> str:
         if isinstance(value, str):
+            value = self._check(value)
             return f"{self._mark}{value}{self._mark}"
         if isinstance(value, dict):
             pairs = [f"{self._key(key)}:{self._literal(inner)}" for key, inner in cast(Schema, value).items()]
@@ -350,11 +389,12 @@ class Quoted(Literals):
 
 
 class NestedTags(Literals):
-    """MiniMax M3's tags, each after `space`. What is text the reader tells by the schema. An object whose properties no
-    schema names is empty: no grammar of this kind closes a tag with the very name that opened it."""
+    """MiniMax M3's tags, each after `space`; a value here ends with the beginning of the tag that closes it. What is
+    text the reader tells by the schema. An object whose properties no schema names is empty: no grammar of this kind
+    closes a tag with the very name that opened it."""
 
     def __init__(self, space: str) -> None:
-        self._space = space
+        self._space, self._close = space, f"{space}</"
 
     def write_value(self, rules: Lark, schema: Any, root: Schema, known: dict[str, str]) -> str:
         text = json.dumps(schema, sort_keys=True)
@@ -368,28 +408,30 @@ class NestedTags(Literals):
             raise BadSchema("in this model's form of a call an array cannot be told from an object")
         known[text] = name = rules.reserve()
         if not inner:
-            ways = write_plain(rules, schema, root, [self._space])
+            ways = write_plain(rules, schema, root, [self._space], self._close)
         else:
-            ways = [self._write_branch(rules, inner[0], root, known)]
+            ways = [f"{self._write_branch(rules, inner[0], root, known)} {rules.spell(self._close)}"]
             if others := [one for one in branches if one not in inner]:
                 if not kinds or any("const" in one or one["type"] == "string" for one in others):
                     raise BadSchema("in this model's form of a call a text cannot be told from an array or object")
-                ways += write_plain(rules, {"anyOf": others}, root, [self._space])
+                ways += write_plain(rules, {"anyOf": others}, root, [self._space], self._close)
         rules.define(name, " | ".join(ways))
         return name
 
+    def can_write(self, name: str) -> bool:
+        return bool(re.fullmatch(r"[^\s<>/]+", name))
+
     def write_text(self, rules: Lark, branch: Schema) -> str:
-        return write_string(rules, branch, [self._space])
+        raise AssertionError("values are plain text")
 
     def write_const(self, rules: Lark, value: Any) -> str:
         raise AssertionError("values are plain text")
 
     def write_pair(self, rules: Lark, key: str | None, value: str) -> str:
         assert key is not None
-        if not re.fullmatch(r"[^\s<>/]+", key):
+        if not self.can_write(key):
             raise BadSchema(f"in this model's form of a call {key!r} cannot be a property's name")
-        space = rules.spell(self._space)
-        return f"{space} {quote(f'<{key}>')} {value} {space} {quote(f'</{key}>')}"
+        return f"{rules.spell(f'{self._space}<{key}>')} {value} {quote(f'{key}>')}"
 
     def write_table(
         self, rules: Lark, branch: Schema, root: Schema, known: dict[str, str], *, begun: bool = False

@@ -7,7 +7,8 @@ split({"enum": ["a", 1]})               [{"const": "a"}, {"const": 1}]
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, cast
 
 from strop.gateway.tool_calls.values import Schema, list_kinds, resolve
@@ -31,12 +32,59 @@ FORMATS = {
 FORMATS["date-time"] = f"{FORMATS['date']}T{FORMATS['time']}"
 
 
+def check_shape(schema: Any) -> Schema:
+    """The schema, if what its keywords say is of the kind that they take. Raises `BadSchema`."""
+    if not isinstance(schema, dict):
+        raise BadSchema(f"{schema!r} is not a schema")
+    schema = cast(Schema, schema)
+    for key, (told, fits) in SHAPES.items():
+        if key in schema and not fits(schema[key]):
+            raise BadSchema(f"its {key} {schema[key]!r} is not {told}")
+    return schema
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, dict | bool)
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in cast(list[Any], value))
+
+
+SHAPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "type": ("a type, or a list of them", lambda value: isinstance(value, str) or (value != [] and _are_texts(value))),
+    "enum": ("a list of values", lambda value: isinstance(value, list) and value != []),
+    "anyOf": ("a list of schemas", lambda value: isinstance(value, list) and all(map(_is_schema, cast(Any, value)))),
+    "properties": (
+        "a table of schemas",
+        lambda value: isinstance(value, dict) and all(map(_is_schema, cast(Schema, value).values())),
+    ),
+    "required": ("a list of names", _are_texts),
+    "additionalProperties": ("a schema", _is_schema),
+    "items": ("a schema", _is_schema),
+    "pattern": ("a text", lambda value: isinstance(value, str)),
+    "format": ("a text", lambda value: isinstance(value, str)),
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), ("a count", _is_size)),
+}
+"""What keywords take, by their names."""
+
+
 def split(schema: Any, root: Schema) -> list[Schema]:
     """Schemas of one kind or one value each, any of which a value may follow; {} allows anything. Raises `BadSchema`
     for keywords that are not held to here."""
-    schema = resolve(schema, root)
+    if schema is False:
+        raise BadSchema("it allows no value where there has to be one")
+    return _split({} if schema is True else resolve(check_shape(schema), root), root)
+
+
+def _split(schema: Schema, root: Schema) -> list[Schema]:
+    check_shape(schema)
     if "$ref" in schema:
-        raise BadSchema(f"$ref {schema['$ref']!r} leads nowhere")
+        raise BadSchema(f"$ref {schema['$ref']!r} leads nowhere, or back to itself")
     if unheld := sorted(key for key in UNHELD if key in schema):
         raise BadSchema(f"in this model's form of a call no grammar holds to {', '.join(unheld)}")
     kinds = schema.get("type")
@@ -47,8 +95,10 @@ def split(schema: Any, root: Schema) -> list[Schema]:
         if not found:
             raise BadSchema(f"none of {values} is of type {' or '.join(allowed or ())}")
         return found
-    if options := schema.get("anyOf"):
-        return [one for option in options for one in split(option, root)]
+    if options := schema.get("anyOf"):  # each of them is resolved already
+        return [
+            one for option in options if option is not False for one in _split({} if option is True else option, root)
+        ]
     if allowed is None:
         allowed = ["object"] * ("properties" in schema) or ["array"] * ("items" in schema)
     return [schema | {"type": kind} for kind in allowed] or [{}]
@@ -79,28 +129,40 @@ def write_string(rules: Lark, branch: Schema, unsaid: Sequence[str], *, told: bo
     return rules.terminal(" & ".join(parts))
 
 
+_PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+"""A letter of a pattern, an escaped one, or a class of letters."""
+_SET = re.compile(r"(?<!\\)\[|&&|--|~~")
+"""Within a class: what the library takes for sets of classes, and JSON Schema for letters."""
+
+
 def _read_pattern(pattern: str) -> str:
-    """A pattern, which may match anywhere, as one of the whole text."""
-    begins, ends = pattern.startswith("^"), bool(re.search(r"(?<!\\)(\\\\)*\$$", pattern))
-    inner = pattern[begins : len(pattern) - ends]
-    if re.search(r"(?<![\\\[])[$^]", inner) or ((begins or ends) and _has_choice(inner)):
+    """A pattern, which may match anywhere, as one of the whole text.
+
+    >>> _read_pattern("^a/b")
+    '/(a\\\\/b)(?s:.*)/'
+    """
+    parts: list[str] = _PART.findall(pattern)
+    begins, ends = parts[:1] == ["^"], parts[-1:] == ["$"]
+    inner = parts[begins : len(parts) - ends]
+    depths = [*accumulate((part == "(") - (part == ")") for part in inner)]
+    balanced = not depths or (min(depths) >= 0 and depths[-1] == 0)
+    choice = any(part == "|" and depth == 0 for part, depth in zip(inner, depths, strict=True))
+    sets = any(len(part) > 2 and part[0] == "[" and _SET.search(part, 1) for part in inner)
+    if not balanced or sets or {"^", "$"} & {*inner} or ((begins or ends) and choice):
         raise BadSchema(f"in this model's form of a call no grammar holds to the pattern {pattern!r}")
-    inner = re.sub(r"(?<!\\)/", r"\/", inner)
-    return f"/{'' if begins else '(?s:.*)'}({inner}){'' if ends else '(?s:.*)'}/"
+    text = "".join(map(_escape, inner))
+    return f"/{'' if begins else '(?s:.*)'}({text}){'' if ends else '(?s:.*)'}/"
 
 
-def _has_choice(pattern: str) -> bool:
-    """Whether there is a | outside of brackets."""
-    depth = 0
-    for part in re.findall(r"\\.|.", pattern, re.DOTALL):
-        depth += (part in ("(", "[")) - (part in (")", "]"))
-        if part == "|" and depth == 0:
-            return True
-    return False
+def _escape(part: str) -> str:
+    """Part of a pattern as it stands in a grammar: on one line, between slashes."""
+    part = r"\/" if part == "/" else re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", part, flags=re.DOTALL)
+    return re.sub(r"\\?([\x00-\x1f\x7f-\x9f\u2028\u2029])", lambda found: rf"\x{{{ord(found[1]):x}}}", part)
 
 
 def read_properties(branch: Schema) -> tuple[Schema, set[str]]:
     """An object's properties in the order in which they are written, and which of them must be."""
+    check_shape(branch)
     required: list[str] = branch.get("required") or []
     extra = branch.get("additionalProperties", True)
     properties: Schema = dict(branch.get("properties") or {})

@@ -23,7 +23,6 @@ _PYTHON_TOKEN = re.compile(
 )
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _CONTROL = re.compile(r"[\x00-\x1f]")
-_MOST_REFS = 20
 
 
 class Unreadable(Exception):
@@ -157,16 +156,16 @@ def find_properties(tools: Tools, name: str) -> Schema:
     return {}
 
 
-def resolve(schema: Any, root: Schema) -> Schema:
-    """A schema without a `$ref` at its top or in what it offers to choose from. What leads nowhere stays as it is.
+def resolve(schema: Any, root: Schema, seen: frozenset[str] = frozenset()) -> Schema:
+    """A schema without a `$ref` at its top or in what it offers to choose from. What leads nowhere, or back to what was
+    `seen` on the way to it, stays as it is.
 
     >>> resolve({"$ref": "#/$defs/it"}, {"$defs": {"it": {"type": "string"}}})
     {'type': 'string'}
     """
     found = cast(Schema, schema) if isinstance(schema, dict) else {}
-    for _ in range(_MOST_REFS):
-        if not isinstance(path := found.get("$ref"), str) or not path.startswith("#"):
-            break
+    while isinstance(path := found.get("$ref"), str) and path.startswith("#") and path not in seen:
+        seen |= {path}
         target: Any = root
         for key in path[1:].split("/")[1:]:
             target = cast(Schema, target).get(key) if isinstance(target, dict) else None
@@ -174,7 +173,7 @@ def resolve(schema: Any, root: Schema) -> Schema:
             break
         found = cast(Schema, target) | {key: value for key, value in found.items() if key != "$ref"}
     if isinstance(options := found.get("anyOf"), list) and any("$ref" in str(one) for one in cast(list[Any], options)):
-        return found | {"anyOf": [resolve(one, root) for one in cast(list[Any], options)]}
+        return found | {"anyOf": [resolve(one, root, seen) for one in cast(list[Any], options)]}
     return found
 
 

@@ -4,11 +4,15 @@ from typing import Any
 
 import pytest
 
-from strop.gateway.tool_calls.schemas import is_free, read_properties, split
+from strop.gateway.tool_calls.schemas import is_free, read_properties, split, write_string
 from strop.gateway.tool_calls.values import find_properties
-from strop.models.grammar import BadSchema
+from strop.models.grammar import VERSION, BadSchema, OutOfGrammar, TokenMatcher
+from strop.models.lark import Lark, MarkTokens
+from strop.types import AnswerGrammar
+from tests.unit.models.test_grammar import ENDS, NANO, TOKENIZER, VOCABULARY
 
-ROOT: Any = {"$defs": {"kind": {"enum": ["a", "b"]}, "me": {"$ref": "#/$defs/kind"}}}
+LOOP: Any = {"anyOf": [{"$ref": "#/$defs/loop"}, {"type": "null"}]}
+ROOT: Any = {"$defs": {"kind": {"enum": ["a", "b"]}, "me": {"$ref": "#/$defs/kind"}, "loop": LOOP}}
 
 
 @pytest.mark.parametrize(
@@ -32,6 +36,16 @@ def test_a_schema_is_a_choice_of_simple_ones(schema: Any, branches: Any) -> None
         ({"allOf": []}, "no grammar holds to allOf"),
         ({"not": {}, "oneOf": []}, "oneOf, not|not, oneOf"),
         ({"$ref": "#/$defs/nobody"}, "leads nowhere"),
+        ({"$ref": "#/$defs/loop"}, r"'#/\$defs/loop' leads nowhere, or back to itself"),
+        ({"pattern": 5}, "its pattern 5 is not a text"),
+        ({"required": 5}, "its required 5 is not a list of names"),
+        ({"required": [5]}, "is not a list of names"),
+        ({"enum": 5}, "its enum 5 is not a list of values"),
+        ({"format": ["x"]}, "is not a text"),
+        ({"anyOf": [5]}, "is not a list of schemas"),
+        ({"minLength": -1}, "its minLength -1 is not a count"),
+        ({"properties": {"a": 5}}, "is not a table of schemas"),
+        (5, "5 is not a schema"),
         ({"type": "boolean", "enum": ["yes"]}, "none of .* is of type boolean"),
     ],
 )
@@ -61,3 +75,45 @@ def test_readers_know_the_kind_of_what_a_schema_only_refers_to() -> None:
     }
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     assert find_properties(tools, "f") == {"a": {"type": "string"}}
+
+
+def test_readers_come_to_an_end_where_a_schema_refers_to_itself() -> None:
+    parameters = {"properties": {"a": {"$ref": "#/$defs/loop"}}, "$defs": {"loop": LOOP}}
+    found = find_properties([{"type": "function", "function": {"name": "f", "parameters": parameters}}], "f")
+    assert found == {"a": LOOP}
+
+
+def holds(pattern: str, text: str) -> bool:
+    rules = Lark(MarkTokens.of(TOKENIZER, ENDS))
+    grammar = rules.write(write_string(rules, {"pattern": pattern}, []))
+    matcher = TokenMatcher(NANO, VOCABULARY, AnswerGrammar(text=grammar, ends=ENDS, version=VERSION))
+    try:
+        for id in [*TOKENIZER.encode(text).ids, ENDS[0]]:
+            matcher.take(id)
+    except OutOfGrammar:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits", "misses"),
+    [
+        ("a\nstart: b", "xa\nstart: b", "ab"),
+        ("^a\\\nb$", "a\nb", "ab"),
+        ("^a/b$", "a/b", "ab"),
+        (r"^a\/b$", "a/b", r"a\/b"),
+        (r"^a\\/b$", r"a\/b", "a/b"),
+        ("^[/\t]$", "\t", "x"),
+        (r"^[\]/]$", "]", "["),
+        (r"^\$\\$", "$\\", "$"),
+    ],
+)
+def test_a_pattern_means_the_same_in_a_grammar(pattern: str, fits: str, misses: str) -> None:
+    assert holds(pattern, fits)
+    assert not holds(pattern, misses)
+
+
+@pytest.mark.parametrize("pattern", ["a)|(b", "a$b", r"a\\$b", "^a|b", "[a&&b]", "(a"])
+def test_patterns_that_would_mean_something_else_are_refused(pattern: str) -> None:
+    with pytest.raises(BadSchema, match="no grammar holds to the pattern"):
+        holds(pattern, "a")
