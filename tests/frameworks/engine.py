@@ -29,7 +29,9 @@ class HeldScript(Scripted):
     """Plays what the script says. Where that is None, or not what the request's grammar allows, the embedded engine
     draws the answer."""
 
-    holds_to_schemas = True
+    @property
+    def holds_to_schemas(self) -> bool:
+        return True
 
     def __init__(self, script: Script, renderer: Renderer, folder: Path, drawn: Embedded, context: int) -> None:
         super().__init__(lambda asked: script(asked) or [], renderer, context=context)

@@ -128,7 +128,6 @@ async def open_place(renderer: Renderer, engine: Engine, folder: Path) -> AsyncI
         engine=engine,
         renderer=renderer,
         sampling_for=lambda rollout: Sampling(max_tokens=2000),
-        holds_to_schemas=engine.holds_to_schemas,
     )
     (home := folder / "home").mkdir()
     place = Place(store, Gateway(store, Routes({"*": route})), home)

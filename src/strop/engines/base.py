@@ -86,8 +86,6 @@ class Engine(ABC):
 
     shares_weights: ClassVar[bool] = False
     """It lives in the process that holds the weights, and uses those."""
-    holds_to_schemas: ClassVar[bool] = False
-    """It draws what `Sampling.grammar` allows alone."""
 
     @classmethod
     def make(cls, setup: EngineSetup) -> Engine:
@@ -116,6 +114,11 @@ class Engine(ABC):
     @abstractmethod
     def context(self) -> int:
         """The most tokens (prompt and answer together) a sequence may have."""
+
+    @property
+    def holds_to_schemas(self) -> bool:
+        """Whether it draws what `Sampling.grammar` allows alone. Known once it has started."""
+        return False
 
     @property
     def serving(self) -> bool:

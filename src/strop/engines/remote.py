@@ -170,6 +170,9 @@ class RemoteEngine(Engine, Generic[A, S]):
         """How others may ask the server for tokens of what it serves now; None if they may not."""
         return None
 
+    async def _find_abilities(self, api: A) -> None:
+        """The server has the current version: see what else it can do."""
+
     async def _rest(self, api: A) -> None:
         """The engine is paused."""
 
@@ -461,6 +464,7 @@ class RemoteEngine(Engine, Generic[A, S]):
             self._state.up.set()
             if self._receiver is not None:
                 await self._restore(self._receiver)
+            await self._find_abilities(api)
             if self._paused:
                 await self._rest(api)
             self._serves()

@@ -128,6 +128,10 @@ class PolicyEngine(Engine):
         return self._server.context
 
     @property
+    def holds_to_schemas(self) -> bool:
+        return self._server.holds_to_schemas
+
+    @property
     def serving(self) -> bool:
         return self._server.serving
 

@@ -70,7 +70,7 @@ class WorkerKeeper(OtherSessions):
         self.store, self.engines, self.num_workers = store, engines, num_workers
         self.replaced: Counter[int] = Counter()
         self._gateway, self._order = gateway, order
-        self._contexts: dict[str, int] | None = None
+        self._served: tuple[dict[str, int], frozenset[str]] | None = None
         self._workers: dict[int, WorkerProcess] = {}
         self._lines: dict[str, WorkerLines] = {}
         self._up = asyncio.Event()  # all of them were up at once
@@ -92,8 +92,8 @@ class WorkerKeeper(OtherSessions):
 
     def tell(self, worker: WorkerProcess) -> None:
         """Say what it cannot know when it is started. Raises `LinkLost`."""
-        if self._contexts is not None:
-            worker.link.send("serve", (self._contexts,))
+        if self._served is not None:
+            worker.link.send("serve", self._served)
 
     def note_start(self, worker: WorkerProcess) -> None:
         """It serves from now on."""
@@ -112,18 +112,31 @@ class WorkerKeeper(OtherSessions):
 
     async def open(self) -> None:
         """Returns once all workers answer. Raises `EngineError` or `PlaceError`."""
-        self._contexts = {policy: engine.context for policy, engine in self.engines.items()}
+        self._served = self._read_engines()
         for worker in self._workers.values():
             self._tell(worker)
         if not self._lines:
             for policy, engine in self.engines.items():
-                self._lines[policy] = line = WorkerLines(policy, self._workers.values)
+                self._lines[policy] = line = WorkerLines(policy, self._workers.values, self._look_again)
                 engine.lend(line)
         up = asyncio.create_task(self._up.wait())
         await asyncio.wait({up, self._failed}, return_when=asyncio.FIRST_COMPLETED)
         up.cancel()
         if self._failed.done():
             self._failed.result()
+
+    def _read_engines(self) -> tuple[dict[str, int], frozenset[str]]:
+        """The context of each policy's engine, and the policies whose engines hold answers to grammars."""
+        held = frozenset(policy for policy, engine in self.engines.items() if engine.holds_to_schemas)
+        return {policy: engine.context for policy, engine in self.engines.items()}, held
+
+    def _look_again(self) -> None:
+        """An engine's server may be another one by now."""
+        if (served := self._read_engines()) != self._served:
+            self._served = served
+            for worker in self._workers.values():
+                with contextlib.suppress(LinkLost):
+                    worker.link.send("serve", served)
 
     async def watch(self) -> None:
         await asyncio.shield(self._failed)

@@ -24,22 +24,29 @@ class LineWorker(Protocol):
 class WorkerLines(LineHolder):
     """The lines of one policy in every worker, to one of its replicas each; this is the first one's. `find_workers`
     gives those that are there; one that is gone has nothing in flight, since its connections went with it. A worker
-    that does not reach a server has no line to it, and asks its owner."""
+    that does not reach a server has no line to it, and asks its owner. `changed` is called after each change."""
 
-    def __init__(self, policy: str, find_workers: Callable[[], Iterable[LineWorker]], replica: int = 0) -> None:
-        self._policy, self._find_workers, self._replica = policy, find_workers, replica
+    def __init__(
+        self,
+        policy: str,
+        find_workers: Callable[[], Iterable[LineWorker]],
+        changed: Callable[[], None],
+        replica: int = 0,
+    ) -> None:
+        self._policy, self._find_workers, self._changed, self._replica = policy, find_workers, changed, replica
         self._line: DirectLine | None = None
         self._others: dict[int, WorkerLines] = {}
 
     def of_replica(self, number: int) -> WorkerLines:
         if number == self._replica:
             return self
-        return self._others.setdefault(number, WorkerLines(self._policy, self._find_workers, number))
+        return self._others.setdefault(number, WorkerLines(self._policy, self._find_workers, self._changed, number))
 
     def tell(self, line: DirectLine | None) -> None:
         self._line = line
         for worker in self._find_workers():
             self._send(worker)
+        self._changed()
 
     def tell_worker(self, worker: LineWorker) -> None:
         """All lines, to one that has just come."""

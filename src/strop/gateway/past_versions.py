@@ -54,6 +54,10 @@ class PastVersions(Engine):
         return self.own.context
 
     @property
+    def holds_to_schemas(self) -> bool:
+        return self.own.holds_to_schemas
+
+    @property
     def serving(self) -> bool:
         return self.own.serving
 

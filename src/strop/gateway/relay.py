@@ -91,6 +91,7 @@ class Relay:
     def __init__(self) -> None:
         self.link: ProcessLink | None = None
         self.contexts: dict[str, int] = {}
+        self.held: frozenset[str] = frozenset()
         self._lines: defaultdict[str, PolicyLines] = defaultdict(PolicyLines)
         self._streams: dict[int, asyncio.Queue[Chunk | StropError]] = {}
         self._num = 0
@@ -144,6 +145,10 @@ class RelayedEngine(Engine):
     @property
     def context(self) -> int:
         return self._relay.contexts.get(self._policy, 0)
+
+    @property
+    def holds_to_schemas(self) -> bool:
+        return self._policy in self._relay.held
 
     def of_rollout(self, rollout: Rollout) -> Engine:
         return RelayedEngine(self._relay, self._policy, rollout)

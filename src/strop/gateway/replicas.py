@@ -174,6 +174,10 @@ class Replicas(Engine):
             self._context = min(replica.engine.context for replica in self._replicas)
         return self._context
 
+    @property
+    def holds_to_schemas(self) -> bool:
+        return all(replica.engine.holds_to_schemas for replica in self._replicas)
+
     async def start(self) -> None:
         """All of them: one that does not come up is a mistake to be told, not a replica less."""
         if not self._in_turn:
@@ -283,6 +287,10 @@ class Sticky(Engine):
     @property
     def context(self) -> int:
         return self._replicas.context
+
+    @property
+    def holds_to_schemas(self) -> bool:
+        return self._replicas.holds_to_schemas
 
     def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]

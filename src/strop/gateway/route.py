@@ -36,7 +36,7 @@ class PolicyRoute(Struct, frozen=True, kw_only=True):
 
     `sampling_for` decides by rollout (training, evaluation, greedy evaluation); its settings win over the request's.
     `history`: what the model is shown of what it said before, see `strop.gateway.contexts`. `most` tokens a sequence
-    may have, where the engine, which others may share, takes more. `holds_to_schemas`: the engine can.
+    may have, where the engine, which others may share, takes more.
     """
 
     policy: str
@@ -46,12 +46,16 @@ class PolicyRoute(Struct, frozen=True, kw_only=True):
     sampling_for: Callable[[Rollout], Sampling]
     history: History = "sampled"
     most: int | None = None
-    holds_to_schemas: bool = False
 
     @property
     def context(self) -> int:
         """The most tokens (prompt and answer together) that a sequence of this policy may have."""
         return min(self.engine.context, self.most or self.engine.context)
+
+    @property
+    def holds_to_schemas(self) -> bool:
+        """Whether the engine can, as it is now."""
+        return self.engine.holds_to_schemas
 
     def of(self, rollout: Rollout) -> PolicyRoute:
         """The same for one rollout, where several engines serve the policy, or several of its versions are served."""

@@ -214,7 +214,7 @@ class GatewayWorker:
             "chunks": Handler(tuple[list[Arrival]], self._relay.arrive),
             "line": Handler(tuple[str, int, DirectLine | None], self._take_line),
             "line_idle": Handler(tuple[str, int], self._wait_for_line),
-            "serve": Handler(tuple[dict[str, int]], self._serve),
+            "serve": Handler(tuple[dict[str, int], frozenset[str]], self._serve),
             "server_key": Handler(tuple[bytes], self._front.take_server_key),
             "forget": Handler(tuple[str], self._forget),
             "wait_until_idle": Handler(tuple[str, int, float], self._wait_until_idle),
@@ -228,8 +228,8 @@ class GatewayWorker:
     async def _wait_for_line(self, policy: str, replica: int) -> None:
         await self._relay.lines_of(policy).of_replica(replica).wait_until_idle()
 
-    def _serve(self, contexts: dict[str, int]) -> None:
-        self._relay.contexts = contexts
+    def _serve(self, contexts: dict[str, int], held: frozenset[str]) -> None:
+        self._relay.contexts, self._relay.held = contexts, held
 
     def _forget(self, rollout: str) -> None:
         if self._gateway is not None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # heavy: they are imported once there is a model to load
 LEARNING = frozenset(
     verb.__name__
     for verb in (
-        *(LearnerVerbs.score, LearnerVerbs.score_answers, LearnerVerbs.update),
+        *(LearnerVerbs.find_masks, LearnerVerbs.score, LearnerVerbs.score_answers, LearnerVerbs.update),
         *(LearnerVerbs.begin_save, LearnerVerbs.restore, LearnerVerbs.digest),
     )
 )
@@ -264,6 +264,9 @@ class HeldPolicy(LearnerVerbs):
         if self._child.copy is not None:
             self._child.copy.refresh(self._name)
         self._child.core.load(version, self._name)
+
+    def find_masks(self, batch: Batch) -> list[int]:
+        return self.learner.find_masks(batch)
 
     def score(self, batch: Batch) -> tuple[Entries, dict[str, float]]:
         seconds = self.learner.score(batch)

@@ -61,6 +61,9 @@ class LearnerClient(WeightClient):
     async def load(self, version: str) -> None:
         await self._call(LearnerVerbs.load, version)
 
+    async def find_masks(self, batch: Batch) -> list[int]:
+        return await self._call(LearnerVerbs.find_masks, batch)
+
     async def score(self, batch: Batch) -> tuple[Entries, dict[str, float]]:
         return await self._call(LearnerVerbs.score, batch)
 

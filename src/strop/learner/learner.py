@@ -169,6 +169,25 @@ class Learner:
         if foreseen.advice:
             log.warning("this may run out of memory: %s", foreseen.advice)
 
+    # -- masks ---------------------------------------------------------------------------------------------------
+
+    def find_masks(self, batch: Batch) -> list[int]:
+        """What grammars allowed, for `score` and `update`. Returns the turns of which it cannot be said: they must
+        carry no loss."""
+        self._masks = EntryMasks.of(batch, self.folder, find_head(self.model).out_features, self._masks)
+        for t, turn in enumerate(batch.turns):
+            if turn.sampling.grammar is not None and batch.skipped[t] is not None:
+                batch.entries.exact[batch.rows(t)] = False  # they are read as if they had none
+        return self._masks.lost if self._masks is not None else []
+
+    def _require_masks(self, batch: Batch) -> None:
+        lost = [t for t in self.find_masks(batch) if batch.skipped[t] is None]
+        if lost:
+            raise LearnerError(
+                f"turn {batch.turns[lost[0]].id} is held to a grammar that cannot be followed to its end. Fix: leave "
+                "it out, as find_masks says"
+            )
+
     # -- score ---------------------------------------------------------------------------------------------------
 
     def score(self, batch: Batch) -> dict[str, float]:
@@ -176,11 +195,8 @@ class Learner:
         took, as metrics."""
         if not self.algorithm.needs or not len(batch.turns):
             return {}
-        self._masks = self._find_masks(batch)
+        self._require_masks(batch)
         return self._in_memory(batch, None, lambda: self._score(batch, self._pack(batch, None)))
-
-    def _find_masks(self, batch: Batch) -> EntryMasks | None:
-        return EntryMasks.of(batch, self.folder, find_head(self.model).out_features, self._masks)
 
     @torch.no_grad()
     def _score(self, batch: Batch, pieces: Sequence[MicroBatch]) -> dict[str, float]:
@@ -251,7 +267,7 @@ class Learner:
         """Train on the batch and return metrics. With no weight anywhere nothing is done, and `actor/skipped` is 1."""
         began = time.perf_counter()
         self.reserve_snapshot()
-        self._masks = self._find_masks(batch)
+        self._require_masks(batch)
         shares = _shares(batch, self.config.minibatches)
         meter = UpdateMeter()
         # The learner's logprobs under the weights that sampled. If score did not bring them, the first optimizer step's

@@ -164,6 +164,11 @@ class LearnerVerbs(ABC):
         """The embedded engine serves the present weights, and calls them `version`."""
 
     @abstractmethod
+    def find_masks(self, batch: Batch) -> list[int]:
+        """What grammars allowed of the batch's tokens, for `score` and `update`; returns the turns, counted from 0, of
+        which it cannot be said."""
+
+    @abstractmethod
     def score(self, batch: Batch) -> tuple[Entries, dict[str, float]]:
         """The batch's entries with what the algorithm needs of the model, and how long that took."""
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
 from copy import copy
 from decimal import Decimal
 from functools import lru_cache
@@ -40,6 +41,7 @@ that has not learned yet would draw spaces to the end."""
 UNFORCED = '%llguidance {"no_forcing": true}'
 """Where a text can only go on in one way, all tokens that spell it may come, not only those of its usual spelling."""
 VERSION = llguidance.get_version()
+_READING = threading.Lock()
 Words = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
 
 
@@ -48,7 +50,11 @@ class BadSchema(ConfigError):
 
 
 class OutOfGrammar(StropError):
-    """A token that came where the grammar does not allow it, or a grammar that has grown too large to be followed."""
+    """A token that came where the grammar does not allow it."""
+
+
+class GrammarLimit(OutOfGrammar):
+    """A grammar that has grown too large to be followed any further."""
 
 
 def make_json(schema: dict[str, Any], escapes: str | None = None) -> str:
@@ -95,69 +101,110 @@ def _make_json(schema: str, escapes: str | None) -> str:
 @lru_cache(256)
 def check_grammar(text: str) -> None:
     """Raises `BadSchema` for a text that is no grammar."""
+    _rename_root(text)
     if said := LLMatcher.validate_grammar(text):
         raise BadSchema(said.partition("\n")[0])
 
 
 def close_grammar(grammar: AnswerGrammar) -> str:
     """The grammar of an answer with the token that ends it. All who hold an answer to it, or make its masks again, read
-    this very text. Its root is the one rule whose name is `start`, at the beginning of a line.
+    this very text. Its root is the one rule whose name is `start`, at the beginning of a line; `BadSchema` is
+    raised where there are others.
 
     >>> print(close_grammar(AnswerGrammar(text='start: "yes"', ends=(1, 2), version="")))
     answer_without_end: "yes"
     start: answer_without_end ( <[1]> | <[2]> )
     """
-    body, found = re.subn(r"(?m)^start\s*:", "answer_without_end:", grammar.text)
-    assert found == 1, f"the grammar has {found} rules that are called start"
-    return f"{body}\nstart: answer_without_end ( {' | '.join(f'<[{id}]>' for id in grammar.ends)} )"
+    ends = " | ".join(f"<[{id}]>" for id in grammar.ends)
+    return f"{_rename_root(grammar.text)}\nstart: answer_without_end ( {ends} )"
+
+
+def _rename_root(text: str) -> str:
+    body, found = re.subn(r"(?m)^start\s*:", "answer_without_end:", text)
+    if found != 1:
+        raise BadSchema(f"it makes a grammar that has {found} rules that are called start")
+    return body
 
 
 class TokenMatcher:
-    """An answer on its way through its grammar."""
+    """An answer on its way through its grammar.
+
+    Copies share what the library has found of the grammar's words, which has a limit: one that comes to it goes on
+    alone, from a beginning of its own. So what others have answered never decides whether an answer can be followed,
+    and it can be by everybody or by nobody."""
 
     def __init__(self, model: Path, vocabulary: int, grammar: AnswerGrammar) -> None:
         """`vocabulary` is how many logits the model in this folder makes. Raises `BadSchema`."""
-        self._matcher = _begin(model, vocabulary, grammar).deep_copy()
+        self._tokenizer, self._text = _read_tokenizer(model, vocabulary), close_grammar(grammar)
         self._num_words = -(-vocabulary // 32)
+        self._matcher = self._begin()
+        if self._matcher.is_error():
+            raise BadSchema(self._find_error())
+        self._taken: list[int] = []
+        self._alone = False
+        self._limit = threading.Event()  # of all copies
+
+    @property
+    def spent(self) -> bool:
+        """Whether new copies of it would come to the limit at once."""
+        return self._limit.is_set()
 
     def copy(self) -> TokenMatcher:
         """One at the same place, which goes its own way."""
         other = copy(self)
-        other._matcher = self._matcher.deep_copy()
+        other._matcher, other._taken = self._matcher.deep_copy(), [*self._taken]
         return other
 
     def find_allowed(self) -> Words:
-        """The mask of what may come next. Raises `OutOfGrammar` where that takes too much to find."""
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._num_words]
-        self._refuse_error()
+        """The mask of what may come next. Raises `GrammarLimit` where that takes too much to find."""
+        mask = self._find_mask()
+        if self._matcher.is_error() and not self._alone:
+            self._go_alone()
+            mask = self._find_mask()
+        if self._matcher.is_error():
+            raise GrammarLimit(f"the grammar cannot be followed: {self._find_error()}")
         return mask
 
     def take(self, token: int) -> None:
-        """It came next. Raises `OutOfGrammar`."""
-        self._refuse_error()
+        """It came next. Raises `OutOfGrammar`, also as `GrammarLimit`."""
         # Not `validate_tokens`: it knows the tokenizer's own end of a text as nothing else than that.
-        if not self._matcher.consume_token(token):
-            raise OutOfGrammar(f"token {token} is not one that the grammar allows ({self._find_error()})")
+        if self._matcher.is_error() or not self._matcher.consume_token(token):
+            self._take_alone(token)
+        self._taken.append(token)
 
-    def _refuse_error(self) -> None:
-        """Of one that is past its limits, which would go on as if the answer had to end."""
-        if self._matcher.is_error():
-            raise OutOfGrammar(f"the grammar cannot be followed: {self._find_error()}")
+    def _take_alone(self, token: int) -> None:
+        """It was refused: because of the limit, or because it is forbidden."""
+        if not self._alone:
+            self._go_alone()
+            self.find_allowed()
+            if self._matcher.consume_token(token):
+                return
+        raise OutOfGrammar(f"token {token} is not one that the grammar allows ({self._find_error()})")
+
+    def _go_alone(self) -> None:
+        self._limit.set()
+        self._alone, self._matcher = True, self._begin()
+        for token in self._taken:
+            self._find_mask()  # as all did who came here first
+            self._matcher.consume_token(token)
+
+    def _begin(self) -> LLMatcher:
+        return LLMatcher(self._tokenizer, self._text, log_level=0)
+
+    def _find_mask(self) -> Words:
+        return np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._num_words]
 
     def _find_error(self) -> str:
         return self._matcher.get_error().partition("\n")[0]
 
 
-@lru_cache(256)
-def _begin(model: Path, vocabulary: int, grammar: AnswerGrammar) -> LLMatcher:
-    matcher = LLMatcher(_read_tokenizer(model, vocabulary), close_grammar(grammar), log_level=0)
-    if matcher.is_error():
-        raise BadSchema(matcher.get_error().partition("\n")[0])
-    return matcher
+def _read_tokenizer(model: Path, vocabulary: int) -> LLTokenizer:
+    with _READING:  # or several that begin at once would each read it
+        return _read_once(model, vocabulary)
 
 
 @lru_cache(16)
-def _read_tokenizer(model: Path, vocabulary: int) -> LLTokenizer:
+def _read_once(model: Path, vocabulary: int) -> LLTokenizer:
     try:
         return LLTokenizer(str(model / "tokenizer.json"), n_vocab=vocabulary)
     except (ValueError, OSError, RuntimeError) as error:  # a kind that it does not know, or none of this form

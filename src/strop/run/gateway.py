@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from strop.config import MAIN, Config, default_policy
 from strop.engines.base import Engine
-from strop.engines.registry import engine_class
 from strop.errors import ConfigError
 from strop.gateway.app import Gateway
 from strop.gateway.keeper import WorkerOrder
@@ -150,7 +149,6 @@ def make_gateway(
             sampling_for=partial(choose_sampling, policy.config),
             history=policy.config.policy.history,
             most=policy.config.policy.context,
-            holds_to_schemas=engine_class(policy.config.engine).holds_to_schemas,
         )
         for policy in policies
     }

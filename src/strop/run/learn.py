@@ -12,7 +12,7 @@ from hashlib import blake2b
 import msgspec
 import numpy as np
 
-from strop.algorithms.filters import drop_stale
+from strop.algorithms.filters import drop_stale, skip_turns
 from strop.algorithms.metrics import summarize
 from strop.config import Config
 from strop.monitor.metrics import combine, refuse_undeclared
@@ -74,6 +74,8 @@ async def learn(
     metrics["timing_s/assemble"] = time.monotonic() - began
     if policy.teacher is not None:
         metrics |= await policy.teacher.score(batch)
+    if any(turn.sampling.grammar is not None for turn in batch.turns):
+        skip_turns(batch, await learner.find_masks(batch.bare()), "grammar_limit")
     if policy.algorithm.needs:
         batch.entries, seconds = await learner.score(batch.bare())
         metrics |= seconds

@@ -36,6 +36,7 @@ REASONS = {
     "teacher_context": "longer than the teacher's context",
     "teacher_vocabulary": "with a token that the teacher does not have",
     "teacher_schema": "held to a schema, which a teacher's logprobs know nothing of",
+    "grammar_limit": "held to a grammar that grew too large to be followed",
     "too_stale": "sampled from weights that are too old by now",
     "zero_weight": "whose answers have weight 0 in their transcript",
     "no_weight": "with a reward of 0 or less, which is what they count (algorithm.settings.weighting)",

@@ -1,8 +1,11 @@
 """What vLLM is told of grammars, what becomes of answers that do not follow them, and how servers are started."""
 
+import asyncio
 import json
+import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,16 +13,19 @@ from pathlib import Path
 import pytest
 from llguidance import LLMatcher, grammar_from
 from llguidance.hf import from_tokenizer
+from msgspec.structs import replace
 from transformers import AutoTokenizer
 
 from strop.config import VllmConfig
+from strop.engines import matchers, remote
 from strop.engines.vllm.engine import ENTRY, LAUNCH, SEVERAL, Vllm, command
+from strop.engines.vllm.held import HeldAnswer
 from strop.engines.vllm.launch import OPEN, SCHEMAS
 from strop.errors import EngineError
 from strop.models.grammar import UNFORCED, VERSION, TokenMatcher, close_grammar
 from strop.types import AnswerGrammar, Sampling
-from tests.unit.engines.test_vllm import Stand
-from tests.unit.models.test_grammar import ENDS, NANO, VOCABULARY, grammar_of, read
+from tests.unit.engines.test_vllm import Stand, until
+from tests.unit.models.test_grammar import ENDS, MANY, NANO, USUAL, VOCABULARY, WIDE, grammar_of, read
 
 COUNTING = AnswerGrammar(text=f"{UNFORCED}\nstart: <[6]> <[7]>", ends=(8,), version=VERSION)
 """What the stand-in draws after 5."""
@@ -56,6 +62,56 @@ async def test_the_server_is_told_the_text_that_the_learner_reads(stand: Stand) 
         assert await ask(stand, COUNTING) == [6, 7, 8]
     finally:
         await stand.engine.close()
+
+
+async def test_what_a_server_does_with_grammars_is_found_out_at_each_start(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "FIRST_WAIT", 0.05)
+    try:
+        assert not stand.engine.holds_to_schemas
+        await stand.engine.start()
+        assert not stand.engine.holds_to_schemas
+        (stand.folder / "holds").touch()
+        os.kill(stand.pid, signal.SIGKILL)
+        await until(lambda: stand.engine.holds_to_schemas)
+        elsewhere = replace(stand.settings, url=stand.engine.url)
+        other = Vllm(stand.model, elsewhere, log=stand.folder / "unused.log")
+        await other.start()
+        assert other.holds_to_schemas
+        await other.close()
+        (stand.model / "tokenizer.json").unlink()
+        other = Vllm(stand.model, elsewhere, log=stand.folder / "unused.log")
+        await other.start()
+        assert not other.holds_to_schemas, "nothing that it says can be checked"
+        await other.close()
+    finally:
+        await stand.engine.close()
+
+
+async def test_tokens_that_are_allowed_where_no_mask_can_be_found_are_refused() -> None:
+    """A server that has come to the limit goes on without a mask."""
+    matcher = TokenMatcher(NANO, VOCABULARY, WIDE)
+    for token in MANY:
+        matcher.take(token)
+    held = await HeldAnswer.begin(NANO, VOCABULARY, WIDE, "http://server")
+    with pytest.raises(EngineError, match=r"did not hold an answer to its schema: the grammar cannot be followed: "):
+        await held.check(MANY)
+    again = await HeldAnswer.begin(NANO, VOCABULARY, WIDE, "http://server")
+    await again.check(USUAL)
+
+
+async def test_answers_that_begin_at_once_have_their_grammar_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[AnswerGrammar] = []
+
+    def make(model: Path, vocabulary: int, grammar: AnswerGrammar) -> TokenMatcher:
+        made.append(grammar)
+        return TokenMatcher(model, vocabulary, grammar)
+
+    monkeypatch.setattr(matchers, "TokenMatcher", make)
+    grammar = grammar_of({"const": "asked by many"})
+    await asyncio.gather(*(HeldAnswer.begin(NANO, VOCABULARY, grammar, "http://server") for _ in range(32)))
+    assert made == [grammar]
 
 
 def write_package(folder: Path, name: str, files: dict[str, str]) -> None:

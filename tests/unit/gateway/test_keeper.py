@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 
+from strop.engines.direct_line import LineHolder
+from strop.engines.scripted import Scripted
 from strop.errors import EngineError
+from strop.gateway.app import Gateway
 from strop.gateway.keeper import WorkerKeeper, WorkerOrder
-from strop.gateway.worker import WorkerSetup
+from strop.gateway.relay import RelayedEngine
+from strop.gateway.worker import Front, GatewayWorker, WorkerSetup, WorkerStore
 from strop.gateway.worker_process import StartedWorker, WorkerProcess
 from strop.net.link import ProcessLink
 from strop.store.sqlite import SqliteStore
+from tests.unit.engines.test_vllm import until
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -73,3 +78,51 @@ async def test_a_worker_is_killed_though_who_ends_it_gives_up(keeper: Keeper) ->
     ending.cancel()
     await asyncio.gather(ending, return_exceptions=True)
     assert process.killed
+
+
+class Nowhere(Front):
+    """No client comes from there."""
+
+    async def open(self, gateway: Gateway, setup: WorkerSetup, store: WorkerStore) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Changing(Scripted):
+    """An engine whose server may be another one after a while."""
+
+    holds = False
+    lines: LineHolder | None = None
+
+    @property
+    def holds_to_schemas(self) -> bool:
+        return self.holds
+
+    def lend(self, holder: LineHolder) -> None:
+        self.lines = holder
+
+
+async def test_workers_know_what_engines_hold_to_now(tmp_path: Path, keeper: Keeper) -> None:
+    none: Any = None
+    engine = Changing([], none)
+    keeper.engines = {"p": engine}
+    setup = WorkerSetup(place=1, num_workers=1, epoch=1, make=none, given=None, host="")
+    ours, theirs = socket.socketpair()
+    process, worker = WorkerProcess(keeper, setup), GatewayWorker(setup, Nowhere())
+    starting = asyncio.create_task(process.start(Silent(ours)))
+    far = await ProcessLink.open(theirs, worker._handlers())
+    far.send("ready", (1,))
+    await starting
+    keeper._workers[1] = process
+    keeper._up.set()
+    route = RelayedEngine(worker._relay, "p")
+    engine.holds = True
+    await keeper.open()
+    await until(lambda: route.holds_to_schemas)
+    assert route.context == engine.context
+    assert engine.lines is not None
+    engine.holds = False
+    engine.lines.tell(None)
+    await until(lambda: not route.holds_to_schemas)
+    far.close()
+    await process.gone.wait()

@@ -1,6 +1,7 @@
 """What answers can be held to, and why other requests are refused."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,14 +29,13 @@ THINKS = TEMPLATE.replace("<|im_start|>assistant\n{% endif %}", OPENED)
 
 
 def route(renderer: Renderer, *, holds: bool = True) -> PolicyRoute:
-    nobody: Any = None
+    nobody: Any = SimpleNamespace(holds_to_schemas=holds)
     return PolicyRoute(
         policy="p",
         model="m",
         engine=nobody,
         renderer=renderer,
         sampling_for=lambda _: Sampling(),
-        holds_to_schemas=holds,
     )
 
 

@@ -11,7 +11,16 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 import strop
-from strop.models.grammar import VERSION, BadSchema, OutOfGrammar, TokenMatcher
+from strop.models.grammar import (
+    UNFORCED,
+    VERSION,
+    BadSchema,
+    GrammarLimit,
+    OutOfGrammar,
+    TokenMatcher,
+    check_grammar,
+    close_grammar,
+)
 from strop.models.lark import Lark, MarkTokens
 from strop.types import AnswerGrammar
 
@@ -129,3 +138,46 @@ def test_a_divisor_that_takes_gigabytes_is_refused(divisor: float) -> None:
     with pytest.raises(BadSchema, match="multipleOf"):
         compile_schema(schema)
     compile_schema({"anyOf": [{"type": "integer", "multipleOf": 250_000}, {"enum": [{"multipleOf": divisor}]}]})
+
+
+@pytest.mark.parametrize("text", ["start: T\nT: /(a\nstart: b)/", "begin: /a/"])
+def test_a_grammar_has_one_root(text: str) -> None:
+    for read_it in (check_grammar, lambda text: close_grammar(AnswerGrammar(text=text, ends=ENDS, version=VERSION))):
+        with pytest.raises(BadSchema, match=r"a grammar that has [02] rules that are called start"):
+            read_it(text)
+
+
+WIDE = AnswerGrammar(
+    text=f"{UNFORCED}\nstart: T\nT: /([^a]|a[^b])*/ & /(?s:.*)[0-4].{{60}}[a-z].{{60}}(?s:.*)/",
+    ends=ENDS,
+    version=VERSION,
+)
+"""Some of its texts are more than the library follows."""
+TEXT = "3 1234567890 12345 67890 31231231 2312 31 23 " * 6
+USUAL, MANY = (TOKENIZER.encode(text).ids for text in ("3 " + "cba 12 " * 20, TEXT))
+
+
+def follow(matcher: TokenMatcher, ids: list[int]) -> list[bytes]:
+    masks: list[bytes] = []
+    for id in ids:
+        masks.append(matcher.find_allowed().tobytes())
+        matcher.take(id)
+    return masks
+
+
+def test_an_answer_that_comes_to_the_limit_takes_no_other_with_it() -> None:
+    alone = follow(TokenMatcher(NANO, VOCABULARY, WIDE), USUAL)
+    first = TokenMatcher(NANO, VOCABULARY, WIDE)
+    begun, masked, lost = first.copy(), first.copy(), first.copy()
+    before = follow(begun, USUAL[:20])
+    assert follow(masked, USUAL[:20]) == before
+    assert not first.spent
+    with pytest.raises(GrammarLimit, match="too many expressions"):
+        follow(lost, MANY)
+    assert first.spent
+    assert before + follow(begun, USUAL[20:]) == alone
+    masked.take(USUAL[20])
+    assert [*before, alone[20], *follow(masked, USUAL[21:])] == alone
+    assert follow(first.copy(), USUAL) == alone
+    with pytest.raises(OutOfGrammar, match="token 0 is not one that the grammar allows"):
+        begun.take(0)

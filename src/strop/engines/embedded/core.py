@@ -36,12 +36,12 @@ from strop.engines.base import Chunk
 from strop.engines.embedded.adapters import Adapters
 from strop.engines.embedded.cache import Cache, RowCopy
 from strop.engines.embedded.fixed import FixedPasses
-from strop.engines.embedded.matchers import Matchers, take
 from strop.engines.embedded.packed import PackedPasses
 from strop.engines.embedded.passes import PROBE, Passes, PassSlice, check, measure_model
 from strop.engines.embedded.ragged import RaggedPasses, fits
 from strop.engines.embedded.sampler import sample
 from strop.engines.embedded.slots import WORTHWHILE, Slots
+from strop.engines.matchers import Matchers, take
 from strop.errors import ContextOverflow, EngineError
 from strop.models.grammar import OutOfGrammar, TokenMatcher, Words
 from strop.types import Sampling

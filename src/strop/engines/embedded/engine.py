@@ -43,7 +43,6 @@ class Embedded(Engine):
     """Batched decoding beside the learner, on its very parameters."""
 
     shares_weights = True
-    holds_to_schemas = True
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -62,6 +61,10 @@ class Embedded(Engine):
     @property
     def context(self) -> int:
         return self._link.context
+
+    @property
+    def holds_to_schemas(self) -> bool:
+        return True
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int]

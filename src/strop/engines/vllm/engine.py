@@ -46,7 +46,6 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
     """
 
     name = "vLLM"
-    holds_to_schemas = True
 
     def __init__(
         self,
@@ -76,6 +75,7 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
             )
         about = ServedModel.of(model, context)
         self._dtype = about.dtype if settings.dtype == "auto" else settings.dtype
+        self._is_holding = False
         super().__init__(
             about,
             settings,
@@ -115,6 +115,14 @@ class Vllm(RemoteEngine[VllmApi, VllmConfig]):
         if self._settings.url and self.adapters:
             refuse_server(self._settings.url, await api.adapter_limits(), self._ranks)
         return api
+
+    @property
+    def holds_to_schemas(self) -> bool:
+        """As the present server does, or did when it was last there."""
+        return self._is_holding
+
+    async def _find_abilities(self, api: VllmApi) -> None:
+        self._is_holding = (self._model.folder / "tokenizer.json").is_file() and await api.holds()
 
     def _stream(
         self,

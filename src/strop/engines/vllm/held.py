@@ -8,7 +8,8 @@ allowed tokens. Its `guidance` backend is the library that makes the learner's m
 ends an answer is in it, and vLLM's own end of a text plays no part.
 
 A server may do something else without a word: begin after thoughts, or go on without a mask when a grammar has grown
-past the library's limits. The learner could not read such an answer: it fails here.
+past the library's limits, where a token may be allowed though its mask cannot be found. The learner could not read
+such an answer: it fails here.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+from strop.engines.matchers import find_matchers, take
 from strop.engines.vllm.launch import OPEN, SCHEMAS
 from strop.errors import EngineError
-from strop.models.grammar import BadSchema, OutOfGrammar, TokenMatcher
+from strop.models.grammar import OutOfGrammar, TokenMatcher
 from strop.types import AnswerGrammar
 
 FIX = (
@@ -37,18 +39,21 @@ class HeldAnswer:
     @staticmethod
     async def begin(folder: Path, vocabulary: int, grammar: AnswerGrammar, url: str) -> HeldAnswer:
         """Raises `EngineError` for a grammar that cannot be made over the model's tokenizer."""
-        try:
-            return HeldAnswer(await asyncio.to_thread(TokenMatcher, folder, vocabulary, grammar), url)
-        except BadSchema as error:
-            raise EngineError(f"the answer cannot be held to a schema: {error}. Fix: ask without one") from None
+        compiled = find_matchers(folder, vocabulary).begin(grammar)
+        await asyncio.gather(asyncio.shield(asyncio.wrap_future(compiled)), return_exceptions=True)
+        return HeldAnswer(take(compiled), url)
 
-    def check(self, ids: Sequence[int]) -> None:
-        """Raises `EngineError` for tokens that the server should not have drawn."""
+    async def check(self, ids: Sequence[int]) -> None:
+        """Raises `EngineError` for tokens that the server should not have drawn, or drew without a mask."""
         try:
-            for id in ids:
-                self._matcher.take(id)
+            await asyncio.to_thread(self._follow, ids)  # a mask takes milliseconds where the grammar is large
         except OutOfGrammar as error:
             raise EngineError(f"vLLM at {self._url} did not hold an answer to its schema: {error}. {FIX}") from None
+
+    def _follow(self, ids: Sequence[int]) -> None:
+        for id in ids:
+            self._matcher.find_allowed()
+            self._matcher.take(id)
 
     def explain(self, error: EngineError) -> EngineError:
         """What a server says that refuses such an answer, and what to do."""

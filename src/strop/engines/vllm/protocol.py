@@ -16,6 +16,7 @@ Tested: 0.24 (one H200) and 0.32 (CPU). What differs between them and is spoken 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -30,10 +31,11 @@ from strop.engines.server_events import ASKED, MOVED, BrokenOff, RequestRefused,
 from strop.engines.vllm.adapters import AdapterLimits
 from strop.engines.vllm.held import HeldAnswer
 from strop.errors import EngineError
-from strop.models.grammar import close_grammar
+from strop.models.grammar import UNFORCED, VERSION, close_grammar
 from strop.net.client import Client, Response
-from strop.types import Sampling
+from strop.types import AnswerGrammar, Sampling
 
+LOG = logging.getLogger("strop.engines")
 TESTED = ((0, 24), (0, 32))
 """The oldest and the newest version that are spoken to."""
 MODEL = "strop"
@@ -42,6 +44,8 @@ GENERATE = "/inference/v1/generate"
 NEEDED = (GENERATE, "/pause", "/resume", "/collective_rpc", "/v1/models")
 """Endpoints without which nothing works here; others are missed when they are needed."""
 LOAD = "/v1/load_lora_adapter"
+UNLIKELY = AnswerGrammar(text=f"{UNFORCED}\nstart: <[5]> <[5]> <[3]>", ends=(4,), version=VERSION)
+"""An answer that no model gives unless it has to."""
 FINAL_ONLY = 2
 """An answer that is not streamed is put together once, when it ends: 0.32 does so anyway, 0.24 where it is asked to."""
 LOWEST = -9999.0
@@ -86,6 +90,17 @@ class VllmApi:
         if len(places) != len(ids):
             raise EngineError(f"vLLM {self.version} gives no logprobs of a prompt")
         return [float(place[str(id)]["logprob"]) for id, place in zip(ids[1:], places[1:], strict=True)]
+
+    async def holds(self) -> bool:
+        """Whether it holds an answer to a grammar from its first token on."""
+        params = sampling_params(Sampling(grammar=UNLIKELY), UNLIKELY.ends, 4) | {"output_kind": FINAL_ONLY}
+        body = {"model": self.base, "token_ids": [5], "stream": False, "sampling_params": params}
+        try:
+            answer = await self._ask("POST", GENERATE, body)
+            return _piece(answer.body).ids == [5, 5, 3, 4]
+        except EngineError as error:
+            LOG.info("vLLM at %s holds no answers to grammars: %s", self.server.url, error)
+            return False
 
     # -- between answers -----------------------------------------------------------------------------------------------
 
@@ -210,9 +225,9 @@ async def generate(
     error of `net.client` if the answer is cut off. Closing it early closes the connection, and vLLM drops the
     request."""
     whole = max_tokens <= stream_interval
+    held = sampling.grammar and await HeldAnswer.begin(folder, vocabulary, sampling.grammar, server.url)
     params = sampling_params(sampling if seeds else replace(sampling, seed=None), stop_ids, max_tokens)
     body = {"model": model, "token_ids": list(prompt_ids), "stream": not whole, "sampling_params": params}
-    held = sampling.grammar and await HeldAnswer.begin(folder, vocabulary, sampling.grammar, server.url)
     if whole:
         params["output_kind"] = FINAL_ONLY
     finished = False
@@ -222,7 +237,7 @@ async def generate(
                 piece = _piece(event)
                 finished = piece.finish is not None
                 if held is not None:
-                    held.check(piece.ids)
+                    await held.check(piece.ids)
                 yield piece
     except RequestRefused as error:
         if held is None:

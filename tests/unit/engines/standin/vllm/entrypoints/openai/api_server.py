@@ -6,6 +6,7 @@ numbers in prompts."""
 import asyncio
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -47,6 +48,10 @@ def shift_of(folder: str) -> float:
     size = struct.unpack("<Q", data[:8])[0]
     start = json.loads(data[8 : 8 + size])["norm.weight"]["data_offsets"][0]
     return struct.unpack_from("<f", data, 8 + size + start)[0]
+
+
+def holds() -> bool:
+    return (log.parent / "holds").exists()
 
 
 def logprob(id: int, model: str) -> float:
@@ -112,8 +117,10 @@ async def draw(last: int, params: dict[str, Any], model: str) -> AsyncGenerator[
         yield f"data: {json.dumps({'error': {'message': 'EngineCore encountered an issue'}})}\n\n"
     if last == SILENT:
         await asyncio.Event().wait()
+    told = (params.get("structured_outputs") or {}).get("grammar", "") if holds() else ""
+    forced = [int(id) for id in re.findall(r"<\[(\d+)\]>", told)]  # of grammars that allow one text
     for n in range(params["max_tokens"] if last != FAILS else 0):
-        id = last % 80 + 1 + n
+        id = forced[n] if forced else last % 80 + 1 + n
         stop = id in params["stop_token_ids"]
         finish = "stop" if stop else "length" if n + 1 == params["max_tokens"] else None
         content = [{"token_id": id, "logprob": logprob(id, model), "top_logprobs": []}]
