@@ -113,7 +113,7 @@ def test_calls_that_are_demanded(format: Grammar, spelled: bool, folder: Path) -
                 model.grammar(form)
             continue
         some = [*draw_all(model, form, [], 3 * ROUNDS)]
-        assert len(some) >= 0.6 * 3 * ROUNDS, "most answers come to their end"
+        assert len(some) >= (0.6 * 3 * ROUNDS if once else 1), "most answers of one call come to their end"
         for read in some:
             assert read.calls, read.text
             assert not find_wrong(read.calls, form), read.text
