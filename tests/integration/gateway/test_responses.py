@@ -174,6 +174,17 @@ async def test_an_item_of_another_conversation_is_not_found(stand: Stand) -> Non
     assert stand.engine.calls == []
 
 
+async def test_a_call_that_there_is_not_is_not_found(stand: Stand) -> None:
+    stand.script(CALL)
+    attempt = await stand.attempt("r1")
+    client = stand.client(attempt)
+    await ask(client, input=QUESTION, tools=TOOLS)
+    asked: Any = [{"role": "user", "content": QUESTION}, {"type": "item_reference", "id": "fc1_r1/1/0"}]
+    with pytest.raises(openai.NotFoundError, match=r"'fc1_r1/1/0' is not an item of .* 1 calls\. Fix: send the item"):
+        await ask(client, input=asked, tools=TOOLS)
+    assert len(stand.engine.calls) == 1
+
+
 async def test_instructions_are_for_one_response(stand: Stand) -> None:
     stand.script("a", "b", "c")
     attempt = await stand.attempt("r1")
