@@ -94,7 +94,7 @@ def tasks(
     calls          the model acts by calling a tool
     system         the system message; default: what an action is
     """
-    given: list[Mapping[str, Any]] = list(resets)
+    given: Sequence[Mapping[str, Any]] = resets
     if given:
         first = len(split_rows(given, held, "resets")[0])
     else:
