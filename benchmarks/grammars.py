@@ -58,6 +58,13 @@ def make_schema(name: str) -> dict[str, Any]:
     return {"type": "array", "items": record, "minItems": 200}
 
 
+def compile_schema(schema: dict[str, Any]) -> str:
+    from strop.models.lark import Lark, MarkTokens
+
+    rules = Lark(MarkTokens({}, {}, ()))
+    return rules.write(rules.json(schema))
+
+
 class GrammarLaps:
     """The engine of one model, in a process of its own."""
 
@@ -77,7 +84,7 @@ class GrammarLaps:
 
     def lap(self, mode: str, seed: int, sampled: int) -> dict[str, float]:
         from strop.engines.base import Chunk
-        from strop.models.grammar import VERSION, compile_schema
+        from strop.models.grammar import VERSION
         from strop.types import AnswerGrammar, Sampling
 
         draw = random.Random(f"{mode} {seed}")  # prompts that no other lap has left in the cache

@@ -43,7 +43,10 @@ def tasks(data: str = MADE, held: int = 10, max_turns: int = 30, seed: int = 0) 
     folder = data if data == MADE else str(Path(data).absolute())
     if folder != MADE:
         load_world(folder)  # what is missing is said before anything starts
-    splits = ["test"] * held + ["train"] * (len(rows) - held)
+    most = len(rows)
+    if not 0 <= held <= most:
+        raise TaskError(f"tasks_args.held is {held}, of {most} tasks. Fix: set it to a number from 0 to {most}")
+    splits = ["test"] * held + ["train"] * (most - held)
     return [
         Task(id=row.pop("id"), split=split, data={"folder": folder, "max_turns": max_turns, **row})
         for split, row in zip(splits, rows, strict=True)

@@ -105,6 +105,12 @@ async def test_every_task_that_is_made() -> None:
     }
 
 
+def test_no_more_tasks_are_kept_aside_than_there_are() -> None:
+    assert {task.split for task in tasks("made", held=144)} == {"test"}
+    with pytest.raises(TaskError, match=r"held is 145, of 144 tasks\. Fix: set it to a number from 0 to 144"):
+        tasks("made", held=145)
+
+
 async def test_the_share_of_the_actions_that_were_taken() -> None:
     task = next(task.data for task in tasks("made") if task.id == "bag-R001")
     look, bag = [(one["name"], one["arguments"]) for one in task["expected"]]

@@ -28,11 +28,14 @@ from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from strop.agent.environment import Environment, EnvironmentAgent
 from strop.agent.episode import Action, Transition
 from strop.agent.llm import LLM
 from strop.agent.tool import Tool
+from strop.compat.acts import find_act, make_act
+from strop.compat.tasks import read_task, split_rows
 from strop.errors import AgentError
 from strop.imports import one_line
 from strop.types import Task
@@ -56,13 +59,14 @@ class ServedEpisode(Struct, kw_only=True):
     system: str = ""
 
 
+class ServedSchema(Struct):
+    """What a server says of its actions."""
+
+    action: dict[str, Any]
+
+
 async def agent(task: Task, llm: LLM) -> Any:
-    try:
-        given = msgspec.convert(task.data, ServedEpisode)
-    except msgspec.ValidationError as error:
-        raise AgentError(
-            f"task {task.id} names no server of OpenEnv ({error}). Fix: take tasks from strop.compat.openenv:tasks"
-        ) from None
+    given = read_task(task, ServedEpisode, "OpenEnv", "strop.compat.openenv:tasks")
     schema = await asyncio.to_thread(read_schema, given.url)
     plays = EnvironmentAgent(
         lambda: ServedEnvironment(given, schema),
@@ -90,15 +94,16 @@ def tasks(
     calls          the model acts by calling a tool
     system         the system message; default: what an action is
     """
-    given = list(resets) or [{"seed": at} for at in range(seed, seed + count + held)]
-    first = len(given) - held
+    given: Sequence[Mapping[str, Any]] = resets
+    if given:
+        first = len(split_rows(given, held, "resets")[0])
+    else:
+        given, first = [{"seed": at} for at in range(seed, seed + count + held)], count
+    splits = ["train" if place < first else "test" for place in range(len(given))]
+    said = ServedEpisode(url=url, max_turns=max_turns, calls=calls, system=system)
     return [
-        Task(
-            id=f"{'train' if place < first else 'test'}-{place}",
-            split="train" if place < first else "test",
-            data={"url": url, "reset": dict(one), "max_turns": max_turns, "calls": calls, "system": system},
-        )
-        for place, one in enumerate(given)
+        Task(id=f"{split}-{place}", split=split, data=msgspec.to_builtins(replace(said, reset=dict(one))))
+        for place, (split, one) in enumerate(zip(splits, given, strict=True))
     ]
 
 
@@ -110,9 +115,7 @@ class ServedEnvironment(Environment):
         self._client: Any = None
 
     def list_tools(self) -> list[Tool]:
-        if not self._given.calls:
-            return []
-        return [Tool(_take, name="act", description="Act.", parameters=self._schema)]
+        return [make_act(self._schema)] if self._given.calls else []
 
     async def reset(self, task: Task) -> str:
         try:
@@ -146,15 +149,7 @@ class ServedEnvironment(Environment):
     def _choose(self, action: Action) -> Json:
         if not self._given.calls:
             return read_action(self._schema, action.text)
-        acts = [call for call in action.calls if call.name == "act"]
-        if len(acts) != 1:
-            raise ValueError(f"there are {len(acts)} calls of act: give one")
-        return acts[0].given
-
-
-def _take(**action: Any) -> str:
-    """What the tool says; the server acts once the call is seen."""
-    return "ok"
+        return find_act(action)
 
 
 # -- actions and observations as text ----------------------------------------------------------------------------------
@@ -165,13 +160,12 @@ def read_schema(url: str) -> Json:
     """Which actions there are."""
     try:
         with urllib.request.urlopen(f"{url.rstrip('/')}/schema", timeout=SECONDS) as answer:
-            said = json.load(answer)
-    except (OSError, ValueError, urllib.error.URLError) as error:
+            schema = msgspec.json.decode(answer.read(), type=ServedSchema).action
+    except (OSError, ValueError, urllib.error.URLError, msgspec.MsgspecError) as error:
         raise AgentError(
             f"{url} does not say what its actions are ({one_line(error)}). Fix: see whether an environment of OpenEnv "
             "is served there"
         ) from None
-    schema: Json = said["action"]
     fields = {name: value for name, value in schema.get("properties", {}).items() if name not in ABOUT}
     return {**schema, "properties": fields}
 

@@ -45,7 +45,7 @@ from strop.gateway.outside import OutsideRoute, name_model
 from strop.gateway.proxy import ProxiedRequest
 from strop.gateway.record import Recorder
 from strop.gateway.route import PolicyRoute, Routes
-from strop.gateway.session import Session
+from strop.gateway.session import Session, is_conversation
 from strop.gateway.sessions import Sessions
 from strop.net import asgi
 from strop.net.cycle import take_body
@@ -54,6 +54,7 @@ from strop.net.interruption import Interruption
 from strop.store.base import AttemptStore
 from strop.store.server.attempts import make_attempt_routes
 from strop.store.server.keys import hide_key
+from strop.types import Turn
 
 MAX_BODY = 16 << 20
 MANY = 10_000
@@ -287,10 +288,13 @@ class Gateway:
 
     async def _resume(self, dialect: Dialect, session: Session, request: ModelRequest) -> ModelRequest:
         """A request that goes on from a turn it names, or names what turns have said, with what was said there."""
-        recorded = await self._store.turns(session.rollout.id, attempt=session.attempt.number)
-        turns = {turn.id: turn for turn in recorded if turn.messages[0]["role"] != "prompt"}  # which is no conversation
+        answers, turns = session.answers, dict[str, Turn]()
+        if request.previous is not None or not answers.keys() >= set(request.refers):  # reading all of them takes long
+            recorded = await self._store.turns(session.rollout.id, attempt=session.attempt.number)
+            turns = {turn.id: turn for turn in recorded if is_conversation(turn)}
+            answers = {id: turn.answer for id, turn in turns.items()}
         for named, param in [(request.previous, "previous_response_id"), *((turn, "input") for turn in request.refers)]:
-            if named is not None and named not in turns:
+            if named is not None and named not in answers:
                 raise ApiError(
                     f"there is no previous response {named!r} in this rollout. Fix: send the whole conversation",
                     status=404,
@@ -298,7 +302,7 @@ class Gateway:
                     code="previous_response_not_found",
                 )
         if request.refers:
-            request = dialect.recall(request, {turn: turns[turn].answer for turn in request.refers})
+            request = dialect.recall(request, {turn: answers[turn] for turn in request.refers})
         return request if request.previous is None else dialect.continue_from(request, turns[request.previous])
 
     def _call(self, session: Session, agent: str, request: ModelRequest) -> ModelCall:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -27,6 +27,8 @@ class Session:
         self.in_flight = 0
         self.told: set[tuple[str, str]] = set()
         """Of what agents were not served, in which words: once for each agent, not with every request."""
+        self.answers: dict[str, dict[str, Any]] = {}
+        """What the turns of its conversations said, by their ids: requests may name it and not send it."""
         self._contexts: dict[tuple[str, str], Contexts] = {}
         self._made: dict[str, str] = {}
         self._num_turns = 0
@@ -61,6 +63,8 @@ class Session:
 
     def add(self, turn: Turn, conversation: Conversation) -> None:
         self.contexts(turn.agent, turn.policy).add(turn, conversation)
+        if is_conversation(turn):
+            self.answers[turn.id] = turn.answer
 
     def restore(self, turns: Sequence[Turn]) -> None:
         """Take up an attempt that another gateway began: every context is in the store."""
@@ -74,3 +78,9 @@ class Session:
             self.add(turn, Conversation.of(turn.messages, tools[turn.id], variables=variables, lead=lead))
             hashed = self.contexts(turn.agent, turn.policy).prompt_hash(turn.id)
             self._asked[turn.agent, hashed.digest()] += 1
+
+
+def is_conversation(turn: Turn) -> bool:
+    """Whether a turn can be gone on from by its name: a raw prompt's cannot, nor one of an outside model whose request
+    was not understood."""
+    return bool(turn.messages) and turn.messages[0]["role"] != "prompt"

@@ -7,8 +7,8 @@
     await client.chat.completions.create(..., extra_headers={"trace_id": trace_id})  # as it came with the task
 
 The run's folder holds `address.json` while its gateway answers; GET /address tells the same, as its client sees
-it. It tells no secret: the key of an attempt comes with its task. The file that LLM_SERVER_NOTIFY_FILE names, as agent
-services of verl have it, holds HOST:PORT meanwhile.
+it. It tells no secret: the key of an attempt comes with its task. The file that LLM_SERVER_NOTIFY_FILE names, as
+agent services of verl have it, holds HOST:PORT meanwhile.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ class AddressApp:
     def announce(self, url: str, model: str, folder: Path) -> Generator[GatewayAddress]:
         """Tell it from now on, and write it down in the folder until the end of the block."""
         self._address = address = GatewayAddress.of(url, model)
-        with _written(folder / FILE, msgspec.json.encode(address) + b"\n"), _notified(url if model else ""):
+        file, data = folder / FILE, msgspec.json.encode(address) + b"\n"
+        with _keep_file(file, data), _notify(url if model else ""):
             try:
                 yield address
             finally:
@@ -143,7 +144,7 @@ class AddressApp:
 
 
 @contextmanager
-def _written(file: Path, data: bytes, *, shared: bool = False) -> Generator[None]:
+def _keep_file(file: Path, data: bytes, *, shared: bool = False) -> Generator[None]:
     write_whole(file, data, shared=shared)
     try:
         yield
@@ -154,7 +155,7 @@ def _written(file: Path, data: bytes, *, shared: bool = False) -> Generator[None
 
 
 @contextmanager
-def _notified(url: str) -> Generator[None]:
+def _notify(url: str) -> Generator[None]:
     """The file of LLM_SERVER_NOTIFY_FILE, where a model is served and the file is named."""
     named = os.environ.get(NOTIFY)
     if not named or not url:
@@ -162,7 +163,7 @@ def _notified(url: str) -> Generator[None]:
         return
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(_written(Path(named), urlsplit(url).netloc.encode(), shared=True))
+            stack.enter_context(_keep_file(Path(named), urlsplit(url).netloc.encode(), shared=True))
         except OSError as error:
             raise PlaceError(
                 f"{NOTIFY} names {named}, which cannot be written ({error.strerror or error}). Fix: name a file in a "

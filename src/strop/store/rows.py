@@ -18,10 +18,11 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from strop.errors import BadExclusion, BadReward, StoreError
+from strop.errors import BadExclusion, BadReward, StoreError, StropError
 from strop.types import MAX_REWARD, Attempt, Event, Exclusion, Policy, Reward, Rollout, Step, Turn
 
 Row = Sequence[Any]
+_Said = TypeVar("_Said")
 
 _COLUMN = {"group": "grp"}
 """Fields whose names mean something else in SQL."""
@@ -234,26 +235,23 @@ def reward(data: dict[str, Any]) -> Reward:
     value = data.get("value")
     if isinstance(value, bool):
         data = {**data, "value": float(value)}
-    try:
-        found = msgspec.convert(data, Reward)
-    except msgspec.ValidationError as error:
-        raise BadReward(
-            f"a reward event does not fit: {error}. Fix: write it as {{'name': 'reward', 'value': 1.0}}"
-        ) from None
-    return check_reward(found)
+    return check_reward(_convert(data, Reward, BadReward, "a reward event", "{'name': 'reward', 'value': 1.0}"))
 
 
 def exclusion(data: dict[str, Any]) -> Exclusion:
     """The exclusion an event carries. `BadExclusion` names what is wrong with it."""
-    try:
-        found = msgspec.convert(data, Exclusion)
-    except msgspec.ValidationError as error:
-        raise BadExclusion(
-            f"an exclude event does not fit: {error}. Fix: write it as {{'turn': 'g1.0/1/0', 'reason': 'title'}}"
-        ) from None
+    like = "{'turn': 'g1.0/1/0', 'reason': 'title'}"
+    found = _convert(data, Exclusion, BadExclusion, "an exclude event", like)
     if found.wrong:
         raise BadExclusion(f"{found.wrong}. Fix: give the id of the model's answer and one plain word")
     return found
+
+
+def _convert(data: dict[str, Any], kind: type[_Said], refused: type[StropError], what: str, like: str) -> _Said:
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise refused(f"{what} does not fit: {error}. Fix: write it as {like}") from None
 
 
 def check_event(event: Event) -> None:

@@ -1,8 +1,9 @@
 """The tables, and how an older store becomes a newer one.
 
 Written once for every database: `adapt` swaps the few words in which they differ. Turns are told in `turns.py`, with
-how a column is added to them. A store says which version of the
-tables it has; one that is older is migrated when it is opened, in one transaction, one that is newer is refused.
+how a column is added to them; the lists of tools and the grammars that they name are in `tool_lists`. A store says
+which version of the tables it has; one that is older is migrated when it is opened, in one transaction, one that is
+newer is refused.
 """
 
 from __future__ import annotations

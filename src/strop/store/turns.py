@@ -87,7 +87,10 @@ CREATE TABLE turns (
     {", ".join(f"{name} {kind}" for name, kind in OWN.items())}
 );
 CREATE INDEX turns_of_attempt ON turns (rollout, attempt);
-CREATE TABLE tool_lists (hash TEXT PRIMARY KEY, tools TEXT NOT NULL);
+CREATE TABLE tool_lists (
+    hash TEXT PRIMARY KEY,
+    tools TEXT NOT NULL  -- a list of tools as JSON, or the text of a grammar
+);
 """
 
 
@@ -112,12 +115,12 @@ def read(db: Db, rollout: str, attempt: int) -> tuple[list[rows.Row], dict[str, 
     query = f"SELECT {COLUMNS} FROM turns WHERE rollout = ? AND attempt = ? ORDER BY seq"
     found = db.execute(query, (rollout, attempt)).fetchall()
     hashes = list({row[-1] for row in found if row[-1] is not None} | {*filter(None, map(_find_grammar, found))})
-    tools: dict[str, str] = {}
+    named: dict[str, str] = {}
     for first in range(0, len(hashes), MANY):
         some = hashes[first : first + MANY]
-        named = f"SELECT hash, tools FROM tool_lists WHERE hash IN ({', '.join('?' * len(some))})"
-        tools |= dict(db.execute(named, some).fetchall())
-    return found, tools
+        those = f"SELECT hash, tools FROM tool_lists WHERE hash IN ({', '.join('?' * len(some))})"
+        named |= dict(db.execute(those, some).fetchall())
+    return found, named
 
 
 def _find_grammar(row: rows.Row) -> str | None:

@@ -167,14 +167,17 @@ async def test_a_custom_tool_and_the_text_that_comes_back(stand: Stand, stream: 
     assert GRAMMAR["definition"] in shown["description"]
 
 
-async def test_custom_calls_are_gone_on_from_exactly(stand: Stand) -> None:
+@pytest.mark.parametrize("named", [False, True])
+async def test_custom_calls_are_gone_on_from_exactly(stand: Stand, named: bool) -> None:
     call = json.dumps({"name": "functions__exec", "arguments": {"input": 'text("é\\n")'}})
     stand.script(f"Looking.\n<tool_call>\n{call}\n</tool_call>", "It is done.")
     attempt = await stand.attempt("r1")
     client = stand.client(attempt)
     said = await respond(client, OWN_MODEL)
     back = [{key: value for key, value in item.to_dict().items() if key != "status"} for item in said.output]
-    result = {"type": "custom_tool_call_output", "call_id": back[-1]["call_id"], "output": [
+    if named:  # and not sent
+        back = [{"type": "item_reference", "id": item["id"]} for item in back]
+    result = {"type": "custom_tool_call_output", "call_id": said.output[-1].to_dict()["call_id"], "output": [
         {"type": "input_text", "text": "é"},
     ]}  # fmt: skip
     await respond(client, OWN_MODEL | {"input": [*OWN_MODEL["input"], *back, result]})

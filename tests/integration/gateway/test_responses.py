@@ -174,6 +174,61 @@ async def test_an_item_of_another_conversation_is_not_found(stand: Stand) -> Non
     assert stand.engine.calls == []
 
 
+async def test_a_call_that_there_is_not_is_not_found(stand: Stand) -> None:
+    stand.script(CALL)
+    attempt = await stand.attempt("r1")
+    client = stand.client(attempt)
+    await ask(client, input=QUESTION, tools=TOOLS)
+    asked: Any = [{"role": "user", "content": QUESTION}, {"type": "item_reference", "id": "fc1_r1/1/0"}]
+    with pytest.raises(openai.NotFoundError, match=r"'fc1_r1/1/0' is not an item of .* 1 calls\. Fix: send the item"):
+        await ask(client, input=asked, tools=TOOLS)
+    assert len(stand.engine.calls) == 1
+
+
+async def test_what_this_gateway_heard_is_not_read_again(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that names items is answered from its session; only one that another gateway made is looked up."""
+    stand.script(CALL, "It is 12.", "Bye.")
+    attempt = await stand.attempt("r1")
+    client = stand.client(attempt)
+    items: list[Any] = [{"role": "user", "content": QUESTION}]
+    read: list[str] = []
+    turns = stand.store.turns
+
+    async def read_turns(rollout: str, *, attempt: int | None = None) -> list[Turn]:
+        read.append(rollout)
+        return await turns(rollout, attempt=attempt)
+
+    for number in range(3):
+        response = await ask(client, input=items, tools=TOOLS)
+        items += [refer(item) for item in response.output]
+        items += results(response) or [{"role": "user", "content": "more"}]
+        if number == 0:  # its session began
+            monkeypatch.setattr(stand.store, "turns", read_turns)
+    assert read == []
+    stand.gateway.forget("r1")  # as after a restart
+    stand.script("Again.")
+    await ask(client, input=items, tools=TOOLS)
+    assert read == ["r1"], "by the session, once"
+    check_appends(await turns("r1"))
+
+
+async def test_a_turn_without_messages_is_in_nobodys_way(stand: Stand) -> None:
+    """As one of an outside model is whose request was not understood."""
+    stand.script("fine", "Bye.")
+    attempt = await stand.attempt("r1")
+    empty = Turn(
+        id="r1/1/0", rollout="r1", attempt=1, prompt_ids=[], response_ids=[], logprobs=[], versions=[], finish="stop",
+        started=0.0, ended=0.0,
+    )  # fmt: skip
+    await stand.store.add_turns([empty])
+    client = stand.client(attempt)
+    first = await ask(client, input="one")
+    second = await ask(client, input="two", previous_response_id=first.id)
+    assert second.output_text == "Bye."
+    with pytest.raises(openai.NotFoundError, match="no previous response 'r1/1/0'"):
+        await ask(client, input="two", previous_response_id="r1/1/0")
+
+
 async def test_instructions_are_for_one_response(stand: Stand) -> None:
     stand.script("a", "b", "c")
     attempt = await stand.attempt("r1")

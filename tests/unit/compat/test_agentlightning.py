@@ -212,7 +212,7 @@ def test_patterns_of_trained_agents(pattern: str) -> None:
         assert any(fnmatchcase(name, one) for one in ours) == bool(re.search(pattern, name)), name
 
 
-@pytest.mark.parametrize("pattern", ["agent_\\d+", "(a|b)", "[ab]", "a+", "a*", "", ".*", "a|"])
+@pytest.mark.parametrize("pattern", ["agent_\\d+", "(a|b)", "[ab]", "a+", "a*", "colou?r", "", ".*", "a|"])
 def test_patterns_that_say_more_than_names(pattern: str) -> None:
     with pytest.raises(ConfigError, match=r"says more than names\. Fix: "):
         match_agents(pattern)

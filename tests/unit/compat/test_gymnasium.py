@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -83,13 +85,36 @@ def test_what_is_no_action(space: Any, text: str, why: str) -> None:
 def test_words_for_actions() -> None:
     space = ActionSpace(Discrete(3, start=1), ["Left", "up", "upper right"])
     assert [space.read(text) for text in ("LEFT", "not left: up", "go upper right", "2")] == [1, 2, 3, 2]
-    assert space.asked_for(calls=True) == "Call act with one of: left, up, upper right."
+    assert space.describe_actions(calls=True) == "Call act with one of: left, up, upper right."
     assert space.schema["properties"]["action"] == {"type": "string", "enum": ["left", "up", "upper right"]}
     assert (space.read_value("up"), space.read_value(3)) == (2, 3)
     with pytest.raises(AgentError, match="there are 2 words"):
         ActionSpace(Discrete(3), ["a", "b"])
     with pytest.raises(ValueError, match=r"\[1\] is not an action"):
         space.read_value([1])
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (Discrete(4), 2.9),
+        (Discrete(4), True),
+        (Discrete(4), None),
+        (Discrete(4), float("inf")),
+        (MultiDiscrete(2), [0.5, 1]),
+        (MultiDiscrete(2), [1]),
+    ],
+)
+def test_calls_that_are_no_action(space: Any, value: Any) -> None:
+    """Nothing is rounded: the model would be trained on what it did not say."""
+    with pytest.raises(ValueError, match=re.escape(f"{value!r} is not an action. Call act with")):
+        ActionSpace(space).read_value(value)
+
+
+def test_calls_that_are_an_action() -> None:
+    assert ActionSpace(Discrete(4)).read_value(2.0) == 2
+    assert ActionSpace(MultiDiscrete(2)).read_value([1, 2.0]).tolist() == [1, 2]
+    assert ActionSpace(Box(2)).read_value([0.5, 1]).tolist() == [0.5, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -126,6 +151,33 @@ def test_tasks_have_seeds_of_their_own() -> None:
     assert [(task.split, task.data["seed"]) for task in made] == [("train", 7), ("train", 8), ("test", 9)]
     assert made[0].data["args"] == {"is_slippery": False}
     assert made[0].data["max_turns"] == 9
+
+
+class Made:
+    """As much of an environment as is there before its first step."""
+
+    render_mode, spec, metadata, observation_space = None, None, {}, Discrete(2)
+    closed = 0
+
+    def __init__(self, action_space: Any) -> None:
+        self.action_space = action_space
+
+    def reset(self, **given: Any) -> Any:
+        raise RuntimeError("the level is not there")
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize(
+    ("space", "why"), [(Dict(), "are not read from text"), (Discrete(2), "the level is not there")]
+)
+def test_an_environment_that_cannot_be_played_is_closed(monkeypatch: pytest.MonkeyPatch, space: Any, why: str) -> None:
+    made = Made(space)
+    monkeypatch.setitem(sys.modules, "gymnasium", SimpleNamespace(make=lambda name: made))
+    with pytest.raises((AgentError, RuntimeError), match=why):
+        run(agent, {"environment": "Level-v0", "seed": 1}, answers=["1"])
+    assert made.closed == 1
 
 
 def test_a_task_of_something_else_is_refused() -> None:

@@ -181,7 +181,8 @@ def match_agents(pattern: str) -> list[str]:
     for part in pattern.split("|"):
         begins, ends = part.startswith("^"), part.endswith("$") and not part.endswith("\\$")
         inner = part[begins : len(part) - ends].replace(".*", "*").replace(".", "?")
-        if not inner.strip("*") or set(inner.replace("*", "")) & set("\\[](){}+^$") or "*" in part.replace(".*", ""):
+        more = set(inner) & set("\\[](){}+^$") or set(part.replace(".*", "")) & set("?*")
+        if more or not inner.strip("*"):
             raise ConfigError(
                 f"trained_agents is {pattern!r}, which says more than names. Fix: name the agents in the table strop "
                 'of the configuration: {"strop": {"policy": {"agents": [...]}}}'

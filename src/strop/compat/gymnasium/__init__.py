@@ -27,7 +27,9 @@ from strop.agent.environment import EnvironmentAgent, Gym
 from strop.agent.episode import Action
 from strop.agent.llm import LLM
 from strop.agent.tool import Tool
+from strop.compat.acts import find_act, make_act
 from strop.compat.gymnasium.spaces import ActionSpace, is_small, show
+from strop.compat.tasks import read_task
 from strop.errors import AgentError
 from strop.imports import one_line
 from strop.types import Task
@@ -50,19 +52,17 @@ class World(Struct, kw_only=True):
 
 
 async def agent(task: Task, llm: LLM) -> Any:
-    try:
-        world = msgspec.convert(task.data, World)
-    except msgspec.ValidationError as error:
-        raise AgentError(
-            f"task {task.id} names no environment of Gymnasium ({error}). Fix: take tasks from "
-            "strop.compat.gymnasium:tasks"
-        ) from None
+    world = read_task(task, World, "Gymnasium", "strop.compat.gymnasium:tasks")
     made = _make(world)
-    space = ActionSpace(made.action_space, world.actions)
+    try:
+        space = ActionSpace(made.action_space, world.actions)
+    except AgentError:
+        made.close()
+        raise
     limit = getattr(made.spec, "max_episode_steps", None)
     plays = EnvironmentAgent(
         lambda: WorldEnvironment(made, space, world),
-        system=world.system or f"You act in {world.environment}. {space.asked_for(world.calls)}",
+        system=world.system or f"You act in {world.environment}. {space.describe_actions(world.calls)}",
         max_turns=world.max_turns or limit or MAX_TURNS,
     )
     return await plays(task, llm)
@@ -108,18 +108,16 @@ class WorldEnvironment(Gym):
         self._made, self._space, self._calls = made, space, world.calls
 
     def list_tools(self) -> list[Tool]:
-        if not self._calls:
-            return []
-        about = "Act in the environment."
-        return [Tool(_take, name="act", description=about, parameters=self._space.schema)]
+        return [make_act(self._space.schema)] if self._calls else []
 
     def choose(self, action: Action) -> Any:
         if not self._calls:
             return super().choose(action)
-        acts = [call for call in action.calls if call.name == "act"]
-        if len(acts) != 1:
-            raise ValueError(f"there are {len(acts)} calls of act: give one")
-        return self._space.read_value(acts[0].given.get("action"))
+        return self._space.read_value(find_act(action).get("action"))
+
+    def close(self) -> None:
+        """It was made before `reset`, which may not have been reached."""
+        self._made.close()
 
     def _show(self, observation: Any) -> str:
         space = self._made.observation_space
@@ -127,11 +125,6 @@ class WorldEnvironment(Gym):
             return show(space, observation)
         drawn = draw(self._made.render())  # colours may say more than brackets do: what is small is shown besides
         return f"{drawn}\n{show(space, observation)}" if is_small(space) else drawn
-
-
-def _take(**action: Any) -> str:
-    """What the tool says; the environment acts once it sees the call."""
-    return "ok"
 
 
 def draw(rendered: str) -> str:

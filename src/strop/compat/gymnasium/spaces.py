@@ -34,7 +34,7 @@ class ActionSpace:
     >>> class Discrete:
     ...     n, start = 4, 0
     >>> space = ActionSpace(Discrete(), ["left", "down", "right", "up"])
-    >>> space.read("I go right."), space.read("2"), space.asked_for(calls=False)
+    >>> space.read("I go right."), space.read("2"), space.describe_actions(calls=False)
     (2, 2, 'Say one of: left, down, right, up.')
     """
 
@@ -52,7 +52,7 @@ class ActionSpace:
     def _start(self) -> int:
         return int(getattr(self.space, "start", 0))
 
-    def asked_for(self, calls: bool) -> str:
+    def describe_actions(self, calls: bool) -> str:
         """What the model is told about its actions."""
         if self.words:
             said = f"one of: {', '.join(self.words)}"
@@ -91,10 +91,10 @@ class ActionSpace:
         found = (NUMBER if self.kind == "Box" else WHOLE).findall(text)
         if self.kind == "Discrete":
             if not found:
-                raise ValueError(f"there is no action in it. {self.asked_for(calls=False)}")
+                raise ValueError(f"there is no action in it. {self.describe_actions(calls=False)}")
             return int(found[-1])
         if len(found) < self._size:
-            raise ValueError(f"there are {len(found)} numbers in it. {self.asked_for(calls=False)}")
+            raise ValueError(f"there are {len(found)} numbers in it. {self.describe_actions(calls=False)}")
         return self.read_value([float(number) for number in found[-self._size :]])
 
     def read_value(self, value: Any) -> Any:
@@ -103,12 +103,21 @@ class ActionSpace:
             return self.read(value)
         try:
             if self.kind == "Discrete":
-                return int(value)
+                return _whole(value)
             import numpy as np
 
-            return np.asarray(value, dtype=self.space.dtype).reshape(self.space.shape)
+            made = np.asarray(value, dtype=self.space.dtype).reshape(self.space.shape)
+            if made.dtype.kind in "iu" and not np.array_equal(made.ravel(), np.ravel(np.asarray(value, float))):
+                raise ValueError("some are not whole")
+            return made
         except (TypeError, ValueError, OverflowError):
-            raise ValueError(f"{value!r} is not an action. {self.asked_for(calls=True)}") from None
+            raise ValueError(f"{value!r} is not an action. {self.describe_actions(calls=True)}") from None
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or int(value) != value:
+        raise ValueError("it is not whole")
+    return int(value)
 
 
 def is_small(space: Any) -> bool:

@@ -33,6 +33,7 @@ import msgspec
 
 import strop
 from strop.agent.llm import LLM
+from strop.compat.tasks import split_rows
 from strop.compat.verifiers import environments, tasksets
 from strop.errors import AgentError, TaskError
 from strop.imports import one_line
@@ -64,8 +65,8 @@ def tasks(
         return _ask(python, environment, args or {}, held, limit)
     module = tasksets if _is_taskset(environment) else environments
     train, test = module.read_rows(environment, dict(args or {}), limit)
-    if not test and held:
-        train, test = train[:-held], train[-held:]
+    if not test:
+        train, test = split_rows(train, held, "rows")
     if not train and not test:
         raise TaskError(f"verifiers' environment {environment} has no rows. Fix: see what it takes in args")
     plain: Json = {"environment": environment, "args": dict(args or {})}
@@ -120,6 +121,7 @@ def _ask(python: str, environment: str, args: Mapping[str, Any], held: int, limi
         except OSError as error:
             raise TaskError(f"tasks_args.python: {python} cannot be run ({error}). Fix: name a python") from None
         if done.returncode:
-            said = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
-            raise TaskError(f"verifiers' environment {environment} was not read by {python}: {said[0]}")
+            said = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+            fix = "" if "Fix: " in said else f". Fix: see whether {python} loads it"
+            raise TaskError(f"verifiers' environment {environment} was not read by {python}: {said}{fix}")
         return [msgspec.json.decode(line, type=Task) for line in out.read_bytes().splitlines()]

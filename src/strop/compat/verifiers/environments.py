@@ -22,7 +22,7 @@ from typing import Any, cast
 import msgspec
 
 from strop.agent.llm import LLM
-from strop.compat.verifiers.gateway import NO_KEY, read_scores, write_url
+from strop.compat.verifiers.gateway import NO_KEY, TRY, read_scores, write_url
 from strop.errors import AgentError
 from strop.imports import one_line
 from strop.types import Reward
@@ -48,7 +48,7 @@ async def run(environment: Any, name: str, args: Json, row: Json, llm: LLM) -> l
     )
     said = await environment.run_rollout(dict(row), client, llm.model, dict(environment.sampling_args or {}))
     if said.get("error"):
-        raise AgentError(f"verifiers' environment {name}: {_describe(said['error'])}")
+        raise AgentError(f"verifiers' environment {name}: {_describe(said['error'])}. {TRY}")
     return read_scores(said["reward"], said.get("metrics") or {})
 
 
@@ -77,11 +77,13 @@ def _load_once(name: str, args: str) -> Any:
 def load(name: str, args: Json) -> Any:
     """Raises `AgentError` for one that cannot be loaded, or whose rubric looks at several rollouts at once."""
     verifiers = import_module("verifiers")
-    with _signals_kept():
+    with _keep_signals():
         try:
             environment = verifiers.load_environment(name, **args)
         except Exception as error:  # whatever its author's code raises
-            raise AgentError(f"verifiers' environment {name} was not loaded: {one_line(error)}") from None
+            raise AgentError(
+                f"verifiers' environment {name} was not loaded: {one_line(error)}. Fix: see what it takes in args"
+            ) from None
     if not hasattr(environment, "run_rollout"):
         raise AgentError(f"{name} is not an environment of verifiers 0.1.10 or newer. Fix: pip install -U verifiers")
     if functions := _find_comparing(environment.rubric):
@@ -103,7 +105,7 @@ def _find_comparing(rubric: Any) -> list[Any]:
 
 
 @contextmanager
-def _signals_kept() -> Generator[None]:
+def _keep_signals() -> Generator[None]:
     """An environment takes SIGINT and SIGTERM for itself when it is made; who runs it has plans of its own for them."""
     if threading.current_thread() is not threading.main_thread():
         raise AgentError("verifiers makes environments in a main thread only. Fix: set runner.agents_in to processes")

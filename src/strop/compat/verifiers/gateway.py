@@ -12,6 +12,9 @@ TOTAL = "reward"
 NO_KEY = "STROP_NO_KEY"
 """A variable that is not set: the key is in the address."""
 
+TRY = "Fix: see whether verifiers' own `vf-eval` runs it"
+"""Said of a rollout that ended with an error of verifiers'."""
+
 
 def write_url(llm: LLM) -> str:
     """The gateway with the attempt's key in the address: verifiers takes keys from variables only, and rollouts of one

@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import Any, cast
 
 from strop.agent.llm import LLM
-from strop.compat.verifiers.gateway import NO_KEY, read_scores, write_url
+from strop.compat.verifiers.gateway import NO_KEY, TRY, read_scores, write_url
 from strop.errors import AgentError, TaskError
 from strop.imports import one_line
 from strop.types import Reward
@@ -40,7 +40,7 @@ async def run(name: str, args: Json, row: Json, llm: LLM) -> list[Reward]:
     if not episode.ok:
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         said = f"{errors[-1].type}: {errors[-1].message}" if errors else "it did not end well, and does not say why"
-        raise AgentError(f"verifiers' taskset {name}: {' '.join(said.split())[:500]}")
+        raise AgentError(f"verifiers' taskset {name}: {' '.join(said.split())[:500]}. {TRY}")
     return read_episode(episode)
 
 
@@ -88,7 +88,9 @@ def _load(name: str, args: Json, llm: LLM | None) -> Any:
     except AgentError:
         raise
     except Exception as error:  # of its author's code, of pydantic, of an import
-        raise AgentError(f"verifiers' taskset {name} was not loaded: {one_line(error)}") from None
+        raise AgentError(
+            f"verifiers' taskset {name} was not loaded: {one_line(error)}. Fix: see what it takes in args"
+        ) from None
 
 
 def _seat(seat: str, spec: Any, given: Json, usual: str, llm: LLM | None) -> Json:

@@ -65,7 +65,8 @@ class _Reference(Struct):
     id: str
 
 
-_REFERRED = re.compile(r"(msg|rs|(?:f|ct)c\d+)_")
+_REFERRED = re.compile(r"(msg|rs|(?:f|ct)c(\d{1,9}))_")
+"""What an item's id begins with; of a call it has the place among the calls of its turn."""
 _Item = _Message | _Reasoning | _Call | _Result | _MoreTools | _Reference
 ITEMS: dict[str, type[_Item | _CustomCall]] = {
     "message": _Message,
@@ -134,14 +135,28 @@ def _recall(message: Json, answers: Mapping[str, Json]) -> Json:
     whole = {name: value for name, value in message.items() if name != "referred"}
     answer = answers[message["turn"]]
     for id in message["referred"]:
-        kind = id.partition("_")[0]
+        kind, place = _read_id(id)
         if kind == "msg":
-            whole["content"] += answer["content"]
+            whole["content"] += answer.get("content") or ""
         elif kind == "rs":
             whole["reasoning_content"] = answer.get("reasoning_content", "")
-        elif (place := int(kind.removeprefix("fc"))) < len(calls := answer.get("tool_calls", [])):
+        elif place < len(calls := answer.get("tool_calls", [])):
             whole["tool_calls"] = [*whole.get("tool_calls", []), calls[place]]
+        else:
+            raise ApiError(
+                f"{id!r} is not an item of its response, which has {len(calls)} calls. Fix: send the item",
+                status=404,
+                param="input",
+                code="item_not_found",
+            )
     return whole
+
+
+def _read_id(id: str) -> tuple[str, int]:
+    """What an item is, and a call's place."""
+    begins = _REFERRED.match(id)
+    assert begins, "an id that `_item` refused"
+    return begins[1], int(begins[2] or 0)
 
 
 _ORDER = [_Reasoning, _Message, _Call]

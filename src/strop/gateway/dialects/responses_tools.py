@@ -13,7 +13,7 @@ The model is not shown that a tool is `strict`: its calls are held to the schema
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -38,6 +38,9 @@ PROVIDERS = frozenset(
     }
 )
 """Kinds of tools that the API's maker runs, or that find others for it. An agent gets on without them."""
+
+
+_Given = TypeVar("_Given")
 
 
 class _Function(Struct, forbid_unknown_fields=True):
@@ -119,15 +122,8 @@ def read_tools(given: Sequence[Json]) -> ToolList:
 
 
 def _read_namespace(raw: Json, where: str) -> list[tuple[str, _Tool]]:
-    try:
-        space = msgspec.convert(raw, _Namespace)
-    except msgspec.ValidationError as error:
-        raise ApiError(
-            f'{where}: {error}. Fix: write a namespace as {{"type": "namespace", "name": ..., "description": ..., '
-            '"tools": [...]}',
-            param=where,
-            code="invalid_value",
-        ) from None
+    shape = 'write a namespace as {"type": "namespace", "name": ..., "description": ..., "tools": [...]}'
+    space = _convert(raw, _Namespace, where, shape)
     tools = [_read_function(tool, f"{where}.tools[{i}]") for i, tool in enumerate(space.tools)]
     if tools and space.description:
         about = "\n\n".join(filter(None, (space.description, tools[0].description)))
@@ -140,34 +136,27 @@ def _read_function(raw: Json, where: str) -> _Tool:
         return _read_custom(raw, where)
     if raw.get("type") != "function":
         raise unsupported(f"{where}.type", f"{raw.get('type')!r} is not served. Fix: use 'function' or 'custom'")
-    try:
-        given = msgspec.convert({name: value for name, value in raw.items() if value is not None}, _Function)
-    except msgspec.ValidationError as error:
-        raise ApiError(
-            f'{where}: {error}. Fix: write a tool as {{"type": "function", "name": ..., "description": ..., '
-            '"parameters": ...}',
-            param=where,
-            code="invalid_value",
-        ) from None
+    shape = 'write a tool as {"type": "function", "name": ..., "description": ..., "parameters": ...}'
+    given = _convert({name: value for name, value in raw.items() if value is not None}, _Function, where, shape)
     check_schema(given.parameters, f"{where}.parameters")
     return _Tool(**asdict(given))
 
 
 def _read_custom(raw: Json, where: str) -> _Tool:
-    try:
-        custom = msgspec.convert({name: value for name, value in raw.items() if value is not None}, _Custom)
-    except msgspec.ValidationError as error:
-        raise ApiError(
-            f'{where}: {error}. Fix: write a custom tool as {{"type": "custom", "name": ..., "description": ..., '
-            '"format": ...}',
-            param=where,
-            code="invalid_value",
-        ) from None
+    shape = 'write a custom tool as {"type": "custom", "name": ..., "description": ..., "format": ...}'
+    custom = _convert({name: value for name, value in raw.items() if value is not None}, _Custom, where, shape)
     how = custom.format
     told = f"The input follows this grammar ({how.syntax}):\n{how.definition}" if how and how.definition else None
     about = "\n\n".join(filter(None, (custom.description, told))) or None
     schema = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
     return _Tool(type="function", name=custom.name, description=about, parameters=schema, custom=True)
+
+
+def _convert(raw: Json, kind: type[_Given], where: str, shape: str) -> _Given:
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        raise ApiError(f"{where}: {error}. Fix: {shape}", param=where, code="invalid_value") from None
 
 
 def _show(tool: _Tool) -> Json:

@@ -62,7 +62,7 @@ async def _finish(store: Store, data: DataSet, lease: Lease) -> None:
     names = {turn.id: f"{id}/{attempt}/{turn_number(turn.id)}" for turn in turns}
     if turns:
         await store.add_turns([copy_turn(turn, names, id, attempt) for turn in turns])
-    excluded = [(names[turn], reason) for turn, reason in sample.excluded.items() if turn in names]
+    excluded = [(_name(turn, names), reason) for turn, reason in sample.excluded.items()]
     await store.add_events([exclude(id, attempt, turn, reason) for turn, reason in excluded])
     rewards = name_turns(sample.rewards, names)
     await store.finish(id, attempt, rewards=rewards, detail=describe_source(data, sample))
@@ -87,8 +87,13 @@ def exclude(rollout: str, attempt: int, turn: str, reason: str) -> Event:
 
 
 def name_turns(rewards: Sequence[Reward], names: dict[str, str]) -> list[Reward]:
-    """Rewards with the turns' new names; one for a turn that is not there stays as it is, and is counted as such."""
-    return [replace(reward, turn=names.get(reward.turn, reward.turn)) if reward.turn else reward for reward in rewards]
+    """Rewards with the turns' new names."""
+    return [replace(reward, turn=_name(reward.turn, names)) if reward.turn else reward for reward in rewards]
+
+
+def _name(turn: str, names: dict[str, str]) -> str:
+    """A turn's new name. One that is not there has a name that no turn has, and is counted as such by the step."""
+    return names.get(turn, f"{DATA}:{turn}")
 
 
 def describe_source(data: DataSet, sample: DataSample) -> str:

@@ -30,9 +30,11 @@ def test_a_copy_has_the_tokens_and_none_of_the_circumstances() -> None:
     assert (copy.prompt_ids, copy.response_ids, copy.answer) == (second.prompt_ids, second.response_ids, second.answer)
     assert (copy.id, copy.rollout, copy.attempt, copy.parent) == ("g000001.0/2/1", "g000001.0", 2, "g000001.0/2/0")
     assert (copy.versions, copy.sampling) == ([(0, "data")], Sampling(max_tokens=9))
-    assert name_turns([Reward(value=1.0, turn=second.id), Reward(value=2.0)], names) == [
+    rewards = [Reward(value=1.0, turn=second.id), Reward(value=2.0), Reward(value=3.0, turn="g000001.0/2/0")]
+    assert name_turns(rewards, names) == [
         Reward(value=1.0, turn="g000001.0/2/1"),
         Reward(value=2.0),
+        Reward(value=3.0, turn="data:g000001.0/2/0"),  # of a rollout that was called as the copy is
     ]
 
 
@@ -50,6 +52,7 @@ async def test_what_was_begun_when_a_run_was_killed_is_finished_before_agents_wo
     assert (found.status, found.detail, found.reward()) == ("succeeded", "copied from runs/a, g7.0", 1.0)
     assert [turn.response_ids for turn in await store.turns(wanted.id)] == [[7, 8], [9]]
     assert {reward.turn for reward in found.rewards} == {None, f"{wanted.id}/2/1"}
-    assert found.excluded == {f"{wanted.id}/2/0": "title"}  # what its agent did not want trained is not learnt here
+    # What its agent did not want trained is not learnt here; that one is not there is counted by the step.
+    assert found.excluded == {f"{wanted.id}/2/0": "title", "data:g7.0/1/7": "gone"}
     assert [lease.rollout.id for lease in await store.lease("agent", seconds=60, count=9)] == [waiting.id]
     await store.close()
