@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from data import World, load_world
+from airline_tools import AirlineTools
 from database import Database
-from reward import score
-from tools import AirlineTools
+from outcome import score
+from world import World, load_world
 
 import strop
 from strop.agent.episode import Action

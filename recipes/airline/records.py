@@ -16,8 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from airline_tools import CHANGES
 from database import Row, Rows
-from tools import CHANGES
 
 SEATS, PRICES = (
     {"basic_economy": 9, "economy": 9, "business": 9},

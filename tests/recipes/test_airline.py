@@ -27,13 +27,13 @@ def of(file: str, name: str) -> Any:
     return resolve(f"{RECIPE / file}:{name}", "tasks")
 
 
-tasks, load_world, make_rows = of("data.py", "tasks"), of("data.py", "load_world"), of("data.py", "make_rows")
+tasks, load_world, make_rows = of("world.py", "tasks"), of("world.py", "load_world"), of("world.py", "make_rows")
 Database, AirlineTools, CHANGES = (
     of("database.py", "Database"),
-    of("tools.py", "AirlineTools"),
-    of("tools.py", "CHANGES"),
+    of("airline_tools.py", "AirlineTools"),
+    of("airline_tools.py", "CHANGES"),
 )
-score, expect, agent = of("reward.py", "score"), of("reward.py", "expect"), of("agent.py", "agent")
+score, expect, agent = of("outcome.py", "score"), of("outcome.py", "expect"), of("agent.py", "agent")
 put_together = of("records.py", "main")
 
 

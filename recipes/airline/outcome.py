@@ -15,8 +15,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from airline_tools import CHANGES, AirlineTools
 from database import Database, Row, Rows
-from tools import CHANGES, AirlineTools
 
 from strop.agent.toolbox import Tools, find_tools
 from strop.errors import TaskError
