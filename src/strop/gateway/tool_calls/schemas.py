@@ -84,7 +84,7 @@ def split(schema: Any, root: Schema) -> list[Schema]:
 def _split(schema: Schema, root: Schema) -> list[Schema]:
     check_shape(schema)
     if "$ref" in schema:
-        raise BadSchema(f"$ref {schema['$ref']!r} leads nowhere, or back to itself")
+        raise BadSchema(f"$ref {schema['$ref']!r} leads nowhere, back to itself, or to too many others")
     if unheld := sorted(key for key in UNHELD if key in schema):
         raise BadSchema(f"in this model's form of a call no grammar holds to {', '.join(unheld)}")
     kinds = schema.get("type")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any, cast
 
 import msgspec
@@ -23,6 +25,10 @@ _PYTHON_TOKEN = re.compile(
 )
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _CONTROL = re.compile(r"[\x00-\x1f]")
+
+
+MOST_PARTS = 1000
+"""Schemas that one may choose from, each way to them counted: references to references double them."""
 
 
 class Unreadable(Exception):
@@ -156,14 +162,20 @@ def find_properties(tools: Tools, name: str) -> Schema:
     return {}
 
 
-def resolve(schema: Any, root: Schema, seen: frozenset[str] = frozenset()) -> Schema:
-    """A schema without a `$ref` at its top or in what it offers to choose from. What leads nowhere, or back to what was
-    `seen` on the way to it, stays as it is.
+def resolve(schema: Any, root: Schema) -> Schema:
+    """A schema without a `$ref` at its top or in what it offers to choose from. What leads nowhere, back to itself, or to
+    more than `MOST_PARTS` others stays as it is.
 
     >>> resolve({"$ref": "#/$defs/it"}, {"$defs": {"it": {"type": "string"}}})
     {'type': 'string'}
     """
+    return _resolve(schema, root, frozenset(), itertools.count())
+
+
+def _resolve(schema: Any, root: Schema, seen: frozenset[str], parts: Iterator[int]) -> Schema:
     found = cast(Schema, schema) if isinstance(schema, dict) else {}
+    if next(parts) > MOST_PARTS:
+        return found
     while isinstance(path := found.get("$ref"), str) and path.startswith("#") and path not in seen:
         seen |= {path}
         target: Any = root
@@ -173,7 +185,7 @@ def resolve(schema: Any, root: Schema, seen: frozenset[str] = frozenset()) -> Sc
             break
         found = cast(Schema, target) | {key: value for key, value in found.items() if key != "$ref"}
     if isinstance(options := found.get("anyOf"), list) and any("$ref" in str(one) for one in cast(list[Any], options)):
-        return found | {"anyOf": [resolve(one, root, seen) for one in cast(list[Any], options)]}
+        return found | {"anyOf": [_resolve(one, root, seen, parts) for one in cast(list[Any], options)]}
     return found
 
 
