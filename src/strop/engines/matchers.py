@@ -35,7 +35,7 @@ class Matchers:
         """The matcher that those of this grammar's answers are copies of; `take` makes one. Nobody cancels it."""
         found = self._compiled.get(grammar)
         if found is None or _is_spent(found):
-            self._compiled[grammar] = found = Future()
+            self._compiled[grammar] = found = Future[TokenMatcher]()
             found.set_running_or_notify_cancel()
             threading.Thread(target=self._compile, args=(grammar, found), name="grammar", daemon=True).start()
             if len(self._compiled) > KEPT:
