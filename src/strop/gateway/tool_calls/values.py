@@ -163,8 +163,8 @@ def find_properties(tools: Tools, name: str) -> Schema:
 
 
 def resolve(schema: Any, root: Schema) -> Schema:
-    """A schema without a `$ref` at its top or in what it offers to choose from. What leads nowhere, back to itself, or to
-    more than `MOST_PARTS` others stays as it is.
+    """A schema without a `$ref` at its top or in what it offers to choose from. What leads nowhere, back to itself, or
+    to more than `MOST_PARTS` others stays as it is.
 
     >>> resolve({"$ref": "#/$defs/it"}, {"$defs": {"it": {"type": "string"}}})
     {'type': 'string'}
