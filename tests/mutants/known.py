@@ -95,8 +95,8 @@ MUTANTS = (
     _one(
         "calls of strict tools may have any arguments",
         "gateway/prescribe.py",
-        'required or one["name"] in request.strict)',
-        "required)",
+        'one.get("parameters") or {}, one["name"] in request.strict)',
+        'one.get("parameters") or {}, False)',
         "tests/unit/gateway/test_prescribe.py",
     ),
     # -- stored data
