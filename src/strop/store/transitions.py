@@ -315,6 +315,11 @@ def requeue_failed(db: Db) -> list[str]:
 
 
 def commit_step(db: Db, step: Step, tokens: Mapping[str, TokenCounts]) -> None:
+    written = sorted({*step.rollouts, *step.dropped})  # rollouts before the store's own row, as every verb locks them
+    for first in range(0, len(written), MANY):
+        some = written[first : first + MANY]
+        marks = ", ".join("?" * len(some))
+        db.execute(f"SELECT id FROM rollouts WHERE id IN ({marks}) ORDER BY id{db.lock}", some).fetchall()
     db.execute("SELECT changes FROM strop" + db.lock).fetchone()  # one step at a time
     newest = newest_lineage(db)
     if step.lineage < newest:

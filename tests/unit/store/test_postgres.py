@@ -500,6 +500,7 @@ async def test_a_store_of_version_5_gets_the_indexes_of_a_new_one(open: Open, sq
     await store.enqueue(rollouts(1))
     new, place = read(), f"ON {name}.attempts (token) WHERE ended IS NULL"
     sql(f"DROP INDEX {name}.rollouts_queued; DROP INDEX {name}.attempts_token; CREATE INDEX attempts_token {place}")
+    sql(f"ALTER TABLE {name}.rollouts DROP COLUMN excluded, DROP COLUMN tokens")
     sql(f"UPDATE {name}.strop SET version = 5")
     assert read() != new
     store = await open()
