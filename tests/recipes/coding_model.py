@@ -46,7 +46,7 @@ def in_shell(command: str, is_claude: bool) -> str:
 
 
 def claude(right: str, wrong: str, name: str, *, repair: bool) -> list[str | Callable[[str], str]]:
-    file = f"/tmp/work/{name}.py"
+    file = f"/tmp/repair/{name}.py"
     edit = call("Edit", file_path=file, old_string=wrong, new_string=right)
     return [
         call("Read", file_path=file),

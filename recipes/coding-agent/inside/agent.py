@@ -47,7 +47,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="repair-", ignore_cleanup_errors=True) as place:
         # Inside a container /tmp is the rollout's own, and paths are in prompts: the same ones are shared.
         top = Path("/tmp") if os.environ.get("HOME") == "/tmp" else Path(place)
-        work, home = top / "work", top / "home"
+        work, home = top / "repair", top / "home"
         work.mkdir()
         home.mkdir()
         for name, text in task["files"].items():
