@@ -34,7 +34,7 @@ from strop.types import AnswerGrammar
 LONGEST = 100_000
 """Characters of a schema."""
 LARGEST_DIVISOR = 10_000
-"""Of `multipleOf`, without the zeros at its end: a grammar with it takes a tenth of a second to compile."""
+"""Of `multipleOf`, without the zeros at its end: what is compiled of it grows with that number."""
 SPACE = r"[ \n\t]{0,16}"
 """After a comma or a colon of a JSON text, and nowhere else: what the library calls flexible has no limit, and a model
 that has not learned yet would draw spaces to the end."""
