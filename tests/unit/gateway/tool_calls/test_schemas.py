@@ -117,3 +117,11 @@ def test_a_pattern_means_the_same_in_a_grammar(pattern: str, fits: str, misses: 
 def test_patterns_that_would_mean_something_else_are_refused(pattern: str) -> None:
     with pytest.raises(BadSchema, match="no grammar holds to the pattern"):
         holds(pattern, "a")
+
+
+def test_references_that_double_references_are_refused() -> None:
+    """Followed, they come to 2^40 schemas."""
+    steps = {f"s{i}": {"anyOf": [{"$ref": f"#/$defs/s{i + 1}"}, {"$ref": f"#/$defs/s{i + 1}"}]} for i in range(40)}
+    root = {"$defs": {**steps, "s40": {"type": "integer"}}}
+    with pytest.raises(BadSchema, match="too many others"):
+        split({"$ref": "#/$defs/s0"}, root)
